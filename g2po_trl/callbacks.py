@@ -1,0 +1,63 @@
+"""What a user watches: progress bars of a rollout, and one readable line an iteration."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+
+class IterationLine(TrainerCallback):
+    """Prints one line for each log of the trainer, in place of a dictionary of forty numbers."""
+
+    def __init__(self, steps_per_iteration: int):
+        self.steps_per_iteration = steps_per_iteration
+        self.started = time.perf_counter()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or not logs or "episode/success_rate" not in logs:
+            return
+        iteration = -(-state.global_step // self.steps_per_iteration)
+        total = -(-state.max_steps // self.steps_per_iteration)
+        phases = " ".join(f"{name} {logs[f'time/{name}']:.1f}" for name in ("rollout", "logps", "update"))
+        print_line(
+            f"iteration {iteration:>3}/{total} | success {_percent(logs['episode/success_rate'])} | "
+            f"reward {_number(logs['episode/reward'])} | turns {_number(logs['episode/turns'])} | "
+            f"valid {_percent(logs['episode/valid_action_ratio'])} | kl {logs.get('kl') or 0.0:.4f} | "
+            f"seconds: {phases} | elapsed {time.perf_counter() - self.started:.0f} s"
+        )
+
+
+class RolloutBar:
+    """A bar over the turns of a rollout that shows how many episodes are live. Silent when stderr is no terminal."""
+
+    def __init__(self, description: str, max_turns: int, num_episodes: int, enabled: bool):
+        hidden = not enabled or not sys.stderr.isatty()
+        self.bar = tqdm(total=max_turns, desc=description, unit="turn", leave=False, disable=hidden)
+        self.num_episodes = num_episodes
+
+    def __call__(self, turn: int, live: int) -> None:
+        self.bar.set_postfix_str(f"{live}/{self.num_episodes} episodes live")
+        self.bar.update(1)
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+def print_line(text: str) -> None:
+    """Print without tearing a progress bar."""
+    tqdm.write(text, file=sys.stdout)
+    sys.stdout.flush()
+
+
+def _percent(value: float | None) -> str:
+    return "  n/a" if value is None else f"{100 * value:4.1f}%"
+
+
+def _number(value: float | None) -> str:
+    return " n/a" if value is None else f"{value:5.2f}"

@@ -1,0 +1,139 @@
+"""`G2POConfig`: TRL's `GRPOConfig` with the fields of agent training, the paper's values as defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+# GRPO options without a meaning here: field -> (the only value that means "not used", why). Set otherwise, they are
+# refused: an option that is accepted and ignored costs its user a run.
+_REFUSED = {
+    "reward_weights": (None, "the reward comes from the environment's `step`; scale it there"),
+    "multi_objective_aggregation": ("sum_then_normalize", "an episode has one reward"),
+    "max_tool_calling_iterations": (None, "an episode's length is `max_turns`"),
+    "log_completions": (False, "`save_trajectories` writes every prompt and reply to output_dir/trajectories"),
+    "top_entropy_quantile": (1.0, "its threshold would depend on how the step batch is cut into micro-batches"),
+    "entropy_coef": (0.0, "the bonus would depend on how the step batch is cut into micro-batches"),
+    "use_adaptive_entropy": (False, "the bonus would depend on how the step batch is cut into micro-batches"),
+    "use_vllm": (False, "generation runs on transformers for now; remove the flag"),
+    "use_transformers_continuous_batching": (False, "generation uses `generate`; remove the flag"),
+    "use_transformers_paged": (False, "generation uses `generate`; remove the flag"),
+    "use_liger_kernel": (
+        False,
+        "TRL's fused LM head is used; load kernels with model_init_kwargs={'use_kernels': True}",
+    ),
+}
+_EPISODE_STATISTICS = ("trajectory", "step")
+
+
+@dataclass
+class G2POConfig(GRPOConfig):
+    """Arguments of [`G2POTrainer`].
+
+    Batch sizes count *trajectories*: `per_device_train_batch_size` x processes x `steps_per_generation` trajectories
+    are rolled out together (`num_generations` of each task, one group). Their step samples, however many, are spread
+    over the `steps_per_generation` slices, and each slice is cut into micro-batches of at most
+    `max_tokens_per_micro_batch` tokens. With `gradient_accumulation_steps=1` an iteration makes
+    `steps_per_generation` optimizer steps.
+
+    Args:
+        gamma: discount of the return gamma^(T-j+1) R.
+        step_advantage_weight: w in A = A_EP + w (A_NC + A_EC); 0 is GRPO on whole episodes.
+        invalid_action_penalty: taken off for each reply without the required format.
+        episode_statistics: `"trajectory"` (the paper's equations) or `"step"` (the released code: long episodes
+            weigh more).
+        max_turns: replies an episode may take; then it is `truncated`.
+        history_length: past observations and actions shown in a prompt.
+        max_prompt_length: tokens of a prompt; longer ones lose their oldest history first, then the middle of the
+            observation. `None`: no limit.
+        eval_temperature: sampling temperature of evaluation; 0 is greedy.
+        eval_seed: evaluation draws its samples from this seed, so that two evaluations compare.
+        max_tokens_per_micro_batch: padded tokens (prompt and reply) in one forward pass.
+        generation_batch_tokens: padded prompt tokens in one generate call.
+        num_environment_workers: processes for environments, per rank. `None`: the cores there are.
+        environment_reset_timeout, environment_step_timeout: seconds before a hanging environment is given up.
+        max_error_rate: the run stops when a larger share of a rollout's trajectories ends in environment errors.
+        save_trajectories: write every trajectory to output_dir/trajectories.
+    """
+
+    beta: float = field(default=0.01, metadata={"help": "KL coefficient against the reference model."})
+    logging_steps: float | None = field(
+        default=None, metadata={"help": "Optimizer steps between two log lines. None: one line an iteration."}
+    )
+    gamma: float = field(default=0.95, metadata={"help": "Discount of returns."})
+    step_advantage_weight: float = field(default=1.0, metadata={"help": "w in A = A_EP + w (A_NC + A_EC)."})
+    invalid_action_penalty: float = field(default=0.1, metadata={"help": "Taken off for each malformed reply."})
+    episode_statistics: str = field(
+        default="trajectory", metadata={"help": "'trajectory' (paper) or 'step' (released code)."}
+    )
+    max_turns: int = field(default=50, metadata={"help": "Replies an episode may take."})
+    history_length: int = field(default=2, metadata={"help": "Past observations and actions in a prompt."})
+    max_prompt_length: int | None = field(default=2048, metadata={"help": "Tokens of a prompt."})
+    eval_temperature: float = field(default=0.4, metadata={"help": "Sampling temperature of evaluation."})
+    eval_seed: int = field(default=0, metadata={"help": "Seed of evaluation's samples."})
+    max_tokens_per_micro_batch: int = field(default=16384, metadata={"help": "Padded tokens in a forward pass."})
+    generation_batch_tokens: int = field(default=65536, metadata={"help": "Padded prompt tokens in a generate call."})
+    num_environment_workers: int | None = field(default=None, metadata={"help": "Environment processes per rank."})
+    environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
+    environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
+    max_error_rate: float = field(default=0.5, metadata={"help": "Share of failed trajectories that stops the run."})
+    save_trajectories: bool = field(default=True, metadata={"help": "Write trajectories to output_dir."})
+
+    def __post_init__(self):
+        for name, (unused, reason) in _REFUSED.items():
+            if getattr(self, name) != unused:
+                raise ValueError(f"{name}={getattr(self, name)!r} has no effect in G2PO: {reason}.")
+        if self.num_generations is None or self.num_generations < 2:
+            raise ValueError(
+                f"num_generations is {self.num_generations}: a group needs at least 2 trajectories of one task to "
+                "compare. Set it to 2 or more (the paper uses 8)."
+            )
+        _require(0 < self.gamma <= 1, "gamma", self.gamma, "set it above 0 and at most 1 (the paper uses 0.95)")
+        _require(self.step_advantage_weight >= 0, "step_advantage_weight", self.step_advantage_weight, "set it >= 0")
+        _require(
+            self.invalid_action_penalty >= 0, "invalid_action_penalty", self.invalid_action_penalty, "set it >= 0"
+        )
+        _require(
+            self.episode_statistics in _EPISODE_STATISTICS,
+            "episode_statistics",
+            self.episode_statistics,
+            f"choose one of {', '.join(_EPISODE_STATISTICS)}",
+        )
+        _require(self.max_turns >= 1, "max_turns", self.max_turns, "an episode needs at least 1 turn")
+        _require(self.history_length >= 0, "history_length", self.history_length, "set it to 0 or more")
+        _require(
+            self.max_prompt_length is None or self.max_prompt_length >= 1,
+            "max_prompt_length",
+            self.max_prompt_length,
+            "set it to 1 or more, or to None for no limit",
+        )
+        _require(self.eval_temperature >= 0, "eval_temperature", self.eval_temperature, "set it to 0 (greedy) or more")
+        _require(0 <= self.max_error_rate <= 1, "max_error_rate", self.max_error_rate, "set it between 0 and 1")
+        for name in ("max_completion_length", "max_tokens_per_micro_batch", "generation_batch_tokens"):
+            _require((getattr(self, name) or 0) >= 1, name, getattr(self, name), "set it to 1 or more")
+        # TRL wants whole groups in an evaluation batch; ours plays each panel row on its own.
+        self.num_generations_eval = self.num_generations_eval or 1
+        logging_steps, self.logging_steps = self.logging_steps, self.logging_steps or 1
+        super().__post_init__()
+        if self.scale_rewards not in ("group", "none"):
+            raise ValueError(
+                f"scale_rewards is {self.scale_rewards!r}: groups never mix in G2PO. Set it to 'group' (divide "
+                "advantages by their standard deviation) or 'none'."
+            )
+        if logging_steps is None:
+            self.logging_steps = self.optimizer_steps_per_iteration
+
+    @property
+    def optimizer_steps_per_iteration(self) -> int:
+        """Optimizer steps between two rollouts."""
+        return max(1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps)
+
+    @property
+    def scale_by_std(self) -> bool:
+        return self.scale_rewards == "group"
+
+
+def _require(condition: bool, name: str, value, remedy: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} is {value!r}: {remedy}.")

@@ -1,0 +1,70 @@
+"""What a set of finished episodes amounts to: success by task type, turns, valid replies; as numbers and as a table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from .trajectory import Trajectory
+
+
+def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | None] | None = None) -> dict[str, Any]:
+    """Statistics of one evaluation or rollout.
+
+    Args:
+        task_types: the kind of task of each trajectory, for success by kind; `None` where there is none.
+
+    Returns:
+        `success_rate`, `reward`, `turns` (of the episodes that did not end in an error), `turns_to_success`,
+        `valid_action_ratio`, `truncated_rate`, `error_rate`, `episodes`, and `success_rate_by_type`. Rates are
+        fractions; a number without any episode behind it is `nan`.
+    """
+    finished = [t for t in trajectories if t.outcome != "error"]
+    by_type = defaultdict(list)
+    for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
+        if kind is not None and trajectory.outcome != "error":
+            by_type[kind].append(trajectory.success)
+    return {
+        "success_rate": _mean([t.success for t in finished]),
+        "reward": _mean([t.reward for t in finished]),
+        "turns": _mean([len(t.steps) for t in finished]),
+        "turns_to_success": _mean([len(t.steps) for t in finished if t.success]),
+        "valid_action_ratio": _mean([step.valid for t in finished for step in t.steps]),
+        "truncated_rate": _mean([t.outcome == "truncated" for t in finished]),
+        "error_rate": _mean([t.outcome == "error" for t in trajectories]),
+        "episodes": len(trajectories),
+        "success_rate_by_type": {kind: _mean(successes) for kind, successes in sorted(by_type.items())},
+        "episodes_by_type": {kind: len(successes) for kind, successes in sorted(by_type.items())},
+    }
+
+
+def format_table(columns: dict[str, dict[str, Any]]) -> str:
+    """Summaries side by side, e.g. `{"before": …, "after": …}`, as a text table with a last column of differences."""
+    names = list(columns)
+    summaries = list(columns.values())
+    kinds = sorted({kind for summary in summaries for kind in summary["success_rate_by_type"]})
+    rows = [
+        (f"success: {kind}", [summary["success_rate_by_type"].get(kind, float("nan")) for summary in summaries], 100)
+        for kind in kinds
+    ]
+    rows += [
+        ("success: all", [s["success_rate"] for s in summaries], 100),
+        ("reward", [s["reward"] for s in summaries], 1),
+        ("mean turns", [s["turns"] for s in summaries], 1),
+        ("valid replies", [s["valid_action_ratio"] for s in summaries], 100),
+        ("episodes", [s["episodes"] for s in summaries], 0),
+    ]
+    width = max(len(label) for label, _, _ in rows)
+    header = " " * width + "".join(f"{name:>10}" for name in names) + (f"{'change':>10}" if len(names) == 2 else "")
+    lines = [header, "-" * len(header)]
+    for label, values, scale in rows:
+        cells = [f"{value:10d}" if scale == 0 else f"{value * scale:10.1f}" for value in values]
+        if len(names) == 2 and scale:
+            cells.append(f"{(values[1] - values[0]) * scale:+10.1f}")
+        lines.append(f"{label:<{width}}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values) / len(values)) if values else float("nan")

@@ -1,0 +1,501 @@
+"""`G2POTrainer`: TRL's `GRPOTrainer` with a multi-turn rollout and graph advantages.
+
+Four things differ from GRPO:
+1. a sample's "generation" is an episode in an environment, many replies long;
+2. every step of it (one prompt, one reply) is a row of its own, so a rollout gives any number of rows;
+3. a row's advantage comes from the state graph of its group, not from the reward alone;
+4. rows are cut into micro-batches by tokens inside one training step.
+The loss is TRL's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from accelerate.utils import DistributedType, gather_object
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
+
+from .advantages import edge_advantage, episode_advantage, g2po, node_advantage
+from .batch import StepBatch, loss_scale, plan_micro_batches
+from .callbacks import IterationLine, RolloutBar
+from .config import G2POConfig
+from .environment import TextEnvironment
+from .environment_check import check_task_columns
+from .environment_pool import EnvironmentPool
+from .evaluation import summarize
+from .generation import TransformersEngine
+from .graph import StateGraph, record
+from .prompting import DEFAULT_PROMPT, PromptTemplate
+from .rollout import ChatEncoder, RolloutStats, run_episodes
+from .trajectory import Trajectory, write_jsonl
+
+
+def _environment_reward(**kwargs):
+    """Satisfies `GRPOTrainer.__init__`, which wants a reward function; rewards come from the environment."""
+    raise RuntimeError("rewards come from the environment; this function is never called")
+
+
+class G2POTrainer(GRPOTrainer):
+    """Trains a language model as an agent by Group-Graph Policy Optimization.
+
+    Args:
+        model: a model id or path, or a model. With `beta` above 0 and no adapter, the reference model is loaded from
+            where it came from.
+        args: the configuration.
+        train_dataset: one row a task; its columns are the keyword arguments of the environment's `reset`. A column
+            `task_id` names the task in trajectories; `task_type` groups success rates.
+        eval_dataset: the fixed panel, played once each (`num_generations_eval` times) by `evaluate`.
+        environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`. It is called in
+            worker processes, so it must be picklable.
+        prompt_template: the words around an observation, and the reply's parser.
+        advantage_fn: `StateGraph -> array(num_steps)`, in place of `g2po`.
+        processing_class: the tokenizer, with a chat template.
+        callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
+
+    Raises:
+        ValueError: a dataset without the columns `reset` needs, a tokenizer without a chat template, an output folder
+            that cannot be written, an environment that breaks its contract on the first task.
+    """
+
+    _tag_names: ClassVar[list[str]] = ["trl", "g2po"]
+    _name = "G2PO"
+
+    def __init__(
+        self,
+        model,
+        args: G2POConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        environment_factory: Callable[[], TextEnvironment] | None = None,
+        prompt_template: PromptTemplate = DEFAULT_PROMPT,
+        advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        **kwargs,
+    ):
+        args = args or G2POConfig("g2po-output")
+        if not isinstance(args, G2POConfig):
+            raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
+        for name in ("reward_funcs", "reward_processing_classes", "tools", "rollout_func"):
+            if name in kwargs:
+                raise TypeError(f"{name} has no meaning in G2POTrainer: the environment plays and pays. Remove it.")
+        if environment_factory is None:
+            raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
+        _check_datasets(environment_factory, train_dataset, eval_dataset)
+        _check_writable(Path(args.output_dir))
+
+        super().__init__(
+            model=model,
+            reward_funcs=_environment_reward,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            **kwargs,
+        )
+        if getattr(self.processing_class, "chat_template", None) is None:
+            raise ValueError(
+                f"the tokenizer of {self.model.config._name_or_path or 'the model'} has no chat template: use an "
+                "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class`"
+            )
+        if self.aux_loss_enabled:
+            raise ValueError(
+                f"router_aux_loss_coef is {self.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts models "
+                "would depend on how the step batch is cut. Set router_aux_loss_coef=0."
+            )
+        loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
+        self.advantage_fn = advantage_fn or self._g2po
+        self.prompt_template = prompt_template
+        self.encode = ChatEncoder(self.processing_class, args.chat_template_kwargs)
+        self.engine = TransformersEngine(self)
+        self.pool = EnvironmentPool(
+            environment_factory,
+            num_workers=args.num_environment_workers,
+            reset_timeout=args.environment_reset_timeout,
+            step_timeout=args.environment_step_timeout,
+        )
+        self.pool.check(dict(train_dataset[0]))
+        self._slices: list[list[dict[str, Any]]] = []
+        self._update_time = 0.0
+        self.remove_callback(ProgressCallback)
+        self.remove_callback(PrinterCallback)
+        if not args.disable_tqdm:
+            self.add_callback(IterationLine(args.optimizer_steps_per_iteration))
+
+    # -- rollout ---------------------------------------------------------------------------------------------------
+
+    def play(
+        self,
+        tasks: Sequence[dict[str, Any]],
+        temperature: float | None = None,
+        groups: Sequence[int] | None = None,
+        description: str = "rollout",
+    ) -> tuple[list[Trajectory], RolloutStats]:
+        """Play one episode of each task with the current policy, on this rank.
+
+        Args:
+            tasks: dataset rows. temperature: `None` is the training temperature.
+        """
+        temperature = self.args.temperature if temperature is None else temperature
+        bar = RolloutBar(description, self.args.max_turns, len(tasks), self.accelerator.is_main_process)
+        try:
+            return run_episodes(
+                self.pool,
+                lambda prompts: self.engine.generate(prompts, temperature),
+                self.encode,
+                self.prompt_template,
+                tasks,
+                [task_id_of(task) for task in tasks],
+                list(range(len(tasks))) if groups is None else groups,
+                self.args.max_turns,
+                self.args.history_length,
+                self.args.max_prompt_length,
+                any_live=self._any_rank if self.engine.is_collective else bool,
+                on_turn=bar,
+            )
+        finally:
+            bar.close()
+
+    def _any_rank(self, flag: bool) -> bool:
+        return bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.accelerator.device)).item())
+
+    def _g2po(self, graph: StateGraph) -> np.ndarray:
+        args = self.args
+        return g2po(
+            graph,
+            step_weight=args.step_advantage_weight,
+            scale_by_std=args.scale_by_std,
+            invalid_action_penalty=args.invalid_action_penalty,
+            episode_statistics=args.episode_statistics,
+        )
+
+    def _roll_out(self, rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        """Rollout -> graph -> advantages -> step batch: the micro-batches of each of the iteration's slices."""
+        num_generations, rank = self.args.num_generations, self.accelerator.process_index
+        first = rank * len(rows)  # a group is `num_generations` rows in a row, counted over all ranks
+        groups = [(first + i) // num_generations for i in range(len(rows))]
+        trajectories, stats = self.play(rows, groups=groups)
+
+        started = time.perf_counter()
+        records = gather_object([record(trajectory) for trajectory in trajectories])
+        self._check_errors(trajectories, records)
+        graph = StateGraph.from_records(_groups_of(records, num_generations), gamma=self.args.gamma)
+        advantages = np.asarray(self.advantage_fn(graph), dtype=np.float64)
+        steps_before = sum(len(r.keys) for r in records[:first])
+        num_steps = sum(len(t.steps) for t in trajectories)
+        _check_advantages(advantages, sum(len(r.keys) for r in records))
+        advantage_time = time.perf_counter() - started
+
+        ends = set(self.eos_token_ids) if self.args.mask_truncated_completions else set()
+        batch = StepBatch.from_trajectories(trajectories, advantages[steps_before : steps_before + num_steps], ends)
+        slices = self._micro_batches(batch)
+        started = time.perf_counter()
+        self._add_logps([micro_batch for part in slices for micro_batch in part])
+        self._log_rollout(trajectories, stats, graph, batch, advantage_time, time.perf_counter() - started)
+        return slices
+
+    def _micro_batches(self, batch: StepBatch) -> list[list[dict[str, Any]]]:
+        args = self.args
+        num_slices, num_ranks = args.steps_per_generation, self.accelerator.num_processes
+        rng = np.random.default_rng([args.seed, self._step, self.accelerator.process_index])
+        slices = batch.slices(num_slices, rng)
+        ranks = gather_object([(len(batch), batch.num_tokens, [batch.lengths(rows) for rows in slices])])
+        total_rows, total_tokens = sum(r[0] for r in ranks), sum(r[1] for r in ranks)
+        num_items = torch.tensor(total_tokens)
+        result = []
+        for index, rows in enumerate(slices):
+            part = []
+            for start, stop in plan_micro_batches(
+                [lengths[index] for _, _, lengths in ranks], args.max_tokens_per_micro_batch
+            ):
+                micro_batch = batch.collate(
+                    rows[start:stop], stop - start, self.processing_class.pad_token_id, args.pad_to_multiple_of
+                )
+                micro_batch["num_items_in_batch"] = num_items
+                micro_batch["loss_scale"] = loss_scale(
+                    args.loss_type, micro_batch, total_rows, total_tokens, num_ranks, num_slices
+                )
+                part.append(micro_batch)
+            result.append(part)
+        return result
+
+    def _add_logps(self, micro_batches: list[dict[str, Any]]) -> None:
+        """Log-probabilities under the policy that acted, if it will have moved on, and under the reference."""
+        moves_on = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) != 0
+        unwrapped = self.accelerator.unwrap_model(self.model)
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            for micro_batch in micro_batches:
+                if moves_on:
+                    micro_batch["old_per_token_logps"] = self._logps(self.model, micro_batch)
+                if self.beta != 0.0 and self.ref_model is not None:
+                    micro_batch["ref_per_token_logps"] = self._logps(self.ref_model, micro_batch)
+                elif self.beta != 0.0:  # the adapter switched off, or its copy from before training
+                    with use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None):
+                        micro_batch["ref_per_token_logps"] = self._logps(self.model, micro_batch)
+
+    def _logps(self, model, micro_batch: dict[str, Any]) -> torch.Tensor:
+        """Log-probabilities of the reply tokens, (rows, C)."""
+        batch = super(GRPOTrainer, self)._prepare_inputs(micro_batch)  # to the device
+        return self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+            batch["completion_ids"].size(1),
+        )[0]
+
+    def _check_errors(self, trajectories: list[Trajectory], records) -> None:
+        rate = sum(r.outcome == "error" for r in records) / len(records)
+        if rate > self.args.max_error_rate:
+            reasons = gather_object([t.error for t in trajectories if t.outcome == "error"][:1])
+            raise RuntimeError(
+                f"{rate:.0%} of the trajectories ended in an environment error, more than max_error_rate="
+                f"{self.args.max_error_rate:.0%}. Mend the environment (or raise max_error_rate). The first:\n{reasons[0]}"
+            )
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, inputs):
+        """Micro-batches go to the device; there is nothing else left to prepare."""
+        if not isinstance(inputs, dict):
+            raise TypeError("dataset rows cannot be prepared one batch at a time: use `evaluate` or `play`")
+        return super(GRPOTrainer, self)._prepare_inputs(inputs)
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
+        """One slice of the rollout: forward and backward of its micro-batches. Rolls out first when it is time."""
+        slices_per_rollout = self.args.steps_per_generation
+        if self._step % (slices_per_rollout * self.num_iterations) == 0 or not self._slices:
+            self._slices = self._roll_out(inputs)
+        micro_batches = self._slices[self._step % slices_per_rollout]
+
+        started = time.perf_counter()
+        metrics = self._metrics["train"]
+        marks = {name: len(values) for name, values in metrics.items()}
+        loss = torch.zeros((), device=self.accelerator.device)
+        for index, micro_batch in enumerate(micro_batches):
+            # Only the last backward pass has gradients exchanged. DeepSpeed counts passes itself.
+            last = index == len(micro_batches) - 1
+            deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+            with nullcontext() if last or deepspeed else self.accelerator.no_sync(model):
+                loss += super(GRPOTrainer, self).training_step(model, micro_batch, num_items_in_batch)
+        _merge_micro_batch_metrics(metrics, marks, [int(m["completion_mask"].sum()) for m in micro_batches])
+
+        self._step += 1
+        self._update_time += time.perf_counter() - started
+        if self._step % (slices_per_rollout * self.num_iterations) == 0:
+            metrics["time/update"].append(self._update_time)
+            metrics["update/micro_batches"].append(sum(map(len, self._slices)))
+            self._update_time = 0.0
+        return loss
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return loss * inputs["loss_scale"]
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Play the panel at `eval_temperature`, every row `num_generations_eval` times, from `eval_seed`.
+
+        Returns:
+            `eval_success_rate`, `eval_success_rate/<task_type>`, `eval_reward`, `eval_turns`, …; also appended to
+            output_dir/evaluations.jsonl, the trajectories written beside it.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        if isinstance(dataset, dict):
+            return {
+                key: value
+                for name, part in dataset.items()
+                for key, value in self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}").items()
+            }
+        if dataset is None or len(dataset) == 0:
+            raise ValueError("eval_dataset is empty: pass the panel of tasks to evaluate on")
+        started = time.perf_counter()
+        trajectories, rows = self._play_panel([dict(row) for row in dataset for _ in range(self.num_generations_eval)])
+        summary = summarize(trajectories, [row.get("task_type") for row in rows])
+        if self.accelerator.is_main_process:
+            self._write_evaluation(metric_key_prefix, summary, trajectories, rows)
+        by_type = summary.pop("success_rate_by_type")
+        summary.pop("episodes_by_type")
+        metrics = {f"{metric_key_prefix}_{name}": float(value) for name, value in summary.items()}
+        metrics |= {f"{metric_key_prefix}_success_rate/{kind}": value for kind, value in by_type.items()}
+        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _play_panel(self, rows: list[dict[str, Any]]) -> tuple[list[Trajectory], list[dict[str, Any]]]:
+        """All ranks' episodes of the panel, `per_device_eval_batch_size` at a time on each."""
+        rank, num_ranks, size = (
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self.args.per_device_eval_batch_size,
+        )
+        local = rows[rank::num_ranks]
+        chunks = math.ceil(math.ceil(len(rows) / num_ranks) / size)  # as many on every rank
+        played: list[Trajectory] = []
+        training = self.model.training
+        self.model.eval()
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.args.eval_seed + rank)
+            for chunk in range(chunks):
+                tasks = local[chunk * size : (chunk + 1) * size]
+                played += self.play(tasks, self.args.eval_temperature, description="evaluation")[0]
+        self.model.train(training)
+        pairs = gather_object(list(zip(played, local)))
+        return [trajectory for trajectory, _ in pairs], [row for _, row in pairs]
+
+    def _write_evaluation(self, prefix: str, summary: dict, trajectories: list[Trajectory], rows: list[dict]) -> None:
+        output_dir, step = Path(self.args.output_dir), self.state.global_step
+        panel = hashlib.blake2b("\n".join(map(task_id_of, rows)).encode(), digest_size=8).hexdigest()
+        entry = {"name": prefix, "step": step, "panel": panel, "temperature": self.args.eval_temperature, **summary}
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with (output_dir / "evaluations.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        if self.args.save_trajectories:
+            write_jsonl(output_dir / "trajectories" / f"{prefix}-{step:06d}.jsonl", trajectories)
+
+    # -- metrics ---------------------------------------------------------------------------------------------------
+
+    def _log_rollout(
+        self,
+        trajectories: list[Trajectory],
+        stats: RolloutStats,
+        graph: StateGraph,
+        batch: StepBatch,
+        advantage_time: float,
+        logps_time: float,
+    ) -> None:
+        everyone = gather_object([_without_token_ids(trajectory) for trajectory in trajectories])
+        summary = summarize(everyone)
+        args = self.args
+        parts = {
+            "episode": episode_advantage(
+                graph, args.scale_by_std, args.invalid_action_penalty, args.episode_statistics
+            ),
+            "node": node_advantage(graph, args.scale_by_std),
+            "edge": edge_advantage(graph, args.scale_by_std),
+        }
+        values = {
+            **{f"episode/{name}": value for name, value in summary.items() if not isinstance(value, dict)},
+            **{f"graph/{name}": value for name, value in graph.statistics().items()},
+            **{f"advantage/{name}_abs_mean": float(np.abs(a).mean()) if len(a) else 0.0 for name, a in parts.items()},
+            "time/rollout": stats.total_time,
+            "time/environment": stats.environment_time,
+            "time/generation": stats.generation_time,
+            "time/advantage": advantage_time,
+            "time/logps": logps_time,
+            "rollout/active_fraction": stats.active_fraction(len(trajectories)),
+            "rollout/truncated_prompts": stats.truncated_prompts,
+            "rollout/mean_prompt_tokens": stats.prompt_tokens / max(1, stats.live_steps),
+            "rollout/mean_reply_tokens": stats.generated_tokens / max(1, stats.live_steps),
+            "update/step_samples": len(batch),
+        }
+        for name, value in values.items():
+            self._metrics["train"][name].append(float(value))
+        self.state.num_input_tokens_seen += stats.prompt_tokens + stats.generated_tokens
+        if args.save_trajectories:
+            suffix = f"-rank{self.accelerator.process_index}" if self.accelerator.num_processes > 1 else ""
+            iteration = self._step // (args.steps_per_generation * self.num_iterations) + 1
+            write_jsonl(Path(args.output_dir) / "trajectories" / f"train-{iteration:06d}{suffix}.jsonl", trajectories)
+
+    def close(self) -> None:
+        """End the environment workers. Called by itself when the trainer goes; may be called before."""
+        self.pool.close()
+
+
+def task_id_of(task: dict[str, Any]) -> str:
+    """The row's `task_id`, or a hash of its content."""
+    if "task_id" in task:
+        return str(task["task_id"])
+    content = json.dumps(task, sort_keys=True, default=str)
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def _groups_of(records: Sequence, num_generations: int) -> list[Sequence]:
+    groups = [records[i : i + num_generations] for i in range(0, len(records), num_generations)]
+    for group in groups:
+        if len({r.task_id for r in group}) != 1:
+            raise RuntimeError(
+                f"a group holds the tasks {sorted({r.task_id for r in group})}: the rows of a batch did not arrive as "
+                f"num_generations={num_generations} copies of one task. Does the dataset repeat a row?"
+            )
+    return groups
+
+
+def _check_advantages(advantages: np.ndarray, num_steps: int) -> None:
+    if advantages.shape != (num_steps,):
+        raise ValueError(
+            f"advantage_fn returned shape {advantages.shape}; it must return one number a step: ({num_steps},)"
+        )
+    if not np.isfinite(advantages).all():
+        raise ValueError(f"advantage_fn returned {int((~np.isfinite(advantages)).sum())} values that are not finite")
+
+
+def _check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
+    if not isinstance(train_dataset, Dataset) or len(train_dataset) == 0:
+        if isinstance(train_dataset, IterableDataset):
+            raise ValueError("train_dataset is an IterableDataset: tasks are repeated in groups, pass a Dataset")
+        raise ValueError(f"train_dataset is {train_dataset!r}: pass a Dataset with one row a task")
+    panels = eval_dataset if isinstance(eval_dataset, dict) else {"eval": eval_dataset}
+    for name, dataset in {"train": train_dataset, **panels}.items():
+        if dataset is None:
+            continue
+        try:
+            check_task_columns(environment_factory, dataset.column_names)
+        except ValueError as error:
+            raise ValueError(f"{name} dataset: {error}") from error
+
+
+def _check_writable(output_dir: Path) -> None:
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        probe = output_dir / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
+        ) from error
+
+
+def _without_token_ids(trajectory: Trajectory) -> Trajectory:
+    """What statistics need, small enough to gather."""
+    light = Trajectory(trajectory.task_id, [], trajectory.reward, trajectory.outcome)
+    light.steps = [type(step)(observation="", action="", valid=step.valid) for step in trajectory.steps]
+    return light
+
+
+def _merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> None:
+    """One value a slice for what the loss logged once a micro-batch, so that metrics do not depend on the cut either.
+
+    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning.
+    """
+    for name, values in metrics.items():
+        new = values[marks.get(name, 0) :]
+        if len(new) != len(tokens):
+            continue
+        pairs = [(value, weight) for value, weight in zip(new, tokens) if not math.isnan(value)]
+        if not pairs:
+            merged = float("nan")
+        elif name.endswith("_min"):
+            merged = min(value for value, _ in pairs)
+        elif name.endswith("_max"):
+            merged = max(value for value, _ in pairs)
+        else:
+            merged = sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
+        values[marks.get(name, 0) :] = [merged]

@@ -1,0 +1,128 @@
+"""Train an agent on ALFWorld by G2PO.
+
+    accelerate launch recipes/train_alfworld.py                                            # tiny model, generated games, CPU
+    accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_alfworld.py \
+        --config recipes/alfworld/qwen2.5-1.5b.yaml --games $ALFWORLD_DATA/json_2.1.1/train \
+        --eval_games $ALFWORLD_DATA/json_2.1.1/valid_seen                                  # the paper's run
+
+Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+
+import json
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from datasets import Dataset
+from trl import ModelConfig, TrlParser, get_kbit_device_map, get_peft_config, get_quantization_config
+
+from g2po_envs.alfworld import (
+    ALFWORLD_COMPACT_PROMPT,
+    ALFWORLD_PROMPT,
+    AlfworldEnvironment,
+    Manifest,
+    generate_games,
+)
+from g2po_envs.alfworld.tiny import tiny_model_path
+from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl.evaluation import format_table
+
+DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
+PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
+
+
+@dataclass
+class ScriptArguments:
+    games: str | None = field(default=None, metadata={"help": "Folder of training games. None: generate them."})
+    eval_games: str | None = field(default=None, metadata={"help": "Folder of held-out games. None: generate them."})
+    game_size: str = field(default="tiny", metadata={"help": "Size of generated games."})
+    num_games: int = field(default=240, metadata={"help": "Training games to generate."})
+    num_eval_games: int = field(default=96, metadata={"help": "Held-out games to generate."})
+    game_seed: int = field(default=0, metadata={"help": "Seed of generated games."})
+    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Where generated games are kept."})
+    prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
+    hidden_actions: list[str] = field(
+        default_factory=lambda: ["help"], metadata={"help": "First words of actions left out of the list."}
+    )
+
+
+def load_games(directory: str | None, split: str, number: int, script_args: ScriptArguments) -> Manifest:
+    """The games in `directory`, or generated ones."""
+    if directory is None:
+        root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
+        directory = root / f"{split}-{number}"
+        generate_games(directory, split, number, seed=script_args.game_seed, size=script_args.game_size)
+    manifest = Manifest.scan(directory)
+    print(f"{split}: {len(manifest.rows())} games, manifest {manifest.hash}")
+    return manifest
+
+
+def main() -> None:
+    if "--config" not in sys.argv:
+        sys.argv += ["--config", str(DEFAULT_CONFIG)]
+    script_args, args, model_args = TrlParser((ScriptArguments, G2POConfig, ModelConfig)).parse_args_and_config()
+    if script_args.prompt not in PROMPTS:
+        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
+
+    # data
+    with args.main_process_first(desc="games"):
+        train = load_games(script_args.games, "train", script_args.num_games, script_args)
+        held_out = load_games(script_args.eval_games, "held-out", script_args.num_eval_games, script_args)
+
+    # model
+    args.model_init_kwargs = {
+        "dtype": model_args.dtype,
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        **(args.model_init_kwargs or {}),
+    }
+    if (quantization_config := get_quantization_config(model_args)) is not None:
+        args.model_init_kwargs |= {"device_map": get_kbit_device_map(), "quantization_config": quantization_config}
+
+    trainer = G2POTrainer(
+        model=model_args.model_name_or_path or str(tiny_model_path()),
+        args=args,
+        train_dataset=Dataset.from_list(train.rows()),
+        eval_dataset=Dataset.from_list(held_out.rows()),
+        environment_factory=partial(
+            AlfworldEnvironment, train.merged(held_out), hidden_actions=tuple(script_args.hidden_actions)
+        ),
+        prompt_template=PROMPTS[script_args.prompt],
+        peft_config=get_peft_config(model_args),
+    )
+    if trainer.accelerator.is_main_process:
+        run = {
+            "script": asdict(script_args),
+            "trainer": args.to_dict(),
+            "model": asdict(model_args),
+            "train_manifest": train.hash,
+            "eval_manifest": held_out.hash,
+        }
+        Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2, default=str))
+
+    # evaluate, train, evaluate
+    trainer.evaluate()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.evaluate()
+
+    # save
+    trainer.save_model(args.output_dir)
+    trainer.save_state()
+    trainer.create_model_card(dataset_name="ALFWorld")
+    if trainer.accelerator.is_main_process:
+        evaluations = [json.loads(line) for line in Path(args.output_dir, "evaluations.jsonl").open()]
+        print(f"\nHeld-out games, {evaluations[-1]['episodes']} episodes at temperature {args.eval_temperature}:\n")
+        print(format_table({"before": evaluations[0], "after": evaluations[-1]}))
+        print(f"\nModel, trajectories and metrics are in {args.output_dir}")
+    if args.push_to_hub:
+        trainer.push_to_hub(dataset_name="ALFWorld")
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main()
