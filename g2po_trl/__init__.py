@@ -1,0 +1,78 @@
+"""G2PO for language-model agents, on top of TRL. `from g2po_trl import …` gives the whole public API.
+
+Names are looked up on first use, so that the graph and the advantages load without torch and TRL.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .advantages import edge_advantage, episode_advantage, g2po, gigpo, grpo, node_advantage, rloo
+    from .config import G2POConfig
+    from .environment import Observation, StepResult, TextEnvironment
+    from .environment_check import check_environment
+    from .environment_pool import EnvironmentPool
+    from .graph import StateGraph, TrajectoryRecord
+    from .prompting import PromptTemplate
+    from .trainer import G2POTrainer
+    from .trajectory import Step, Trajectory, read_jsonl, write_jsonl
+
+_MODULE_OF = {
+    "Step": "trajectory",
+    "Trajectory": "trajectory",
+    "read_jsonl": "trajectory",
+    "write_jsonl": "trajectory",
+    "StateGraph": "graph",
+    "TrajectoryRecord": "graph",
+    "episode_advantage": "advantages",
+    "node_advantage": "advantages",
+    "edge_advantage": "advantages",
+    "g2po": "advantages",
+    "gigpo": "advantages",
+    "grpo": "advantages",
+    "rloo": "advantages",
+    "TextEnvironment": "environment",
+    "Observation": "environment",
+    "StepResult": "environment",
+    "check_environment": "environment_check",
+    "EnvironmentPool": "environment_pool",
+    "PromptTemplate": "prompting",
+    "G2POConfig": "config",
+    "G2POTrainer": "trainer",
+}
+
+__all__ = [
+    "EnvironmentPool",
+    "G2POConfig",
+    "G2POTrainer",
+    "Observation",
+    "PromptTemplate",
+    "StateGraph",
+    "Step",
+    "StepResult",
+    "TextEnvironment",
+    "Trajectory",
+    "TrajectoryRecord",
+    "check_environment",
+    "edge_advantage",
+    "episode_advantage",
+    "g2po",
+    "gigpo",
+    "grpo",
+    "node_advantage",
+    "read_jsonl",
+    "rloo",
+    "write_jsonl",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
