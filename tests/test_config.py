@@ -1,0 +1,67 @@
+import pytest
+
+from g2po_trl.config import _REFUSED, G2POConfig
+
+CPU = {"bf16": False, "use_cpu": True, "report_to": "none"}
+
+
+def make(tmp_path, **kwargs):
+    return G2POConfig(str(tmp_path), **{**CPU, "per_device_train_batch_size": 8, **kwargs})
+
+
+def test_paper_defaults(tmp_path):
+    args = make(tmp_path)
+    assert (args.gamma, args.step_advantage_weight, args.beta, args.invalid_action_penalty) == (0.95, 1.0, 0.01, 0.1)
+    assert (args.learning_rate, args.num_generations, args.history_length, args.max_turns) == (1e-6, 8, 2, 50)
+    assert args.eval_temperature == 0.4 and args.episode_statistics == "trajectory" and args.scale_by_std
+    assert args.loss_type == "dapo"
+
+
+def test_one_log_line_an_iteration(tmp_path):
+    assert make(tmp_path, steps_per_generation=4).logging_steps == 4
+    assert make(tmp_path, steps_per_generation=4, gradient_accumulation_steps=2).logging_steps == 2
+    assert make(tmp_path, steps_per_generation=4, logging_steps=1).logging_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_generations", 1),
+        ("gamma", 0.0),
+        ("gamma", 1.5),
+        ("step_advantage_weight", -1.0),
+        ("invalid_action_penalty", -0.1),
+        ("episode_statistics", "group"),
+        ("max_turns", 0),
+        ("history_length", -1),
+        ("max_prompt_length", 0),
+        ("eval_temperature", -1.0),
+        ("max_error_rate", 1.1),
+        ("max_completion_length", 0),
+        ("max_tokens_per_micro_batch", 0),
+        ("scale_rewards", "batch"),
+    ],
+)
+def test_bad_values_name_field_and_value(tmp_path, field, value):
+    with pytest.raises(ValueError, match=rf"{field} is {value!r}"):
+        make(tmp_path, **{field: value})
+
+
+def test_generation_batch_must_hold_whole_groups(tmp_path):
+    with pytest.raises(ValueError, match=r"generation_batch_size \(6\) must be divisible by num_generations \(4\)"):
+        make(tmp_path, per_device_train_batch_size=6, num_generations=4)
+
+
+USED = {
+    "reward_weights": [1.0],
+    "multi_objective_aggregation": "normalize_then_sum",
+    "max_tool_calling_iterations": 3,
+    "top_entropy_quantile": 0.2,
+    "entropy_coef": 0.1,
+}
+
+
+@pytest.mark.parametrize("field", sorted(_REFUSED))
+def test_options_without_meaning_are_refused(tmp_path, field):
+    with pytest.raises(ValueError, match=field):
+        make(tmp_path, **{field: USED.get(field, True)})
