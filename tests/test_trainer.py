@@ -1,0 +1,324 @@
+"""The real trainer on a tiny random model: exactness of the gradient, learning, and bad input."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from letter_environment import (
+    LETTER_PROMPT,
+    LetterEnvironment,
+    LongLetterEnvironment,
+    NanRewardEnvironment,
+    NoneEnvironment,
+    NumberEnvironment,
+    RaisingEnvironment,
+    SuicidalEnvironment,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
+from g2po_trl.batch import StepBatch, loss_scale
+
+TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
+
+
+def make_config(tmp_path, **kwargs):
+    defaults = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_turns": 6,
+        "max_completion_length": 2,
+        "max_steps": 3,
+        "learning_rate": 1e-3,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "num_environment_workers": 1,
+        "disable_tqdm": True,
+        "seed": 0,
+    }
+    return G2POConfig(str(tmp_path / "out"), **{**defaults, **kwargs})
+
+
+@pytest.fixture
+def make_trainer(tmp_path, tiny_model_dir):
+    made = []
+
+    def make(environment=LetterEnvironment, advantage_fn=None, model=None, dataset=TASKS, eval_dataset=None, **kwargs):
+        trainer = G2POTrainer(
+            model=str(model or tiny_model_dir),
+            args=make_config(tmp_path, **kwargs),
+            train_dataset=dataset,
+            eval_dataset=eval_dataset,
+            environment_factory=environment,
+            prompt_template=LETTER_PROMPT,
+            advantage_fn=advantage_fn,
+        )
+        made.append(trainer)
+        return trainer
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+def weights(trainer):
+    return torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
+
+
+# -- one gradient, however the batch is cut -----------------------------------------------------------------------------
+
+
+def gradient(trainer, micro_batches):
+    trainer.model.zero_grad()
+    trainer.model.train()
+    for micro_batch in micro_batches:
+        trainer.compute_loss(trainer.model, micro_batch).backward()
+    return torch.cat([p.grad.flatten().clone() for p in trainer.model.parameters()])
+
+
+def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
+    """What `_micro_batches` makes; with `extra_rows`, the same with filler rows added to every micro-batch."""
+    trainer.args.max_tokens_per_micro_batch = max_tokens or 10**9
+    (part,) = trainer._micro_batches(batch)
+    if extra_rows:
+        (rows,) = batch.slices(1, np.random.default_rng([trainer.args.seed, trainer._step, 0]))
+        micro_batch = batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
+        micro_batch["num_items_in_batch"] = torch.tensor(batch.num_tokens)
+        micro_batch["loss_scale"] = loss_scale(
+            trainer.args.loss_type, micro_batch, len(batch), batch.num_tokens, 1, trainer.args.steps_per_generation
+        )
+        part = [micro_batch]
+    trainer._add_logps(part)
+    return part
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
+def test_gradient_does_not_depend_on_the_cut(make_trainer, loss_type):
+    trainer = make_trainer(LongLetterEnvironment, loss_type=loss_type, max_completion_length=4, beta=0.1)
+    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
+    num_steps = sum(len(t.steps) for t in trajectories)
+    assert len({len(t.steps) for t in trajectories}) > 1, "episodes of one length would prove little"
+    advantages = np.random.default_rng(0).normal(size=num_steps)
+    batch = StepBatch.from_trajectories(trajectories, advantages)
+    with torch.no_grad():  # move away from the reference, so that the KL term has a gradient too
+        for p in trainer.model.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))
+
+    whole = gradient(trainer, micro_batches_of(trainer, batch))
+    cut = micro_batches_of(trainer, batch, max_tokens=150)
+    assert len(cut) > 3
+    assert whole.abs().max() > 0
+    for other in (cut, micro_batches_of(trainer, batch, extra_rows=7)):
+        difference = (gradient(trainer, other) - whole).norm() / whole.norm()
+        assert difference < 1e-5
+
+
+def test_the_gradient_is_the_one_of_the_equation(make_trainer):
+    """dapo without KL, first update: the gradient of -sum(A * logp) / tokens, computed with plain transformers."""
+    trainer = make_trainer(LongLetterEnvironment, beta=0.0)
+    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(8)])
+    steps = [step for t in trajectories for step in t.steps]
+    advantages = np.linspace(-1, 1, len(steps))
+    batch = StepBatch.from_trajectories(trajectories, advantages)
+    ours = gradient(trainer, micro_batches_of(trainer, batch, max_tokens=200))
+
+    trainer.model.zero_grad()
+    tokens = sum(len(step.completion_ids) for step in steps)
+    for step, advantage in zip(steps, advantages):
+        ids = torch.tensor([step.prompt_ids + step.completion_ids])
+        logits = trainer.model(input_ids=ids).logits[0, len(step.prompt_ids) - 1 : -1]
+        logps = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(step.completion_ids)[:, None])
+        (-advantage * logps.sum() / tokens).backward()
+    plain = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    assert (ours - plain).norm() / plain.norm() < 1e-5
+
+
+# -- training -----------------------------------------------------------------------------------------------------------
+
+
+def test_training_changes_the_model_and_writes_what_it_did(make_trainer, tmp_path):
+    trainer = make_trainer(steps_per_generation=2, per_device_train_batch_size=4, max_steps=4)
+    before = weights(trainer)
+    trainer.train()
+    assert (weights(trainer) - before).abs().max() > 1e-5
+    log = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+    assert len(log) == 2, "4 optimizer steps, 2 an iteration"
+    for name in (
+        "episode/reward",
+        "episode/turns",
+        "episode/valid_action_ratio",
+        "episode/error_rate",
+        "graph/nodes",
+        "graph/mean_group_size",
+        "graph/singleton_step_fraction",
+        "graph/value_std_within_node",
+        "advantage/episode_abs_mean",
+        "advantage/node_abs_mean",
+        "advantage/edge_abs_mean",
+        "time/rollout",
+        "time/environment",
+        "time/generation",
+        "time/logps",
+        "time/advantage",
+        "time/update",
+        "rollout/active_fraction",
+        "kl",
+    ):
+        assert math.isfinite(log[0][name]), name
+    assert log[0]["episode/turns"] == 2 and log[0]["rollout/active_fraction"] == 1
+    trajectories = list(read_jsonl(tmp_path / "out" / "trajectories" / "train-000001.jsonl"))
+    assert len(trajectories) == 8 and len({t.task_id for t in trajectories}) == 2
+    step = trajectories[0].steps[1]
+    assert trainer.processing_class.decode(step.completion_ids, skip_special_tokens=True) == step.reply
+    assert "hall" in trainer.processing_class.decode(step.prompt_ids), "the second prompt shows the first observation"
+
+
+def test_zero_advantages_and_no_kl_change_nothing(make_trainer):
+    trainer = make_trainer(advantage_fn=lambda graph: np.zeros(graph.num_steps), beta=0.0)
+    before = weights(trainer)
+    trainer.train()
+    assert torch.equal(weights(trainer), before)
+
+
+def test_it_learns(make_trainer, tmp_path):
+    trainer = make_trainer(
+        per_device_train_batch_size=32,
+        num_generations=8,
+        steps_per_generation=2,
+        max_steps=50,
+        max_completion_length=1,
+        learning_rate=3e-3,
+        beta=0.0,
+        eval_dataset=TASKS,
+        num_generations_eval=8,
+        eval_temperature=1.0,
+    )
+    before = trainer.evaluate()["eval_success_rate"]
+    trainer.train()
+    after = trainer.evaluate()["eval_success_rate"]
+    assert before < 0.5 and after > 0.9
+    entries = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
+    assert [entry["success_rate"] for entry in entries] == [before, after]
+    assert entries[0]["panel"] == entries[1]["panel"] and entries[0]["episodes"] == 64
+
+
+def test_evaluation_repeats_exactly_and_leaves_the_random_state_alone(make_trainer):
+    trainer = make_trainer(eval_dataset=TASKS, num_generations_eval=4, eval_temperature=1.0)
+    state = torch.random.get_rng_state()
+    first, second = trainer.evaluate(), trainer.evaluate()
+    same = [name for name in first if "runtime" not in name]
+    assert [first[n] for n in same if first[n] == first[n]] == [second[n] for n in same if second[n] == second[n]]
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_saved_model_loads(make_trainer, tmp_path):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(torch.cat([p.flatten() for p in loaded.parameters()]), weights(trainer))
+    assert "G2PO" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_lora_reference_is_the_adapter_switched_off(make_trainer, tmp_path, tiny_model_dir):
+    from peft import LoraConfig
+
+    trainer = G2POTrainer(
+        model=str(tiny_model_dir),
+        args=make_config(tmp_path, max_steps=2, beta=0.1, learning_rate=1e-2),
+        train_dataset=TASKS,
+        environment_factory=LetterEnvironment,
+        prompt_template=LETTER_PROMPT,
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+    )
+    try:
+        assert trainer.ref_model is None
+        trainer.train()
+        kl = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+        assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5
+    finally:
+        trainer.close()
+
+
+# -- faults and bad input -----------------------------------------------------------------------------------------------
+
+
+def test_killed_worker_becomes_error_trajectories(make_trainer, tmp_path):
+    trainer = make_trainer(
+        SuicidalEnvironment, per_device_train_batch_size=32, num_environment_workers=2, max_steps=2, max_error_rate=0.9
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2
+    for iteration, entry in enumerate([e for e in trainer.state.log_history if "episode/error_rate" in e], 1):
+        path = tmp_path / "out" / "trajectories" / f"train-{iteration:06d}.jsonl"
+        trajectories = list(read_jsonl(path))
+        errors = [t for t in trajectories if t.outcome == "error"]
+        finished = [t for t in trajectories if t.outcome != "error"]
+        assert len(trajectories) == 32 and errors and finished
+        assert all("crash" in t.error for t in errors)
+        assert {t.task_id for t in trajectories if "1" in t.task_id} or errors
+        assert entry["episode/error_rate"] == pytest.approx(len(errors) / 32)
+        assert entry["episode/success_rate"] == pytest.approx(np.mean([t.success for t in finished]))
+        assert entry["update/step_samples"] == sum(len(t.steps) for t in finished)
+
+
+def test_too_many_errors_stop_the_run_and_say_why(make_trainer):
+    class_of_error = RaisingEnvironment
+    with pytest.raises(ValueError, match="the door is stuck"):
+        make_trainer(class_of_error)
+
+
+@pytest.mark.parametrize("environment", [NoneEnvironment, NumberEnvironment, NanRewardEnvironment])
+def test_broken_environments_are_found_before_training(make_trainer, environment):
+    with pytest.raises(ValueError, match=environment.__name__):
+        make_trainer(environment)
+
+
+def test_dataset_without_the_columns_of_reset(make_trainer):
+    with pytest.raises(ValueError, match="seed"):
+        make_trainer(dataset=Dataset.from_list([{"house": 1}]))
+
+
+def test_model_without_chat_template(make_trainer, tiny_model_dir, tmp_path):
+    bare = tmp_path / "bare"
+    AutoModelForCausalLM.from_pretrained(tiny_model_dir).save_pretrained(bare)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(bare)
+    with pytest.raises(ValueError, match="no chat template"):
+        make_trainer(model=bare)
+
+
+def test_output_folder_that_cannot_be_written(make_trainer, tmp_path):
+    (tmp_path / "out").write_text("a file, not a folder")
+    with pytest.raises(ValueError, match="output_dir"):
+        make_trainer()
+
+
+def test_advantage_fn_of_wrong_shape(make_trainer):
+    trainer = make_trainer(advantage_fn=lambda graph: np.zeros(3))
+    with pytest.raises(ValueError, match=r"advantage_fn returned shape \(3,\)"):
+        trainer.train()
+
+
+def test_grpo_arguments_without_meaning(make_trainer, tmp_path, tiny_model_dir):
+    with pytest.raises(TypeError, match="reward_funcs"):
+        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, reward_funcs=len)
+    with pytest.raises(ValueError, match="environment_factory"):
+        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS)
+
+
+def test_everything_a_user_reads_is_there(make_trainer, capsys):
+    trainer = make_trainer(disable_tqdm=False, max_steps=2)
+    trainer.train()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
+    assert len(lines) == 2 and "success" in lines[0] and "iteration   2/2" in lines[1]
+    assert Path(trainer.args.output_dir, "trajectories").is_dir()
