@@ -1,0 +1,187 @@
+"""Advantages on the state graph: pure functions `StateGraph -> array(num_steps)`.
+
+    G2PO     A = A_EP + w (A_NC + A_EC)
+    GiGPO    A = A_EP + w A_S
+    GRPO     A = A_EP
+    RLOO     A = R - mean reward of the group's other trajectories
+
+A_EP compares an episode with the others of its group, A_NC an edge with the other edges out of the same node, A_EC the
+progress of an edge with that of all edges of the group. Each is a set of numbers, centred, and divided by their sample
+standard deviation (n - 1) when `scale_by_std`. A set of one, or of equal values, has nothing to say: advantage 0.
+
+Two conventions. The papers' equations are the default. The released code of G2PO differs in two ways, and
+`episode_statistics="step", invalid_action_penalty=0.1` gives exactly that:
+
+- mean and deviation of A_EP run over steps, so a long episode weighs more;
+- a step whose reply had not the required format pays a penalty: off its episode's score in A_EP, and off the value of
+  the node it led to in A_NC.
+
+Steps of trajectories with outcome `"error"` have advantage 0 and enter no set.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .graph import StateGraph
+
+EPSILON = 1e-6
+# Numbers of a group that differ by less than this share of its largest reward are equal: sums were rounded.
+_ROUNDING = 1e-10
+
+
+def g2po(
+    graph: StateGraph,
+    step_weight: float = 1.0,
+    scale_by_std: bool = True,
+    invalid_action_penalty: float = 0.0,
+    episode_statistics: str = "trajectory",
+) -> np.ndarray:
+    """Group-graph policy optimisation: A = A_EP + w (A_NC + A_EC), with w = `step_weight`.
+
+    Args:
+        graph: S steps.
+        step_weight: w; 0 is GRPO.
+        scale_by_std: divide each part by its set's sample standard deviation.
+        invalid_action_penalty: what a step with an invalid reply pays, in units of reward.
+        episode_statistics: `"trajectory"` (the paper) or `"step"` (the released code), see `episode_advantage`.
+
+    Returns:
+        (S,) float64.
+
+    Raises:
+        ValueError: for an unknown `episode_statistics`.
+    """
+    episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
+    node = node_advantage(graph, scale_by_std, invalid_action_penalty)
+    edge = edge_advantage(graph, scale_by_std)
+    return episode + step_weight * (node + edge)
+
+
+def gigpo(
+    graph: StateGraph,
+    step_weight: float = 1.0,
+    scale_by_std: bool = True,
+    invalid_action_penalty: float = 0.0,
+    episode_statistics: str = "trajectory",
+) -> np.ndarray:
+    """Group-in-group policy optimisation: A = A_EP + w A_S.
+
+    A_S compares the discounted return gamma^(T-j) R of a step with those of all steps in the same node (the anchor
+    state group of the paper). Arguments, shape and errors as in `g2po`; the penalty is taken off the step's return.
+    """
+    episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
+    returns = graph.returns / graph.gamma - invalid_action_penalty * ~graph.valid
+    step = _compare(graph, returns, graph.node, scale_by_std, invalid_action_penalty)
+    return episode + step_weight * step
+
+
+def grpo(
+    graph: StateGraph,
+    scale_by_std: bool = True,
+    invalid_action_penalty: float = 0.0,
+    episode_statistics: str = "trajectory",
+) -> np.ndarray:
+    """Group-relative policy optimisation: A = A_EP, the same for all steps of an episode but for the penalty."""
+    return episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
+
+
+def rloo(graph: StateGraph, invalid_action_penalty: float = 0.0) -> np.ndarray:
+    """REINFORCE leave-one-out: A = R_i - 1/(G-1) sum_{k != i} R_k over the group's G trajectories; 0 when G is 1.
+
+    With a penalty, a step's own score is R less the penalty if its reply is invalid, the other trajectories' scores
+    are their mean over steps.
+    """
+    score, mean_score = _scores(graph, invalid_action_penalty)
+    counted = graph.trajectory_counted
+    size = np.bincount(graph.trajectory_group, counted, minlength=graph.num_groups)[graph.trajectory_group]
+    total = np.bincount(graph.trajectory_group, mean_score * counted, minlength=graph.num_groups)
+    others = (total[graph.trajectory_group] - mean_score) / np.maximum(size - 1, 1)
+    return np.where(graph.counted & (size > 1)[graph.trajectory], score - others[graph.trajectory], 0.0)
+
+
+def episode_advantage(
+    graph: StateGraph,
+    scale_by_std: bool = True,
+    invalid_action_penalty: float = 0.0,
+    episode_statistics: str = "trajectory",
+) -> np.ndarray:
+    """A_EP = (R_i - mean R) / (std R + 1e-6), over the trajectories of the group.
+
+    A step's score is R, less `invalid_action_penalty` if its reply is invalid. The mean and deviation it is compared
+    with run over the group's trajectories, each with its steps' mean score (`episode_statistics="trajectory"`), or
+    over all the group's steps (`"step"`).
+
+    Returns:
+        (S,) float64.
+
+    Raises:
+        ValueError: for an unknown `episode_statistics`.
+    """
+    score, mean_score = _scores(graph, invalid_action_penalty)
+    if episode_statistics == "step":
+        return _compare(graph, score, graph.group, scale_by_std, invalid_action_penalty)
+    if episode_statistics != "trajectory":
+        raise ValueError(
+            f"episode_statistics is {episode_statistics!r}; set it to 'trajectory' (the paper: each episode counts "
+            "once) or 'step' (the released code: each step counts once)"
+        )
+    used = graph.trajectory_counted
+    mean, std = _mean_and_std(mean_score[used], graph.trajectory_group[used], graph.num_groups)
+    return _standardise(graph, score, mean[graph.group], std[graph.group], scale_by_std, invalid_action_penalty)
+
+
+def node_advantage(graph: StateGraph, scale_by_std: bool = True, invalid_action_penalty: float = 0.0) -> np.ndarray:
+    """A_NC = (V(s_{j+1}) - mean) / (std + 1e-6), over the steps taken in the same node: which way out leads further.
+
+    V is the mean return of a node, R at a terminal node. An invalid step's V(s_{j+1}) is lowered by the penalty.
+
+    Returns:
+        (S,) float64.
+    """
+    next_values = graph.next_values - invalid_action_penalty * ~graph.valid
+    return _compare(graph, next_values, graph.node, scale_by_std, invalid_action_penalty)
+
+
+def edge_advantage(graph: StateGraph, scale_by_std: bool = True) -> np.ndarray:
+    """A_EC = (delta_j - mean delta) / (std delta + 1e-6), delta_j = V(s_{j+1}) - V(s_j), over the group's steps.
+
+    Returns:
+        (S,) float64.
+    """
+    return _compare(graph, graph.next_values - graph.values, graph.group, scale_by_std)
+
+
+def _scores(graph: StateGraph, penalty: float) -> tuple[np.ndarray, np.ndarray]:
+    """(S,) reward of the step's episode less its penalty, and (M,) its mean over each trajectory."""
+    invalid = np.bincount(graph.trajectory, ~graph.valid, minlength=len(graph.rewards))
+    mean_score = graph.rewards - penalty * invalid / np.maximum(graph.lengths, 1)
+    return graph.rewards[graph.trajectory] - penalty * ~graph.valid, mean_score
+
+
+def _compare(
+    graph: StateGraph, values: np.ndarray, sets: np.ndarray, scale_by_std: bool, penalty: float = 0.0
+) -> np.ndarray:
+    """Standardise each step's value within its set of steps; `sets` numbers them, each within one group."""
+    used = graph.counted
+    mean, std = _mean_and_std(values[used], sets[used], int(sets.max(initial=0)) + 1)
+    return _standardise(graph, values, mean[sets], std[sets], scale_by_std, penalty)
+
+
+def _mean_and_std(values: np.ndarray, sets: np.ndarray, num_sets: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sample standard deviation of each set; 0 for an empty set, deviation 0 for a set of one."""
+    size = np.bincount(sets, minlength=num_sets)
+    mean = np.bincount(sets, values, minlength=num_sets) / np.maximum(size, 1)
+    squares = np.bincount(sets, (values - mean[sets]) ** 2, minlength=num_sets)
+    return mean, np.sqrt(squares / np.maximum(size - 1, 1))
+
+
+def _standardise(
+    graph: StateGraph, values: np.ndarray, mean: np.ndarray, std: np.ndarray, scale_by_std: bool, penalty: float
+) -> np.ndarray:
+    """(values - mean) / (std + epsilon), all (S,); 0 where the set has no spread and in `error` trajectories."""
+    largest = np.zeros(graph.num_groups)
+    np.maximum.at(largest, graph.trajectory_group, np.abs(graph.rewards))
+    spread = std > _ROUNDING * (largest + abs(penalty))[graph.group]
+    scale = std + EPSILON if scale_by_std else 1.0
+    return np.where(graph.counted & spread, (values - mean) / scale, 0.0)

@@ -1,0 +1,239 @@
+"""The state graph: what the trajectories of a group have in common.
+
+    trajectory 0   hall ──▶ kitchen ──▶ fridge ──▶ ◉ 10
+    trajectory 1   hall ──▶ kitchen ──▶ hall ──▶ bedroom ──▶ ◉ 0
+
+A *node* is a state that some trajectory of a group was in, an *edge* is one step: from the node it was taken in to the
+node it led to. Here the group has four nodes; `hall` is visited three times, and each trajectory ends in a terminal
+node (◉) of its own, which is worth what the episode paid.
+
+- Two steps are in the same node when they belong to the same group and their keys (`Step.key`) are equal. Groups never
+  mix: the same text under two tasks is two nodes.
+- Keys are compared by a 128-bit hash, so a rank can send its part of a group without the texts.
+- A step's return is gamma^(T-j+1) R: the last step (j = T) has gamma R. A node's value is the mean return over all
+  its visits, each visit of a loop included.
+- Trajectories with outcome `"error"` keep their place in the arrays, so that arrays line up with the input, but are in
+  no node (-1), have return 0 and are masked out by `counted`. Nothing else depends on them.
+
+The graph is built from trajectories, before any batching: no padding or copies of rows ever enter it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from .trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class TrajectoryRecord:
+    """What the graph needs of a trajectory: small and picklable, to gather a group that is spread over ranks.
+
+    Args:
+        task_id: the trajectory's task.
+        keys: 16 bytes for each step, the hash of its key.
+        valid: for each step, whether its reply had the required format.
+        reward, outcome: the trajectory's.
+    """
+
+    task_id: str
+    keys: list[bytes]
+    valid: list[bool]
+    reward: float
+    outcome: str
+
+
+def record(trajectory: Trajectory) -> TrajectoryRecord:
+    """The record of a trajectory."""
+    return TrajectoryRecord(
+        trajectory.task_id,
+        [blake2b(step.key.encode("utf-8", "surrogatepass"), digest_size=16).digest() for step in trajectory.steps],
+        [bool(step.valid) for step in trajectory.steps],
+        float(trajectory.reward),
+        trajectory.outcome,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class StateGraph:
+    """The graphs of all groups of a batch, as flat arrays. Made by `from_groups` or `from_records`.
+
+    Shapes: S steps and M trajectories, over groups, then trajectories, then steps, in the order given; N nodes, in
+    order of their first visit.
+
+    Args:
+        gamma: discount.
+        num_groups: groups of the batch.
+        node: (S,) node a step was taken in; -1 in an `error` trajectory.
+        next_node: (S,) node it led to; N + m for the terminal node of trajectory m; -1 in an `error` trajectory.
+        trajectory, group: (S,) trajectory and group of a step.
+        position: (S,) place of a step in its trajectory, from 0.
+        valid: (S,) bool, whether the reply had the required format.
+        counted: (S,) bool, False for the steps of `error` trajectories: they are in no statistic.
+        returns: (S,) gamma^(T-j+1) R with j = position + 1; 0 in an `error` trajectory.
+        rewards: (M,) R; 0 for an `error` trajectory.
+        lengths: (M,) T, number of steps.
+        trajectory_group: (M,) group of a trajectory.
+        trajectory_counted: (M,) bool, False for `error` trajectories.
+        node_values: (N + M,) value of each node, then of each trajectory's terminal node (R).
+        node_group: (N,) group of a node.
+        node_visits: (N,) number of steps taken in a node.
+    """
+
+    gamma: float
+    num_groups: int
+    node: np.ndarray
+    next_node: np.ndarray
+    trajectory: np.ndarray
+    group: np.ndarray
+    position: np.ndarray
+    valid: np.ndarray
+    counted: np.ndarray
+    returns: np.ndarray
+    rewards: np.ndarray
+    lengths: np.ndarray
+    trajectory_group: np.ndarray
+    trajectory_counted: np.ndarray
+    node_values: np.ndarray
+    node_group: np.ndarray
+    node_visits: np.ndarray
+
+    @classmethod
+    def from_groups(cls, groups: Sequence[Sequence[Trajectory]], gamma: float = 0.95) -> StateGraph:
+        """The graph of groups of trajectories; one group is one task.
+
+        Raises:
+            ValueError: for gamma outside (0, 1], no groups, a group without trajectories or with several tasks, and,
+                unless its outcome is `"error"`, a trajectory without steps or with a reward that is not finite.
+        """
+        return cls.from_records([[record(trajectory) for trajectory in group] for group in groups], gamma)
+
+    @classmethod
+    def from_records(cls, groups: Sequence[Sequence[TrajectoryRecord]], gamma: float = 0.95) -> StateGraph:
+        """The same from records. Raises what `from_groups` raises."""
+        _check(groups, gamma)
+        records = [r for group in groups for r in group]
+        lengths = np.array([len(r.keys) for r in records], dtype=np.int64)
+        trajectory_group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+        trajectory_counted = np.array([r.outcome != "error" for r in records], dtype=bool)
+        rewards = np.array([r.reward if r.outcome != "error" else 0.0 for r in records], dtype=np.float64)
+
+        trajectory = np.repeat(np.arange(len(records)), lengths)
+        group = trajectory_group[trajectory]
+        counted = trajectory_counted[trajectory]
+        position = np.arange(len(trajectory)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        valid = np.array([flag for r in records for flag in r.valid], dtype=bool)
+        steps_left = lengths[trajectory] - position  # T - j + 1
+        returns = np.where(counted, gamma**steps_left * rewards[trajectory], 0.0)
+
+        keys = np.frombuffer(b"".join(key for r in records for key in r.keys), dtype=np.uint64).reshape(-1, 2)
+        node = np.full(len(trajectory), -1)
+        node[counted], node_group = _number_nodes(group[counted], keys[counted])
+        node_visits = np.bincount(node[counted], minlength=len(node_group))
+        state_values = np.bincount(node[counted], returns[counted], minlength=len(node_group)) / node_visits
+
+        next_node = np.append(node[1:], -1)[: len(node)]
+        next_node = np.where(steps_left == 1, len(node_group) + trajectory, next_node)
+        next_node = np.where(counted, next_node, -1)
+        return cls(
+            gamma=gamma,
+            num_groups=len(groups),
+            node=node,
+            next_node=next_node,
+            trajectory=trajectory,
+            group=group,
+            position=position,
+            valid=valid,
+            counted=counted,
+            returns=returns,
+            rewards=rewards,
+            lengths=lengths,
+            trajectory_group=trajectory_group,
+            trajectory_counted=trajectory_counted,
+            node_values=np.concatenate([state_values, rewards]),
+            node_group=node_group,
+            node_visits=node_visits,
+        )
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.node)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all groups, terminal nodes not counted."""
+        return len(self.node_group)
+
+    @property
+    def values(self) -> np.ndarray:
+        """(S,) value of the node a step was taken in, V(s_j); 0 in an `error` trajectory."""
+        return np.where(self.counted, self.node_values[self.node], 0.0)
+
+    @property
+    def next_values(self) -> np.ndarray:
+        """(S,) value of the node a step led to, V(s_{j+1}), R for a last step; 0 in an `error` trajectory."""
+        return np.where(self.counted, self.node_values[self.next_node], 0.0)
+
+    def statistics(self) -> dict[str, float]:
+        """What is logged about a graph, `error` trajectories left out.
+
+        Returns:
+            `nodes`: nodes of all groups;
+            `mean_group_size`: mean number of visits of a node;
+            `singleton_step_fraction`: share of steps in a node visited once, whose action is compared with no other;
+            `value_std_within_node`: root mean square, over steps, of the return's distance from its node's value, in
+            units of reward: what telling apart states of equal key could still explain.
+        """
+        num_steps = int(self.counted.sum())
+        if num_steps == 0:
+            return dict.fromkeys(("nodes", "mean_group_size", "singleton_step_fraction", "value_std_within_node"), 0.0)
+        distance = (self.returns - self.values)[self.counted]
+        return {
+            "nodes": float(self.num_nodes),
+            "mean_group_size": num_steps / self.num_nodes,
+            "singleton_step_fraction": float((self.node_visits == 1).sum()) / num_steps,
+            "value_std_within_node": float(np.sqrt(np.mean(distance**2))),
+        }
+
+
+def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Node of each step, numbered by first visit, and group of each node; `keys` is (steps, 2) uint64."""
+    order = np.lexsort((keys[:, 1], keys[:, 0], group))  # stable: equal keys stay in order of their visit
+    rows = np.column_stack([group.astype(np.uint64), keys])[order]
+    starts = np.append(True, (rows[1:] != rows[:-1]).any(axis=1))[: len(rows)]
+    first_visit = order[starts]
+    rank = np.empty(len(first_visit), dtype=np.int64)
+    rank[np.argsort(first_visit)] = np.arange(len(first_visit))
+    node = np.empty(len(rows), dtype=np.int64)
+    node[order] = rank[np.cumsum(starts) - 1]
+    return node, group[np.sort(first_visit)]
+
+
+def _check(groups: Sequence[Sequence[TrajectoryRecord]], gamma: float) -> None:
+    if not 0 < gamma <= 1:
+        raise ValueError(f"gamma is {gamma}; it must be in (0, 1]")
+    if not groups:
+        raise ValueError("no groups: a graph needs at least one group of trajectories")
+    for number, group in enumerate(groups):
+        if not group:
+            raise ValueError(f"group {number} has no trajectories")
+        tasks = sorted({r.task_id for r in group})
+        if len(tasks) > 1:
+            raise ValueError(
+                f"group {number} has trajectories of several tasks ({', '.join(tasks)}); a group is one task"
+            )
+        for place, r in enumerate(group):
+            name = f"trajectory {place} of group {number} (task {r.task_id})"
+            if len(r.keys) != len(r.valid):
+                raise ValueError(f"{name} has {len(r.keys)} keys and {len(r.valid)} validity flags")
+            if r.outcome == "error":
+                continue
+            if not r.keys:
+                raise ValueError(f"{name} has no steps; an episode that could not start has outcome 'error'")
+            if not math.isfinite(r.reward):
+                raise ValueError(f"{name} has reward {r.reward}; it must be finite")

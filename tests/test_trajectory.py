@@ -1,0 +1,76 @@
+"""Trajectories: plain data, JSON lines out and in."""
+
+import json
+
+import pytest
+
+from g2po_trl import Step, Trajectory, read_jsonl, write_jsonl
+
+
+def trajectory(task="put a clean mug on the desk – ✓", outcome="success") -> Trajectory:
+    steps = [
+        Step("You see a desk.\n", "go to desk 1", prompt_ids=[1, 2], completion_ids=[3], logprobs=[-0.5]),
+        Step(
+            "Nothing happens.", "", valid=False, state_key="desk", admissible_actions=["look"], prompt_truncated=True
+        ),
+    ]
+    return Trajectory(task, steps, 10.0, outcome, "You win.", info={"turns": 2})
+
+
+def test_a_step_is_told_apart_by_its_observation_unless_it_has_a_key():
+    assert Step("text", "go").key == "text"
+    assert Step("text", "go", state_key="key").key == "key"
+    assert Step("text", "go", state_key="").key == ""
+
+
+@pytest.mark.parametrize("outcome", ["success", "failure", "truncated", "error"])
+def test_success_is_one_of_four_outcomes(outcome):
+    assert trajectory(outcome=outcome).success is (outcome == "success")
+
+
+def test_unknown_outcome_is_named_with_the_remedy():
+    with pytest.raises(ValueError, match="outcome is 'won'; it must be one of success, failure, truncated, error"):
+        trajectory(outcome="won")
+
+
+def test_jsonl_gives_back_what_was_written(tmp_path):
+    path = tmp_path / "trajectories" / "step_1.jsonl"
+    written = [trajectory("a"), Trajectory("b", [], 0.0, "error", error="TimeoutError: 30 s")]
+    write_jsonl(path, written)
+    write_jsonl(path, [trajectory("c")], append=True)
+    assert list(read_jsonl(path)) == [*written, trajectory("c")]
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 3
+    write_jsonl(path, [])
+    assert list(read_jsonl(path)) == []
+
+
+def test_jsonl_keeps_text_readable_and_skips_blank_lines(tmp_path):
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [trajectory()])
+    text = path.read_text(encoding="utf-8")
+    assert "– ✓" in text
+    path.write_text(f"\n{text}\n", encoding="utf-8")
+    assert list(read_jsonl(path)) == [trajectory()]
+
+
+@pytest.mark.parametrize("bad", ['{"task_id": "a"', '{"task_id": "a"}', '["a"]', '"a"'])
+def test_a_bad_line_is_named(tmp_path, bad):
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [trajectory()])
+    path.write_text(path.read_text(encoding="utf-8") + bad + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"t\.jsonl, line 2: not a trajectory"):
+        list(read_jsonl(path))
+
+
+def test_unknown_fields_are_named():
+    data = json.loads(json.dumps(trajectory().to_dict()))
+    data["colour"], data["steps"][1]["smell"] = "red", "sweet"
+    with pytest.raises(ValueError, match=r"unknown trajectory fields \['colour', 'steps.smell'\]"):
+        Trajectory.from_dict(data)
+
+
+def test_defaults_are_not_shared():
+    first, second = Trajectory("a", [], 0.0, "failure"), Trajectory("b", [], 0.0, "failure")
+    first.info["x"] = 1
+    assert second.info == {}
+    assert Step("a", "b").prompt_ids is not Step("a", "b").prompt_ids
