@@ -66,8 +66,8 @@ class StepBatch:
         for i in kept:
             if not steps[i][1].prompt_ids or not steps[i][1].completion_ids:
                 raise ValueError(
-                    f"step {i} (task {steps[i][0].task_id}) has no prompt_ids or completion_ids: step samples are made "
-                    "from the token ids the engine read and wrote"
+                    f"step {i} (task {steps[i][0].task_id}) has no prompt_ids or completion_ids: step samples are "
+                    "made from the token ids the engine read and wrote"
                 )
         completions = [steps[i][1].completion_ids for i in kept]
         trained = [not untrained_unless_ends_in or ids[-1] in untrained_unless_ends_in for ids in completions]

@@ -1,4 +1,4 @@
-"""What a set of finished episodes amounts to: success by task type, turns, valid replies; as numbers and as a table."""
+"""What a set of finished episodes amounts to: success by task type, turns, valid replies; in numbers and a table."""
 
 from __future__ import annotations
 

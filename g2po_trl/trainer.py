@@ -113,8 +113,8 @@ class G2POTrainer(GRPOTrainer):
             )
         if self.aux_loss_enabled:
             raise ValueError(
-                f"router_aux_loss_coef is {self.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts models "
-                "would depend on how the step batch is cut. Set router_aux_loss_coef=0."
+                f"router_aux_loss_coef is {self.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
+                "models would depend on how the step batch is cut. Set router_aux_loss_coef=0."
             )
         loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
         self.advantage_fn = advantage_fn or self._g2po
@@ -262,7 +262,8 @@ class G2POTrainer(GRPOTrainer):
             reasons = gather_object([t.error for t in trajectories if t.outcome == "error"][:1])
             raise RuntimeError(
                 f"{rate:.0%} of the trajectories ended in an environment error, more than max_error_rate="
-                f"{self.args.max_error_rate:.0%}. Mend the environment (or raise max_error_rate). The first:\n{reasons[0]}"
+                f"{self.args.max_error_rate:.0%}. Mend the environment (or raise max_error_rate). The first:\n"
+                f"{reasons[0]}"
             )
 
     # -- training --------------------------------------------------------------------------------------------------
@@ -387,7 +388,7 @@ class G2POTrainer(GRPOTrainer):
             "episode": episode_advantage(
                 graph, args.scale_by_std, args.invalid_action_penalty, args.episode_statistics
             ),
-            "node": node_advantage(graph, args.scale_by_std),
+            "node": node_advantage(graph, args.scale_by_std, args.invalid_action_penalty),
             "edge": edge_advantage(graph, args.scale_by_std),
         }
         values = {

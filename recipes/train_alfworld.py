@@ -1,6 +1,6 @@
 """Train an agent on ALFWorld by G2PO.
 
-    accelerate launch recipes/train_alfworld.py                                            # tiny model, generated games, CPU
+    accelerate launch recipes/train_alfworld.py        # a tiny model, generated games, CPU
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_alfworld.py \
         --config recipes/alfworld/qwen2.5-1.5b.yaml --games $ALFWORLD_DATA/json_2.1.1/train \
         --eval_games $ALFWORLD_DATA/json_2.1.1/valid_seen                                  # the paper's run
@@ -58,7 +58,7 @@ def load_games(directory: str | None, split: str, number: int, script_args: Scri
         directory = root / f"{split}-{number}"
         generate_games(directory, split, number, seed=script_args.game_seed, size=script_args.game_size)
     manifest = Manifest.scan(directory)
-    print(f"{split}: {len(manifest.rows())} games, manifest {manifest.hash}")
+    print(f"{split}: {manifest.summary()}")
     return manifest
 
 

@@ -12,7 +12,11 @@ from g2po_trl.prompting import PromptTemplate, PromptTooLongError, fit_prompt, p
         ("I should</think><action>look</action>", "assistant\n<think>\n", ("look", True)),
         ("I should</think><action>look</action>", "assistant\n", ("look", False)),
         ("<think>看</think><action>look</action>", "", ("look", False)),
-        ("<think>x</think> take the apple from the big table 1", "", ("k> take the apple from the big table 1"[-30:], False)),
+        (
+            "<think>x</think> take the apple from the big table 1",
+            "",
+            ("k> take the apple from the big table 1"[-30:], False),
+        ),
         ("", "", ("", False)),
         ("<think>x</think><action>one</action><action>two</action>", "", ("one", True)),
     ],

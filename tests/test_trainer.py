@@ -72,10 +72,11 @@ def weights(trainer):
     return torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
 
 
-# -- one gradient, however the batch is cut -----------------------------------------------------------------------------
+# -- one gradient, however the batch is cut ---------------------------------------------------------------------------
 
 
 def gradient(trainer, micro_batches):
+    trainer.current_gradient_accumulation_steps = 1  # transformers sets it when training starts
     trainer.model.zero_grad()
     trainer.model.train()
     for micro_batch in micro_batches:
@@ -140,7 +141,7 @@ def test_the_gradient_is_the_one_of_the_equation(make_trainer):
     assert (ours - plain).norm() / plain.norm() < 1e-5
 
 
-# -- training -----------------------------------------------------------------------------------------------------------
+# -- training ---------------------------------------------------------------------------------------------------------
 
 
 def test_training_changes_the_model_and_writes_what_it_did(make_trainer, tmp_path):
@@ -192,7 +193,7 @@ def test_it_learns(make_trainer, tmp_path):
         per_device_train_batch_size=32,
         num_generations=8,
         steps_per_generation=2,
-        max_steps=50,
+        max_steps=100,
         max_completion_length=1,
         learning_rate=3e-3,
         beta=0.0,
@@ -248,7 +249,7 @@ def test_lora_reference_is_the_adapter_switched_off(make_trainer, tmp_path, tiny
         trainer.close()
 
 
-# -- faults and bad input -----------------------------------------------------------------------------------------------
+# -- faults and bad input ---------------------------------------------------------------------------------------------
 
 
 def test_killed_worker_becomes_error_trajectories(make_trainer, tmp_path):
