@@ -1,0 +1,398 @@
+"""The TextWorld/ALFWorld engine, with its repeated pure work done once. For worker processes, never the trainer's.
+
+    game file ─▶ Game: PDDL translated once, then a lazily explored graph of engine states
+                   State ──command──▶ (feedback, State) ──command──▶ …
+    Session ─▶ one cursor on that graph: what an environment holds
+
+An ALFWorld game is deterministic, and its texts are functions of its facts alone. So each transition is worked out by
+the engine once and then looked up, for every episode of every member of a group. The planner library that holds the
+engine's state is loaded once a process; to work out a new transition from a state it is not in, it is set back to the
+start (1 to 4 ms) and brought there by replaying operators (0.05 ms each). Memory is bounded by `GameCache`.
+
+Every text and every list of commands equals what `textworld.envs.PddlEnv` answers; `tests/test_alfworld_engine.py`
+plays both. Nothing of the engine is imported before the first game is loaded. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+NOTHING_HAPPENS = "Nothing happens."
+_TASK = re.compile(r"Your task is to: ([^\"\\{}\[\]#|]*)\.\"")
+_NO_TASK = "UNKNOWN GOAL"
+
+
+class CorruptGameError(ValueError):
+    """A game file that cannot be read; the message names it."""
+
+
+def read_game(path: str) -> dict[str, Any]:
+    """The content of a `game.tw-pddl` file, checked for the fields that playing needs."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            game = json.load(file)
+    except (OSError, ValueError) as error:
+        raise CorruptGameError(f"{path}: not a readable game file ({error})") from error
+    missing = [
+        key for key in ("pddl_domain", "grammar", "pddl_problem") if not isinstance(game, dict) or key not in game
+    ]
+    if missing:
+        raise CorruptGameError(f"{path}: not an ALFWorld game: it lacks {', '.join(missing)}")
+    return game
+
+
+def task_text(grammar: str) -> str:
+    """The goal in words, as the game's grammar says it, without the final full stop."""
+    match = re.search(r'Your task is to: (.*?)\.?\s*"\s*\}', grammar)
+    return match.group(1).replace('\\"', '"').strip() if match else ""
+
+
+class State:
+    """One state of a game: what can be done in it, and what is known to follow."""
+
+    __slots__ = ("actions", "admissible", "edges", "parent", "won")
+
+    def __init__(self, actions: dict[str, Any], won: bool, parent: tuple[State, Any] | None):
+        self.actions = actions
+        self.admissible = sorted(actions)
+        self.edges: dict[str, tuple[str, State]] = {}
+        self.parent = parent
+        self.won = won
+
+
+class Game:
+    """A loaded game: `intro`, `task` and the graph of its states from `start` on.
+
+    With `planning`, the planner's own translation is made too (this doubles the time) and `plan()` can be called.
+    """
+
+    def __init__(self, data: dict[str, Any], planning: bool = False):
+        engine = _engine()
+        self._engine = engine
+        self.task = task_text(data["grammar"])
+        # The grammar differs between games in the task's sentence alone: parsed once, the sentence put in afterwards.
+        task = _TASK.search(data["grammar"])
+        grammar = data["grammar"].replace(task.group(0), f'Your task is to: {_NO_TASK}."') if task else data["grammar"]
+        with _guarded():
+            self._logic = engine.logic(data["pddl_domain"], grammar)
+            self._facts = engine.new_facts(data["pddl_problem"], self._logic, planning)
+        facts = self._facts
+        self.size = len(facts.sas)
+        self._sas, facts.sas = facts.sas.encode(), None
+        self._operators: dict[int, Any] = {}
+        self._actions: dict[int, tuple[str, Any]] = {}
+        self._commands: dict[tuple, str] = {}
+        self._entities = engine.entities(facts)
+        self._names = {name: info.name for name, info in self._entities.items()}
+        self._read, self._constant = _read_and_constant_predicates(facts.task, grammar)
+        facts.task = None
+        self._initial = _snapshot(facts)
+        self._states: dict[frozenset, State] = {}
+        engine.owner, self._here = self, None
+        intro = self._logic.grammar.derive("#intro#", self._context())
+        self.intro = intro.replace(_NO_TASK, task.group(1)) if task else intro
+        self.start = self._here = self._state(None)
+
+    def plan(self) -> list[str]:
+        """Commands that win from the start; empty when there is no way. Only right after loading."""
+        return self._facts.replan(self._entities)
+
+    def follow(self, state: State, command: str) -> tuple[str, State]:
+        """Feedback and next state of a command. A command that cannot be done changes nothing."""
+        edge = state.edges.get(command)
+        if edge is None:
+            if command not in state.actions:
+                return NOTHING_HAPPENS, state
+            edge = state.edges[command] = self._explore(state, command)
+        return edge
+
+    def _explore(self, state: State, command: str) -> tuple[str, State]:
+        self._go_to(state)
+        action = state.actions[command]
+        self._here = None  # in doubt until all is done
+        self._facts.apply(action)
+        feedback = self._logic.grammar.derive(action.feedback_rule, self._context(action))
+        self._here = self._state((state, action))
+        return feedback, self._here
+
+    def _go_to(self, state: State) -> None:
+        if self._engine.owner is self and self._here is state:
+            return
+        path = []
+        goal = state
+        while state.parent is not None:
+            state, action = state.parent
+            path.append(action)
+        self._engine.library.load_sas(self._sas)
+        self._engine.owner = self
+        _restore(self._facts, self._initial)
+        self._facts._operators = self._operators
+        for action in reversed(path):
+            self._facts.apply(action)
+        self._here = goal
+
+    def _state(self, parent: tuple[State, Any] | None) -> State:
+        """The state that the engine is in: a known one, or a new one."""
+        key = frozenset(
+            fact for sign, facts in self._facts._facts.items() if _base(sign.name) in self._read for fact in facts
+        )
+        state = self._states.get(key)
+        if state is None:
+            actions: dict[str, Any] = {}
+            for action in self._applicable():
+                actions.setdefault(self._command(action), action)
+            state = self._states[key] = State(actions, bool(self._engine.library.check_goal()), parent)
+        return state
+
+    def _applicable(self) -> Iterator[Any]:
+        """The engine's actions here, in its order; objects are made once an operator."""
+        library, seen = self._engine.library, set()
+        operators = (self._engine.Operator * library.get_applicable_operators_count())()
+        library.get_applicable_operators(operators)
+        for operator in operators:
+            if operator.id not in self._actions:
+                # A copy: a slice of the array would keep the whole array alive.
+                self._operators[operator.id] = copy.copy(operator)
+                self._actions[operator.id] = (operator.name, self._engine.action(self._facts, operator))
+            name, action = self._actions[operator.id]
+            if name not in seen:
+                seen.add(name)
+                yield action
+        self._facts._operators = self._operators
+
+    def _command(self, action: Any) -> str:
+        template = action.command_template
+        key = (template, *((slot.name, variable.name) for slot, variable in action.mapping.items()))
+        command = self._commands.get(key)
+        if command is None:
+            derived = self._logic.grammar.derive(template, self._context(action))
+            command = derived.format(**{slot.name: self._names[var.name] for slot, var in action.mapping.items()})
+            if self._depends_on_constants(template):
+                self._commands[key] = command
+        return command
+
+    def _depends_on_constants(self, template: str) -> bool:
+        queried = re.findall(r"([\w@-]+)\(", template)
+        return "#" not in template and all(name in self._constant for name in queried)
+
+    def _context(self, action: Any = None) -> dict[str, Any]:
+        mapping = action.mapping if action else {}
+        return {
+            "state": self._facts,
+            "facts": [],  # no grammar rule reads them from here
+            "variables": {slot.name: self._entities[variable.name] for slot, variable in mapping.items()},
+            "mapping": mapping,
+            "entity_infos": self._entities,
+        }
+
+
+class Session:
+    """One episode on a game: a cursor on its graph of states."""
+
+    def __init__(self, game: Game):
+        self.game = game
+        self.reset()
+
+    def reset(self) -> str:
+        self.state = self.game.start
+        return self.game.intro
+
+    def step(self, command: str) -> str:
+        feedback, self.state = self.game.follow(self.state, command.strip())
+        return feedback
+
+    @property
+    def admissible(self) -> list[str]:
+        return self.state.admissible
+
+    @property
+    def won(self) -> bool:
+        return self.state.won
+
+
+class GameCache:
+    """The games this process played last, by id; `max_size` bounds the sum of their translations in bytes.
+
+    A game in memory takes about five times its translation: 0.1 MB for a small generated game, 10 MB for a kitchen.
+    """
+
+    def __init__(self, max_size: int = 24_000_000, max_games: int = 256):
+        self.max_size, self.max_games = max_size, max_games
+        self._games: OrderedDict[str, Game] = OrderedDict()
+
+    def get(self, key: str, read) -> Game:
+        """The game under `key`; `read()` gives its content when it is not held."""
+        if key not in self._games:
+            self._games[key] = Game(read())
+            while len(self._games) > 1 and (
+                len(self._games) > self.max_games or sum(game.size for game in self._games.values()) > self.max_size
+            ):
+                self._games.popitem(last=False)
+        self._games.move_to_end(key)
+        return self._games[key]
+
+
+GAMES = GameCache()
+
+
+class _Engine:
+    """The installed packages, imported once and with their pure functions memoised, and the one planner library."""
+
+    def __init__(self):
+        with _guarded():
+            import fast_downward
+            from alfworld.agents.utils.misc import Demangler
+            from textworld.envs.pddl import logic, textgen
+            from textworld.generator.game import EntityInfo
+            from textworld.logic import Action, Placeholder, Rule, Variable
+
+        self.library = fast_downward.load_lib()
+        self.Operator = fast_downward.Operator
+        self.owner: Game | None = None  # whose translation the library holds
+        self._pddl, self._demangler, self._entity = logic, Demangler, EntityInfo
+        self._action, self._placeholder, self._variable = Action, Placeholder, Variable
+        self.logic = functools.lru_cache(8)(logic.GameLogic)
+
+        parse = functools.lru_cache(4096)(textgen._parse_and_convert)
+        # Symbols are changed while a text is derived, so each use gets its own.
+        textgen._parse_and_convert = lambda text, **options: [_fresh(s) for s in parse(text, **options)]
+        textgen.copy_context = _copy_context
+        query = functools.lru_cache(4096)(Rule.parse_conjunctive_query)
+        Rule.parse_conjunctive_query = staticmethod(query)
+
+    def new_facts(self, problem: str, logic: Any, planning: bool) -> Any:
+        """The engine's own initial state. Its second translation serves planning alone and is else left out."""
+        import fast_downward
+
+        if planning:
+            return self._pddl.PddlState(self.library, problem, logic)
+
+        translate = fast_downward.pddl2sas
+
+        def once(domain, problem, verbose=False, optimize=False):
+            return (None, "") if optimize else translate(domain, problem, verbose)
+
+        fast_downward.pddl2sas = once
+        try:
+            return self._pddl.PddlState(_PlayOnly(self.library), problem, logic)
+        finally:
+            fast_downward.pddl2sas = translate
+
+    def entities(self, facts: Any) -> dict[str, Any]:
+        entities = {}
+        for fact in facts.facts:
+            for variable in fact.arguments:
+                entities.setdefault(variable.name, self._entity(variable.name, variable.type))
+        demangler = self._demangler(game_infos=entities)
+        for entity in entities.values():
+            entity.name = demangler.demangle_alfred_name(entity.id)
+            entity.definite, entity.indefinite = "the", "a"
+        return entities
+
+    def action(self, facts: Any, operator: Any) -> Any:
+        name, *arguments = operator.name.split()
+        action = self._action(name=name, preconditions=[], postconditions=[])
+        action.id = operator.id
+        action.mapping = {
+            self._placeholder(slot.name.strip("?"), slot.type_name): self._variable(argument, slot.type_name)
+            for slot, argument in zip(facts._actions[name].parameters, arguments)
+        }
+        described = facts._logic.actions[name]
+        action.command_template, action.feedback_rule = described.template, described.feedback_rule
+        return action
+
+
+@functools.lru_cache(1)
+def _engine() -> _Engine:
+    return _Engine()
+
+
+class _PlayOnly:
+    """The planner library without the part that plans."""
+
+    def __init__(self, library: Any):
+        self._library = library
+
+    def load_sas_replan(self, sas: bytes) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[None]:
+    """The translator overwrites `sys.argv` and swaps stdout: put both back, whatever happens."""
+    argv, stdout = sys.argv, sys.stdout
+    try:
+        yield
+    finally:
+        sys.argv, sys.stdout = argv, stdout
+
+
+def _fresh(symbol: Any) -> Any:
+    """A copy of a grammar symbol down to the symbols inside it, for contexts of its own."""
+    new = copy.copy(symbol)
+    for name in ("symbol", "expression"):
+        inner = getattr(new, name, None)
+        if hasattr(inner, "context"):
+            setattr(new, name, _fresh(inner))
+    return new
+
+
+def _copy_context(context: dict[str, Any]) -> dict[str, Any]:
+    # Names and mappings are added to a context, never changed in place: shallow copies do.
+    return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
+
+
+def _base(name: str) -> str:
+    return name.removeprefix("not_")
+
+
+def _snapshot(facts: Any) -> tuple:
+    copied = {sign: set(found) for sign, found in facts._facts.items()}
+    by_type = {kind: set(found) for kind, found in facts._vars_by_type.items()}
+    return copied, dict(facts._vars_by_name), by_type, dict(facts._var_counts)
+
+
+def _restore(facts: Any, snapshot: tuple) -> None:
+    copied, by_name, by_type, counts = snapshot
+    facts._facts.clear()
+    facts._facts.update((sign, set(found)) for sign, found in copied.items())
+    facts._vars_by_name = dict(by_name)
+    facts._vars_by_type.clear()
+    facts._vars_by_type.update((kind, set(found)) for kind, found in by_type.items())
+    facts._var_counts.clear()
+    facts._var_counts.update(counts)
+
+
+def _read_and_constant_predicates(task: Any, grammar: str) -> tuple[set[str], set[str]]:
+    """Predicates that change and that something reads (they tell states apart), and those that never change."""
+    changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
+    derived = {axiom.name for axiom in task.axioms}
+    read: set[str] = set()
+
+    def collect(condition: Any) -> None:
+        if hasattr(condition, "predicate"):
+            read.add(condition.predicate)
+        for part in getattr(condition, "parts", ()):
+            collect(part)
+
+    for action in task.actions:
+        collect(action.precondition)
+        for effect in action.effects:
+            collect(effect.condition)
+    for axiom in task.axioms:
+        collect(axiom.condition)
+    collect(task.goal)
+    read.update(_base(name) for name in re.findall(r"([\w@-]+)\(", grammar))
+    known = {fact.predicate for fact in task.init if hasattr(fact, "predicate")}
+    return read & changing, known - changing - derived

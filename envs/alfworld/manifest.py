@@ -1,0 +1,154 @@
+"""Which games there are: a sorted list with ids made of the games' content.
+
+The same games give the same ids, the same order and the same `hash` on every machine and under every path, so a
+panel of tasks can be named in a paper or a log by one short string.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from g2po_envs.alfworld.engine import CorruptGameError, read_game
+
+GAME_FILE = "game.tw-pddl"
+TASK_TYPES = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+# The official loader leaves these out too: the game files come with tasks that the text engine cannot state.
+_LEFT_OUT = ("movable", "Sliced")
+
+
+def game_id(game: dict) -> str:
+    """Id of a game by what is played: the problem and the grammar, which holds the task's wording."""
+    content = f"{game['pddl_problem']}\0{game['grammar']}"
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Playable games by id.
+
+    Args:
+        games: id -> (task type, path), in the order of the sorted ids.
+        skipped: why games were left out -> how many.
+    """
+
+    games: dict[str, tuple[str, str]]
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def scan(cls, directory: str | Path, task_types: Iterable[str] | None = None) -> Manifest:
+        """Find every `game.tw-pddl` below `directory`, in the official layout or any other.
+
+        Raises:
+            FileNotFoundError: when there is no game to play.
+            CorruptGameError: when a game file cannot be read; the message names it.
+        """
+        directory = Path(directory).expanduser()
+        if not directory.is_dir():
+            raise FileNotFoundError(f"{directory} is not a folder: give one that holds {GAME_FILE} files")
+        wanted = TASK_TYPES if task_types is None else tuple(task_types)
+        unknown = set(wanted) - set(TASK_TYPES)
+        if unknown:
+            raise ValueError(f"unknown task types {sorted(unknown)}; there are {', '.join(TASK_TYPES)}")
+        games, skipped = {}, Counter()
+        for path in sorted(Path(root, GAME_FILE) for root, _, files in os.walk(directory) if GAME_FILE in files):
+            game = read_game(str(path))
+            if any(word in str(path.relative_to(directory)) for word in _LEFT_OUT):
+                skipped["movable receptacle or sliced object"] += 1
+            elif game.get("solvable") is False:
+                skipped["unsolvable"] += 1
+            elif (task_type := _task_type(path)) not in wanted:
+                skipped["other task type"] += 1
+            elif (task_id := game_id(game)) in games:
+                skipped["the same game again"] += 1
+            else:
+                games[task_id] = (task_type, str(path.absolute()))
+        if not games:
+            reasons = ", ".join(f"{number} {reason}" for reason, number in skipped.items())
+            raise FileNotFoundError(
+                f"no games in {directory}: "
+                + (
+                    f"{sum(skipped.values())} left out ({reasons})"
+                    if skipped
+                    else f"no {GAME_FILE} below it. `alfworld-download` gets the official ones, "
+                    "`python -m g2po_envs.alfworld.games` makes some"
+                )
+            )
+        return cls(dict(sorted(games.items())), dict(skipped))
+
+    @property
+    def hash(self) -> str:
+        """Name of the set of games, independent of where they lie."""
+        return hashlib.sha256("\n".join(sorted(self.games)).encode()).hexdigest()[:12]
+
+    def rows(self) -> list[dict[str, str]]:
+        """Dataset rows: what `AlfworldEnvironment.reset` needs, and the task type for tables."""
+        return [{"task_id": task_id, "task_type": task_type} for task_id, (task_type, _) in self.games.items()]
+
+    def path(self, task_id: str) -> str:
+        try:
+            return self.games[task_id][1]
+        except KeyError:
+            raise KeyError(f"no game {task_id!r} in manifest {self.hash} ({len(self.games)} games)") from None
+
+    def merged(self, *others: Manifest) -> Manifest:
+        """One manifest that knows the games of all: for an environment that trains and evaluates."""
+        games, skipped = dict(self.games), Counter(self.skipped)
+        for other in others:
+            games.update(other.games)
+            skipped.update(other.skipped)
+        return Manifest(dict(sorted(games.items())), dict(skipped))
+
+    def summary(self) -> str:
+        """One line: how many games of which type, what was left out, the hash."""
+        types = ", ".join(
+            f"{number} {kind}" for kind, number in sorted(Counter(k for k, _ in self.games.values()).items())
+        )
+        left_out = "".join(f"; left out {number}: {reason}" for reason, number in self.skipped.items())
+        return f"{len(self.games)} games ({types}){left_out}; manifest {self.hash}"
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps({"hash": self.hash, "games": self.games, "skipped": self.skipped}, indent=1))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Manifest:
+        data = json.loads(Path(path).read_text())
+        manifest = cls({task_id: tuple(game) for task_id, game in data["games"].items()}, data["skipped"])
+        if manifest.hash != data["hash"]:
+            raise ValueError(f"{path}: the games do not match the hash {data['hash']}: the file was changed")
+        return manifest
+
+    def __len__(self) -> int:
+        return len(self.games)
+
+
+def _task_type(path: Path) -> str:
+    """From `traj_data.json` beside the game, else from the name of a folder above it."""
+    try:
+        described = json.loads((path.parent / "traj_data.json").read_text())["task_type"]
+    except FileNotFoundError:
+        described = ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptGameError(f"{path.parent / 'traj_data.json'}: names no task type ({error})") from error
+    for name in (described, *(parent.name for parent in path.parents)):
+        for task_type in TASK_TYPES:
+            if name.startswith(task_type):
+                return task_type
+    if described:
+        return described
+    raise CorruptGameError(
+        f"{path}: task type unknown. Put a traj_data.json with a task_type beside it, or name a folder above it "
+        "like pick_and_place_simple-Mug-None-Desk-1"
+    )

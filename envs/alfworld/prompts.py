@@ -1,0 +1,45 @@
+"""What the model reads in ALFWorld: one wording for language models of any size, and one of few words for tiny ones.
+
+Both have the paper's slots (task, steps taken, the last observations and actions, current step, observation,
+admissible actions) and the same reply, `<think>…</think>` and then `<action>…</action>`; the compact one is for models
+that know the reply's format from training and need not be told.
+"""
+
+from __future__ import annotations
+
+from g2po_trl.prompting import PromptTemplate
+
+_REPLY = """Decide on your next action. First reason about the situation step by step, inside <think> </think> tags. \
+Then pick one of the admissible actions and write it, exactly as listed, inside <action> </action> tags."""
+
+ALFWORLD_PROMPT = PromptTemplate(
+    first="""You are an agent in a house simulated in text (ALFRED). You solve household tasks by acting in it.
+
+What you see now: {observation}
+
+Actions admissible now:
+{actions}
+
+"""
+    + _REPLY,
+    later="""You are an agent in a house simulated in text (ALFRED). You solve household tasks by acting in it. \
+Your task is to: {task}.
+
+You have taken {steps_taken} step(s) so far. Your last {history_length} observation(s) and the actions you took then:
+{history}
+
+You are now at step {current_step}. What you see now: {observation}
+
+Actions admissible now:
+{actions}
+
+"""
+    + _REPLY,
+    history_entry="Step {step}: you saw '{observation}' and you did '{action}'",
+)
+
+ALFWORLD_COMPACT_PROMPT = PromptTemplate(
+    first="Task: {task}\nSeen: {observation}\nActions:\n{actions}",
+    later="Task: {task}\nDone:\n{history}\nSeen: {observation}\nActions:\n{actions}",
+    history_entry="{observation} > {action}",
+)
