@@ -1,0 +1,248 @@
+"""Demonstrations on training games: what an expert would do, in states a careless agent gets into.
+
+A walkthrough shows one good path; a model that only ever saw good paths is lost one step beside them. So a *careless
+walker* plays each game (it follows the expert most of the time, looks in wrong places, undoes its own work) and the
+expert's answer is noted in every state it gets into.
+
+The expert needs no planner. A scout first walks through the whole room and reads where everything is; from then on the
+walker's own actions say what changed. While it searches, the expert heads for the object's true place: over many games
+that is a search over the places that are still possible, which is all that a reader of the prompt can do.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from g2po_trl.environment import Observation, TextEnvironment
+
+TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+_ADJECTIVES = {"clean": "clean", "hot": "heat", "cool": "cool"}
+_TASKS = (  # the sentences of alfworld.gen.goal_library
+    re.compile(r"(?:look at|examine) (?:the )?(?P<object>\w+) (?:under|with) the (?P<lamp>\w+)"),
+    re.compile(r"(?P<two>put two) (?P<object>\w+) (?:in|on) (?P<place>\w+)"),
+    re.compile(r"(?P<two>find two) (?P<object>\w+) and put them (?:in|on) (?P<place>\w+)"),
+    re.compile(r"put a (?P<adjective>clean|hot|cool) (?P<object>\w+) (?:in|on) (?P<place>\w+)"),
+    re.compile(r"(?P<verb>clean|heat|cool) some (?P<object>\w+) and put it (?:in|on) (?P<place>\w+)"),
+    re.compile(r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)"),
+)
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One prompt's contents and the expert's action."""
+
+    task: str
+    observation: str
+    actions: Sequence[str]
+    history: Sequence[tuple[str, str]]
+    steps_taken: int
+    expert: str
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a task's sentence asks for. `verb`: what must be done to the object before it is put down."""
+
+    kind: str
+    place: str | None = None
+    lamp: str | None = None
+    verb: str | None = None
+    two: bool = False
+
+    @classmethod
+    def from_task(cls, task: str) -> Goal:
+        for pattern in _TASKS:
+            if match := pattern.search(task):
+                found = match.groupdict()
+                verb = found.get("verb") or _ADJECTIVES.get(found.get("adjective"))
+                return cls(found["object"], found.get("place"), found.get("lamp"), verb, bool(found.get("two")))
+        raise ValueError(f"not the sentence of a known task type: {task!r}")
+
+
+def _kind(name: str) -> str:
+    return name.rsplit(" ", 1)[0]
+
+
+@dataclass
+class House:
+    """Where everything is, kept up to date by the actions that were played."""
+
+    receptacles: list[str]
+    place_of: dict[str, str]
+    closed: set[str]
+    here: str | None = None
+    held: str | None = None
+    done: dict[str, set[str]] = field(default_factory=dict)
+
+    @classmethod
+    def scout(cls, environment: TextEnvironment, task: dict[str, Any]) -> House:
+        """Look into every corner of the room, reading."""
+        start = _observation(environment.reset(**task))
+        receptacles = [a.removeprefix("go to ") for a in start.admissible_actions if a.startswith("go to ")]
+        house = cls(receptacles, {}, set())
+        for place in receptacles:
+            seen = _observation(environment.step(f"go to {place}").observation)
+            if f"open {place}" in seen.admissible_actions:
+                house.closed.add(place)
+                seen = _observation(environment.step(f"open {place}").observation)
+            _, _, things = seen.text.partition("you see ")
+            house.place_of.update((thing, place) for thing in re.findall(r"\ban? (\w+ \d+)", things))
+        return house
+
+    def apply(self, action: str) -> None:
+        """Take note of an admissible action that was played."""
+        verb, *rest = action.split(" ")
+        first, second = " ".join(rest[:2]), " ".join(rest[3:])
+        if verb == "go":
+            self.here = " ".join(rest[1:])
+        elif verb == "open":
+            self.closed.discard(first)
+        elif verb == "close":
+            self.closed.add(first)
+        elif verb == "take":
+            self.held = first
+            self.place_of.pop(first)
+        elif verb == "move":
+            self.held = None
+            self.place_of[first] = second
+        elif verb in TOOLS:
+            done = self.done.setdefault(first, set())
+            done.add(verb)
+            done.discard({"heat": "cool", "cool": "heat"}.get(verb))
+
+
+class Expert:
+    """The action that serves the goal, in any state. `rng` decides between equals."""
+
+    def __init__(self, goal: Goal, rng: random.Random):
+        self.goal, self.rng = goal, rng
+
+    def act(self, house: House, actions: Sequence[str]) -> str:
+        if house.held is None:
+            return self._with_empty_hands(house, actions)
+        if _kind(house.held) != self.goal.kind:
+            return self._put_down(house, actions)
+        return self._with_the_object(house, actions)
+
+    def _ready(self, house: House, name: str) -> bool:
+        return self.goal.verb is None or self.goal.verb in house.done.get(name, ())
+
+    def _with_the_object(self, house: House, actions: Sequence[str]) -> str:
+        held, goal = house.held, self.goal
+        if goal.lamp:
+            lamps = sorted(name for name in house.place_of if _kind(name) == goal.lamp)
+            return self._at(
+                house, actions, {house.place_of[name] for name in lamps}, [f"use {name}" for name in lamps]
+            )
+        if not self._ready(house, held):
+            tools = [place for place in house.receptacles if _kind(place) == TOOLS[goal.verb]]
+            return self._at(house, actions, set(tools), [f"{goal.verb} {held} with {tool}" for tool in tools])
+        targets = {place for place in house.receptacles if _kind(place) == goal.place}
+        # Of two objects the second goes where the first one is.
+        targets = {p for o, p in house.place_of.items() if p in targets and _kind(o) == goal.kind} or targets
+        return self._at(house, actions, targets, [f"move {held} to {place}" for place in sorted(targets)])
+
+    def _put_down(self, house: House, actions: Sequence[str]) -> str:
+        here = [a for a in actions if a.startswith(f"move {house.held} to ")]
+        return here[0] if here else self._open_or_leave(actions)
+
+    def _with_empty_hands(self, house: House, actions: Sequence[str]) -> str:
+        if house.here in house.closed and f"open {house.here}" in actions:  # one cannot know what is inside
+            return f"open {house.here}"
+        wanted = {name: place for name, place in house.place_of.items() if _kind(name) == self.goal.kind}
+        if self.goal.two:  # one of two that already lies where it should stays there
+            for name in sorted(name for name, place in wanted.items() if _kind(place) == self.goal.place)[:1]:
+                del wanted[name]
+        takes = [f"take {name} from {place}" for name, place in sorted(wanted.items()) if place == house.here]
+        return self._at(house, actions, set(wanted.values()), takes)
+
+    def _at(self, house: House, actions: Sequence[str], places: set[str], doings: Sequence[str]) -> str:
+        """One of `doings` if it can be done, else open what is closed here, else go to one of `places`."""
+        possible = [action for action in doings if action in actions]
+        if possible:
+            return possible[0]
+        if house.here in places and f"open {house.here}" in actions:
+            return f"open {house.here}"
+        ways = [f"go to {place}" for place in sorted(places) if f"go to {place}" in actions]
+        return self.rng.choice(ways) if ways else self._open_or_leave(actions)
+
+    def _open_or_leave(self, actions: Sequence[str]) -> str:
+        for verb in ("open ", "go to "):
+            if some := [action for action in actions if action.startswith(verb)]:
+                return self.rng.choice(some)
+        return self.rng.choice(actions)
+
+
+def demonstrate(
+    environment: TextEnvironment,
+    tasks: Iterable[dict[str, Any]],
+    episodes: int,
+    seed: int,
+    max_turns: int = 20,
+    history_length: int = 2,
+) -> list[Demonstration]:
+    """Play each task `episodes` times as the careless walker; every state visited, with the expert's answer."""
+    shown = []
+    for number, task in enumerate(tasks):
+        scouted = House.scout(environment, task)
+        for episode in range(episodes):
+            rng = random.Random(f"{seed}-{number}-{episode}")
+            house = House(scouted.receptacles, dict(scouted.place_of), set(scouted.closed))
+            shown += _walk(environment, task, house, rng, max_turns, history_length)
+    return shown
+
+
+def _walk(
+    environment: TextEnvironment,
+    task: dict[str, Any],
+    house: House,
+    rng: random.Random,
+    max_turns: int,
+    history_length: int,
+) -> list[Demonstration]:
+    now = _observation(environment.reset(**task))
+    text = now.task
+    expert = Expert(Goal.from_task(text), rng)
+    carelessness = rng.choice((0.1, 0.3, 0.5))
+    shown, history = [], []
+    for turn in range(max_turns):
+        actions = now.admissible_actions
+        best = expert.act(house, actions)
+        shown.append(Demonstration(text, now.text, list(actions), history[-history_length:], turn, best))
+        action = _careless(actions, rng) if rng.random() < carelessness else best
+        result = environment.step(action)
+        house.apply(action)
+        history.append((now.text, action))
+        now = _observation(result.observation)
+        if result.terminated or result.truncated:
+            break
+    return shown
+
+
+def _careless(actions: Sequence[str], rng: random.Random) -> str:
+    """Somewhere else, or anything at all."""
+    ways = [action for action in actions if action.startswith("go to ")]
+    return rng.choice(ways if ways and rng.random() < 0.5 else actions)
+
+
+def _observation(seen: Observation | str) -> Observation:
+    return Observation(seen) if isinstance(seen, str) else seen
+
+
+def save(path: Path, demonstrations: Iterable[Demonstration]) -> None:
+    """One demonstration a line."""
+    with path.open("w", encoding="utf-8") as file:
+        for demonstration in demonstrations:
+            file.write(json.dumps(asdict(demonstration)) + "\n")
+
+
+def load(path: Path) -> list[Demonstration]:
+    """Read what `save` wrote."""
+    with path.open(encoding="utf-8") as file:
+        return [Demonstration(**json.loads(line)) for line in file]

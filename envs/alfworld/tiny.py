@@ -1,0 +1,22 @@
+"""The tiny model that ships with the package, and the setting it was taught in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from g2po_envs.alfworld.environment import AlfworldEnvironment
+from g2po_envs.alfworld.manifest import Manifest
+
+# Actions that change nothing: left out of what a tiny model has to read.
+HIDDEN_ACTIONS = ("help", "look", "inventory", "examine")
+HISTORY_LENGTH = 2
+
+
+def tiny_model_path() -> Path:
+    """Folder of the model and its tokenizer, for `from_pretrained`. Its README says how it was made."""
+    return Path(__file__).parent / "tiny_model"
+
+
+def tiny_environment(manifest: Manifest) -> AlfworldEnvironment:
+    """The environment as the tiny model was taught in it; to be used with `ALFWORLD_COMPACT_PROMPT`."""
+    return AlfworldEnvironment(manifest, hidden_actions=HIDDEN_ACTIONS, intro=False)

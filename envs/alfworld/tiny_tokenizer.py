@@ -1,0 +1,65 @@
+"""The tiny model's tokenizer: byte-level BPE in which every thing's name and every small number is one token.
+
+A name that is one token can be copied by one attention head in one step; a name in pieces takes a chain of them.
+It is a `Qwen2Tokenizer`, with that class's way to split text: `AutoTokenizer` makes one for every Qwen2 model,
+whatever its files say. That class splits numbers into digits, so the numbers are added tokens, found before it splits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from transformers import Qwen2Tokenizer
+
+from g2po_envs.alfworld.augmentation import TYPE_NAMES
+
+VERBS = ("go", "to", "take", "from", "move", "open", "close", "clean", "heat", "cool", "with", "use", "examine")
+TAGS = ("<think>", "</think>", "<action>", "</action>")
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MAX_NUMBER = 20
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
+    """Train on `texts` (games' text); names and numbers are made to be one token each, with their leading space."""
+    wanted = [f" {name}" for name in TYPE_NAMES] + [*VERBS]
+    numbers = [f" {number}" for number in range(1, MAX_NUMBER + 1)]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(TAGS) - len(numbers),
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # Merges go by count: said often enough, these are complete before anything else is.
+    bpe.train_from_iterator(_weighted(wanted, texts), trainer)
+    learned = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        padding_side="left",
+        model_max_length=1024,
+        chat_template=CHAT_TEMPLATE,
+    )
+    # The parser of replies reads the tags in decoded text: added, but not special, so that decoding keeps them.
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in (*TAGS, *numbers)])
+    split = [text for text in wanted + numbers if len(tokenizer(text)["input_ids"]) != 1]
+    if split:
+        raise ValueError(f"vocab_size={vocab_size} is too small: {', '.join(split[:5])} … take more than one token")
+    return tokenizer
+
+
+def _weighted(wanted: list[str], texts: Iterable[str]) -> Iterable[str]:
+    for _ in range(5_000):
+        yield from wanted
+    yield from texts

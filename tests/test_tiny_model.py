@@ -1,0 +1,127 @@
+"""The shipped tiny model: that it loads, writes what it should, and is made the same way twice."""
+
+import json
+import random
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytest.importorskip("alfworld")
+
+from g2po_envs.alfworld import games
+from g2po_envs.alfworld.augmentation import ROLES, TYPE_NAMES, augment
+from g2po_envs.alfworld.demonstrations import Expert, Goal, House, demonstrate
+from g2po_envs.alfworld.make_tiny_model import Phase, Recipe, make, prompt_text
+from g2po_envs.alfworld.tiny import tiny_environment, tiny_model_path
+from g2po_envs.alfworld.tiny_evaluation import play, summarize
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory):
+    return games.generate_games(tmp_path_factory.mktemp("games") / "held-out", "held-out", 18, seed=7, size="tiny")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(tiny_model_path())
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32)
+
+
+def test_files_are_small_and_safe():
+    names = {path.name for path in tiny_model_path().iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
+    assert (tiny_model_path() / "model.safetensors").stat().st_size <= 4_000_000
+
+
+def test_names_and_numbers_are_one_token(tokenizer):
+    for text in [f" {name}" for name in TYPE_NAMES] + [f" {number}" for number in range(1, 21)]:
+        assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) == 1, text
+
+
+@pytest.mark.parametrize("text", ["You arrive at shelf 1. In it, you see a cd 1.", "Zürich\n\n  日本 'quoted' 1234"])
+def test_tokenizer_gives_the_text_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_tags_survive_decoding_and_padding_is_not_the_end(tokenizer):
+    reply = "<think></think><action>go to fridge 1</action>"
+    ids = tokenizer(reply + "<|im_end|>", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == reply
+    assert len(ids) <= 14 and ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.padding_side == "left" and tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_replies_are_well_formed_and_admissible(one_thread, model, tokenizer, held_out):
+    rows = held_out.rows()
+    summary = summarize(play(model, tokenizer, held_out, rows, temperature=1.0, max_turns=15), rows)
+    assert summary["well_formed"] >= 0.95, summary
+    assert summary["admissible"] >= 0.9, summary
+    assert 0 < summary["success"] < 0.8, summary
+
+
+def test_expert_wins_every_kind_of_game(held_out):
+    environment = tiny_environment(held_out)
+    for row in held_out.rows():
+        house = House.scout(environment, row)
+        now = environment.reset(**row)
+        expert = Expert(Goal.from_task(now.task), random.Random(0))
+        for _ in range(20):
+            action = expert.act(house, now.admissible_actions)
+            assert action in now.admissible_actions
+            house.apply(action)
+            result = environment.step(action)
+            now = result.observation
+            if result.terminated:
+                break
+        assert result.info["success"], (row, now)
+
+
+def test_renaming_is_consistent_and_keeps_roles(held_out):
+    for number, shown in enumerate(demonstrate(tiny_environment(held_out), held_out.rows()[:6], 1, seed=0)):
+        other = augment(shown, random.Random(number), keep_names=0.0)
+        assert other.expert in other.actions
+        words, renamed = (re.findall(r"[a-z]+", d.task + " " + d.observation) for d in (shown, other))
+        pairs = set(zip(words, renamed))
+        assert len(words) == len(renamed) and len(pairs) == len(dict(pairs))
+        assert all(new == old for old, new in pairs if old in ROLES or old not in TYPE_NAMES)
+
+
+def test_making_is_deterministic(one_thread, tmp_path):
+    """The pipeline at a very reduced scale, twice: same tokenizer, same weights, same replies."""
+    recipe = Recipe(
+        num_games=12,
+        hidden_size=64,
+        intermediate_size=64,
+        num_layers=1,
+        batch_size=8,
+        bf16=False,
+        phases=(Phase("read", 4, 1e-3, whole_sequence=True), Phase("loosen", 3, 1e-3, noise=0.3)),
+    )
+    made = []
+    for attempt in ("once", "again"):
+        train = games.generate_games(tmp_path / attempt, "train", recipe.num_games, seed=3, size=recipe.size)
+        shown = demonstrate(tiny_environment(train), train.rows(), recipe.episodes_per_game, seed=3)
+        model, tokenizer = make(shown, recipe, seed=3)
+        made.append((shown, json.dumps(tokenizer.get_vocab(), sort_keys=True), model.state_dict(), tokenizer, model))
+    (shown, vocab, weights, tokenizer, model), (shown2, vocab2, weights2, _, _) = made
+    assert shown == shown2 and vocab == vocab2
+    assert all(torch.equal(weights[name], weights2[name]) for name in weights)
+    # Another seed is another model, so that the comparison above says something.
+    other, _ = make(shown, replace(recipe, phases=recipe.phases[:1]), seed=4)
+    assert not torch.equal(other.state_dict()["model.norm.weight"], weights["model.norm.weight"])
+    assert prompt_text(shown[0], tokenizer).endswith("<|im_start|>assistant\n")
