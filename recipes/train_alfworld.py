@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from datasets import Dataset
-from trl import ModelConfig, TrlParser, get_kbit_device_map, get_peft_config, get_quantization_config
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from g2po_envs.alfworld import (
     ALFWORLD_COMPACT_PROMPT,
@@ -46,6 +46,9 @@ class ScriptArguments:
     game_seed: int = field(default=0, metadata={"help": "Seed of generated games."})
     cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Where generated games are kept."})
     prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
+    intro: bool = field(
+        default=True, metadata={"help": "First observation: the whole welcome (true) or the room alone (false)."}
+    )
     hidden_actions: list[str] = field(
         default_factory=lambda: ["help"], metadata={"help": "First words of actions left out of the list."}
     )
@@ -81,8 +84,6 @@ def main() -> None:
         "attn_implementation": model_args.attn_implementation,
         **(args.model_init_kwargs or {}),
     }
-    if (quantization_config := get_quantization_config(model_args)) is not None:
-        args.model_init_kwargs |= {"device_map": get_kbit_device_map(), "quantization_config": quantization_config}
 
     trainer = G2POTrainer(
         model=model_args.model_name_or_path or str(tiny_model_path()),
@@ -90,10 +91,14 @@ def main() -> None:
         train_dataset=Dataset.from_list(train.rows()),
         eval_dataset=Dataset.from_list(held_out.rows()),
         environment_factory=partial(
-            AlfworldEnvironment, train.merged(held_out), hidden_actions=tuple(script_args.hidden_actions)
+            AlfworldEnvironment,
+            train.merged(held_out),
+            hidden_actions=tuple(script_args.hidden_actions),
+            intro=script_args.intro,
         ),
         prompt_template=PROMPTS[script_args.prompt],
         peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
     )
     if trainer.accelerator.is_main_process:
         run = {

@@ -1,0 +1,185 @@
+"""Does an environment keep its contract? Each broken promise is named with what to do about it.
+
+`check_environment` is a user's first command, in this process; the pool applies the same checks to everything an
+environment returns while it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+from .environment import Observation, StepResult, TextEnvironment
+
+
+class EnvironmentContractError(ValueError):
+    """An environment returned or did something its contract excludes."""
+
+
+def factory_name(environment_factory: Callable) -> str:
+    """What to call an environment in messages."""
+    while isinstance(environment_factory, functools.partial):
+        environment_factory = environment_factory.func
+    return getattr(environment_factory, "__name__", repr(environment_factory))
+
+
+def checked_observation(value: Any, where: str, max_characters: int | None = None) -> Observation:
+    """The value as an `Observation`; a string is one without a key and actions.
+
+    Raises:
+        EnvironmentContractError: for anything else, or fields of the wrong type.
+    """
+    if isinstance(value, str):
+        value = Observation(value)
+    if not isinstance(value, Observation):
+        raise EnvironmentContractError(
+            f"{where} returned {_show(value)} as observation; return an Observation, or its text as a string"
+        )
+    for name, kinds in (("text", str), ("state_key", (str, type(None))), ("task", (str, type(None)))):
+        if not isinstance(getattr(value, name), kinds):
+            raise EnvironmentContractError(
+                f"{where}: Observation.{name} is {_show(getattr(value, name))}, not a string"
+            )
+    actions = value.admissible_actions
+    if actions is not None:
+        if (
+            isinstance(actions, str)
+            or not isinstance(actions, Sequence)
+            or not all(isinstance(a, str) for a in actions)
+        ):
+            raise EnvironmentContractError(
+                f"{where}: Observation.admissible_actions is {_show(actions)}; give a list of strings, or None"
+            )
+        value = replace(value, admissible_actions=list(actions))
+    if max_characters is not None and len(value.text) > max_characters:
+        raise EnvironmentContractError(
+            f"{where}: the observation has {len(value.text)} characters, more than {max_characters}; shorten "
+            "it in the environment"
+        )
+    return value
+
+
+def checked_step(value: Any, where: str, max_characters: int | None = None) -> StepResult:
+    """The value as a `StepResult` with an `Observation` and a float reward.
+
+    Raises:
+        EnvironmentContractError: when it is none, or a field has the wrong type or is not finite.
+    """
+    if not isinstance(value, StepResult):
+        raise EnvironmentContractError(
+            f"{where} returned {_show(value)}; return StepResult(observation, reward, terminated)"
+        )
+    if isinstance(value.reward, bool) or not isinstance(value.reward, Real) and not hasattr(value.reward, "__float__"):
+        raise EnvironmentContractError(f"{where}: reward is {_show(value.reward)}; give a finite number")
+    if not math.isfinite(float(value.reward)):
+        raise EnvironmentContractError(f"{where}: reward is {value.reward}; give a finite number")
+    if not isinstance(value.info, dict):
+        raise EnvironmentContractError(f"{where}: info is {_show(value.info)}; give a dict")
+    try:
+        pickle.dumps(value.info)
+    except Exception as error:
+        raise EnvironmentContractError(f"{where}: info cannot be pickled ({error}); keep plain data in it") from error
+    return replace(
+        value,
+        observation=checked_observation(value.observation, where, max_characters),
+        reward=float(value.reward),
+        terminated=bool(value.terminated),
+        truncated=bool(value.truncated),
+    )
+
+
+def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
+    """Do a dataset's columns fit the arguments of `reset`?
+
+    Raises:
+        ValueError: a parameter without a column, or a column `reset` does not take.
+    """
+    reset = _reset_function(environment_factory)
+    if reset is None:  # a plain function makes the environment: only a call will tell
+        return
+    columns, name = list(columns), factory_name(environment_factory)
+    parameters = list(inspect.signature(reset).parameters.values())[1:]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        accepted = None
+    else:
+        accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    missing = [column for column in required if column not in columns]
+    if missing:
+        raise ValueError(
+            f"{name}.reset needs {', '.join(missing)}, the columns are {', '.join(columns)}: add the missing column"
+        )
+    extra = [] if accepted is None else [column for column in columns if column not in accepted]
+    if extra:
+        raise ValueError(
+            f"{name}.reset does not take {', '.join(extra)}: remove the column, or add **columns to reset's arguments"
+        )
+
+
+def check_environment(
+    environment_factory: Callable[[], TextEnvironment],
+    task: dict[str, Any],
+    actions: Sequence[str] | None = None,
+    max_steps: int = 20,
+) -> None:
+    """Play an environment a little and say what is wrong with it. Prints nothing and returns when nothing is.
+
+    Args:
+        environment_factory: as given to the trainer.
+        task: keyword arguments of `reset`: one dataset row.
+        actions: what to play; by default the first admissible action of each observation.
+        max_steps: steps to play at most.
+
+    Raises:
+        EnvironmentContractError: the first broken promise, with its remedy.
+        ValueError: `task` does not fit the arguments of `reset`.
+    """
+    name = factory_name(environment_factory)
+    check_task_columns(environment_factory, task)
+    environment = environment_factory()
+    for method in ("reset", "step", "close"):
+        if not callable(getattr(environment, method, None)):
+            raise EnvironmentContractError(f"{name} has no method {method}: derive it from TextEnvironment")
+    try:
+        first = checked_observation(environment.reset(**task), f"{name}.reset")
+        again = checked_observation(environment.reset(**task), f"{name}.reset")
+        if first != again:
+            raise EnvironmentContractError(
+                f"{name}.reset is not deterministic: the same task gave {_show(first.text)} and then "
+                f"{_show(again.text)}. Members of a group must start in the same state: seed what is random from the "
+                "task"
+            )
+        checked_step(environment.step("\x00 no such action"), f"{name}.step")  # must be answered, not raised
+        observation = checked_observation(environment.reset(**task), f"{name}.reset")
+        for number in range(max_steps if actions is None else len(actions)):
+            action = actions[number] if actions is not None else (observation.admissible_actions or ["look"])[0]
+            result = checked_step(environment.step(action), f"{name}.step")
+            if result.terminated or result.truncated:
+                break
+            observation = result.observation
+    except EnvironmentContractError:
+        raise
+    except Exception as error:
+        raise EnvironmentContractError(
+            f"{name} raised {type(error).__name__}: {error}. An impossible action is answered, not raised; a "
+            "task that cannot be played should not be in the dataset"
+        ) from error
+    finally:
+        environment.close()
+
+
+def _reset_function(environment_factory: Callable) -> Callable | None:
+    while isinstance(environment_factory, functools.partial):
+        environment_factory = environment_factory.func
+    return environment_factory.reset if inspect.isclass(environment_factory) else None
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,273 @@
+"""Environments in worker processes: many episodes in few processes, and no environment can end a run.
+
+An episode has a *slot*, from one `reset` of the pool to the next. Members of a group live in the same worker, so what
+a game costs to prepare is paid once. Whatever an environment does wrong comes back as an `EnvironmentFailure` in place
+of its result: raise, hang (its worker is killed), die, or return nonsense. A worker that is lost takes the episodes it
+hosted with it and is replaced at the next `reset`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import dill
+
+from .environment import Observation, StepResult, TextEnvironment
+from .environment_check import EnvironmentContractError, factory_name
+
+
+@dataclass(frozen=True)
+class EnvironmentFailure:
+    """What came instead of an observation.
+
+    Args:
+        kind: `"exception"` (raised), `"timeout"` (hung), `"crash"` (its process died), `"invalid"` (broke its
+            contract).
+        message: what happened where, with the worker's traceback if there is one.
+    """
+
+    kind: str
+    message: str
+
+
+class _Worker:
+    """One process, its pipe, and the slots it still owes an answer for, in the order it works on them."""
+
+    def __init__(self, setup: bytes):
+        self.connection, child = Pipe()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "g2po_trl.environment_worker", str(child.fileno())]
+        self.process = subprocess.Popen(command, pass_fds=[child.fileno()], env=environment)
+        child.close()
+        self.owed: deque[int] = deque()
+        self.deadline = 0.0
+        with contextlib.suppress(OSError):  # died at once: the first answer that does not come will tell
+            self.connection.send_bytes(setup)
+
+    def send(self, command: str, jobs: list[tuple[int, Any]], timeout: float) -> None:
+        self.owed = deque(slot for slot, _ in jobs)
+        self.deadline = time.monotonic() + timeout
+        with contextlib.suppress(OSError):
+            self.connection.send((command, jobs))
+
+    def end(self, patience: float = 0.0) -> int:
+        """Close the pipe, and kill the process unless it ends by itself in time. Returns its exit status."""
+        self.connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(patience)
+        self.process.kill()
+        return self.process.wait()
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _end_all(workers: list[_Worker | None]) -> None:
+    for worker in workers:
+        if worker is not None:
+            worker.connection.close()  # all learn it at the same time
+    for worker in workers:
+        if worker is not None:
+            worker.end(patience=2.0)
+    workers.clear()
+
+
+class EnvironmentPool:
+    """Plays environments in worker processes.
+
+    Args:
+        environment_factory: makes an environment. Pickled with dill: a class of a script or a notebook will do.
+        num_workers: processes; `None`: as many as cores this process may use.
+        reset_timeout, step_timeout: seconds one episode's reset or step may take.
+        max_observation_characters: longer observations are an `"invalid"` failure.
+
+    Raises:
+        ValueError: when the factory cannot be pickled, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        environment_factory: Callable[[], TextEnvironment],
+        num_workers: int | None = None,
+        reset_timeout: float = 120.0,
+        step_timeout: float = 60.0,
+        max_observation_characters: int | None = 1_000_000,
+    ):
+        num_workers = _usable_cores() if num_workers is None else num_workers
+        for name, value in (
+            ("num_workers", num_workers),
+            ("reset_timeout", reset_timeout),
+            ("step_timeout", step_timeout),
+        ):
+            if value <= 0:
+                raise ValueError(f"{name} is {value}: set it above 0")
+        try:
+            self._setup = dill.dumps((environment_factory, max_observation_characters), recurse=True)
+        except Exception as error:
+            raise ValueError(
+                f"environment_factory {factory_name(environment_factory)} cannot be sent to worker processes "
+                f"({error}): pass a class, or a function or functools.partial that makes the environment from plain data"
+            ) from error
+        self.name = factory_name(environment_factory)
+        self.reset_timeout, self.step_timeout = reset_timeout, step_timeout
+        self._workers: list[_Worker | None] = [None] * num_workers
+        self._home: dict[int, int] = {}  # live slot -> worker
+        self._finalizer = weakref.finalize(self, _end_all, self._workers)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._workers)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Processes that are running now."""
+        return [worker.process.pid for worker in self._workers if worker is not None]
+
+    def reset(
+        self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[int] | None = None
+    ) -> list[Observation | EnvironmentFailure]:
+        """Open an episode of each task; episode i is slot i until the next reset, which ends all of them.
+
+        Args:
+            groups: group of each episode; its members share a worker. `None`: no groups.
+        """
+        self._check_open()
+        groups = list(range(len(tasks))) if groups is None else list(groups)
+        if len(groups) != len(tasks):
+            raise ValueError(f"{len(tasks)} tasks and {len(groups)} groups: give one group for each task")
+        worker_of_group = {group: i % self.num_workers for i, group in enumerate(dict.fromkeys(groups))}
+        todo = {slot: worker_of_group[group] for slot, group in enumerate(groups)}
+        self._home = dict(todo)
+        results: dict[int, Observation | EnvironmentFailure] = {}
+        while todo:
+            jobs: dict[int, list] = {}
+            for slot, worker in todo.items():
+                jobs.setdefault(worker, []).append((slot, dict(tasks[slot])))
+            answers, lost = self._run("reset", jobs, self.reset_timeout)
+            results.update(answers)
+            # A worker lost while it reset an episode takes the others with it: they can start anew elsewhere.
+            todo = {
+                slot: worker for slot, worker in self._home.items() if worker in lost and slot not in lost.values()
+            }
+            for slot in lost.values():
+                self._home.pop(slot, None)
+        self._forget_failed(results)
+        return [results[slot] for slot in range(len(tasks))]
+
+    def step(self, actions: Mapping[int, str]) -> dict[int, StepResult | EnvironmentFailure]:
+        """Play one action in each of the given live slots; workers work at the same time.
+
+        Raises:
+            ValueError: for a slot that is not live.
+        """
+        self._check_open()
+        jobs: dict[int, list] = {}
+        for slot, action in actions.items():
+            if slot not in self._home:
+                raise ValueError(f"slot {slot} has no live episode: it ended, failed, or was never reset")
+            jobs.setdefault(self._home[slot], []).append((slot, action))
+        results, lost = self._run("step", jobs, self.step_timeout)
+        self._forget_failed(results)
+        for slot, worker in list(self._home.items()):  # live, but not stepped now
+            if worker in lost:
+                del self._home[slot]
+        return {slot: results[slot] for slot in actions}
+
+    def check(self, task: Mapping[str, Any]) -> None:
+        """Reset one environment in a worker and play one step, to find a broken one before work is lost.
+
+        Raises:
+            EnvironmentContractError: with what the environment did.
+        """
+        (result,) = self.reset([task])
+        if not isinstance(result, EnvironmentFailure):
+            result = self.step({0: (result.admissible_actions or ["look"])[0]})[0]
+        self._home.clear()
+        if isinstance(result, EnvironmentFailure):
+            raise EnvironmentContractError(f"{self.name} fails on task {dict(task)} ({result.kind}): {result.message}")
+
+    def close(self) -> None:
+        """End all workers. The pool cannot be used afterwards."""
+        self._finalizer()
+
+    def __enter__(self) -> EnvironmentPool:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise ValueError("this EnvironmentPool is closed")
+
+    def _forget_failed(self, results: Mapping[int, Any]) -> None:
+        for slot, result in results.items():
+            if isinstance(result, EnvironmentFailure):
+                self._home.pop(slot, None)
+
+    def _run(self, command: str, jobs: Mapping[int, list], timeout: float) -> tuple[dict[int, Any], dict[int, int]]:
+        """Send each worker its jobs and collect every answer.
+
+        Returns:
+            Answer by slot; and, for workers that were lost, the slot they were at. In `step` all live episodes of a
+            lost worker are answered by its failure, in `reset` only the one it was at.
+        """
+        results: dict[int, Any] = {}
+        lost: dict[int, int] = {}
+        for index, worker_jobs in jobs.items():
+            if self._workers[index] is None:
+                self._workers[index] = _Worker(self._setup)
+            self._workers[index].send(command, worker_jobs, timeout)
+        waiting: dict[Connection, int] = {self._workers[index].connection: index for index in jobs}
+        while waiting:
+            now = time.monotonic()
+            patience = min(self._workers[index].deadline for index in waiting.values()) - now
+            for connection in wait(list(waiting), max(0.0, patience)):
+                index = waiting[connection]
+                worker = self._workers[index]
+                try:
+                    slot, answer = connection.recv()
+                except (EOFError, OSError):
+                    del waiting[connection]
+                    lost[index] = self._lose(index, command, "crash", results)
+                    continue
+                results[slot] = EnvironmentFailure(*answer) if isinstance(answer, tuple) else answer
+                worker.owed.popleft()
+                worker.deadline = time.monotonic() + timeout
+                if not worker.owed:
+                    del waiting[connection]
+            now = time.monotonic()
+            for connection, index in list(waiting.items()):
+                if now > self._workers[index].deadline and not connection.poll():
+                    del waiting[connection]
+                    lost[index] = self._lose(index, command, "timeout", results, timeout)
+        return results, lost
+
+    def _lose(self, index: int, command: str, kind: str, results: dict[int, Any], timeout: float = 0.0) -> int:
+        """End a worker that hangs or died, and answer for it. Returns the slot it was at."""
+        worker, self._workers[index] = self._workers[index], None
+        culprit = worker.owed[0]
+        if kind == "timeout":
+            worker.end()
+            what = f"{self.name}.{command} took more than {timeout:g} s in slot {culprit}; its worker was killed"
+        else:
+            status = worker.end(patience=1.0)
+            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            what = f"the worker process of {self.name} died ({how}) during {command} of slot {culprit}"
+        hosted = [slot for slot, home in self._home.items() if home == index]
+        for slot in [culprit] if command == "reset" else hosted:
+            results[slot] = EnvironmentFailure(kind, what)
+        return culprit

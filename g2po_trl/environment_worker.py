@@ -1,0 +1,83 @@
+"""The process that hosts environments: `python -m g2po_trl.environment_worker FD`, started by the pool.
+
+It is a program of its own and not a `multiprocessing` child: those import the user's script again, which trains a
+second time when its author forgot `if __name__ == "__main__"`, and a notebook has no script to import.
+
+The pool sends ("reset", [(slot, task), …]) or ("step", [(slot, action), …]); every slot is answered by one message
+(slot, result), (slot, (kind, message)) when it failed. At the end of the pipe the process ends.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import dill
+
+from .environment_check import EnvironmentContractError, checked_observation, checked_step, factory_name
+
+
+class Host:
+    """Environments of one worker, played in turn. Objects are kept and reset again: making one may be costly."""
+
+    def __init__(self, environment_factory, max_observation_characters: int | None):
+        self.factory, self.name = environment_factory, factory_name(environment_factory)
+        self.max_characters = max_observation_characters
+        self.idle: list[Any] = []
+        self.playing: dict[int, Any] = {}
+
+    def release(self) -> None:
+        """End all episodes; their environments wait for the next ones."""
+        self.idle += self.playing.values()
+        self.playing.clear()
+
+    def reset(self, slot: int, task: dict[str, Any]):
+        environment = self.idle.pop() if self.idle else self.factory()
+        observation = checked_observation(environment.reset(**task), f"{self.name}.reset", self.max_characters)
+        self.playing[slot] = environment
+        return observation
+
+    def step(self, slot: int, action: str):
+        # An environment that fails is not played again: who knows what state it is in.
+        environment = self.playing.pop(slot)
+        result = checked_step(environment.step(action), f"{self.name}.step", self.max_characters)
+        self.playing[slot] = environment
+        return result
+
+    def close(self) -> None:
+        self.release()
+        for environment in self.idle:
+            environment.close()
+
+
+def serve(connection: Connection) -> None:
+    factory, max_observation_characters = dill.loads(connection.recv_bytes())
+    host = Host(factory, max_observation_characters)
+    while True:
+        try:
+            command, jobs = connection.recv()
+        except EOFError:
+            break
+        if command == "reset":
+            host.release()
+        play = host.reset if command == "reset" else host.step
+        for slot, argument in jobs:
+            try:
+                answer = play(slot, argument)
+            except EnvironmentContractError as error:
+                answer = ("invalid", f"{error} (task or action: {argument!r})")
+            except Exception:
+                answer = ("exception", f"{host.name}.{command}({argument!r}) raised\n{traceback.format_exc()}")
+            try:
+                connection.send((slot, answer))
+            except OSError:
+                return
+    host.close()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the pipe
+    serve(Connection(int(sys.argv[1])))
