@@ -119,7 +119,7 @@ class EnvironmentPool:
         except Exception as error:
             raise ValueError(
                 f"environment_factory {factory_name(environment_factory)} cannot be sent to worker processes "
-                f"({error}): pass a class, or a function or functools.partial that makes the environment from plain data"
+                f"({error}): pass a class, a function or a functools.partial that makes it from plain data"
             ) from error
         self.name = factory_name(environment_factory)
         self.reset_timeout, self.step_timeout = reset_timeout, step_timeout

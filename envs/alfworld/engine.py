@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import json
 import re
 import sys
@@ -160,7 +161,7 @@ class Game:
         for operator in operators:
             if operator.id not in self._actions:
                 # A copy: a slice of the array would keep the whole array alive.
-                self._operators[operator.id] = copy.copy(operator)
+                self._operators[operator.id] = type(operator).from_buffer_copy(operator)
                 self._actions[operator.id] = (operator.name, self._engine.action(self._facts, operator))
             name, action = self._actions[operator.id]
             if name not in seen:
@@ -254,6 +255,10 @@ class _Engine:
             from textworld.generator.game import EntityInfo
             from textworld.logic import Action, Placeholder, Rule, Variable
 
+            sys.argv = [sys.argv[0]]  # the translator's options read it when they are imported
+            from fast_downward.translate import timers
+
+        timers.timing = lambda *_, **__: contextlib.nullcontext()  # a tenth of the time went into taking it
         self.library = fast_downward.load_lib()
         self.Operator = fast_downward.Operator
         self.owner: Game | None = None  # whose translation the library holds
@@ -264,6 +269,7 @@ class _Engine:
         parse = functools.lru_cache(4096)(textgen._parse_and_convert)
         # Symbols are changed while a text is derived, so each use gets its own.
         textgen._parse_and_convert = lambda text, **options: [_fresh(s) for s in parse(text, **options)]
+        textgen.deepcopy = lambda symbols: [_fresh(s) for s in symbols] if isinstance(symbols, list) else _fresh(symbols)
         textgen.copy_context = _copy_context
         query = functools.lru_cache(4096)(Rule.parse_conjunctive_query)
         Rule.parse_conjunctive_query = staticmethod(query)
@@ -330,12 +336,16 @@ class _PlayOnly:
 
 @contextlib.contextmanager
 def _guarded() -> Iterator[None]:
-    """The translator overwrites `sys.argv` and swaps stdout: put both back, whatever happens."""
+    """Around the translator, which overwrites `sys.argv` and swaps stdout: put both back, whatever happens."""
     argv, stdout = sys.argv, sys.stdout
+    collecting = gc.isenabled()
+    gc.disable()  # a translation makes many small objects and drops few: collecting them costs a third of its time
     try:
         yield
     finally:
         sys.argv, sys.stdout = argv, stdout
+        if collecting:
+            gc.enable()
 
 
 def _fresh(symbol: Any) -> Any:
