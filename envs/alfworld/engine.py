@@ -23,7 +23,7 @@ import json
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 NOTHING_HAPPENS = "Nothing happens."
@@ -86,7 +86,7 @@ class Game:
             self._logic = engine.logic(data["pddl_domain"], grammar)
             self._facts = engine.new_facts(data["pddl_problem"], self._logic, planning)
         facts = self._facts
-        self.size = len(facts.sas)
+        self.memory = 8 * len(facts.sas)  # estimates, from measurements
         self._sas, facts.sas = facts.sas.encode(), None
         self._operators: dict[int, Any] = {}
         self._actions: dict[int, tuple[str, Any]] = {}
@@ -96,6 +96,7 @@ class Game:
         self._read, self._constant = _read_and_constant_predicates(facts.task, grammar)
         facts.task = None
         self._initial = _snapshot(facts)
+        self._at_start = self._read_facts()
         self._states: dict[frozenset, State] = {}
         engine.owner, self._here = self, None
         intro = self._logic.grammar.derive("#intro#", self._context())
@@ -142,16 +143,19 @@ class Game:
 
     def _state(self, parent: tuple[State, Any] | None) -> State:
         """The state that the engine is in: a known one, or a new one."""
-        key = frozenset(
-            fact for sign, facts in self._facts._facts.items() if _base(sign.name) in self._read for fact in facts
-        )
+        key = frozenset(self._read_facts() ^ self._at_start)  # what is different: a small set
         state = self._states.get(key)
         if state is None:
             actions: dict[str, Any] = {}
             for action in self._applicable():
                 actions.setdefault(self._command(action), action)
+            self.memory += 1000 + 400 * len(actions)
             state = self._states[key] = State(actions, bool(self._engine.library.check_goal()), parent)
         return state
+
+    def _read_facts(self) -> set[Any]:
+        read = (facts for sign, facts in self._facts._facts.items() if _base(sign.name) in self._read)
+        return set().union(*read)
 
     def _applicable(self) -> Iterator[Any]:
         """The engine's actions here, in its order; objects are made once an operator."""
@@ -220,25 +224,26 @@ class Session:
 
 
 class GameCache:
-    """The games this process played last, by id; `max_size` bounds the sum of their translations in bytes.
+    """The games this process played last, by id, within about `max_bytes` of memory.
 
-    A game in memory takes about five times its translation: 0.1 MB for a small generated game, 10 MB for a kitchen.
+    A small generated game takes half a megabyte after a group has played it, an official kitchen six.
     """
 
-    def __init__(self, max_size: int = 24_000_000, max_games: int = 256):
-        self.max_size, self.max_games = max_size, max_games
+    def __init__(self, max_bytes: int = 128_000_000):
+        self.max_bytes = max_bytes
         self._games: OrderedDict[str, Game] = OrderedDict()
 
-    def get(self, key: str, read) -> Game:
+    def get(self, key: str, read: Callable[[], dict[str, Any]]) -> Game:
         """The game under `key`; `read()` gives its content when it is not held."""
         if key not in self._games:
             self._games[key] = Game(read())
-            while len(self._games) > 1 and (
-                len(self._games) > self.max_games or sum(game.size for game in self._games.values()) > self.max_size
-            ):
-                self._games.popitem(last=False)
         self._games.move_to_end(key)
+        while len(self._games) > 1 and sum(game.memory for game in self._games.values()) > self.max_bytes:
+            self._games.popitem(last=False)
         return self._games[key]
+
+    def __len__(self) -> int:
+        return len(self._games)
 
 
 GAMES = GameCache()
@@ -269,7 +274,9 @@ class _Engine:
         parse = functools.lru_cache(4096)(textgen._parse_and_convert)
         # Symbols are changed while a text is derived, so each use gets its own.
         textgen._parse_and_convert = lambda text, **options: [_fresh(s) for s in parse(text, **options)]
-        textgen.deepcopy = lambda symbols: [_fresh(s) for s in symbols] if isinstance(symbols, list) else _fresh(symbols)
+        textgen.deepcopy = lambda symbols: (
+            [_fresh(s) for s in symbols] if isinstance(symbols, list) else _fresh(symbols)
+        )
         textgen.copy_context = _copy_context
         query = functools.lru_cache(4096)(Rule.parse_conjunctive_query)
         Rule.parse_conjunctive_query = staticmethod(query)

@@ -51,7 +51,13 @@ class AlfworldEnvironment(TextEnvironment):
 
     def reset(self, task_id: str, **ignored_columns) -> Observation:
         """Start the game with this id. Cheap for a game that this process played before."""
-        game = engine.GAMES.get(task_id, lambda: self._read(task_id))
+        path = self.manifest.path(task_id)
+        try:
+            game = engine.GAMES.get(task_id, lambda: self._read(task_id, path))
+        except engine.CorruptGameError:
+            raise
+        except (Exception, SystemExit) as error:  # the translator exits on some PDDL it cannot read
+            raise engine.CorruptGameError(f"{path}: the engine cannot load this game ({error!r})") from error
         self._session = engine.Session(game)
         text = self._session.reset()
         self._task, self._key, self._previous = game.task, "", text
@@ -80,8 +86,7 @@ class AlfworldEnvironment(TextEnvironment):
     def close(self) -> None:
         self._session = None
 
-    def _read(self, task_id: str) -> dict:
-        path = self.manifest.path(task_id)
+    def _read(self, task_id: str, path: str) -> dict:
         game = engine.read_game(path)
         if game_id(game) != task_id:
             raise engine.CorruptGameError(f"{path}: changed since the manifest was made; scan the folder again")

@@ -35,7 +35,7 @@ from g2po_envs.alfworld.vocabulary import (
     TOOLS,
 )
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 # Share of all layouts that each split owns.
 SPLITS = {"train": 0.7, "validation": 0.1, "held-out": 0.2}
 _DESCRIPTION = "games.json"
@@ -149,9 +149,10 @@ def generate_games(
 
 def _is_complete(directory: Path, made_of: dict) -> bool:
     try:
-        return json.loads((directory / _DESCRIPTION).read_text()) == made_of
+        same = json.loads((directory / _DESCRIPTION).read_text()) == made_of
     except (OSError, ValueError):
         return False
+    return same and len(list(directory.glob(f"*/*/{GAME_FILE}"))) == made_of["num_games"]
 
 
 def _put_in_place(scratch: Path, directory: Path, made_of: dict) -> None:
@@ -197,7 +198,13 @@ def draw_room(rng: random.Random, split: str, size: str, task_type: str) -> Room
 def _draw(rng: random.Random, size: Size, task_type: str) -> Room | None:
     """One attempt: `None` when what was drawn cannot hold the task."""
     tool = TOOLS.get(task_type)
-    kind = rng.choice([name for name, furniture in ROOMS.items() if tool is None or tool in furniture])
+    lit = task_type == "look_at_obj_in_light"
+    kinds = [
+        kind
+        for kind, furniture in ROOMS.items()
+        if (tool is None or tool in furniture) and (not lit or kind in LAMP.rooms)
+    ]
+    kind = rng.choice(kinds)
     receptacles = _furnish(rng, kind, size, tool)
     types = sorted(set(receptacles.values()))
     at_hand = sorted({thing for furniture in types for thing in HOLDS[furniture]})
@@ -225,7 +232,7 @@ def _draw(rng: random.Random, size: Size, task_type: str) -> Room | None:
         if spots:
             counts[thing] += 1
             objects[f"{thing}_bar_{counts[thing]:02}"] = (thing, rng.choice(spots))
-    if task_type == "look_at_obj_in_light":
+    if lit:
         spots = [spot for spot, furniture in receptacles.items() if furniture in LAMP.spots]
         if not spots:
             return None

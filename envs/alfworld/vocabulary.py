@@ -90,11 +90,12 @@ TOOLS = {
 
 class Lamp(NamedTuple):
     name: str
+    rooms: frozenset[str]
     spots: frozenset[str]
 
 
 # The only lamp of the official tasks, and where it stands there.
-LAMP = Lamp("DeskLamp", frozenset({"SideTable", "Desk", "Dresser", "Shelf"}))
+LAMP = Lamp("DeskLamp", frozenset({"bedroom", "living room"}), frozenset({"SideTable", "Desk", "Dresser", "Shelf"}))
 
 RECEPTACLE_TYPES = tuple(sorted({*HOLDS, *constants.STATIC_RECEPTACLES} - set(constants.MOVABLE_RECEPTACLES)))
 OBJECT_TYPES = tuple(sorted(set(constants.OBJECTS) - set(RECEPTACLE_TYPES)))
