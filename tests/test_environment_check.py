@@ -1,0 +1,65 @@
+from functools import partial
+
+import pytest
+from letter_environment import LetterEnvironment
+
+from g2po_trl import Observation, StepResult, TextEnvironment, check_environment
+from g2po_trl.environment_check import EnvironmentContractError, check_task_columns
+
+
+class Good(TextEnvironment):
+    def __init__(self, size=3):
+        self.size = size
+
+    def reset(self, start, hint="none"):
+        self.at = start
+        return Observation(f"at {start}", admissible_actions=["on"])
+
+    def step(self, action):
+        self.at += action == "on"
+        return StepResult(Observation(f"at {self.at}"), terminated=self.at == self.size)
+
+
+def test_good_environments():
+    check_environment(Good, {"start": 0})
+    check_environment(partial(Good, size=2), {"start": 0, "hint": "x"}, actions=["on", "on"])
+    check_environment(LetterEnvironment, {"seed": 1})
+
+
+def broken(**methods):
+    return type("Broken", (Good,), methods)
+
+
+COUNTER = iter(range(100))
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (broken(reset=lambda self, start: None), "reset returned None"),
+        (broken(reset=lambda self, start: 5), "reset returned 5"),
+        (broken(reset=lambda self, start: Observation(7)), "Observation.text is 7"),
+        (broken(reset=lambda self, start: Observation("x", state_key=7)), "Observation.state_key is 7"),
+        (broken(reset=lambda self, start: Observation("x", admissible_actions="on")), "admissible_actions is 'on'"),
+        (broken(reset=lambda self, start: f"{next(COUNTER)}"), "not deterministic"),
+        (broken(step=lambda self, action: "x"), "step returned 'x'"),
+        (broken(step=lambda self, action: StepResult("x", reward=float("inf"))), "reward is inf"),
+        (broken(step=lambda self, action: StepResult("x", reward="10")), "reward is '10'"),
+        (broken(step=lambda self, action: StepResult("x", info={"f": lambda: 0})), "info cannot be pickled"),
+        (broken(step=lambda self, action: 1 / 0), "raised ZeroDivisionError"),
+        (type("NoEnvironment", (), {"reset": lambda self, start: "x"}), "no method step"),
+    ],
+)
+def test_broken_environments_are_told_why(environment, message):
+    with pytest.raises(EnvironmentContractError, match=message):
+        check_environment(environment, {"start": 0})
+
+
+def test_columns():
+    check_task_columns(Good, ["start"])
+    check_task_columns(partial(Good, size=2), ["hint", "start"])
+    check_task_columns(lambda: Good(), ["anything"])
+    with pytest.raises(ValueError, match="Good.reset needs start"):
+        check_task_columns(Good, ["hint"])
+    with pytest.raises(ValueError, match="does not take colour"):
+        check_task_columns(Good, ["start", "colour"])
