@@ -53,7 +53,7 @@ def read_game(path: str) -> dict[str, Any]:
 def task_text(grammar: str) -> str:
     """The goal in words, as the game's grammar says it, without the final full stop."""
     match = re.search(r'Your task is to: (.*?)\.?\s*"\s*\}', grammar)
-    return match.group(1).replace('\\"', '"').strip() if match else ""
+    return match.group(1).strip() if match else ""
 
 
 class State:

@@ -82,7 +82,7 @@ def layout_hash(receptacle_types) -> str:
 
 def layout_of_game(game: dict) -> str:
     """The layout of a game file's content."""
-    return layout_hash(re.findall(r"\(receptacleType \S+ (\w+)Type\)", game["pddl_problem"]))
+    return layout_hash(re.findall(r"\(receptacleType [^?\s]+ (\w+)Type\)", game["pddl_problem"]))
 
 
 def split_of_layout(layout: str) -> str:
@@ -129,7 +129,7 @@ def generate_games(
     directory.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        num_workers = min(num_games, num_workers or len(os.sched_getaffinity(0)))
+        num_workers = min(num_games, num_workers or _usable_cores())
         with Planners(num_workers) as planners:
             solved = _solved_games(planners, split, size, seed)
             numbers = range(num_games)
@@ -145,6 +145,10 @@ def generate_games(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Manifest.scan(directory)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _is_complete(directory: Path, made_of: dict) -> bool:

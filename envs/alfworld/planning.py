@@ -37,6 +37,7 @@ class Planners:
     def __init__(self, num_workers: int):
         self._free: SimpleQueue[subprocess.Popen] = SimpleQueue()
         self._workers = []
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         for _ in range(num_workers):
             errors = tempfile.TemporaryFile()
             worker = subprocess.Popen(
@@ -45,6 +46,7 @@ class Planners:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                env=environment,
             )
             self._workers.append((worker, errors))
             self._free.put(worker)
