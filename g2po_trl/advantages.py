@@ -9,12 +9,14 @@ A_EP compares an episode with the others of its group, A_NC an edge with the oth
 progress of an edge with that of all edges of the group. Each is a set of numbers, centred, and divided by their sample
 standard deviation (n - 1) when `scale_by_std`. A set of one, or of equal values, has nothing to say: advantage 0.
 
-Two conventions. The papers' equations are the default. The released code of G2PO differs in two ways, and
-`episode_statistics="step", invalid_action_penalty=0.1` gives exactly that:
+Two conventions. `episode_statistics="trajectory"`, the default, are the papers' equations: each episode counts once. A
+step whose reply had not the required format then pays `invalid_action_penalty` off its advantage. The papers do not
+say where it goes; off the advantage it stays what it is, where off the score it would be divided by the deviation of a
+group that may differ in nothing else, and grow a hundredfold.
 
-- mean and deviation of A_EP run over steps, so a long episode weighs more;
-- a step whose reply had not the required format pays a penalty: off its episode's score in A_EP, and off the value of
-  the node it led to in A_NC.
+`episode_statistics="step"` with a penalty of 0.1 gives exactly what the released code of G2PO computes: the mean and
+deviation of A_EP run over steps, so a long episode weighs more, and the penalty is taken off the step's score in A_EP
+and off the value of the node it led to in A_NC.
 
 Steps of trajectories with outcome `"error"` have advantage 0 and enter no set.
 """
@@ -43,7 +45,7 @@ def g2po(
         graph: S steps.
         step_weight: w; 0 is GRPO.
         scale_by_std: divide each part by its set's sample standard deviation.
-        invalid_action_penalty: what a step with an invalid reply pays, in units of reward.
+        invalid_action_penalty: what a step with an invalid reply pays (see the head of this module).
         episode_statistics: `"trajectory"` (the paper) or `"step"` (the released code), see `episode_advantage`.
 
     Returns:
@@ -53,7 +55,7 @@ def g2po(
         ValueError: for an unknown `episode_statistics`.
     """
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
-    node = node_advantage(graph, scale_by_std, invalid_action_penalty)
+    node = node_advantage(graph, scale_by_std, invalid_action_penalty if episode_statistics == "step" else 0.0)
     edge = edge_advantage(graph, scale_by_std)
     return episode + step_weight * (node + edge)
 
@@ -68,11 +70,13 @@ def gigpo(
     """Group-in-group policy optimisation: A = A_EP + w A_S.
 
     A_S compares the discounted return gamma^(T-j) R of a step with those of all steps in the same node (the anchor
-    state group of the paper). Arguments, shape and errors as in `g2po`; the penalty is taken off the step's return.
+    state group of the paper). Arguments, shape and errors as in `g2po`; with step statistics the penalty is also taken
+    off the step's return.
     """
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
-    returns = graph.returns / graph.gamma - invalid_action_penalty * ~graph.valid
-    step = _compare(graph, returns, graph.node, scale_by_std, invalid_action_penalty)
+    penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
+    returns = graph.returns / graph.gamma - penalty * ~graph.valid
+    step = _compare(graph, returns, graph.node, scale_by_std, penalty)
     return episode + step_weight * step
 
 
@@ -89,15 +93,14 @@ def grpo(
 def rloo(graph: StateGraph, invalid_action_penalty: float = 0.0) -> np.ndarray:
     """REINFORCE leave-one-out: A = R_i - 1/(G-1) sum_{k != i} R_k over the group's G trajectories; 0 when G is 1.
 
-    With a penalty, a step's own score is R less the penalty if its reply is invalid, the other trajectories' scores
-    are their mean over steps.
+    An invalid step pays the penalty off its advantage.
     """
-    score, mean_score = _scores(graph, invalid_action_penalty)
     counted = graph.trajectory_counted
     size = np.bincount(graph.trajectory_group, counted, minlength=graph.num_groups)[graph.trajectory_group]
-    total = np.bincount(graph.trajectory_group, mean_score * counted, minlength=graph.num_groups)
-    others = (total[graph.trajectory_group] - mean_score) / np.maximum(size - 1, 1)
-    return np.where(graph.counted & (size > 1)[graph.trajectory], score - others[graph.trajectory], 0.0)
+    total = np.bincount(graph.trajectory_group, graph.rewards, minlength=graph.num_groups)[graph.trajectory_group]
+    others = (total - graph.rewards) / np.maximum(size - 1, 1)
+    advantage = np.where(size > 1, graph.rewards - others, 0.0)[graph.trajectory]
+    return np.where(graph.counted, advantage - invalid_action_penalty * ~graph.valid, 0.0)
 
 
 def episode_advantage(
@@ -108,9 +111,8 @@ def episode_advantage(
 ) -> np.ndarray:
     """A_EP = (R_i - mean R) / (std R + 1e-6), over the trajectories of the group.
 
-    A step's score is R, less `invalid_action_penalty` if its reply is invalid. The mean and deviation it is compared
-    with run over the group's trajectories, each with its steps' mean score (`episode_statistics="trajectory"`), or
-    over all the group's steps (`"step"`).
+    With `episode_statistics="trajectory"` an invalid step then pays the penalty. With `"step"` it pays it first, and
+    mean and deviation run over all the group's steps.
 
     Returns:
         (S,) float64.
@@ -118,17 +120,18 @@ def episode_advantage(
     Raises:
         ValueError: for an unknown `episode_statistics`.
     """
-    score, mean_score = _scores(graph, invalid_action_penalty)
+    penalty = invalid_action_penalty * (graph.counted & ~graph.valid)
+    rewards = graph.rewards[graph.trajectory]
     if episode_statistics == "step":
-        return _compare(graph, score, graph.group, scale_by_std, invalid_action_penalty)
+        return _compare(graph, rewards - penalty, graph.group, scale_by_std, invalid_action_penalty)
     if episode_statistics != "trajectory":
         raise ValueError(
             f"episode_statistics is {episode_statistics!r}; set it to 'trajectory' (the paper: each episode counts "
             "once) or 'step' (the released code: each step counts once)"
         )
     used = graph.trajectory_counted
-    mean, std = _mean_and_std(mean_score[used], graph.trajectory_group[used], graph.num_groups)
-    return _standardise(graph, score, mean[graph.group], std[graph.group], scale_by_std, invalid_action_penalty)
+    mean, std = _mean_and_std(graph.rewards[used], graph.trajectory_group[used], graph.num_groups)
+    return _standardise(graph, rewards, mean[graph.group], std[graph.group], scale_by_std) - penalty
 
 
 def node_advantage(graph: StateGraph, scale_by_std: bool = True, invalid_action_penalty: float = 0.0) -> np.ndarray:
@@ -152,13 +155,6 @@ def edge_advantage(graph: StateGraph, scale_by_std: bool = True) -> np.ndarray:
     return _compare(graph, graph.next_values - graph.values, graph.group, scale_by_std)
 
 
-def _scores(graph: StateGraph, penalty: float) -> tuple[np.ndarray, np.ndarray]:
-    """(S,) reward of the step's episode less its penalty, and (M,) its mean over each trajectory."""
-    invalid = np.bincount(graph.trajectory, ~graph.valid, minlength=len(graph.rewards))
-    mean_score = graph.rewards - penalty * invalid / np.maximum(graph.lengths, 1)
-    return graph.rewards[graph.trajectory] - penalty * ~graph.valid, mean_score
-
-
 def _compare(
     graph: StateGraph, values: np.ndarray, sets: np.ndarray, scale_by_std: bool, penalty: float = 0.0
 ) -> np.ndarray:
@@ -177,7 +173,7 @@ def _mean_and_std(values: np.ndarray, sets: np.ndarray, num_sets: int) -> tuple[
 
 
 def _standardise(
-    graph: StateGraph, values: np.ndarray, mean: np.ndarray, std: np.ndarray, scale_by_std: bool, penalty: float
+    graph: StateGraph, values: np.ndarray, mean: np.ndarray, std: np.ndarray, scale_by_std: bool, penalty: float = 0.0
 ) -> np.ndarray:
     """(values - mean) / (std + epsilon), all (S,); 0 where the set has no spread and in `error` trajectories."""
     largest = np.zeros(graph.num_groups)

@@ -384,11 +384,12 @@ class G2POTrainer(GRPOTrainer):
         everyone = gather_object([_without_token_ids(trajectory) for trajectory in trajectories])
         summary = summarize(everyone)
         args = self.args
+        node_penalty = args.invalid_action_penalty if args.episode_statistics == "step" else 0.0
         parts = {
             "episode": episode_advantage(
                 graph, args.scale_by_std, args.invalid_action_penalty, args.episode_statistics
             ),
-            "node": node_advantage(graph, args.scale_by_std, args.invalid_action_penalty),
+            "node": node_advantage(graph, args.scale_by_std, node_penalty),
             "edge": edge_advantage(graph, args.scale_by_std),
         }
         values = {

@@ -170,12 +170,14 @@ def test_step_statistics_count_a_long_episode_more_than_once():
 
 def test_penalty_of_an_invalid_step_by_hand():
     graph = graph_of([episode("hk", 8.0, invalid={0}), episode("h", 0.0)])
-    # Scores 7, 8 | 0; trajectory means 7.5 | 0; next values out of h 4 - 1 | 0; step returns in h 4 - 1 | 0.
-    np.testing.assert_array_equal(episode_advantage(graph, False, 1.0), [3.25, 4.25, -3.75])
+    # Rewards 8, 8 | 0; next values out of h 4 | 0; step returns in h 4 | 0. With step statistics 1 less for the first.
+    np.testing.assert_array_equal(episode_advantage(graph, False, 1.0), [3, 4, -4])
     np.testing.assert_array_equal(episode_advantage(graph, False, 1.0, "step"), [2, 3, -5])
     np.testing.assert_array_equal(node_advantage(graph, False, 1.0), [1.5, 0, -1.5])
-    np.testing.assert_array_equal(gigpo(graph, 1.0, False, 1.0), [4.75, 4.25, -5.25])
-    np.testing.assert_array_equal(rloo(graph, 1.0), [7, 8, -7.5])
+    np.testing.assert_array_equal(gigpo(graph, 1.0, False, 1.0), [5, 4, -6])
+    np.testing.assert_array_equal(gigpo(graph, 1.0, False, 1.0, "step"), [3.5, 3, -6.5])
+    np.testing.assert_array_equal(g2po(graph, 1.0, False, 1.0), [3 + 2 + 1, 4 + 2, -4 - 2 - 3])
+    np.testing.assert_array_equal(rloo(graph, 1.0), [7, 8, -8])
     np.testing.assert_array_equal(edge_advantage(graph, False), [1, 2, -3])
 
 
@@ -215,6 +217,13 @@ def test_penalty_alone_is_a_spread_but_an_equal_one_is_not():
     assert episode_advantage(some, True, 0.1, "step")[0] < -1
     every = graph_of([episode("ab", 0.0, invalid={0, 1}), episode("a", 0.0, invalid={0})])
     np.testing.assert_array_equal(g2po(every, **RELEASED), [0, 0, 0])
+
+
+def test_penalty_stays_small_in_a_group_that_differs_in_nothing_else():
+    graph = graph_of([episode("abcdefgh", 0.0, invalid={3}), episode("ab", 0.0), episode("ab", 0.0)])
+    expected = np.zeros(12)
+    expected[3] = -0.1
+    np.testing.assert_array_equal(g2po(graph, invalid_action_penalty=0.1), expected)
 
 
 def test_small_differences_are_kept():

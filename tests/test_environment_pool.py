@@ -133,7 +133,7 @@ def test_a_lost_worker_takes_its_episodes_and_is_replaced(pool, fault, kind):
 def test_a_worker_killed_from_outside(pool):
     first = pool.reset([{"seed": i} for i in range(4)])
     os.kill(int(pids(first)[0]), signal.SIGKILL)
-    results = pool.step({i: "go" for i in range(4)})
+    results = pool.step(dict.fromkeys(range(4), "go"))
     failed = {i for i in range(4) if isinstance(results[i], EnvironmentFailure)}
     assert failed == {i for i in range(4) if pids(first)[i] == pids(first)[0]}
     assert all(results[i].kind == "crash" and "SIGKILL" in results[i].message for i in failed)
