@@ -135,6 +135,18 @@ def test_the_cache_forgets_the_games_played_longest_ago_and_returns_to_them():
     assert first.won
 
 
+@needs_official_games
+def test_a_game_that_cannot_be_loaded_does_not_disturb_one_that_is_played():
+    data = read_game(spread(1)[0])
+    session = Session(Game(data))
+    session.step(data["walkthrough"][0])
+    with pytest.raises(Exception):  # noqa: B017
+        Game(data | {"grammar": 'grammar :: """ {} """;'})  # fails after the library took its translation
+    for command in data["walkthrough"][1:]:
+        session.step(command)
+    assert session.won
+
+
 def test_nothing_of_the_engine_is_imported_before_it_is_used():
     code = "import sys, g2po_envs.alfworld; print({'textworld', 'fast_downward', 'alfworld'} & {*sys.modules})"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
