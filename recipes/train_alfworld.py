@@ -66,7 +66,7 @@ def load_games(directory: str | None, split: str, number: int, script_args: Scri
 
 
 def main() -> None:
-    if "--config" not in sys.argv:
+    if not any(flag == "--config" or flag.startswith("--config=") for flag in sys.argv):
         sys.argv += ["--config", str(DEFAULT_CONFIG)]
     script_args, args, model_args = TrlParser((ScriptArguments, G2POConfig, ModelConfig)).parse_args_and_config()
     if script_args.prompt not in PROMPTS:
@@ -111,6 +111,8 @@ def main() -> None:
         Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2, default=str))
 
     # evaluate, train, evaluate
+    evaluations = Path(args.output_dir, "evaluations.jsonl")
+    earlier = len(evaluations.read_text().splitlines()) if evaluations.exists() else 0  # of a run before this one
     trainer.evaluate()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.evaluate()
@@ -120,9 +122,9 @@ def main() -> None:
     trainer.save_state()
     trainer.create_model_card(dataset_name="ALFWorld")
     if trainer.accelerator.is_main_process:
-        evaluations = [json.loads(line) for line in Path(args.output_dir, "evaluations.jsonl").open()]
-        print(f"\nHeld-out games, {evaluations[-1]['episodes']} episodes at temperature {args.eval_temperature}:\n")
-        print(format_table({"before": evaluations[0], "after": evaluations[-1]}))
+        measured = [json.loads(line) for line in evaluations.read_text().splitlines()[earlier:]]
+        print(f"\nHeld-out games, {measured[-1]['episodes']} episodes at temperature {args.eval_temperature}:\n")
+        print(format_table({"before": measured[0], "after": measured[-1]}))
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name="ALFWorld")

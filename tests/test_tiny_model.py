@@ -14,7 +14,7 @@ pytest.importorskip("alfworld")
 from g2po_envs.alfworld import games
 from g2po_envs.alfworld.augmentation import ROLES, TYPE_NAMES, augment
 from g2po_envs.alfworld.demonstrations import Expert, Goal, House, demonstrate
-from g2po_envs.alfworld.make_tiny_model import Phase, Recipe, make, prompt_text
+from g2po_envs.alfworld.make_tiny_model import Phase, Recipe, make, make_demonstrations, prompt_text
 from g2po_envs.alfworld.tiny import tiny_environment, tiny_model_path
 from g2po_envs.alfworld.tiny_evaluation import play, summarize
 
@@ -114,8 +114,7 @@ def test_making_is_deterministic(one_thread, tmp_path):
     )
     made = []
     for attempt in ("once", "again"):
-        train = games.generate_games(tmp_path / attempt, "train", recipe.num_games, seed=3, size=recipe.size)
-        shown = demonstrate(tiny_environment(train), train.rows(), recipe.episodes_per_game, seed=3)
+        shown = make_demonstrations(tmp_path / attempt, recipe)
         model, tokenizer = make(shown, recipe, seed=3)
         made.append((shown, json.dumps(tokenizer.get_vocab(), sort_keys=True), model.state_dict(), tokenizer, model))
     (shown, vocab, weights, tokenizer, model), (shown2, vocab2, weights2, _, _) = made
