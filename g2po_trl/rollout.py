@@ -9,7 +9,7 @@ from typing import Any
 
 from .environment import Observation
 from .environment_pool import EnvironmentFailure, EnvironmentPool
-from .prompting import FittedPrompt, PromptTemplate, fit_prompt
+from .prompting import FittedPrompt, PromptTemplate, PromptTooLongError, fit_prompt
 from .trajectory import Step, Trajectory
 
 
@@ -115,9 +115,9 @@ def run_episodes(
         if not any_live(bool(live)):
             break
         clock = time.perf_counter()
-        prompts = _build_prompts(
-            [episodes[slot] for slot in live], encode, template, history_length, max_prompt_length
-        )
+        built = _build_prompts([episodes[slot] for slot in live], encode, template, history_length, max_prompt_length)
+        live = [slot for slot, prompt in zip(live, built) if prompt is not None]
+        prompts = [prompt for prompt in built if prompt is not None]
         stats.prompt_time += time.perf_counter() - clock
 
         clock = time.perf_counter()
@@ -151,7 +151,8 @@ def _build_prompts(
     template: PromptTemplate,
     history_length: int,
     max_prompt_length: int | None,
-) -> list[FittedPrompt]:
+) -> list[FittedPrompt | None]:
+    """The prompts of live episodes. One that cannot be made to fit ends its episode as an error: `None`."""
     arguments = [
         {
             "observation": episode.observation.text,
@@ -166,12 +167,17 @@ def _build_prompts(
         return []
     texts = [encode.text(template.messages(**kwargs)) for kwargs in arguments]
     encoded = encode.tokenizer(texts, add_special_tokens=False)["input_ids"]  # one call for all is much faster
-    return [
-        FittedPrompt(ids, text, False)
-        if max_prompt_length is None or len(ids) <= max_prompt_length
-        else fit_prompt(template, encode, max_prompt_length, **kwargs)
-        for ids, text, kwargs in zip(encoded, texts, arguments)
-    ]
+    prompts: list[FittedPrompt | None] = []
+    for episode, ids, text, kwargs in zip(episodes, encoded, texts, arguments):
+        if max_prompt_length is None or len(ids) <= max_prompt_length:
+            prompts.append(FittedPrompt(ids, text, False))
+            continue
+        try:
+            prompts.append(fit_prompt(template, encode, max_prompt_length, **kwargs))
+        except PromptTooLongError as error:
+            episode.outcome, episode.error = "error", f"prompt: {error}"
+            prompts.append(None)
+    return prompts
 
 
 def _record_step(

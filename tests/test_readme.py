@@ -1,0 +1,44 @@
+"""The README's program runs as it stands, but for the size of its model, and its links lead somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_program_runs(tmp_path, tiny_model_dir):
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    program = program.replace("Qwen/Qwen2.5-0.5B-Instruct", str(tiny_model_dir))
+    program = program.replace("max_steps=50", "max_steps=1, bf16=False, use_cpu=True, report_to='none', seed=1")
+    program = program.replace("max_completion_length=64", "max_completion_length=4")
+    script = tmp_path / "treasure.py"
+    script.write_text(program)
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "iteration   1/1 | success" in run.stdout
+    assert (tmp_path / "treasure" / "trajectories" / "train-000001.jsonl").exists()
+
+
+def test_the_environment_of_the_program_keeps_its_contract(tmp_path):
+    from g2po_trl import check_environment
+
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names = {"__name__": "readme"}
+    exec(program, names)
+    check_environment(names["Treasure"], {"treasure": 5})
+
+
+def test_links():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
