@@ -53,10 +53,9 @@ class TransformersEngine:
         if not prompts and not self.is_collective:
             return replies
         config = self._generation_config(temperature)
-        model = self.trainer.model_wrapped if hasattr(self.trainer, "model_wrapped") else self.trainer.model
         with (
             unwrap_model_for_generation(
-                model,
+                self.trainer.model_wrapped,
                 accelerator,
                 gather_deepspeed3_params=args.ds3_gather_for_generation,
                 generation_kwargs=config.to_diff_dict(),

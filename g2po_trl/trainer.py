@@ -27,7 +27,7 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import use_adapter
+from trl.trainer.utils import get_config_model_id, use_adapter
 
 from .advantages import edge_advantage, episode_advantage, g2po, node_advantage
 from .batch import StepBatch, loss_scale, plan_micro_batches
@@ -39,6 +39,7 @@ from .environment_pool import EnvironmentPool
 from .evaluation import summarize
 from .generation import TransformersEngine
 from .graph import StateGraph, record
+from .model_card import build_model_card
 from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import ChatEncoder, RolloutStats, run_episodes
 from .trajectory import Trajectory, write_jsonl
@@ -128,6 +129,7 @@ class G2POTrainer(GRPOTrainer):
             step_timeout=args.environment_step_timeout,
         )
         self.pool.check(dict(train_dataset[0]))
+        self.evaluations: list[dict[str, Any]] = []
         self._slices: list[list[dict[str, Any]]] = []
         self._update_time = 0.0
         self.remove_callback(ProgressCallback)
@@ -364,6 +366,7 @@ class G2POTrainer(GRPOTrainer):
         output_dir, step = Path(self.args.output_dir), self.state.global_step
         panel = hashlib.blake2b("\n".join(map(task_id_of, rows)).encode(), digest_size=8).hexdigest()
         entry = {"name": prefix, "step": step, "panel": panel, "temperature": self.args.eval_temperature, **summary}
+        self.evaluations.append(entry)
         output_dir.mkdir(parents=True, exist_ok=True)
         with (output_dir / "evaluations.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
@@ -414,6 +417,23 @@ class G2POTrainer(GRPOTrainer):
             suffix = f"-rank{self.accelerator.process_index}" if self.accelerator.num_processes > 1 else ""
             iteration = self._step // (args.steps_per_generation * self.num_iterations) + 1
             write_jsonl(Path(args.output_dir) / "trajectories" / f"train-{iteration:06d}{suffix}.jsonl", trajectories)
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
+        """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""
+        if not self.is_world_process_zero():
+            return
+        card = build_model_card(
+            self.args,
+            base_model=get_config_model_id(self.model.config),
+            environment=self.pool.name,
+            estimator=getattr(self.advantage_fn, "__name__", type(self.advantage_fn).__name__).strip("_"),
+            optimizer_steps=self.state.global_step,
+            evaluations=self.evaluations,
+            tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
+            model_name=model_name,
+            dataset_name=dataset_name,
+        )
+        card.save(Path(self.args.output_dir) / "README.md")
 
     def close(self) -> None:
         """End the environment workers. Called by itself when the trainer goes; may be called before."""

@@ -111,8 +111,6 @@ def main() -> None:
         Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2, default=str))
 
     # evaluate, train, evaluate
-    evaluations = Path(args.output_dir, "evaluations.jsonl")
-    earlier = len(evaluations.read_text().splitlines()) if evaluations.exists() else 0  # of a run before this one
     trainer.evaluate()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.evaluate()
@@ -122,9 +120,9 @@ def main() -> None:
     trainer.save_state()
     trainer.create_model_card(dataset_name="ALFWorld")
     if trainer.accelerator.is_main_process:
-        measured = [json.loads(line) for line in evaluations.read_text().splitlines()[earlier:]]
-        print(f"\nHeld-out games, {measured[-1]['episodes']} episodes at temperature {args.eval_temperature}:\n")
-        print(format_table({"before": measured[0], "after": measured[-1]}))
+        before, after = trainer.evaluations[0], trainer.evaluations[-1]
+        print(f"\nHeld-out games, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
+        print(format_table({"before": before, "after": after}))
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name="ALFWorld")

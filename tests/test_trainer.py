@@ -220,13 +220,17 @@ def test_evaluation_repeats_exactly_and_leaves_the_random_state_alone(make_train
 
 
 def test_saved_model_loads(make_trainer, tmp_path):
-    trainer = make_trainer(max_steps=1)
+    trainer = make_trainer(max_steps=1, eval_dataset=TASKS)
+    trainer.evaluate()
     trainer.train()
+    trainer.evaluate()
     trainer.save_model()
     trainer.create_model_card()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(torch.cat([p.flatten() for p in loaded.parameters()]), weights(trainer))
-    assert "G2PO" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "LetterEnvironment" in card and "2606.22995" in card and "| learning_rate | 0.001 |" in card
+    assert "success: all" in card, "what the evaluations before and after gave"
 
 
 def test_lora_reference_is_the_adapter_switched_off(make_trainer, tmp_path, tiny_model_dir):

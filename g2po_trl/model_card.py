@@ -1,0 +1,101 @@
+"""The model card: what was trained on what, how well it does, and how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from .config import G2POConfig
+from .evaluation import format_table
+
+PAPER = "https://arxiv.org/abs/2606.22995"
+CITATION = """@article{wang2026g2po,
+    title  = {Group-Graph Policy Optimization for Long-Horizon Agentic Reinforcement Learning},
+    author = {Wang, Yunan and Song, Minghui and Zhang, Zihan and Huang, Shaohan and Huang, Haizhen and Wei, Furu and
+              Deng, Weiwei and Sun, Feng and Zhang, Qi},
+    year   = {2026},
+    eprint = {2606.22995},
+    archivePrefix = {arXiv},
+}"""
+_SETTINGS = (
+    *("learning_rate", "beta", "gamma", "step_advantage_weight", "invalid_action_penalty", "episode_statistics"),
+    *("num_generations", "generation_batch_size", "max_turns", "history_length", "max_prompt_length"),
+    *("max_completion_length", "temperature", "loss_type", "seed"),
+)
+_PACKAGES = ("trl", "transformers", "torch", "datasets")
+
+
+def build_model_card(
+    args: G2POConfig,
+    base_model: str | None,
+    environment: str,
+    estimator: str,
+    optimizer_steps: int,
+    evaluations: Sequence[dict[str, Any]],
+    tags: Sequence[str],
+    model_name: str | None = None,
+    dataset_name: str | None = None,
+) -> ModelCard:
+    """The card of a trained agent.
+
+    Args:
+        base_model: id or path of what was trained. A path is named, but not linked.
+        environment: the class the agent acted in. estimator: what gave the advantages.
+        evaluations: the run's evaluations, oldest first; the first and the last are shown.
+    """
+    on_hub = bool(base_model) and not Path(base_model).exists()
+    name = model_name or Path(args.output_dir).name
+    trained = f"[{base_model}](https://huggingface.co/{base_model})" if on_hub else f"`{Path(base_model or '?').name}`"
+    settings = "\n".join(f"| {field} | {getattr(args, field)} |" for field in _SETTINGS)
+    columns = {"before": evaluations[0], "after": evaluations[-1]} if len(evaluations) > 1 else {}
+    results = "No evaluation was made in this run."
+    if columns:
+        episodes, temperature = evaluations[-1]["episodes"], evaluations[-1]["temperature"]
+        results = (
+            f"{episodes} episodes of a fixed panel (`{evaluations[-1]['panel']}`), temperature {temperature}.\n\n"
+            f"```text\n{format_table(columns)}\n```"
+        )
+    versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
+    content = f"""# {name}
+
+{trained}, trained as an agent in `{environment}`{f" ({dataset_name})" if dataset_name else ""} with
+g2po-trl, a [TRL](https://github.com/huggingface/trl) trainer for G2PO
+([Group-Graph Policy Optimization]({PAPER})). Advantages: `{estimator}`; optimizer steps: {optimizer_steps}.
+
+## Results
+
+{results}
+
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{args.hub_model_id or name}")
+tokenizer = AutoTokenizer.from_pretrained("{args.hub_model_id or name}")
+```
+
+It expects the prompts it was trained with: one user message a step, rebuilt by the environment's `PromptTemplate`.
+
+## Settings
+
+| field | value |
+|---|---|
+{settings}
+
+Versions: {versions}.
+
+## Citation
+
+```bibtex
+{CITATION}
+```
+"""
+    data = ModelCardData(
+        base_model=base_model if on_hub else None, library_name="transformers", model_name=name, tags=list(tags)
+    )
+    return ModelCard(f"---\n{data}\n---\n\n{content}")
