@@ -132,3 +132,12 @@ def test_command_line_makes_a_full_kitchen_that_official_tools_can_read(tmp_path
         game = json.loads(path.read_text())
         assert game["solvable"] is True
         assert game["pddl_problem"].count("(receptacleType ") >= SIZES["full"].receptacles[0]
+
+
+def test_a_killed_planner_is_an_error_and_not_a_hang():
+    from g2po_envs.alfworld.planning import Planners
+
+    with pytest.raises(RuntimeError, match="planner process died"), Planners(2) as planners:
+        for worker, _ in planners._workers:
+            worker.kill()
+        list(planners.solve({"pddl_domain": ""} for _ in range(8)))

@@ -69,9 +69,10 @@ class Planners:
             answer = worker.stdout.readline()
         except OSError:
             answer = ""
+        finally:
+            self._free.put(worker)  # also a dead one: who waits for a worker must learn of it
         if not answer:
             raise RuntimeError(f"a planner process died with exit code {worker.wait()}:\n{self._errors(worker)}")
-        self._free.put(worker)
         return json.loads(answer)
 
     def _errors(self, worker: subprocess.Popen) -> str:
