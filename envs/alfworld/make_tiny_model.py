@@ -153,7 +153,7 @@ def train(
 ) -> None:
     """Run the phases one after the other."""
     for phase in recipe.phases:
-        # Not by `gen_kwargs`: `datasets` takes a list in there for shards, and would read the endless first one for ever.
+        # Not by `gen_kwargs`: `datasets` takes a list in there for shards, and would read the endless first one only.
         stream = partial(samples, demonstrations, tokenizer, phase, recipe.batch_size, seed)
         with tempfile.TemporaryDirectory() as scratch:
             trainer = SFTTrainer(
