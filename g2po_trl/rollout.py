@@ -31,6 +31,19 @@ class RolloutStats:
         """Share of (episode, turn) places in which an episode was live."""
         return self.live_steps / max(1, self.turns * num_episodes)
 
+    def metrics(self, num_episodes: int) -> dict[str, float]:
+        """`time/*` in seconds and `rollout/*`, of this rank."""
+        return {
+            "time/rollout": self.total_time,
+            "time/environment": self.environment_time,
+            "time/generation": self.generation_time,
+            "time/prompts": self.prompt_time,
+            "rollout/active_fraction": self.active_fraction(num_episodes),
+            "rollout/truncated_prompts": self.truncated_prompts,
+            "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.live_steps),
+            "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
+        }
+
 
 @dataclass
 class _Episode:

@@ -23,25 +23,26 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from accelerate.utils import DistributedType, gather_object
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import get_config_model_id, use_adapter
 
-from .advantages import edge_advantage, episode_advantage, g2po, node_advantage
+from .advantages import g2po
 from .batch import StepBatch, loss_scale, plan_micro_batches
 from .callbacks import IterationLine, RolloutBar
 from .config import G2POConfig
 from .environment import TextEnvironment
-from .environment_check import check_task_columns
 from .environment_pool import EnvironmentPool
 from .evaluation import summarize
 from .generation import TransformersEngine
 from .graph import StateGraph, record
+from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
 from .model_card import build_model_card
 from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import ChatEncoder, RolloutStats, run_episodes
+from .tasks import check_datasets, groups_of, task_id_of
 from .trajectory import Trajectory, write_jsonl
 
 
@@ -95,7 +96,7 @@ class G2POTrainer(GRPOTrainer):
                 raise TypeError(f"{name} has no meaning in G2POTrainer: the environment plays and pays. Remove it.")
         if environment_factory is None:
             raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
-        _check_datasets(environment_factory, train_dataset, eval_dataset)
+        check_datasets(environment_factory, train_dataset, eval_dataset)
         _check_writable(Path(args.output_dir))
 
         super().__init__(
@@ -194,7 +195,7 @@ class G2POTrainer(GRPOTrainer):
         started = time.perf_counter()
         records = gather_object([record(trajectory) for trajectory in trajectories])
         self._check_errors(trajectories, records)
-        graph = StateGraph.from_records(_groups_of(records, num_generations), gamma=self.args.gamma)
+        graph = StateGraph.from_records(groups_of(records, num_generations), gamma=self.args.gamma)
         advantages = np.asarray(self.advantage_fn(graph), dtype=np.float64)
         steps_before = sum(len(r.keys) for r in records[:first])
         num_steps = sum(len(t.steps) for t in trajectories)
@@ -293,7 +294,7 @@ class G2POTrainer(GRPOTrainer):
             deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
             with nullcontext() if last or deepspeed else self.accelerator.no_sync(model):
                 loss += super(GRPOTrainer, self).training_step(model, micro_batch, num_items_in_batch)
-        _merge_micro_batch_metrics(metrics, marks, [int(m["completion_mask"].sum()) for m in micro_batches])
+        merge_micro_batch_metrics(metrics, marks, [int(m["completion_mask"].sum()) for m in micro_batches])
 
         self._step += 1
         self._update_time += time.perf_counter() - started
@@ -384,30 +385,13 @@ class G2POTrainer(GRPOTrainer):
         advantage_time: float,
         logps_time: float,
     ) -> None:
-        everyone = gather_object([_without_token_ids(trajectory) for trajectory in trajectories])
-        summary = summarize(everyone)
+        everyone = gather_object([without_texts(trajectory) for trajectory in trajectories])
         args = self.args
-        node_penalty = args.invalid_action_penalty if args.episode_statistics == "step" else 0.0
-        parts = {
-            "episode": episode_advantage(
-                graph, args.scale_by_std, args.invalid_action_penalty, args.episode_statistics
-            ),
-            "node": node_advantage(graph, args.scale_by_std, node_penalty),
-            "edge": edge_advantage(graph, args.scale_by_std),
-        }
         values = {
-            **{f"episode/{name}": value for name, value in summary.items() if not isinstance(value, dict)},
-            **{f"graph/{name}": value for name, value in graph.statistics().items()},
-            **{f"advantage/{name}_abs_mean": float(np.abs(a).mean()) if len(a) else 0.0 for name, a in parts.items()},
-            "time/rollout": stats.total_time,
-            "time/environment": stats.environment_time,
-            "time/generation": stats.generation_time,
+            **rollout_metrics(everyone, graph, args),
+            **stats.metrics(len(trajectories)),
             "time/advantage": advantage_time,
             "time/logps": logps_time,
-            "rollout/active_fraction": stats.active_fraction(len(trajectories)),
-            "rollout/truncated_prompts": stats.truncated_prompts,
-            "rollout/mean_prompt_tokens": stats.prompt_tokens / max(1, stats.live_steps),
-            "rollout/mean_reply_tokens": stats.generated_tokens / max(1, stats.live_steps),
             "update/step_samples": len(batch),
         }
         for name, value in values.items():
@@ -440,25 +424,6 @@ class G2POTrainer(GRPOTrainer):
         self.pool.close()
 
 
-def task_id_of(task: dict[str, Any]) -> str:
-    """The row's `task_id`, or a hash of its content."""
-    if "task_id" in task:
-        return str(task["task_id"])
-    content = json.dumps(task, sort_keys=True, default=str)
-    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
-
-
-def _groups_of(records: Sequence, num_generations: int) -> list[Sequence]:
-    groups = [records[i : i + num_generations] for i in range(0, len(records), num_generations)]
-    for group in groups:
-        if len({r.task_id for r in group}) != 1:
-            raise RuntimeError(
-                f"a group holds the tasks {sorted({r.task_id for r in group})}: the rows of a batch did not arrive as "
-                f"num_generations={num_generations} copies of one task. Does the dataset repeat a row?"
-            )
-    return groups
-
-
 def _check_advantages(advantages: np.ndarray, num_steps: int) -> None:
     if advantages.shape != (num_steps,):
         raise ValueError(
@@ -466,21 +431,6 @@ def _check_advantages(advantages: np.ndarray, num_steps: int) -> None:
         )
     if not np.isfinite(advantages).all():
         raise ValueError(f"advantage_fn returned {int((~np.isfinite(advantages)).sum())} values that are not finite")
-
-
-def _check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
-    if not isinstance(train_dataset, Dataset) or len(train_dataset) == 0:
-        if isinstance(train_dataset, IterableDataset):
-            raise ValueError("train_dataset is an IterableDataset: tasks are repeated in groups, pass a Dataset")
-        raise ValueError(f"train_dataset is {train_dataset!r}: pass a Dataset with one row a task")
-    panels = eval_dataset if isinstance(eval_dataset, dict) else {"eval": eval_dataset}
-    for name, dataset in {"train": train_dataset, **panels}.items():
-        if dataset is None:
-            continue
-        try:
-            check_task_columns(environment_factory, dataset.column_names)
-        except ValueError as error:
-            raise ValueError(f"{name} dataset: {error}") from error
 
 
 def _check_writable(output_dir: Path) -> None:
@@ -493,31 +443,3 @@ def _check_writable(output_dir: Path) -> None:
         raise ValueError(
             f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
         ) from error
-
-
-def _without_token_ids(trajectory: Trajectory) -> Trajectory:
-    """What statistics need, small enough to gather."""
-    light = Trajectory(trajectory.task_id, [], trajectory.reward, trajectory.outcome)
-    light.steps = [type(step)(observation="", action="", valid=step.valid) for step in trajectory.steps]
-    return light
-
-
-def _merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> None:
-    """One value a slice for what the loss logged once a micro-batch, so that metrics do not depend on the cut either.
-
-    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning.
-    """
-    for name, values in metrics.items():
-        new = values[marks.get(name, 0) :]
-        if len(new) != len(tokens):
-            continue
-        pairs = [(value, weight) for value, weight in zip(new, tokens) if not math.isnan(value)]
-        if not pairs:
-            merged = float("nan")
-        elif name.endswith("_min"):
-            merged = min(value for value, _ in pairs)
-        elif name.endswith("_max"):
-            merged = max(value for value, _ in pairs)
-        else:
-            merged = sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
-        values[marks.get(name, 0) :] = [merged]

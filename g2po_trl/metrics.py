@@ -1,0 +1,57 @@
+"""Numbers that are logged about a rollout and an update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .advantages import edge_advantage, episode_advantage, node_advantage
+from .config import G2POConfig
+from .evaluation import summarize
+from .graph import StateGraph
+from .trajectory import Step, Trajectory
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: G2POConfig) -> dict[str, float]:
+    """`episode/*`, `graph/*` and `advantage/*` of a rollout, all ranks' trajectories."""
+    scale, penalty = args.scale_by_std, args.invalid_action_penalty
+    parts = {
+        "episode": episode_advantage(graph, scale, penalty, args.episode_statistics),
+        "node": node_advantage(graph, scale, penalty if args.episode_statistics == "step" else 0.0),
+        "edge": edge_advantage(graph, scale),
+    }
+    summary = summarize(trajectories)
+    return {
+        **{f"episode/{name}": value for name, value in summary.items() if not isinstance(value, dict)},
+        **{f"graph/{name}": value for name, value in graph.statistics().items()},
+        **{f"advantage/{name}_abs_mean": float(np.abs(a).mean()) if len(a) else 0.0 for name, a in parts.items()},
+    }
+
+
+def without_texts(trajectory: Trajectory) -> Trajectory:
+    """What `summarize` needs of a trajectory, small enough to gather."""
+    steps = [Step(observation="", action="", valid=step.valid) for step in trajectory.steps]
+    return Trajectory(trajectory.task_id, steps, trajectory.reward, trajectory.outcome)
+
+
+def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> None:
+    """One value a slice for what the loss logged once a micro-batch, so that metrics do not depend on the cut either.
+
+    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning.
+    """
+    for name, values in metrics.items():
+        new = values[marks.get(name, 0) :]
+        if len(new) != len(tokens):
+            continue
+        pairs = [(value, weight) for value, weight in zip(new, tokens) if not math.isnan(value)]
+        if not pairs:
+            merged = float("nan")
+        elif name.endswith("_min"):
+            merged = min(value for value, _ in pairs)
+        elif name.endswith("_max"):
+            merged = max(value for value, _ in pairs)
+        else:
+            merged = sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
+        values[marks.get(name, 0) :] = [merged]

@@ -1,0 +1,57 @@
+"""Dataset rows as tasks: their names, their groups, and whether they fit the environment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+
+from .environment_check import check_task_columns
+from .graph import TrajectoryRecord
+
+
+def task_id_of(task: dict[str, Any]) -> str:
+    """The row's `task_id`, or a hash of its content."""
+    if "task_id" in task:
+        return str(task["task_id"])
+    content = json.dumps(task, sort_keys=True, default=str)
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list[Sequence[TrajectoryRecord]]:
+    """The groups of a rollout's records, gathered over all ranks: `num_generations` in a row.
+
+    Raises:
+        RuntimeError: when a group would hold several tasks.
+    """
+    groups = [records[i : i + num_generations] for i in range(0, len(records), num_generations)]
+    for group in groups:
+        if len({r.task_id for r in group}) != 1:
+            raise RuntimeError(
+                f"a group holds the tasks {sorted({r.task_id for r in group})}: the rows of a batch did not arrive as "
+                f"num_generations={num_generations} copies of one task. Does the dataset repeat a row?"
+            )
+    return groups
+
+
+def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
+    """Do the datasets have one row a task, with the columns `reset` needs?
+
+    Raises:
+        ValueError: when they do not.
+    """
+    if not isinstance(train_dataset, Dataset) or len(train_dataset) == 0:
+        if isinstance(train_dataset, IterableDataset):
+            raise ValueError("train_dataset is an IterableDataset: tasks are repeated in groups, pass a Dataset")
+        raise ValueError(f"train_dataset is {train_dataset!r}: pass a Dataset with one row a task")
+    panels = eval_dataset if isinstance(eval_dataset, dict) else {"eval": eval_dataset}
+    for name, dataset in {"train": train_dataset, **panels}.items():
+        if dataset is None:
+            continue
+        try:
+            check_task_columns(environment_factory, dataset.column_names)
+        except ValueError as error:
+            raise ValueError(f"{name} dataset: {error}") from error
