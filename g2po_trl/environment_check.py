@@ -11,8 +11,6 @@ import inspect
 import math
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 from .environment import Observation, StepResult, TextEnvironment
@@ -41,11 +39,10 @@ def checked_observation(value: Any, where: str, max_characters: int | None = Non
         raise EnvironmentContractError(
             f"{where} returned {_show(value)} as observation; return an Observation, or its text as a string"
         )
-    for name, kinds in (("text", str), ("state_key", (str, type(None))), ("task", (str, type(None)))):
-        if not isinstance(getattr(value, name), kinds):
-            raise EnvironmentContractError(
-                f"{where}: Observation.{name} is {_show(getattr(value, name))}, not a string"
-            )
+    texts = {"text": _plain_text(value.text, f"{where}: Observation.text")}
+    for name in ("state_key", "task"):
+        text = getattr(value, name)
+        texts[name] = None if text is None else _plain_text(text, f"{where}: Observation.{name}")
     actions = value.admissible_actions
     if actions is not None:
         if (
@@ -56,13 +53,13 @@ def checked_observation(value: Any, where: str, max_characters: int | None = Non
             raise EnvironmentContractError(
                 f"{where}: Observation.admissible_actions is {_show(actions)}; give a list of strings, or None"
             )
-        value = replace(value, admissible_actions=list(actions))
-    if max_characters is not None and len(value.text) > max_characters:
+        actions = [_plain_text(action, f"{where}: an admissible action") for action in actions]
+    if max_characters is not None and len(texts["text"]) > max_characters:
         raise EnvironmentContractError(
-            f"{where}: the observation has {len(value.text)} characters, more than {max_characters}; shorten "
+            f"{where}: the observation has {len(texts['text'])} characters, more than {max_characters}; shorten "
             "it in the environment"
         )
-    return value
+    return Observation(admissible_actions=actions, **texts)  # a subclass may not unpickle in the trainer
 
 
 def checked_step(value: Any, where: str, max_characters: int | None = None) -> StepResult:
@@ -75,23 +72,26 @@ def checked_step(value: Any, where: str, max_characters: int | None = None) -> S
         raise EnvironmentContractError(
             f"{where} returned {_show(value)}; return StepResult(observation, reward, terminated)"
         )
-    if isinstance(value.reward, bool) or not isinstance(value.reward, Real) and not hasattr(value.reward, "__float__"):
+    try:
+        reward = math.nan if isinstance(value.reward, (str, bytes, bool)) else float(value.reward)
+    except (TypeError, ValueError, OverflowError):
+        reward = math.nan
+    if not math.isfinite(reward):
         raise EnvironmentContractError(f"{where}: reward is {_show(value.reward)}; give a finite number")
-    if not math.isfinite(float(value.reward)):
-        raise EnvironmentContractError(f"{where}: reward is {value.reward}; give a finite number")
+    ends = {}
+    for name in ("terminated", "truncated"):
+        end = getattr(value, name)
+        if not isinstance(end, bool) and type(end).__name__ not in ("bool", "bool_"):  # numpy's, by either name
+            raise EnvironmentContractError(f"{where}: {name} is {_show(end)}; give True or False")
+        ends[name] = bool(end)
     if not isinstance(value.info, dict):
         raise EnvironmentContractError(f"{where}: info is {_show(value.info)}; give a dict")
     try:
-        pickle.dumps(value.info)
+        pickle.loads(pickle.dumps(value.info))
     except Exception as error:
         raise EnvironmentContractError(f"{where}: info cannot be pickled ({error}); keep plain data in it") from error
-    return replace(
-        value,
-        observation=checked_observation(value.observation, where, max_characters),
-        reward=float(value.reward),
-        terminated=bool(value.terminated),
-        truncated=bool(value.truncated),
-    )
+    observation = checked_observation(value.observation, where, max_characters)
+    return StepResult(observation, reward, info=value.info, **ends)
 
 
 def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
@@ -142,7 +142,13 @@ def check_environment(
     """
     name = factory_name(environment_factory)
     check_task_columns(environment_factory, task)
-    environment = environment_factory()
+    try:
+        environment = environment_factory()
+    except Exception as error:
+        raise EnvironmentContractError(
+            f"making {name} raised {type(error).__name__}: {error}. It must be made without arguments: give those it "
+            "needs by functools.partial"
+        ) from error
     for method in ("reset", "step", "close"):
         if not callable(getattr(environment, method, None)):
             raise EnvironmentContractError(f"{name} has no method {method}: derive it from TextEnvironment")
@@ -155,8 +161,9 @@ def check_environment(
                 f"{_show(again.text)}. Members of a group must start in the same state: seed what is random from the "
                 "task"
             )
-        checked_step(environment.step("\x00 no such action"), f"{name}.step")  # must be answered, not raised
-        observation = checked_observation(environment.reset(**task), f"{name}.reset")
+        for garbage in ("\x00 no such action", ""):  # a model says anything: it is answered, not raised
+            checked_step(environment.step(garbage), f"{name}.step")
+            observation = checked_observation(environment.reset(**task), f"{name}.reset")
         for number in range(max_steps if actions is None else len(actions)):
             action = actions[number] if actions is not None else (observation.admissible_actions or ["look"])[0]
             result = checked_step(environment.step(action), f"{name}.step")
@@ -178,6 +185,18 @@ def _reset_function(environment_factory: Callable) -> Callable | None:
     while isinstance(environment_factory, functools.partial):
         environment_factory = environment_factory.func
     return environment_factory.reset if inspect.isclass(environment_factory) else None
+
+
+def _plain_text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise EnvironmentContractError(f"{what} is {_show(value)}, not a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise EnvironmentContractError(
+            f'{what} is not valid unicode ({error}): clean it by text.encode("utf-8", "replace").decode()'
+        ) from error
+    return str.__str__(value)  # a subclass may not unpickle in the trainer
 
 
 def _show(value: Any) -> str:

@@ -47,12 +47,20 @@ COUNTER = iter(range(100))
         (broken(step=lambda self, action: StepResult("x", reward="10")), "reward is '10'"),
         (broken(step=lambda self, action: StepResult("x", info={"f": lambda: 0})), "info cannot be pickled"),
         (broken(step=lambda self, action: 1 / 0), "raised ZeroDivisionError"),
+        (broken(step=lambda self, action: StepResult(action[0])), "raised IndexError"),  # the empty action
+        (broken(step=lambda self, action: StepResult("x", terminated="no")), "terminated is 'no'"),
+        (broken(reset=lambda self, start: "\ud800"), "not valid unicode"),
         (type("NoEnvironment", (), {"reset": lambda self, start: "x"}), "no method step"),
     ],
 )
 def test_broken_environments_are_told_why(environment, message):
     with pytest.raises(EnvironmentContractError, match=message):
         check_environment(environment, {"start": 0})
+
+
+def test_an_environment_that_cannot_be_made():
+    with pytest.raises(EnvironmentContractError, match="functools.partial"):
+        check_environment(type("Needy", (Good,), {"__init__": lambda self, size: None}), {"start": 0})
 
 
 def test_columns():
