@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -47,27 +48,39 @@ class _Worker:
 
     def __init__(self, setup: bytes):
         self.connection, child = Pipe()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "g2po_trl.environment_worker", str(child.fileno())]
-        self.process = subprocess.Popen(command, pass_fds=[child.fileno()], env=environment)
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        # -P: modules come from where the trainer takes them, not from a copy in the current folder.
+        command = [sys.executable, "-P", "-m", "g2po_trl.environment_worker", str(child.fileno())]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=[child.fileno()],
+            stdin=subprocess.DEVNULL,  # input() raises instead of reading the trainer's terminal
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            process_group=0,  # what an environment starts ends with its worker
+        )
         child.close()
         self.owed: deque[int] = deque()
         self.deadline = 0.0
         with contextlib.suppress(OSError):  # died at once: the first answer that does not come will tell
             self.connection.send_bytes(setup)
 
-    def send(self, command: str, jobs: list[tuple[int, Any]], timeout: float) -> None:
-        self.owed = deque(slot for slot, _ in jobs)
+    def send(self, message: bytes, slots: list[int], timeout: float) -> None:
+        self.owed = deque(slots)
         self.deadline = time.monotonic() + timeout
         with contextlib.suppress(OSError):
-            self.connection.send((command, jobs))
+            self.connection.send_bytes(message)
 
     def end(self, patience: float = 0.0) -> int:
-        """Close the pipe, and kill the process unless it ends by itself in time. Returns its exit status."""
+        """Close the pipe, and kill the process unless it ends by itself in time, and whatever it started.
+
+        Returns:
+            Its exit status.
+        """
         self.connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(patience)
-        self.process.kill()
+            self.process.wait(max(0.0, patience))
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # no process of the group is left
+            os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
 
 
@@ -75,14 +88,47 @@ def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _end_all(workers: list[_Worker | None]) -> None:
+def _end_all(workers: list[_Worker | None], owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the trainer, which still plays with them
+        return
     for worker in workers:
         if worker is not None:
             worker.connection.close()  # all learn it at the same time
+    deadline = time.monotonic() + 2.0
     for worker in workers:
         if worker is not None:
-            worker.end(patience=2.0)
+            worker.end(patience=deadline - time.monotonic())
     workers.clear()
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The text without its middle when it is long: the end of a traceback says most."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-(limit // 2) :]}"
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:  # real-time signals have no name
+        return f"signal {-status}"
+
+
+def _is_over(result: Observation | StepResult | EnvironmentFailure | None) -> bool:
+    """Did the episode end with this answer?"""
+    return isinstance(result, EnvironmentFailure) or (
+        isinstance(result, StepResult) and (result.terminated or result.truncated)
+    )
+
+
+def _message(command: str, jobs: list[tuple[int, Any]]) -> bytes:
+    try:
+        return pickle.dumps((command, jobs))
+    except Exception as error:
+        raise ValueError(
+            f"tasks or actions cannot be sent to worker processes ({error}): keep plain data in the dataset"
+        ) from error
 
 
 class EnvironmentPool:
@@ -125,7 +171,8 @@ class EnvironmentPool:
         self.reset_timeout, self.step_timeout = reset_timeout, step_timeout
         self._workers: list[_Worker | None] = [None] * num_workers
         self._home: dict[int, int] = {}  # live slot -> worker
-        self._finalizer = weakref.finalize(self, _end_all, self._workers)
+        self._tasks: list[dict[str, Any]] = []
+        self._finalizer = weakref.finalize(self, _end_all, self._workers, os.getpid())
 
     @property
     def num_workers(self) -> int:
@@ -143,19 +190,26 @@ class EnvironmentPool:
 
         Args:
             groups: group of each episode; its members share a worker. `None`: no groups.
+
+        Raises:
+            ValueError: when the numbers of tasks and groups differ, or a task cannot be pickled.
         """
         self._check_open()
         groups = list(range(len(tasks))) if groups is None else list(groups)
         if len(groups) != len(tasks):
             raise ValueError(f"{len(tasks)} tasks and {len(groups)} groups: give one group for each task")
-        worker_of_group = {group: i % self.num_workers for i, group in enumerate(dict.fromkeys(groups))}
+        load = [0] * self.num_workers
+        worker_of_group: dict[int, int] = {}
+        for group, size in Counter(groups).items():  # in order of appearance: no chance in it
+            worker_of_group[group] = load.index(min(load))
+            load[worker_of_group[group]] += size
         todo = {slot: worker_of_group[group] for slot, group in enumerate(groups)}
-        self._home = dict(todo)
+        self._home, self._tasks = dict(todo), [dict(task) for task in tasks]
         results: dict[int, Observation | EnvironmentFailure] = {}
         while todo:
             jobs: dict[int, list] = {}
             for slot, worker in todo.items():
-                jobs.setdefault(worker, []).append((slot, dict(tasks[slot])))
+                jobs.setdefault(worker, []).append((slot, self._tasks[slot]))
             answers, lost = self._run("reset", jobs, self.reset_timeout)
             results.update(answers)
             # A worker lost while it reset an episode takes the others with it: they can start anew elsewhere.
@@ -164,7 +218,7 @@ class EnvironmentPool:
             }
             for slot in lost.values():
                 self._home.pop(slot, None)
-        self._forget_failed(results)
+        self._forget_ended(results)
         return [results[slot] for slot in range(len(tasks))]
 
     def step(self, actions: Mapping[int, str]) -> dict[int, StepResult | EnvironmentFailure]:
@@ -180,7 +234,7 @@ class EnvironmentPool:
                 raise ValueError(f"slot {slot} has no live episode: it ended, failed, or was never reset")
             jobs.setdefault(self._home[slot], []).append((slot, action))
         results, lost = self._run("step", jobs, self.step_timeout)
-        self._forget_failed(results)
+        self._forget_ended(results)
         for slot, worker in list(self._home.items()):  # live, but not stepped now
             if worker in lost:
                 del self._home[slot]
@@ -197,7 +251,7 @@ class EnvironmentPool:
             result = self.step({0: (result.admissible_actions or ["look"])[0]})[0]
         self._home.clear()
         if isinstance(result, EnvironmentFailure):
-            raise EnvironmentContractError(f"{self.name} fails on task {dict(task)} ({result.kind}): {result.message}")
+            raise EnvironmentContractError(f"{self.name} fails ({result.kind}): {result.message}")
 
     def close(self) -> None:
         """End all workers. The pool cannot be used afterwards."""
@@ -213,9 +267,9 @@ class EnvironmentPool:
         if not self._finalizer.alive:
             raise ValueError("this EnvironmentPool is closed")
 
-    def _forget_failed(self, results: Mapping[int, Any]) -> None:
+    def _forget_ended(self, results: Mapping[int, Observation | StepResult | EnvironmentFailure]) -> None:
         for slot, result in results.items():
-            if isinstance(result, EnvironmentFailure):
+            if _is_over(result):
                 self._home.pop(slot, None)
 
     def _run(self, command: str, jobs: Mapping[int, list], timeout: float) -> tuple[dict[int, Any], dict[int, int]]:
@@ -227,34 +281,68 @@ class EnvironmentPool:
         """
         results: dict[int, Any] = {}
         lost: dict[int, int] = {}
-        for index, worker_jobs in jobs.items():
-            if self._workers[index] is None:
-                self._workers[index] = _Worker(self._setup)
-            self._workers[index].send(command, worker_jobs, timeout)
-        waiting: dict[Connection, int] = {self._workers[index].connection: index for index in jobs}
+        waiting: dict[Connection, int] = {}
+        try:
+            messages = {index: _message(command, worker_jobs) for index, worker_jobs in jobs.items()}
+            for index in jobs:  # all start before the first, still busy with starting, is written to
+                if self._workers[index] is None:
+                    self._workers[index] = _Worker(self._setup)
+                waiting[self._workers[index].connection] = index
+            for index, message in messages.items():
+                self._workers[index].send(message, [slot for slot, _ in jobs[index]], timeout)
+            self._collect(command, waiting, timeout, results, lost)
+        except BaseException:  # Ctrl-C: what a worker still owes must not answer the next call
+            self._home.clear()
+            for index in waiting.values():
+                worker, self._workers[index] = self._workers[index], None
+                worker.end()
+            raise
+        return results, lost
+
+    def _collect(
+        self,
+        command: str,
+        waiting: dict[Connection, int],
+        timeout: float,
+        results: dict[int, Any],
+        lost: dict[int, int],
+    ) -> None:
         while waiting:
-            now = time.monotonic()
-            patience = min(self._workers[index].deadline for index in waiting.values()) - now
-            for connection in wait(list(waiting), max(0.0, patience)):
+            patience = min(self._workers[index].deadline for index in waiting.values()) - time.monotonic()
+            for connection in wait(list(waiting), min(max(0.0, patience), 1.0)):
                 index = waiting[connection]
                 worker = self._workers[index]
                 try:
-                    slot, answer = connection.recv()
+                    message = connection.recv_bytes()
                 except (EOFError, OSError):
                     del waiting[connection]
                     lost[index] = self._lose(index, command, "crash", results)
                     continue
-                results[slot] = EnvironmentFailure(*answer) if isinstance(answer, tuple) else answer
-                worker.owed.popleft()
+                slot = worker.owed.popleft()
+                results[slot] = self._answer(slot, command, message)
                 worker.deadline = time.monotonic() + timeout
                 if not worker.owed:
                     del waiting[connection]
-            now = time.monotonic()
             for connection, index in list(waiting.items()):
-                if now > self._workers[index].deadline and not connection.poll():
+                worker = self._workers[index]
+                # A process that a dead worker forked can hold the pipe open: its end is seen here, within a second.
+                dead, late = worker.process.poll() is not None, time.monotonic() > worker.deadline
+                if (dead or late) and not connection.poll():
                     del waiting[connection]
-                    lost[index] = self._lose(index, command, "timeout", results, timeout)
-        return results, lost
+                    lost[index] = self._lose(index, command, "crash" if dead else "timeout", results, timeout)
+
+    def _answer(self, slot: int, command: str, message: bytes) -> Observation | StepResult | EnvironmentFailure:
+        try:
+            _, answer = pickle.loads(message)
+        except Exception as error:  # a class that unpickles in the worker only
+            return self._failure(
+                slot, "invalid", f"what {self.name}.{command} returned cannot be unpickled: {error!r}"
+            )
+        return self._failure(slot, *answer) if isinstance(answer, tuple) else answer
+
+    def _failure(self, slot: int, kind: str, message: str) -> EnvironmentFailure:
+        task = _shortened(repr(self._tasks[slot]), 1_000)
+        return EnvironmentFailure(kind, f"{_shortened(message, 8_000)}\nslot {slot}, task {task}")
 
     def _lose(self, index: int, command: str, kind: str, results: dict[int, Any], timeout: float = 0.0) -> int:
         """End a worker that hangs or died, and answer for it. Returns the slot it was at."""
@@ -264,10 +352,10 @@ class EnvironmentPool:
             worker.end()
             what = f"{self.name}.{command} took more than {timeout:g} s in slot {culprit}; its worker was killed"
         else:
-            status = worker.end(patience=1.0)
-            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            how = _how_it_ended(worker.end(patience=1.0))
             what = f"the worker process of {self.name} died ({how}) during {command} of slot {culprit}"
-        hosted = [slot for slot, home in self._home.items() if home == index]
+        # An episode that ended in this very step is complete: what its worker does afterwards takes nothing from it.
+        hosted = [s for s, home in self._home.items() if home == index and not _is_over(results.get(s))]
         for slot in [culprit] if command == "reset" else hosted:
-            results[slot] = EnvironmentFailure(kind, what)
+            results[slot] = self._failure(slot, kind, what)
         return culprit

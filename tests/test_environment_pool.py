@@ -1,5 +1,6 @@
 """The pool with faults injected for real: processes are killed, hang and raise."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,8 +8,10 @@ import sys
 import textwrap
 import time
 
+import psutil
 import pytest
 from letter_environment import LetterEnvironment
+from toy_environments import KEY_DOOR_WALKTHROUGHS, FaultyEnvironment, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
 from g2po_trl.environment_check import EnvironmentContractError
@@ -67,6 +70,18 @@ def alive(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+def ends(pid):
+    """Waits for the end of a process that is not our child. A dead one that nobody reaps has ended."""
+    for _ in range(300):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_many_episodes_in_few_processes_and_groups_together(pool):
@@ -197,11 +212,7 @@ def test_workers_end_when_the_trainer_is_killed(tmp_path):
     output = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60).stdout
     assert output.count("started") == 1, "the script ran once"
     pid = int(output.split()[-1])
-    for _ in range(100):
-        if not alive(pid):
-            break
-        time.sleep(0.1)
-    assert not alive(pid)
+    assert ends(pid)
 
 
 def test_bad_arguments():
@@ -212,3 +223,188 @@ def test_bad_arguments():
         EnvironmentPool(LetterEnvironment, num_workers=0)
     with EnvironmentPool(LetterEnvironment, num_workers=1) as pool, pytest.raises(ValueError, match="one group"):
         pool.reset([{"seed": 0}], groups=[0, 1])
+
+
+def faulty_pool(**kwargs):
+    return EnvironmentPool(FaultyEnvironment, **{"num_workers": 1, "reset_timeout": 30, "step_timeout": 30, **kwargs})
+
+
+def play_key_door(num_workers):
+    """All episodes to their ends, which come at different turns."""
+    rooms = ["garden", "hall", "cellar", "hall", "garden"]
+    seen = []
+    with EnvironmentPool(KeyDoorEnvironment, num_workers=num_workers) as pool:
+        seen.append(pool.reset([{"key_room": room} for room in rooms], groups=[4, 4, 1, 0, 1]))
+        for turn in range(6):
+            walks = {slot: KEY_DOOR_WALKTHROUGHS[room] for slot, room in enumerate(rooms)}
+            results = pool.step({slot: walk[turn] for slot, walk in walks.items() if turn < len(walk)})
+            for slot, result in results.items():
+                last = turn + 1 == len(walks[slot])
+                assert (result.terminated, result.reward) == (last, 10.0 * last)
+            seen.append(results)
+        with pytest.raises(ValueError, match="slot 1"):  # its episode is over
+            pool.step({1: "take key"})
+    return seen
+
+
+def test_whole_episodes_do_not_depend_on_workers():
+    assert play_key_door(1) == play_key_door(2) == play_key_door(3)
+
+
+def test_truncated_episodes_are_over():
+    with faulty_pool() as pool:
+        pool.reset([{}])
+        assert pool.step({0: "truncate"})[0].truncated
+        with pytest.raises(ValueError, match="slot 0"):
+            pool.step({0: "go"})
+
+
+def test_groups_of_unequal_size_are_balanced():
+    with faulty_pool(num_workers=2) as pool:
+        groups = [0] * 6 + [1, 2, 3] + [4] * 3
+        home = [observation.state_key for observation in pool.reset([{}] * 12, groups)]
+        assert [len(set(home[:6])), len(set(home[6:])), len(set(home))] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("array", "reward is"),
+        ("huge", "reward is"),
+        ("infinite", "reward is -inf"),
+        ("boolean", "reward is True"),
+        ("surrogate", "not valid unicode"),
+        ("bytes", "returned b'x'"),
+        ("terminated", "terminated is 'no'"),
+        ("unloadable", "info cannot be pickled"),
+    ],
+)
+def test_nonsense_is_invalid(fault, message):
+    with faulty_pool() as pool:
+        pool.reset([{"number": 3}, {"number": 4}])
+        results = pool.step({0: "go", 1: f"result {fault}"})
+        assert results[0].observation.text == "3 go"
+        assert results[1].kind == "invalid" and message in results[1].message
+        assert "FaultyEnvironment.step" in results[1].message and "task {'number': 4}" in results[1].message
+
+
+def test_subclasses_of_str_arrive_as_text():
+    with faulty_pool() as pool:
+        pool.reset([{}])
+        observation = pool.step({0: "result text"})[0].observation
+        assert observation == Observation("x", state_key="y", admissible_actions=["z"])
+        assert {type(observation.text), type(observation.state_key), type(observation.admissible_actions[0])} == {str}
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"), [("exit 3", "exit status 3"), ("signal 11", "SIGSEGV"), ("fork", "SIGKILL")]
+)
+def test_ways_to_die(fault, how):
+    with faulty_pool() as pool:
+        pool.reset([{"number": 1}, {"number": 2}])
+        results = pool.step({1: fault})
+        assert results[1].kind == "crash" and how in results[1].message and "'number': 2" in results[1].message
+        with pytest.raises(ValueError, match="slot 0"):  # was in the same worker
+            pool.step({0: "go"})
+        assert pool.reset([{"number": 5}])[0].text == "number 5"
+
+
+def test_an_episode_that_ended_before_its_worker_died_is_complete():
+    with faulty_pool() as pool:
+        pool.reset([{"number": i} for i in range(3)])
+        results = pool.step({0: "truncate", 1: f"signal {signal.SIGKILL:d}"})
+        assert results[0].truncated and results[1].kind == "crash"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no real-time signals")
+def test_a_signal_without_a_name():
+    with faulty_pool() as pool:
+        pool.reset([{}])
+        assert f"signal {signal.SIGRTMIN + 6}" in pool.step({0: f"signal {signal.SIGRTMIN + 6}"})[0].message
+
+
+def test_what_a_hanging_environment_started_ends_with_it(tmp_path):
+    with faulty_pool(step_timeout=5) as pool:
+        pool.reset([{}])
+        assert pool.step({0: f"child {tmp_path / 'pid'}"})[0].kind == "timeout"
+        assert ends(int((tmp_path / "pid").read_text()))
+
+
+def test_a_hanging_reset_fails_alone():
+    with faulty_pool(reset_timeout=10) as pool:
+        results = pool.reset([{"number": 0}, {"fault": "hang"}, {"number": 2}])
+        assert results[1].kind == "timeout" and "slot 1" in results[1].message
+        assert [results[0].text, results[2].text] == ["number 0", "number 2"]
+        assert set(pool.step({0: "go", 2: "go"})) == {0, 2}
+
+
+def test_an_interrupted_step_leaves_no_answers_behind():
+    with faulty_pool(num_workers=2) as pool:
+        pool.reset([{"number": i} for i in range(4)])
+        with pytest.raises(KeyboardInterrupt):
+            with interrupted(1.0):
+                pool.step(dict.fromkeys(range(4), "sleep 20"))
+        assert pool.worker_pids == []
+        with pytest.raises(ValueError, match="slot 0"):
+            pool.step({0: "go"})
+        assert [o.text for o in pool.reset([{"number": 8}, {"number": 9}])] == ["number 8", "number 9"]
+        assert pool.step({1: "go"})[1].observation.text == "9 go"
+
+
+@contextlib.contextmanager
+def interrupted(seconds):
+    """Ctrl-C after some seconds."""
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def test_long_messages_are_shortened():
+    with faulty_pool() as pool:
+        pool.reset([{"number": 1}])
+        message = pool.step({0: "shout"})[0].message
+        assert len(message) < 10_000 and "Traceback" in message and "'number': 1" in message
+
+
+def test_a_worker_has_no_terminal_to_read():
+    with faulty_pool() as pool:
+        failure = pool.reset([{"fault": "input"}])[0]
+        assert failure.kind == "exception" and "EOFError" in failure.message
+
+
+def test_tasks_that_cannot_be_sent():
+    with faulty_pool() as pool:
+        with pytest.raises(ValueError, match="plain data"):
+            pool.reset([{"number": 1}, {"number": lambda: 0}])
+        assert pool.reset([{"number": 1}])[0].text == "number 1"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_of_the_trainer_does_not_end_the_workers():
+    with faulty_pool() as pool:
+        pool.reset([{"number": 1}])
+        child = os.fork()
+        if child == 0:
+            pool.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert pool.step({0: "go"})[0].observation.text == "1 go"
+
+
+def test_workers_import_neither_torch_nor_a_copy_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "g2po_trl").mkdir()
+    (tmp_path / "g2po_trl" / "__init__.py").write_text("raise ImportError('the wrong copy')")
+    monkeypatch.chdir(tmp_path)
+
+    class Modules(TextEnvironment):
+        def reset(self):
+            import sys
+
+            return f"{'torch' in sys.modules}"
+
+    with EnvironmentPool(Modules, num_workers=1) as pool:
+        assert pool.reset([{}])[0] == Observation("False")

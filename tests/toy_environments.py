@@ -1,0 +1,107 @@
+"""A small game with one reward at its end, and an environment that fails in every way there is."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from g2po_trl import Observation, StepResult, TextEnvironment
+
+DOORS = {"hall": ["kitchen", "cellar"], "kitchen": ["hall", "garden"], "cellar": ["hall"], "garden": ["kitchen"]}
+
+
+class KeyDoorEnvironment(TextEnvironment):
+    """Find the key, carry it to the hall, open the door. Pays 10 at the end, in 3 to 7 steps by where the key lies."""
+
+    def reset(self, key_room="garden"):
+        self.room, self.key_room, self.has_key = "hall", key_room, False
+        return self._observe("You wake up.")
+
+    def step(self, action):
+        opened = action == "open door" and self.room == "hall" and self.has_key
+        text = "Nothing happens."
+        if action.startswith("go ") and action[3:] in DOORS[self.room]:
+            self.room, text = action[3:], f"You go to the {action[3:]}."
+        elif action == "take key" and self.room == self.key_room and not self.has_key:
+            self.has_key, text = True, "You take the key."
+        elif opened:
+            text = "The door opens."
+        return StepResult(self._observe(text), reward=10.0 * opened, terminated=opened)
+
+    def _observe(self, text):
+        actions = [f"go {room}" for room in DOORS[self.room]] + ["take key", "open door"]
+        return Observation(
+            f"{text} You are in the {self.room}.", f"{self.room} {self.has_key}", actions, task="Open the door."
+        )
+
+
+KEY_DOOR_WALKTHROUGHS = {
+    "hall": ["take key", "open door"],
+    "cellar": ["go cellar", "take key", "go hall", "open door"],
+    "garden": ["go kitchen", "go garden", "take key", "go kitchen", "go hall", "open door"],
+}
+
+
+class Text(str):
+    """Its class cannot be found by name where it is unpickled."""
+
+    __qualname__ = "nowhere"
+
+
+class Unloadable:
+    """Pickles, and raises when it is unpickled."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+class FaultyEnvironment(TextEnvironment):
+    """Does what the action says."""
+
+    def reset(self, number=0, fault=""):
+        self.number = number
+        if fault == "input":
+            input()
+        if fault == "hang":
+            time.sleep(60)
+        return Observation(f"number {number}", state_key=str(os.getpid()))
+
+    def step(self, action):
+        command, _, argument = action.partition(" ")
+        if command == "sleep":
+            time.sleep(float(argument))
+        elif command == "signal":
+            os.kill(os.getpid(), int(argument))
+        elif command == "exit":
+            sys.exit(int(argument))
+        elif command == "fork":  # dies, and leaves a process that holds its pipe open
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif command == "child":  # hangs in a program of its own
+            process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            with open(argument, "w") as file:
+                file.write(str(process.pid))
+            process.wait()
+        elif command == "shout":
+            raise RuntimeError("no" * 100_000)
+        elif command == "result":
+            return RESULTS[argument]()
+        elif command == "truncate":
+            return StepResult("out of time", truncated=True)
+        return StepResult(f"{self.number} {action}", reward=1)
+
+
+RESULTS = {
+    "array": lambda: StepResult("x", reward=[0.0, 1.0]),
+    "huge": lambda: StepResult("x", reward=10**400),
+    "infinite": lambda: StepResult("x", reward=float("-inf")),
+    "boolean": lambda: StepResult("x", reward=True),
+    "surrogate": lambda: StepResult("half a character: \ud800"),
+    "bytes": lambda: StepResult(b"x"),
+    "terminated": lambda: StepResult("x", terminated="no"),
+    "unloadable": lambda: StepResult("x", info={"a": Unloadable()}),
+    "text": lambda: StepResult(Observation(Text("x"), state_key=Text("y"), admissible_actions=[Text("z")])),
+}
