@@ -9,8 +9,13 @@ The pool sends ("reset", [(slot, task), …]) or ("step", [(slot, action), …])
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import signal
 import sys
+import threading
+import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -36,31 +41,51 @@ class Host:
 
     def reset(self, slot: int, task: dict[str, Any]):
         environment = self.idle.pop() if self.idle else self.factory()
-        observation = checked_observation(environment.reset(**task), f"{self.name}.reset", self.max_characters)
+        with self._closed_on_failure(environment):
+            observation = checked_observation(environment.reset(**task), f"{self.name}.reset", self.max_characters)
         self.playing[slot] = environment
         return observation
 
     def step(self, slot: int, action: str):
-        # An environment that fails is not played again: who knows what state it is in.
         environment = self.playing.pop(slot)
-        result = checked_step(environment.step(action), f"{self.name}.step", self.max_characters)
+        with self._closed_on_failure(environment):
+            result = checked_step(environment.step(action), f"{self.name}.step", self.max_characters)
         self.playing[slot] = environment
         return result
+
+    @contextlib.contextmanager
+    def _closed_on_failure(self, environment):
+        """An environment that fails is not played again: who knows what state it is in."""
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(Exception):
+                environment.close()
+            raise
 
     def close(self) -> None:
         self.release()
         for environment in self.idle:
-            environment.close()
+            with contextlib.suppress(Exception):
+                environment.close()
 
 
 def serve(connection: Connection) -> None:
-    factory, max_observation_characters = dill.loads(connection.recv_bytes())
-    host = Host(factory, max_observation_characters)
+    try:
+        factory, max_observation_characters = dill.loads(connection.recv_bytes())
+        host = Host(factory, max_observation_characters)
+        unusable = None
+    except Exception:  # every episode is told, else the pool would start a worker for each
+        host, unusable = None, f"the environment_factory cannot be loaded in a worker\n{traceback.format_exc()}"
     while True:
         try:
             command, jobs = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             break
+        if unusable:
+            for slot, _ in jobs:
+                connection.send((slot, ("exception", unusable)))
+            continue
         if command == "reset":
             host.release()
         play = host.reset if command == "reset" else host.step
@@ -75,9 +100,20 @@ def serve(connection: Connection) -> None:
                 connection.send((slot, answer))
             except OSError:
                 return
-    host.close()
+    if host is not None:
+        host.close()
+
+
+def end_with(descriptor: int, patience: float = 5.0) -> None:
+    """End this process, and what it started, when the pool has gone, even if an environment hangs just then."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # hang-up alone
+    poll.poll()
+    time.sleep(patience)  # environments may close
+    os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(1)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the pipe
+    threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
     serve(Connection(int(sys.argv[1])))
