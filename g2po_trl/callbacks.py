@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 
 class IterationLine(TrainerCallback):
-    """Prints one line for each log of the trainer, in place of a dictionary of forty numbers."""
+    """Prints one line an iteration and one an evaluation, in place of a dictionary of forty numbers."""
 
     def __init__(self, steps_per_iteration: int):
         self.steps_per_iteration = steps_per_iteration
@@ -31,6 +31,16 @@ class IterationLine(TrainerCallback):
             f"valid {_percent(logs['episode/valid_action_ratio'])} | kl {logs.get('kl') or 0.0:.4f} | "
             f"seconds: {phases} | elapsed {time.perf_counter() - self.started:.0f} s"
         )
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        for name in metrics or {} if state.is_world_process_zero else ():
+            if name.endswith("_success_rate"):
+                prefix = name.removesuffix("_success_rate")
+                print_line(
+                    f"{prefix} at step {state.global_step} | success {_percent(metrics[name])} | "
+                    f"turns {_number(metrics[f'{prefix}_turns'])} | valid {_percent(metrics[f'{prefix}_valid_action_ratio'])}"
+                    f" | {metrics[f'{prefix}_episodes']:.0f} episodes | {metrics[f'{prefix}_runtime']:.0f} s"
+                )
 
 
 class RolloutBar:

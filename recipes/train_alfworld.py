@@ -61,7 +61,7 @@ def load_games(directory: str | None, split: str, number: int, script_args: Scri
         directory = root / f"{split}-{number}"
         generate_games(directory, split, number, seed=script_args.game_seed, size=script_args.game_size)
     manifest = Manifest.scan(directory)
-    print(f"{split}: {manifest.summary()}")
+    print(f"{split}: {manifest.summary()}", flush=True)
     return manifest
 
 

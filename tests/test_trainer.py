@@ -322,8 +322,11 @@ def test_grpo_arguments_without_meaning(make_trainer, tmp_path, tiny_model_dir):
 
 
 def test_everything_a_user_reads_is_there(make_trainer, capsys):
-    trainer = make_trainer(disable_tqdm=False, max_steps=2)
+    trainer = make_trainer(disable_tqdm=False, max_steps=2, eval_dataset=TASKS)
     trainer.train()
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
+    trainer.evaluate()
+    output = capsys.readouterr().out.splitlines()
+    assert [line for line in output if line.startswith("eval at step 2 | success") and "8 episodes" in line]
+    lines = [line for line in output if line.startswith("iteration")]
     assert len(lines) == 2 and "success" in lines[0] and "iteration   2/2" in lines[1]
     assert Path(trainer.args.output_dir, "trajectories").is_dir()
