@@ -36,10 +36,12 @@ class IterationLine(TrainerCallback):
         for name in metrics or {} if state.is_world_process_zero else ():
             if name.endswith("_success_rate"):
                 prefix = name.removesuffix("_success_rate")
+                turns, valid, episodes, seconds = (
+                    metrics[f"{prefix}_{part}"] for part in ("turns", "valid_action_ratio", "episodes", "runtime")
+                )
                 print_line(
-                    f"{prefix} at step {state.global_step} | success {_percent(metrics[name])} | "
-                    f"turns {_number(metrics[f'{prefix}_turns'])} | valid {_percent(metrics[f'{prefix}_valid_action_ratio'])}"
-                    f" | {metrics[f'{prefix}_episodes']:.0f} episodes | {metrics[f'{prefix}_runtime']:.0f} s"
+                    f"{prefix} at step {state.global_step} | success {_percent(metrics[name])} | turns {_number(turns)} | "
+                    f"valid {_percent(valid)} | {episodes:.0f} episodes | {seconds:.0f} s"
                 )
 
 
