@@ -40,8 +40,8 @@ class IterationLine(TrainerCallback):
                     metrics[f"{prefix}_{part}"] for part in ("turns", "valid_action_ratio", "episodes", "runtime")
                 )
                 print_line(
-                    f"{prefix} at step {state.global_step} | success {_percent(metrics[name])} | turns {_number(turns)} | "
-                    f"valid {_percent(valid)} | {episodes:.0f} episodes | {seconds:.0f} s"
+                    f"{prefix} at step {state.global_step} | success {_percent(metrics[name])} | "
+                    f"turns {_number(turns)} | valid {_percent(valid)} | {episodes:.0f} episodes | {seconds:.0f} s"
                 )
 
 
