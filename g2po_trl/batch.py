@@ -38,22 +38,24 @@ class StepBatch:
         advantages: (rows,) float32.
         trained: (rows,) bool; a row that is not trained (a reply cut off, with `mask_truncated_completions`) stays
             in the batch with mask 0.
+        logprobs: log-probabilities of each row's reply under the engine that wrote it, or `None`.
     """
 
-    prompt_ids: list[list[int]]
-    completion_ids: list[list[int]]
+    prompt_ids: list[np.ndarray]
+    completion_ids: list[np.ndarray]
     advantages: np.ndarray
     trained: np.ndarray
+    logprobs: list[np.ndarray] | None = None
 
     @classmethod
     def from_trajectories(
-        cls, trajectories: Sequence[Trajectory], advantages: Sequence[float], untrained_unless_ends_in: set[int] = ()
+        cls, trajectories: Sequence[Trajectory], advantages: Sequence[float], mask_truncated: bool = False
     ) -> StepBatch:
         """Rows of all steps of the trajectories that did not end in an error.
 
         Args:
             advantages: one for each step of each trajectory, in order (those of `error` trajectories included).
-            untrained_unless_ends_in: end-of-turn tokens; when given, a reply without one at its end gets mask 0.
+            mask_truncated: do not train replies that were cut off by the length limit.
 
         Raises:
             ValueError: when steps and advantages do not line up, or a step carries no token ids.
@@ -69,10 +71,27 @@ class StepBatch:
                     f"step {i} (task {steps[i][0].task_id}) has no prompt_ids or completion_ids: step samples are "
                     "made from the token ids the engine read and wrote"
                 )
-        completions = [steps[i][1].completion_ids for i in kept]
-        trained = [not untrained_unless_ends_in or ids[-1] in untrained_unless_ends_in for ids in completions]
+        rows = [steps[i][1] for i in kept]
+        with_logprobs = bool(rows) and all(step.logprobs is not None for step in rows)
         return cls(
-            [steps[i][1].prompt_ids for i in kept], completions, advantages[kept], np.array(trained, dtype=bool)
+            [np.array(step.prompt_ids, dtype=np.int32) for step in rows],
+            [np.array(step.completion_ids, dtype=np.int32) for step in rows],
+            advantages[kept],
+            np.array([not (mask_truncated and step.completion_truncated) for step in rows], dtype=bool),
+            [np.array(step.logprobs, dtype=np.float32) for step in rows] if with_logprobs else None,
+        )
+
+    @classmethod
+    def concatenate(cls, batches: Sequence[StepBatch]) -> StepBatch:
+        """The rows of all of them, in order."""
+        batches = [batch for batch in batches if len(batch)] or list(batches[:1])
+        with_logprobs = all(batch.logprobs is not None for batch in batches)
+        return cls(
+            [ids for batch in batches for ids in batch.prompt_ids],
+            [ids for batch in batches for ids in batch.completion_ids],
+            np.concatenate([batch.advantages for batch in batches]),
+            np.concatenate([batch.trained for batch in batches]),
+            [row for batch in batches for row in batch.logprobs] if with_logprobs else None,
         )
 
     def __len__(self) -> int:
@@ -80,20 +99,16 @@ class StepBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Reply tokens that are trained."""
-        return sum(len(ids) for ids, trained in zip(self.completion_ids, self.trained) if trained)
+        """Reply tokens of all rows that are trained."""
+        return self.num_trained_tokens(range(len(self)))
+
+    def num_trained_tokens(self, rows: Sequence[int]) -> int:
+        """Reply tokens of the rows that are trained."""
+        return sum(len(self.completion_ids[row]) for row in rows if self.trained[row])
 
     def lengths(self, rows: Sequence[int]) -> list[tuple[int, int]]:
         """(prompt tokens, reply tokens) of the rows."""
         return [(len(self.prompt_ids[row]), len(self.completion_ids[row])) for row in rows]
-
-    def slices(self, num_slices: int, rng: np.random.Generator) -> list[list[int]]:
-        """All rows, in random order, in `num_slices` parts of equal size give or take one; longest rows first.
-
-        Sorting inside a slice changes no gradient and keeps rows of similar length in one micro-batch.
-        """
-        parts = np.array_split(rng.permutation(len(self)), num_slices)
-        return [sorted(part.tolist(), key=lambda row: sum(self.lengths([row])[0]), reverse=True) for part in parts]
 
     def collate(
         self, rows: Sequence[int], num_rows: int, pad_token_id: int, pad_to_multiple_of: int | None = None
@@ -102,7 +117,7 @@ class StepBatch:
 
         Returns:
             `prompt_ids`, `prompt_mask` (num_rows, P); `completion_ids`, `completion_mask` (num_rows, C);
-            `advantages` (num_rows,).
+            `advantages` (num_rows,); `sampling_per_token_logps` (num_rows, C) when the engine gave them.
         """
         lengths = self.lengths(rows)
         width = _round_up(max((p for p, _ in lengths), default=1), pad_to_multiple_of)
@@ -111,21 +126,56 @@ class StepBatch:
         completion_ids = torch.full((num_rows, reply_width), pad_token_id, dtype=torch.long)
         prompt_mask, completion_mask = torch.zeros_like(prompt_ids), torch.zeros_like(completion_ids)
         advantages = torch.zeros(num_rows, dtype=torch.float32)
+        logprobs = None if self.logprobs is None else torch.zeros(num_rows, reply_width)
         prompt_mask[:, -1] = 1  # a filler row attends to one token: attention over nothing is undefined
         for i, row in enumerate(rows):
             prompt, reply = self.prompt_ids[row], self.completion_ids[row]
-            prompt_ids[i, width - len(prompt) :] = torch.tensor(prompt)
+            prompt_ids[i, width - len(prompt) :] = torch.from_numpy(prompt)
             prompt_mask[i, width - len(prompt) :] = 1
-            completion_ids[i, : len(reply)] = torch.tensor(reply)
+            completion_ids[i, : len(reply)] = torch.from_numpy(reply)
             completion_mask[i, : len(reply)] = int(self.trained[row])
             advantages[i] = float(self.advantages[row])
-        return {
+            if logprobs is not None:
+                logprobs[i, : len(reply)] = torch.from_numpy(self.logprobs[row])
+        tensors = {
             "prompt_ids": prompt_ids,
             "prompt_mask": prompt_mask,
             "completion_ids": completion_ids,
             "completion_mask": completion_mask,
             "advantages": advantages,
         }
+        return tensors if logprobs is None else {**tensors, "sampling_per_token_logps": logprobs}
+
+
+def deal_rows(
+    lengths: Sequence[tuple[int, int]], num_slices: int, num_ranks: int, rng: np.random.Generator
+) -> list[list[list[int]]]:
+    """Which rank trains which rows of which slice: the same slices whatever the number of ranks, and equal work.
+
+    Rows go to slices by chance, in equal numbers give or take one. Within a slice they are sorted by length and dealt
+    like cards, back and forth, so that ranks get as many rows (give or take one), of similar lengths at similar
+    places, and sums of tokens that differ by less than the longest row: the slowest rank sets the pace.
+
+    Args:
+        lengths: (prompt, reply) tokens of the rows of all ranks.
+
+    Returns:
+        [slice][rank] -> row numbers, longest first.
+    """
+    total = np.array([prompt + reply for prompt, reply in lengths], dtype=np.int64)
+    slices = []
+    for part in np.array_split(rng.permutation(len(lengths)), num_slices):
+        longest_first = part[np.argsort(-total[part], kind="stable")]
+        place = np.arange(len(part))
+        turn, seat = place // num_ranks, place % num_ranks
+        rank = np.where(turn % 2 == 0, seat, num_ranks - 1 - seat)
+        slices.append([longest_first[rank == r].tolist() for r in range(num_ranks)])
+    return slices
+
+
+def imbalance(work: Sequence[float]) -> float:
+    """The busiest rank's work by the mean rank's: 1 is even; what the others wait is this minus 1."""
+    return max(work) * len(work) / sum(work) if sum(work) else 1.0
 
 
 def plan_micro_batches(lengths: Sequence[Sequence[tuple[int, int]]], max_tokens: int) -> list[tuple[int, int]]:

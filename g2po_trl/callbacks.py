@@ -45,6 +45,44 @@ class IterationLine(TrainerCallback):
                 )
 
 
+class CollapseStop(TrainerCallback):
+    """Ends a run whose agent has come apart: replies without the format, or success far below what it was.
+
+    Both are means over `patience` log lines. All is read from the log that a checkpoint keeps, so a resumed run judges
+    as an uninterrupted one. See `G2POConfig.min_valid_action_ratio` and `min_success_of_best`.
+    """
+
+    def __init__(self, min_valid_action_ratio: float, min_success_of_best: float, patience: int):
+        self.min_valid_action_ratio, self.min_success_of_best = min_valid_action_ratio, min_success_of_best
+        self.patience = patience
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not logs or "episode/success_rate" not in logs:
+            return
+        valid = self._means(state.log_history, "episode/valid_action_ratio")
+        success = self._means(state.log_history, "episode/success_rate")
+        reason = None
+        if valid and valid[-1] < self.min_valid_action_ratio:
+            reason = (
+                f"{_percent(valid[-1])} of the replies had the required format, less than "
+                f"min_valid_action_ratio={self.min_valid_action_ratio}"
+            )
+        elif success and success[-1] < self.min_success_of_best * max(success):
+            reason = (
+                f"success fell to {_percent(success[-1])} from {_percent(max(success))}, below "
+                f"min_success_of_best={self.min_success_of_best}"
+            )
+        if reason and not control.should_training_stop:
+            control.should_training_stop = True
+            if state.is_world_process_zero:
+                print_line(f"Stopping at step {state.global_step}: {reason} (over {self.patience} log lines).")
+
+    def _means(self, log_history: list[dict], name: str) -> list[float]:
+        """Moving means of a metric, one for each place with `patience` values behind it."""
+        values = [entry[name] for entry in log_history if entry.get(name) is not None]
+        return [sum(values[i - self.patience : i]) / self.patience for i in range(self.patience, len(values) + 1)]
+
+
 class RolloutBar:
     """A bar over the turns of a rollout that shows how many episodes are live. Silent when stderr is no terminal."""
 

@@ -16,9 +16,7 @@ _REFUSED = {
     "top_entropy_quantile": (1.0, "its threshold would depend on how the step batch is cut into micro-batches"),
     "entropy_coef": (0.0, "the bonus would depend on how the step batch is cut into micro-batches"),
     "use_adaptive_entropy": (False, "the bonus would depend on how the step batch is cut into micro-batches"),
-    "use_vllm": (False, "generation runs on transformers for now; remove the flag"),
-    "use_transformers_continuous_batching": (False, "generation uses `generate`; remove the flag"),
-    "use_transformers_paged": (False, "generation uses `generate`; remove the flag"),
+    "use_transformers_paged": (False, "transformers calls it use_transformers_continuous_batching now"),
     "use_liger_kernel": (
         False,
         "TRL's fused LM head is used; load kernels with model_init_kwargs={'use_kernels': True}",
@@ -48,6 +46,7 @@ class G2POConfig(GRPOConfig):
         max_prompt_length: tokens of a prompt; longer ones lose their oldest history first, then the middle of the
             observation. `None`: no limit.
         eval_temperature: sampling temperature of evaluation; 0 is greedy.
+        eval_top_p, eval_top_k: evaluation's own filters. `None`: those of training.
         eval_seed: evaluation draws its samples from this seed, so that two evaluations compare.
         max_tokens_per_micro_batch: padded tokens (prompt and reply) in one forward pass.
         generation_batch_tokens: padded prompt tokens in one generate call.
@@ -55,12 +54,23 @@ class G2POConfig(GRPOConfig):
         environment_reset_timeout, environment_step_timeout: seconds before a hanging environment is given up.
         max_error_rate: the run stops when a larger share of a rollout's trajectories ends in environment errors.
         save_trajectories: write every trajectory to output_dir/trajectories.
+        stop_sequences: a reply ends where the first of these is complete, e.g. `["</action>"]`; it stays part of it.
+        save_steps: optimizer steps between checkpoints. `None`: one an iteration, so that a crash costs no more.
+        min_valid_action_ratio: the run stops when the mean share of well-formed replies over the last
+            `collapse_patience` log lines is below this. 0: never.
+        min_success_of_best: the run stops when the mean success over the last `collapse_patience` log lines is below
+            this share of the best such mean. 0: never.
+        collapse_patience: see above.
     """
 
     beta: float = field(default=0.01, metadata={"help": "KL coefficient against the reference model."})
     logging_steps: float | None = field(
         default=None, metadata={"help": "Optimizer steps between two log lines. None: one line an iteration."}
     )
+    save_steps: float | None = field(
+        default=None, metadata={"help": "Optimizer steps between checkpoints. None: one checkpoint an iteration."}
+    )
+    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints that are kept, the best besides."})
     gamma: float = field(default=0.95, metadata={"help": "Discount of returns."})
     step_advantage_weight: float = field(default=1.0, metadata={"help": "w in A = A_EP + w (A_NC + A_EC)."})
     invalid_action_penalty: float = field(default=0.1, metadata={"help": "Taken off for each malformed reply."})
@@ -71,6 +81,8 @@ class G2POConfig(GRPOConfig):
     history_length: int = field(default=2, metadata={"help": "Past observations and actions in a prompt."})
     max_prompt_length: int | None = field(default=2048, metadata={"help": "Tokens of a prompt."})
     eval_temperature: float = field(default=0.4, metadata={"help": "Sampling temperature of evaluation."})
+    eval_top_p: float | None = field(default=None, metadata={"help": "top_p of evaluation. None: as in training."})
+    eval_top_k: int | None = field(default=None, metadata={"help": "top_k of evaluation. None: as in training."})
     eval_seed: int = field(default=0, metadata={"help": "Seed of evaluation's samples."})
     max_tokens_per_micro_batch: int = field(default=16384, metadata={"help": "Padded tokens in a forward pass."})
     generation_batch_tokens: int = field(default=65536, metadata={"help": "Padded prompt tokens in a generate call."})
@@ -79,6 +91,16 @@ class G2POConfig(GRPOConfig):
     environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
     max_error_rate: float = field(default=0.5, metadata={"help": "Share of failed trajectories that stops the run."})
     save_trajectories: bool = field(default=True, metadata={"help": "Write trajectories to output_dir."})
+    stop_sequences: list[str] | None = field(
+        default=None, metadata={"help": "A reply ends where one of these is complete, e.g. '</action>'."}
+    )
+    min_valid_action_ratio: float = field(
+        default=0.0, metadata={"help": "Stop the run when the share of well-formed replies falls below. 0: never."}
+    )
+    min_success_of_best: float = field(
+        default=0.0, metadata={"help": "Stop the run when success falls below this share of its best. 0: never."}
+    )
+    collapse_patience: int = field(default=5, metadata={"help": "Log lines over which both are averaged."})
 
     def __post_init__(self):
         for name, (unused, reason) in _REFUSED.items():
@@ -109,13 +131,34 @@ class G2POConfig(GRPOConfig):
             "set it to 1 or more, or to None for no limit",
         )
         _require(self.eval_temperature >= 0, "eval_temperature", self.eval_temperature, "set it to 0 (greedy) or more")
-        _require(0 <= self.max_error_rate <= 1, "max_error_rate", self.max_error_rate, "set it between 0 and 1")
+        for name in ("max_error_rate", "min_valid_action_ratio", "min_success_of_best"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "set it between 0 and 1")
+        _require(self.collapse_patience >= 1, "collapse_patience", self.collapse_patience, "set it to 1 or more")
+        _require(
+            self.eval_top_p is None or 0 < self.eval_top_p <= 1, "eval_top_p", self.eval_top_p, "set it in (0, 1]"
+        )
+        _require(self.eval_top_k is None or self.eval_top_k >= 0, "eval_top_k", self.eval_top_k, "set it >= 0")
+        _require(
+            not isinstance(self.stop_sequences, str) and all(self.stop_sequences or ()),
+            "stop_sequences",
+            self.stop_sequences,
+            "pass a list of texts that are not empty, e.g. ['</action>']",
+        )
+        if self.use_vllm:
+            self._check_vllm()
         for name in ("max_completion_length", "max_tokens_per_micro_batch", "generation_batch_tokens"):
             _require((getattr(self, name) or 0) >= 1, name, getattr(self, name), "set it to 1 or more")
         # TRL wants whole groups in an evaluation batch; ours plays each panel row on its own.
         self.num_generations_eval = self.num_generations_eval or 1
+        # Defaults that depend on what the parent works out: one line and one checkpoint an iteration.
         logging_steps, self.logging_steps = self.logging_steps, self.logging_steps or 1
+        save_steps, self.save_steps = self.save_steps, self.save_steps or 1
+        # The parent wants the best model's checkpoints at evaluations only; they may come more often.
+        load_best, self.load_best_model_at_end = self.load_best_model_at_end, False
+        if load_best:
+            self.metric_for_best_model = self.metric_for_best_model or "success_rate"
         super().__post_init__()
+        self.load_best_model_at_end = load_best
         if self.scale_rewards not in ("group", "none"):
             raise ValueError(
                 f"scale_rewards is {self.scale_rewards!r}: groups never mix in G2PO. Set it to 'group' (divide "
@@ -123,6 +166,51 @@ class G2POConfig(GRPOConfig):
             )
         if logging_steps is None:
             self.logging_steps = self.optimizer_steps_per_iteration
+        if save_steps is None:
+            self.save_steps = self.optimizer_steps_per_iteration
+        if load_best:
+            self._check_best_model()
+
+    def _check_best_model(self) -> None:
+        strategies = {self.eval_strategy, self.save_strategy}
+        _require(
+            strategies == {"steps"} or strategies == {"epoch"} or self.save_strategy == "best",
+            "load_best_model_at_end",
+            True,
+            f"the best model is a checkpoint made when it was evaluated, but eval_strategy is "
+            f"{str(self.eval_strategy)!r} and save_strategy {str(self.save_strategy)!r}; set both to 'steps'",
+        )
+        if strategies == {"steps"}:
+            _require(
+                self.eval_steps % self.save_steps == 0,
+                "save_steps",
+                self.save_steps,
+                f"with load_best_model_at_end every evaluation (eval_steps={self.eval_steps}) needs a checkpoint; set "
+                "eval_steps to a multiple of save_steps",
+            )
+
+    def _check_vllm(self) -> None:
+        if self.use_transformers_continuous_batching:
+            raise ValueError("use_vllm and use_transformers_continuous_batching are both True: choose one engine")
+        filters = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+        changed = [f"{name}={getattr(self, name)}" for name, off in filters.items() if getattr(self, name) != off]
+        if changed and self.vllm_importance_sampling_correction:
+            raise ValueError(
+                f"{', '.join(changed)} with vllm_importance_sampling_correction=True: vLLM's log-probabilities are "
+                "those of the filtered distribution, the trainer's those of the whole one, so every ratio between "
+                f"them would be biased. Set {', '.join(f'{name}={off}' for name, off in filters.items())} (evaluation "
+                "has eval_top_p and eval_top_k), or vllm_importance_sampling_correction=False."
+            )
+        if self.max_prompt_length is not None:
+            needed = self.max_prompt_length + self.max_completion_length
+            if self.vllm_max_model_length is None:
+                self.vllm_max_model_length = needed
+            _require(
+                self.vllm_max_model_length >= needed,
+                "vllm_max_model_length",
+                self.vllm_max_model_length,
+                f"set it to max_prompt_length + max_completion_length = {needed} or more",
+            )
 
     @property
     def optimizer_steps_per_iteration(self) -> int:

@@ -1,75 +1,117 @@
-"""Token ids in, token ids out. The only room that touches TRL's generation internals."""
+"""Token ids in, token ids and log-probabilities out. The only room that touches TRL's and vLLM's generation internals.
+
+TRL's own options choose the engine: `generate` by default, `use_transformers_continuous_batching`, or `use_vllm` with
+`vllm_mode` "colocate" or "server". All of them cut a reply in the same place: after the first end-of-turn token, or
+where the first of `stop_sequences` is complete.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
+from accelerate.utils import gather_object, is_peft_model
 from transformers import GenerationConfig
 from trl.models import unwrap_model_for_generation
 
+from .config import G2POConfig
 
-class TransformersEngine:
-    """Replies by `model.generate`, in batches of similar length.
 
-    Args:
-        trainer: the trainer whose model, tokenizer and sampling arguments are used.
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 is greedy; `None` and 0 switch a filter off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+
+    @classmethod
+    def for_training(cls, args: G2POConfig) -> Sampling:
+        return cls(args.temperature, args.top_p, args.top_k, args.min_p)
+
+    @classmethod
+    def for_evaluation(cls, args: G2POConfig) -> Sampling:
+        """`eval_temperature`, `eval_top_p` and `eval_top_k`; without filters of its own, those of training."""
+        return cls(
+            args.eval_temperature,
+            args.top_p if args.eval_top_p is None else args.eval_top_p,
+            args.top_k if args.eval_top_k is None else args.eval_top_k,
+            args.min_p,
+        )
+
+
+@dataclass
+class Reply:
+    """One reply: token ids with their end-of-turn token, and their log-probabilities where the engine gives them.
+
+    `complete` is False for a reply that ran into `max_completion_length`.
     """
+
+    ids: list[int]
+    logprobs: list[float] | None = None
+    complete: bool = True
+
+
+class Engine:
+    """What the rollout knows of an engine: `with engine.rollout(): engine.generate(prompts, sampling)`, many times.
+
+    `is_collective` says that a call holds a collective operation: every rank must make it, also with no prompts.
+    """
+
+    is_collective = False
 
     def __init__(self, trainer):
         self.trainer = trainer
-        # Under FSDP every rank must run the same generate calls, with the same number of forward passes in each.
+        self.ends = set(trainer.eos_token_ids)
+        self.stop_sequences = list(trainer.args.stop_sequences or [])
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """Everything that is done once a rollout and not once a turn. All ranks enter and leave together."""
+        yield
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Reply]:
+        """One reply to each prompt, in their order."""
+        raise NotImplementedError
+
+    def _reply(self, ids: list[int], logprobs: list[float] | None = None) -> Reply:
+        """Cut off what follows the end of a reply: padding."""
+        end = next((position + 1 for position, token in enumerate(ids) if token in self.ends), None)
+        if self.stop_sequences and self._stopped(ids[:end]):
+            low, high = 1, end or len(ids)  # the shortest beginning that holds a stop sequence
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if self._stopped(ids[:middle]) else (middle + 1, high)
+            end = low
+        ids = ids[:end]
+        return Reply(list(ids), None if logprobs is None else list(logprobs[: len(ids)]), end is not None)
+
+    def _stopped(self, ids: Sequence[int]) -> bool:
+        text = self.trainer.processing_class.decode(ids)
+        return any(stop in text for stop in self.stop_sequences)
+
+
+class TransformersEngine(Engine):
+    """Replies by `model.generate`, in batches of similar length."""
+
+    def __init__(self, trainer):
+        super().__init__(trainer)
+        # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
         self.is_collective = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
 
-    def _generation_config(self, temperature: float) -> GenerationConfig:
-        args, tokenizer = self.trainer.args, self.trainer.processing_class
-        sampling = {"do_sample": False}
-        if temperature > 0:
-            sampling = {
-                "do_sample": True,
-                "temperature": temperature,
-                "top_p": args.top_p,
-                "top_k": args.top_k,
-                "min_p": args.min_p,
-            }
-        return GenerationConfig(
-            max_new_tokens=args.max_completion_length,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=self.trainer.eos_token_ids,
-            repetition_penalty=args.repetition_penalty,
-            cache_implementation=args.cache_implementation,
-            disable_compile=True,
-            **{**sampling, **(args.generation_kwargs or {})},
-        )
-
-    def generate(self, prompts: Sequence[Sequence[int]], temperature: float) -> list[list[int]]:
-        """One reply to each prompt, in their order: token ids up to and including the end-of-turn token.
-
-        Under a sharded model all ranks must call this together; an empty `prompts` then generates a dummy.
-        """
-        args, accelerator = self.trainer.args, self.trainer.accelerator
-        replies: list[list[int]] = [[] for _ in prompts]
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Reply]:
+        """One reply to each prompt, in their order. Under a sharded model an empty `prompts` generates a dummy."""
+        replies: list[Reply] = [None] * len(prompts)
         if not prompts and not self.is_collective:
             return replies
-        config = self._generation_config(temperature)
-        with (
-            unwrap_model_for_generation(
-                self.trainer.model_wrapped,
-                accelerator,
-                gather_deepspeed3_params=args.ds3_gather_for_generation,
-                generation_kwargs=config.to_diff_dict(),
-                gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
-            ) as unwrapped,
-            torch.no_grad(),
-        ):
-            # `generate` reads weights again and again; training mode would only switch dropout on.
-            was_training = unwrapped.training
-            unwrapped.eval()
+        config = generation_config(self.trainer, sampling)
+        with _model_for_generation(self.trainer, config) as model:
             for rows in self._batches(prompts):
-                for row, reply in zip(rows, self._generate_batch(unwrapped, [prompts[r] for r in rows], config)):
-                    replies[row] = reply
-            unwrapped.train(was_training)
+                for row, ids in zip(rows, self._generate_batch(model, [prompts[r] for r in rows], config)):
+                    replies[row] = self._reply(ids)
         return replies
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
@@ -94,21 +136,169 @@ class TransformersEngine:
         for row, ids in enumerate(rows):
             input_ids[row, width - len(ids) :] = torch.tensor(ids, dtype=torch.long)
             mask[row, width - len(ids) :] = 1
-        if not prompts:
-            mask[:] = 1
         output = model.generate(
             input_ids=input_ids.to(device),
             attention_mask=mask.to(device),
             generation_config=config,
             synced_gpus=self.is_collective,
+            tokenizer=self.trainer.processing_class if self.stop_sequences else None,
         )
-        ends = set(config.eos_token_id)
-        return [_until_end(ids, ends) for ids in output[: len(prompts), width:].tolist()]
+        return output[: len(prompts), width:].tolist()
 
 
-def _until_end(ids: list[int], ends: set[int]) -> list[int]:
-    """Cut after the first end-of-turn token: what follows is padding."""
-    for position, token in enumerate(ids):
-        if token in ends:
-            return ids[: position + 1]
-    return ids
+class ContinuousBatchingEngine(Engine):
+    """Replies by transformers' continuous batching: a paged cache, and a finished reply makes room for the next."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Reply]:
+        if not prompts:
+            return []
+        from transformers.generation import ContinuousBatchingConfig
+
+        options = {
+            "max_memory_percent": 0.5,  # of the memory the model leaves; training needs the rest
+            "return_logprobs": True,
+            "drop_unsupported_processors": False,
+            "seed": int(torch.randint(2**31, ())),  # from the random state that checkpoints keep
+            **(self.trainer.args.transformers_continuous_batching_config or {}),
+        }
+        config = generation_config(self.trainer, sampling)
+        with _model_for_generation(self.trainer, config) as model:
+            outputs = model.generate_batch(
+                [list(prompt) for prompt in prompts],
+                generation_config=config,
+                continuous_batching_config=ContinuousBatchingConfig(**options),
+                progress_bar=False,
+            )
+        failed = [output.error for output in outputs.values() if output.error is not None]
+        if failed or len(outputs) != len(prompts):
+            raise RuntimeError(
+                f"continuous batching answered {len(outputs) - len(failed)} of {len(prompts)} prompts"
+                f"{f' ({failed[0]})' if failed else ''}: see its log above, or unset "
+                "use_transformers_continuous_batching"
+            )
+        return [self._reply(output.generated_tokens, output.logprobs or None) for output in outputs.values()]
+
+
+class VLLMEngine(Engine):
+    """Replies by vLLM through TRL's `VLLMGeneration`, colocated or on a server.
+
+    Weights go to vLLM once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and its weights away,
+    after every call).
+    """
+
+    def __init__(self, trainer):
+        super().__init__(trainer)
+        self.vllm = trainer.vllm_generation
+        # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
+        self.is_collective = self.vllm.mode == "server" or self.vllm.tensor_parallel_size > 1
+        self.base_weights = _base_weights(trainer.model) if is_peft_model(trainer.model) else []
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        vllm, sleeps = self.vllm, self.vllm.mode == "colocate" and self.vllm.enable_sleep_mode
+        vllm.sync_weights()
+        self._restore_base_weights()
+        if sleeps:
+            vllm.llm.wake_up(tags=["kv_cache"])
+            vllm.enable_sleep_mode = False
+        try:
+            yield
+        finally:
+            if sleeps:
+                vllm.enable_sleep_mode = True
+                vllm.llm.sleep(level=2)
+                vllm._llm_weights_sleeping = True
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Reply]:
+        number = max(gather_object([len(prompts)])) if self.is_collective else len(prompts)
+        if number == 0:
+            return []
+        vllm, args = self.vllm, self.trainer.args
+        vllm.temperature, vllm.top_p, vllm.top_k = sampling.temperature, sampling.top_p, sampling.top_k
+        vllm.min_p = sampling.min_p
+        vllm.generation_kwargs = {
+            "stop_token_ids": sorted(self.ends),
+            **({"stop": self.stop_sequences, "include_stop_str_in_output": True} if self.stop_sequences else {}),
+            **(args.generation_kwargs or {}),
+        }
+        dummies = [[self.trainer.processing_class.pad_token_id]] * (number - len(prompts))
+        _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
+        return [
+            self._reply(
+                list(ids[row]), [token[0] if token[0] is not None else float("nan") for token in logprobs[row]]
+            )
+            for row in range(len(prompts))
+        ]
+
+    def _restore_base_weights(self) -> None:
+        """TRL merges the adapter for the sync and takes it off again, which leaves rounding errors in the base."""
+        with torch.no_grad():
+            for weight, kept in self.base_weights:
+                _local(weight).copy_(kept)
+
+
+def make_engine(trainer) -> Engine:
+    """The engine that TRL's options ask for."""
+    if trainer.args.use_vllm:
+        return VLLMEngine(trainer)
+    if trainer.args.use_transformers_continuous_batching:
+        return ContinuousBatchingEngine(trainer)
+    return TransformersEngine(trainer)
+
+
+def generation_config(trainer, sampling: Sampling) -> GenerationConfig:
+    """The options of one `generate` call."""
+    args, tokenizer = trainer.args, trainer.processing_class
+    options = {"do_sample": False}
+    if sampling.temperature > 0:
+        options = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+        }
+    if args.stop_sequences and not args.use_transformers_continuous_batching:
+        options["stop_strings"] = list(args.stop_sequences)
+    return GenerationConfig(
+        max_new_tokens=args.max_completion_length,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=trainer.eos_token_ids,
+        repetition_penalty=args.repetition_penalty,
+        cache_implementation=args.cache_implementation,
+        disable_compile=True,
+        **{**options, **(args.generation_kwargs or {})},
+    )
+
+
+@contextmanager
+def _model_for_generation(trainer, config: GenerationConfig) -> Iterator[torch.nn.Module]:
+    """The bare model, gathered where ZeRO-3 sharded it, in evaluation mode: training mode means dropout."""
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            generation_kwargs=config.to_diff_dict(),
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model,
+        torch.no_grad(),
+    ):
+        was_training = model.training
+        model.eval()
+        yield model
+        model.train(was_training)
+
+
+def _base_weights(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The weights under the adapters, each with a copy in host memory. The adapters alone are trained."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    weights = [m.get_base_layer().weight for m in model.modules() if isinstance(m, BaseTunerLayer)]
+    # ZeRO-3 gathers weights for the merge and throws the merged ones away.
+    return [(weight, _local(weight).detach().cpu().clone()) for weight in weights if not hasattr(weight, "ds_id")]
+
+
+def _local(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_local() if hasattr(weight, "to_local") else weight.data

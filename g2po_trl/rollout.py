@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from .environment import Observation
 from .environment_pool import EnvironmentFailure, EnvironmentPool
 from .prompting import FittedPrompt, PromptTemplate, PromptTooLongError, fit_prompt
 from .trajectory import Step, Trajectory
+
+if TYPE_CHECKING:
+    from .generation import Reply
 
 
 @dataclass
@@ -24,15 +27,24 @@ class RolloutStats:
     turns: int = 0
     live_steps: int = 0
     truncated_prompts: int = 0
+    truncated_replies: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
+
+    @classmethod
+    def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
+        """Counts are summed; of times and turns the largest counts: all wait for the slowest rank."""
+        largest = {"environment_time", "generation_time", "prompt_time", "total_time", "turns"}
+        return cls(
+            **{f.name: (max if f.name in largest else sum)(getattr(s, f.name) for s in stats) for f in fields(cls)}
+        )
 
     def active_fraction(self, num_episodes: int) -> float:
         """Share of (episode, turn) places in which an episode was live."""
         return self.live_steps / max(1, self.turns * num_episodes)
 
     def metrics(self, num_episodes: int) -> dict[str, float]:
-        """`time/*` in seconds and `rollout/*`, of this rank."""
+        """`time/*` in seconds and `rollout/*`."""
         return {
             "time/rollout": self.total_time,
             "time/environment": self.environment_time,
@@ -40,6 +52,7 @@ class RolloutStats:
             "time/prompts": self.prompt_time,
             "rollout/active_fraction": self.active_fraction(num_episodes),
             "rollout/truncated_prompts": self.truncated_prompts,
+            "rollout/truncated_replies": self.truncated_replies,
             "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.live_steps),
             "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
         }
@@ -88,7 +101,7 @@ class ChatEncoder:
 
 def run_episodes(
     pool: EnvironmentPool,
-    generate: Callable[[list[list[int]]], list[list[int]]],
+    generate: Callable[[list[list[int]]], list[Reply]],
     encode: ChatEncoder,
     template: PromptTemplate,
     tasks: Sequence[dict[str, Any]],
@@ -103,7 +116,7 @@ def run_episodes(
     """Play one episode of each task, all at once.
 
     Args:
-        generate: prompts' token ids -> replies' token ids.
+        generate: prompts' token ids -> replies.
         tasks: keyword arguments of `reset`, one dict an episode.
         task_ids, groups: names the task, and the group, of each episode.
         any_live: this rank has live episodes -> any rank has. With a sharded model every rank must go on generating
@@ -151,7 +164,8 @@ def run_episodes(
         stats.live_steps += len(live)
         stats.truncated_prompts += sum(prompt.truncated for prompt in prompts)
         stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
-        stats.generated_tokens += sum(map(len, replies))
+        stats.generated_tokens += sum(len(reply.ids) for reply in replies)
+        stats.truncated_replies += sum(not reply.complete for reply in replies)
         if on_turn:
             on_turn(stats.turns, sum(episode.outcome is None for episode in episodes))
     stats.total_time = time.perf_counter() - started
@@ -194,11 +208,11 @@ def _build_prompts(
 
 
 def _record_step(
-    episode: _Episode, prompt: FittedPrompt, reply_ids: list[int], encode: ChatEncoder, template: PromptTemplate
+    episode: _Episode, prompt: FittedPrompt, reply: Reply, encode: ChatEncoder, template: PromptTemplate
 ) -> str:
     """Write the step down; returns the action to play."""
-    reply = encode.decode(reply_ids)
-    action, valid = template.parse_reply(reply, prompt.text[-64:])
+    text = encode.decode(reply.ids)
+    action, valid = template.parse_reply(text, prompt.text[-64:])
     seen = episode.observation
     episode.steps.append(
         Step(
@@ -206,11 +220,13 @@ def _record_step(
             action=action,
             valid=valid,
             state_key=seen.state_key,
-            reply=reply,
+            reply=text,
             admissible_actions=seen.admissible_actions,
             prompt_ids=prompt.ids,
-            completion_ids=reply_ids,
+            completion_ids=reply.ids,
+            logprobs=reply.logprobs,
             prompt_truncated=prompt.truncated,
+            completion_truncated=not reply.complete,
         )
     )
     return action

@@ -24,22 +24,23 @@ import numpy as np
 import torch
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback
-from trl import GRPOTrainer
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import get_config_model_id, use_adapter
 
 from .advantages import g2po
-from .batch import StepBatch, loss_scale, plan_micro_batches
-from .callbacks import IterationLine, RolloutBar
+from .batch import StepBatch, deal_rows, imbalance, loss_scale, plan_micro_batches
+from .callbacks import CollapseStop, IterationLine, RolloutBar
 from .config import G2POConfig
 from .environment import TextEnvironment
 from .environment_pool import EnvironmentPool
 from .evaluation import summarize
-from .generation import TransformersEngine
+from .generation import Sampling, make_engine
 from .graph import StateGraph, record
+from .importance import SamplingStatistics, importance_ratio
 from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
 from .model_card import build_model_card
+from .persistence import PersistentTrainer
 from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import ChatEncoder, RolloutStats, run_episodes
 from .tasks import check_datasets, groups_of, task_id_of
@@ -51,7 +52,7 @@ def _environment_reward(**kwargs):
     raise RuntimeError("rewards come from the environment; this function is never called")
 
 
-class G2POTrainer(GRPOTrainer):
+class G2POTrainer(PersistentTrainer):
     """Trains a language model as an agent by Group-Graph Policy Optimization.
 
     Args:
@@ -122,7 +123,7 @@ class G2POTrainer(GRPOTrainer):
         self.advantage_fn = advantage_fn or self._g2po
         self.prompt_template = prompt_template
         self.encode = ChatEncoder(self.processing_class, args.chat_template_kwargs)
-        self.engine = TransformersEngine(self)
+        self.engine = make_engine(self)
         self.pool = EnvironmentPool(
             environment_factory,
             num_workers=args.num_environment_workers,
@@ -137,38 +138,44 @@ class G2POTrainer(GRPOTrainer):
         self.remove_callback(PrinterCallback)
         if not args.disable_tqdm:
             self.add_callback(IterationLine(args.optimizer_steps_per_iteration))
+        if args.min_valid_action_ratio or args.min_success_of_best:
+            self.add_callback(
+                CollapseStop(args.min_valid_action_ratio, args.min_success_of_best, args.collapse_patience)
+            )
 
     # -- rollout ---------------------------------------------------------------------------------------------------
 
     def play(
         self,
         tasks: Sequence[dict[str, Any]],
-        temperature: float | None = None,
+        sampling: Sampling | None = None,
         groups: Sequence[int] | None = None,
         description: str = "rollout",
     ) -> tuple[list[Trajectory], RolloutStats]:
-        """Play one episode of each task with the current policy, on this rank.
+        """Play one episode of each task with the current policy, on this rank; all ranks must call it together.
 
         Args:
-            tasks: dataset rows. temperature: `None` is the training temperature.
+            tasks: dataset rows. sampling: `None` is training's.
         """
-        temperature = self.args.temperature if temperature is None else temperature
-        bar = RolloutBar(description, self.args.max_turns, len(tasks), self.accelerator.is_main_process)
+        args = self.args
+        sampling = sampling or Sampling.for_training(args)
+        bar = RolloutBar(description, args.max_turns, len(tasks), self.accelerator.is_main_process)
         try:
-            return run_episodes(
-                self.pool,
-                lambda prompts: self.engine.generate(prompts, temperature),
-                self.encode,
-                self.prompt_template,
-                tasks,
-                [task_id_of(task) for task in tasks],
-                list(range(len(tasks))) if groups is None else groups,
-                self.args.max_turns,
-                self.args.history_length,
-                self.args.max_prompt_length,
-                any_live=self._any_rank if self.engine.is_collective else bool,
-                on_turn=bar,
-            )
+            with self.engine.rollout():
+                return run_episodes(
+                    self.pool,
+                    lambda prompts: self.engine.generate(prompts, sampling),
+                    self.encode,
+                    self.prompt_template,
+                    tasks,
+                    [task_id_of(task) for task in tasks],
+                    list(range(len(tasks))) if groups is None else groups,
+                    args.max_turns,
+                    args.history_length,
+                    args.max_prompt_length,
+                    any_live=self._any_rank if self.engine.is_collective else bool,
+                    on_turn=bar,
+                )
         finally:
             bar.close()
 
@@ -202,56 +209,92 @@ class G2POTrainer(GRPOTrainer):
         _check_advantages(advantages, sum(len(r.keys) for r in records))
         advantage_time = time.perf_counter() - started
 
-        ends = set(self.eos_token_ids) if self.args.mask_truncated_completions else set()
-        batch = StepBatch.from_trajectories(trajectories, advantages[steps_before : steps_before + num_steps], ends)
-        slices = self._micro_batches(batch)
+        own = advantages[steps_before : steps_before + num_steps]
+        batch = StepBatch.from_trajectories(trajectories, own, self.args.mask_truncated_completions)
+        slices, update_metrics = self._micro_batches(batch)
         started = time.perf_counter()
-        self._add_logps([micro_batch for part in slices for micro_batch in part])
-        self._log_rollout(trajectories, stats, graph, batch, advantage_time, time.perf_counter() - started)
+        update_metrics |= self._add_logps([micro_batch for part in slices for micro_batch in part])
+        times = {"time/advantage": advantage_time, "time/logps": time.perf_counter() - started}
+        self._log_rollout(trajectories, stats, graph, times, update_metrics)
         return slices
 
-    def _micro_batches(self, batch: StepBatch) -> list[list[dict[str, Any]]]:
-        args = self.args
-        num_slices, num_ranks = args.steps_per_generation, self.accelerator.num_processes
-        rng = np.random.default_rng([args.seed, self._step, self.accelerator.process_index])
-        slices = batch.slices(num_slices, rng)
-        ranks = gather_object([(len(batch), batch.num_tokens, [batch.lengths(rows) for rows in slices])])
-        total_rows, total_tokens = sum(r[0] for r in ranks), sum(r[1] for r in ranks)
-        num_items = torch.tensor(total_tokens)
+    def _micro_batches(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
+        """Deal all ranks' step samples out again, so that each has as much to do; cut this rank's into micro-batches.
+
+        Returns:
+            The micro-batches of each slice, and `update/*` metrics.
+        """
+        args, rank, num_ranks = self.args, self.accelerator.process_index, self.accelerator.num_processes
+        batches = gather_object([local])
+        batch = StepBatch.concatenate(batches)
+        lengths = batch.lengths(range(len(batch)))
+        slices = deal_rows(
+            lengths, args.steps_per_generation, num_ranks, np.random.default_rng([args.seed, self._step])
+        )
+        num_items = torch.tensor(batch.num_tokens)
+        work = [sum(sum(lengths[row]) for dealt in slices for row in dealt[r]) for r in range(num_ranks)]
         result = []
-        for index, rows in enumerate(slices):
+        for dealt in slices:
             part = []
             for start, stop in plan_micro_batches(
-                [lengths[index] for _, _, lengths in ranks], args.max_tokens_per_micro_batch
+                [[lengths[row] for row in rows] for rows in dealt], args.max_tokens_per_micro_batch
             ):
                 micro_batch = batch.collate(
-                    rows[start:stop], stop - start, self.processing_class.pad_token_id, args.pad_to_multiple_of
+                    dealt[rank][start:stop], stop - start, self.processing_class.pad_token_id, args.pad_to_multiple_of
                 )
                 micro_batch["num_items_in_batch"] = num_items
                 micro_batch["loss_scale"] = loss_scale(
-                    args.loss_type, micro_batch, total_rows, total_tokens, num_ranks, num_slices
+                    args.loss_type, micro_batch, len(batch), batch.num_tokens, num_ranks, len(slices)
                 )
+                micro_batch["weight"] = batch.num_trained_tokens([row for rows in dealt for row in rows[start:stop]])
                 part.append(micro_batch)
             result.append(part)
-        return result
+        return result, {
+            "update/step_samples": len(batch),
+            "update/micro_batches": sum(map(len, result)),
+            "update/token_imbalance": imbalance(work),
+            "rollout/token_imbalance": imbalance([sum(map(sum, b.lengths(range(len(b))))) for b in batches]),
+        }
 
-    def _add_logps(self, micro_batches: list[dict[str, Any]]) -> None:
-        """Log-probabilities under the policy that acted, if it will have moved on, and under the reference."""
+    def _add_logps(self, micro_batches: list[dict[str, Any]]) -> dict[str, float]:
+        """Log-probabilities under the policy that acted, if it will have moved on, and under the reference.
+
+        Where the engine gave its own, also the importance ratios that correct for it. Returns `sampling/*` metrics.
+        """
         moves_on = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) != 0
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        statistics = SamplingStatistics()
         unwrapped = self.accelerator.unwrap_model(self.model)
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             for micro_batch in micro_batches:
-                if moves_on:
+                if moves_on or corrects:
                     micro_batch["old_per_token_logps"] = self._logps(self.model, micro_batch)
+                if corrects:
+                    self._add_importance_ratio(micro_batch, statistics)
                 if self.beta != 0.0 and self.ref_model is not None:
                     micro_batch["ref_per_token_logps"] = self._logps(self.ref_model, micro_batch)
                 elif self.beta != 0.0:  # the adapter switched off, or its copy from before training
                     with use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None):
                         micro_batch["ref_per_token_logps"] = self._logps(self.model, micro_batch)
+        return SamplingStatistics.metrics(gather_object([statistics.summary()]))
+
+    def _add_importance_ratio(self, micro_batch: dict[str, Any], statistics: SamplingStatistics) -> None:
+        logps, mask = micro_batch["old_per_token_logps"], micro_batch["completion_mask"].to(self.accelerator.device)
+        sampling_logps = micro_batch["sampling_per_token_logps"].to(self.accelerator.device)
+        ratio, outside = importance_ratio(
+            logps,
+            sampling_logps,
+            mask,
+            self.vllm_importance_sampling_mode,
+            self.vllm_importance_sampling_clip_min,
+            self.vllm_importance_sampling_clip_max,
+        )
+        micro_batch["importance_sampling_ratio"] = ratio
+        statistics.add(logps, sampling_logps, mask, ratio, outside)
 
     def _logps(self, model, micro_batch: dict[str, Any]) -> torch.Tensor:
         """Log-probabilities of the reply tokens, (rows, C)."""
-        batch = super(GRPOTrainer, self)._prepare_inputs(micro_batch)  # to the device
+        batch = Trainer._prepare_inputs(self, micro_batch)  # to the device
         return self._get_per_token_logps_and_entropies(
             model,
             torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
@@ -275,7 +318,7 @@ class G2POTrainer(GRPOTrainer):
         """Micro-batches go to the device; there is nothing else left to prepare."""
         if not isinstance(inputs, dict):
             raise TypeError("dataset rows cannot be prepared one batch at a time: use `evaluate` or `play`")
-        return super(GRPOTrainer, self)._prepare_inputs(inputs)
+        return Trainer._prepare_inputs(self, inputs)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """One slice of the rollout: forward and backward of its micro-batches. Rolls out first when it is time."""
@@ -293,14 +336,13 @@ class G2POTrainer(GRPOTrainer):
             last = index == len(micro_batches) - 1
             deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
             with nullcontext() if last or deepspeed else self.accelerator.no_sync(model):
-                loss += super(GRPOTrainer, self).training_step(model, micro_batch, num_items_in_batch)
-        merge_micro_batch_metrics(metrics, marks, [int(m["completion_mask"].sum()) for m in micro_batches])
+                loss += Trainer.training_step(self, model, micro_batch, num_items_in_batch)
+        merge_micro_batch_metrics(metrics, marks, [m["weight"] for m in micro_batches])
 
         self._step += 1
         self._update_time += time.perf_counter() - started
         if self._step % (slices_per_rollout * self.num_iterations) == 0:
             metrics["time/update"].append(self._update_time)
-            metrics["update/micro_batches"].append(sum(map(len, self._slices)))
             self._update_time = 0.0
         return loss
 
@@ -358,7 +400,7 @@ class G2POTrainer(GRPOTrainer):
             torch.manual_seed(self.args.eval_seed + rank)
             for chunk in range(chunks):
                 tasks = local[chunk * size : (chunk + 1) * size]
-                played += self.play(tasks, self.args.eval_temperature, description="evaluation")[0]
+                played += self.play(tasks, Sampling.for_evaluation(self.args), description="evaluation")[0]
         self.model.train(training)
         pairs = gather_object(list(zip(played, local)))
         return [trajectory for trajectory, _ in pairs], [row for _, row in pairs]
@@ -381,18 +423,18 @@ class G2POTrainer(GRPOTrainer):
         trajectories: list[Trajectory],
         stats: RolloutStats,
         graph: StateGraph,
-        batch: StepBatch,
-        advantage_time: float,
-        logps_time: float,
+        times: dict[str, float],
+        update_metrics: dict[str, float],
     ) -> None:
-        everyone = gather_object([without_texts(trajectory) for trajectory in trajectories])
         args = self.args
+        ranks = gather_object([([without_texts(trajectory) for trajectory in trajectories], stats, times)])
+        everyone = [trajectory for played, _, _ in ranks for trajectory in played]
+        stats = RolloutStats.over_ranks([rank_stats for _, rank_stats, _ in ranks])
         values = {
             **rollout_metrics(everyone, graph, args),
-            **stats.metrics(len(trajectories)),
-            "time/advantage": advantage_time,
-            "time/logps": logps_time,
-            "update/step_samples": len(batch),
+            **stats.metrics(len(everyone)),
+            **{name: max(rank_times[name] for _, _, rank_times in ranks) for name in times},
+            **update_metrics,
         }
         for name, value in values.items():
             self._metrics["train"][name].append(float(value))
@@ -401,6 +443,21 @@ class G2POTrainer(GRPOTrainer):
             suffix = f"-rank{self.accelerator.process_index}" if self.accelerator.num_processes > 1 else ""
             iteration = self._step // (args.steps_per_generation * self.num_iterations) + 1
             write_jsonl(Path(args.output_dir) / "trajectories" / f"train-{iteration:06d}{suffix}.jsonl", trajectories)
+
+    # -- what outlives the process ---------------------------------------------------------------------------------
+
+    def rollout_state(self) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+        """Place in the iteration, evaluations so far, and the step samples that are still to be trained on."""
+        between_iterations = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+        state = {"step": self._step, "update_time": self._update_time, "evaluations": self.evaluations}
+        return state, [] if between_iterations else self._slices
+
+    def restore_rollout_state(self, state: dict[str, Any], slices: list[list[dict[str, Any]]]) -> None:
+        self._step, self._update_time, self.evaluations = state["step"], state["update_time"], state["evaluations"]
+        self._slices = slices
+        if self.accelerator.is_main_process:  # forget what was evaluated after the checkpoint
+            path = Path(self.args.output_dir, "evaluations.jsonl")
+            path.write_text("".join(json.dumps(entry) + "\n" for entry in self.evaluations), encoding="utf-8")
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""

@@ -35,6 +35,7 @@ class Step:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
     prompt_truncated: bool = False
+    completion_truncated: bool = False
 
     @property
     def key(self) -> str:

@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from g2po_trl.batch import StepBatch, loss_scale, plan_micro_batches
+from g2po_trl.batch import StepBatch, deal_rows, imbalance, loss_scale, plan_micro_batches
 from g2po_trl.trajectory import Step, Trajectory
 
 
 def batch_of(lengths):
     return StepBatch(
-        [[1] * p for p, _ in lengths],
-        [[2] * c for _, c in lengths],
+        [np.full(p, 1, dtype=np.int32) for p, _ in lengths],
+        [np.full(c, 2, dtype=np.int32) for _, c in lengths],
         np.arange(len(lengths), dtype=np.float32),
         np.ones(len(lengths), dtype=bool),
     )
@@ -37,11 +37,47 @@ def test_plan_of_nothing_is_one_filler_row():
     assert plan_micro_batches([[], []], 100) == [(0, 1)]
 
 
-def test_slices_drop_nothing():
-    batch = batch_of([(5, 2)] * 23)
-    slices = batch.slices(4, np.random.default_rng(0))
-    assert sorted(row for part in slices for row in part) == list(range(23))
-    assert sorted(map(len, slices)) == [5, 6, 6, 6]
+def test_dealing_drops_nothing_and_slices_do_not_depend_on_the_ranks():
+    lengths = [(p, c) for p, c in np.random.default_rng(1).integers(1, 500, size=(23, 2))]
+    slices = {n: deal_rows(lengths, 4, n, np.random.default_rng(0)) for n in (1, 2, 3, 30)}
+    assert sorted(row for part in slices[1] for row in part[0]) == list(range(23))
+    assert sorted(len(part[0]) for part in slices[1]) == [5, 6, 6, 6]
+    for num_ranks, dealt in slices.items():
+        for part, whole in zip(dealt, slices[1]):
+            assert len(part) == num_ranks and max(map(len, part)) - min(map(len, part)) <= 1
+            assert sorted(row for rows in part for row in rows) == sorted(whole[0])
+            assert all(
+                [sum(lengths[r]) for r in rows] == sorted((sum(lengths[r]) for r in rows), reverse=True)
+                for rows in part
+            )
+
+
+def test_ranks_get_equal_work():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = [tuple(pair) for pair in rng.integers(1, 2000, size=(rng.integers(1, 300), 2))]
+        num_ranks = int(rng.integers(1, 9))
+        (dealt,) = deal_rows(lengths, 1, num_ranks, rng)
+        work = [sum(sum(lengths[row]) for row in rows) for rows in dealt]
+        assert max(work) - min(work) <= max(map(sum, lengths))
+    assert imbalance([3, 1]) == 1.5 and imbalance([0, 0]) == 1.0
+
+
+def test_concatenation_keeps_rows_in_order():
+    first, second = batch_of([(3, 1), (1, 2)]), batch_of([(5, 4)])
+    both = StepBatch.concatenate([first, StepBatch.from_trajectories([], []), second])
+    assert both.lengths(range(3)) == [(3, 1), (1, 2), (5, 4)] and both.advantages.tolist() == [0, 1, 0]
+    assert both.logprobs is None and len(StepBatch.concatenate([StepBatch.from_trajectories([], [])])) == 0
+
+
+def test_engine_log_probabilities_are_collated():
+    steps = [Step("o", "a", prompt_ids=[1], completion_ids=[5, 6], logprobs=[-1.0, -2.0])]
+    steps += [Step("o", "a", prompt_ids=[1], completion_ids=[7], logprobs=[-3.0])]
+    batch = StepBatch.from_trajectories([Trajectory("t", steps, 1.0, "success")], [1, 1])
+    tensors = batch.collate([1, 0], num_rows=3, pad_token_id=0)
+    assert tensors["sampling_per_token_logps"].tolist() == [[-3, 0], [-1, -2], [0, 0]]
+    steps[0].logprobs = None
+    assert StepBatch.from_trajectories([Trajectory("t", steps, 1.0, "success")], [1, 1]).logprobs is None
 
 
 def test_collate():
@@ -59,7 +95,7 @@ def test_collate():
 
 
 def step(ids):
-    return Step("o", "a", prompt_ids=[1], completion_ids=ids)
+    return Step("o", "a", prompt_ids=[1], completion_ids=ids, completion_truncated=ids[-1] != 9)
 
 
 def test_rows_come_from_every_trajectory_but_errors():
@@ -68,8 +104,8 @@ def test_rows_come_from_every_trajectory_but_errors():
         Trajectory("t", [step([7])], 0.0, "error"),
         Trajectory("t", [step([8, 9])], 0.0, "truncated"),
     ]
-    batch = StepBatch.from_trajectories(trajectories, [1, 2, 3, 4], untrained_unless_ends_in={9})
-    assert batch.completion_ids == [[5], [6, 9], [8, 9]]
+    batch = StepBatch.from_trajectories(trajectories, [1, 2, 3, 4], mask_truncated=True)
+    assert [ids.tolist() for ids in batch.completion_ids] == [[5], [6, 9], [8, 9]]
     assert batch.advantages.tolist() == [1, 2, 4]
     assert batch.trained.tolist() == [False, True, True]
     with pytest.raises(ValueError, match="4 steps"):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from g2po_trl.config import _REFUSED, G2POConfig
@@ -40,10 +42,17 @@ def test_one_log_line_an_iteration(tmp_path):
         ("max_completion_length", 0),
         ("max_tokens_per_micro_batch", 0),
         ("scale_rewards", "batch"),
+        ("eval_top_p", 0.0),
+        ("eval_top_k", -1),
+        ("min_valid_action_ratio", 2.0),
+        ("min_success_of_best", -1.0),
+        ("collapse_patience", 0),
+        ("stop_sequences", "</action>"),
+        ("stop_sequences", ["</action>", ""]),
     ],
 )
 def test_bad_values_name_field_and_value(tmp_path, field, value):
-    with pytest.raises(ValueError, match=rf"{field} is {value!r}"):
+    with pytest.raises(ValueError, match=re.escape(f"{field} is {value!r}")):
         make(tmp_path, **{field: value})
 
 
@@ -65,3 +74,30 @@ USED = {
 def test_options_without_meaning_are_refused(tmp_path, field):
     with pytest.raises(ValueError, match=field):
         make(tmp_path, **{field: USED.get(field, True)})
+
+
+def test_one_checkpoint_an_iteration(tmp_path):
+    assert make(tmp_path, steps_per_generation=4).save_steps == 4
+    assert make(tmp_path, steps_per_generation=4, save_steps=12).save_steps == 12
+
+
+def test_best_model_needs_checkpoints_at_evaluations(tmp_path):
+    args = make(tmp_path, load_best_model_at_end=True, eval_strategy="steps", eval_steps=12, steps_per_generation=4)
+    assert args.metric_for_best_model == "success_rate" and args.greater_is_better
+    assert args.load_best_model_at_end and args.save_steps == 4, "checkpoints may come more often than evaluations"
+    with pytest.raises(ValueError, match="save_steps is 5"):
+        make(tmp_path, load_best_model_at_end=True, eval_strategy="steps", eval_steps=12, save_steps=5)
+    with pytest.raises(ValueError, match="load_best_model_at_end is True"):
+        make(tmp_path, load_best_model_at_end=True)
+
+
+def test_vllm_options(tmp_path):
+    args = make(tmp_path, use_vllm=True, max_prompt_length=100, max_completion_length=20)
+    assert args.vllm_max_model_length == 120
+    with pytest.raises(ValueError, match="vllm_max_model_length is 110"):
+        make(tmp_path, use_vllm=True, max_prompt_length=100, max_completion_length=20, vllm_max_model_length=110)
+    with pytest.raises(ValueError, match=r"top_p=0.9.*biased"):
+        make(tmp_path, use_vllm=True, top_p=0.9)
+    make(tmp_path, use_vllm=True, top_p=0.9, vllm_importance_sampling_correction=False)
+    with pytest.raises(ValueError, match="choose one engine"):
+        make(tmp_path, use_vllm=True, use_transformers_continuous_batching=True)

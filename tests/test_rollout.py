@@ -5,6 +5,7 @@ from conftest import build_tokenizer
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, PromptTemplate, StepResult, TextEnvironment
+from g2po_trl.generation import Reply
 from g2po_trl.prompting import parse_plain
 from g2po_trl.rollout import ChatEncoder, run_episodes
 
@@ -46,7 +47,7 @@ def play(
 
     def generate(prompts):
         calls.append(prompts)
-        return [encode.tokenizer(reply)["input_ids"] for _ in prompts]
+        return [Reply(encode.tokenizer(reply)["input_ids"], complete=reply.endswith("<|im_end|>")) for _ in prompts]
 
     with EnvironmentPool(environment, num_workers=2) as pool:
         trajectories, stats = run_episodes(

@@ -21,7 +21,7 @@ from letter_environment import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
-from g2po_trl.batch import StepBatch, loss_scale
+from g2po_trl.batch import StepBatch, deal_rows, loss_scale
 
 TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
 
@@ -87,9 +87,9 @@ def gradient(trainer, micro_batches):
 def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
     """What `_micro_batches` makes; with `extra_rows`, the same with filler rows added to every micro-batch."""
     trainer.args.max_tokens_per_micro_batch = max_tokens or 10**9
-    (part,) = trainer._micro_batches(batch)
+    ((part,), _) = trainer._micro_batches(batch)
     if extra_rows:
-        (rows,) = batch.slices(1, np.random.default_rng([trainer.args.seed, trainer._step, 0]))
+        (((rows,)),) = deal_rows(batch.lengths(range(len(batch))), 1, 1, np.random.default_rng(0))
         micro_batch = batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
         micro_batch["num_items_in_batch"] = torch.tensor(batch.num_tokens)
         micro_batch["loss_scale"] = loss_scale(
@@ -100,7 +100,7 @@ def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
     return part
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
 def test_gradient_does_not_depend_on_the_cut(make_trainer, loss_type):
     trainer = make_trainer(LongLetterEnvironment, loss_type=loss_type, max_completion_length=4, beta=0.1)
     trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
@@ -179,6 +179,18 @@ def test_training_changes_the_model_and_writes_what_it_did(make_trainer, tmp_pat
     step = trajectories[0].steps[1]
     assert trainer.processing_class.decode(step.completion_ids, skip_special_tokens=True) == step.reply
     assert "hall" in trainer.processing_class.decode(step.prompt_ids), "the second prompt shows the first observation"
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
+def test_every_loss_type_trains(make_trainer, loss_type):
+    level = "sequence" if loss_type == "luspo" else "token"
+    trainer = make_trainer(
+        loss_type=loss_type, importance_sampling_level=level, steps_per_generation=2, num_iterations=2, max_steps=4
+    )
+    before = weights(trainer)
+    trainer.train()
+    moved = (weights(trainer) - before).abs().max()
+    assert 1e-5 < moved < 1e-1 and torch.isfinite(weights(trainer)).all()
 
 
 def test_zero_advantages_and_no_kl_change_nothing(make_trainer):

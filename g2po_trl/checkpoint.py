@@ -1,0 +1,118 @@
+"""Checkpoints that continue a run as if it had never stopped, and are never half-written.
+
+transformers saves model, optimizer, scheduler and random state; here is what an agent run has besides: the place in
+the iteration, the step samples that are still to be trained on, the evaluations so far. A checkpoint is written into
+`STAGING` and gets its name when it is complete, so whatever is called `checkpoint-…` can be resumed from.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.trainer_utils import get_last_checkpoint
+
+STAGING = "unfinished-checkpoint"
+_STATE = "g2po_state.json"
+_LATEST = ("true", "latest", "last")
+
+
+def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str | Path) -> str | None:
+    """The folder to resume from, or `None` to start anew.
+
+    Args:
+        resume_from_checkpoint: a folder; `True` or "latest": the newest in `output_dir`, which must have one; "auto":
+            the newest if there is one; `None` or `False`: none.
+
+    Raises:
+        ValueError: when there is no such checkpoint.
+    """
+    wanted = str(resume_from_checkpoint).lower()
+    if wanted in ("none", "false", ""):
+        return None
+    if wanted in (*_LATEST, "auto"):
+        latest = get_last_checkpoint(str(output_dir)) if Path(output_dir).is_dir() else None
+        if latest is None and wanted != "auto":
+            raise ValueError(
+                f"resume_from_checkpoint is {resume_from_checkpoint!r}, but {str(output_dir)!r} holds no checkpoint: "
+                "use 'auto' to resume if there is one and start anew if not"
+            )
+        return latest
+    if not Path(resume_from_checkpoint, "trainer_state.json").is_file():
+        raise ValueError(
+            f"resume_from_checkpoint is {str(resume_from_checkpoint)!r}, which holds no trainer_state.json: pass a "
+            "checkpoint folder, 'latest' or 'auto'"
+        )
+    return str(resume_from_checkpoint)
+
+
+def save_rollout_state(
+    folder: str | Path,
+    state: Mapping[str, Any],
+    slices: Sequence[Sequence[Mapping[str, Any]]],
+    rank: int,
+    is_main: bool,
+) -> None:
+    """Write `state` (JSON, main process) and this rank's micro-batches (`slices`) into a checkpoint."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors, numbers = {}, {}
+    for i, micro_batches in enumerate(slices):
+        for j, micro_batch in enumerate(micro_batches):
+            for name, value in micro_batch.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{i}.{j}.{name}"] = value.detach().cpu().contiguous().clone()
+                else:
+                    numbers[f"{i}.{j}.{name}"] = value
+    if tensors:
+        save_file(tensors, folder / f"step_samples_{rank}.safetensors", metadata={"numbers": json.dumps(numbers)})
+    if is_main:
+        (folder / _STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
+
+
+def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+    """What `save_rollout_state` wrote: the state, and this rank's micro-batches (empty when none were to come).
+
+    Raises:
+        ValueError: for a checkpoint that another trainer wrote.
+    """
+    folder = Path(folder)
+    if not (folder / _STATE).is_file():
+        raise ValueError(f"{str(folder)!r} holds no {_STATE}: it is not a checkpoint of a G2POTrainer")
+    state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    path = folder / f"step_samples_{rank}.safetensors"
+    if not path.is_file():
+        return state, []
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        numbers = json.loads(file.metadata()["numbers"])
+    slices: dict[int, dict[int, dict[str, Any]]] = {}
+    for name, value in {**load_file(path), **numbers}.items():
+        i, j, key = name.split(".", 2)
+        slices.setdefault(int(i), {}).setdefault(int(j), {})[key] = value
+    return state, [[slices[i][j] for j in sorted(slices[i])] for i in sorted(slices)]
+
+
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> None:
+    """Refuse to continue a run under settings that would give it other tasks or other samples.
+
+    Raises:
+        ValueError: naming every setting that differs.
+    """
+    changed = [f"{name} was {saved[name]!r} and is {now[name]!r}" for name in saved if saved[name] != now.get(name)]
+    if changed:
+        raise ValueError(
+            f"{str(folder)!r} cannot be continued with these settings: {'; '.join(changed)}. Use the old ones, or "
+            "start a new run from its weights (model_name_or_path)."
+        )
+
+
+def clear_staging(output_dir: str | Path) -> None:
+    """Remove what a run that was killed while it saved has left behind."""
+    shutil.rmtree(Path(output_dir) / STAGING, ignore_errors=True)
