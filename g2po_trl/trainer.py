@@ -450,10 +450,12 @@ class G2POTrainer(PersistentTrainer):
         """Place in the iteration, evaluations so far, and the step samples that are still to be trained on."""
         between_iterations = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         state = {"step": self._step, "update_time": self._update_time, "evaluations": self.evaluations}
+        state["metrics"] = dict(self._metrics["train"])  # not logged yet
         return state, [] if between_iterations else self._slices
 
     def restore_rollout_state(self, state: dict[str, Any], slices: list[list[dict[str, Any]]]) -> None:
         self._step, self._update_time, self.evaluations = state["step"], state["update_time"], state["evaluations"]
+        self._metrics["train"].update(state["metrics"])
         self._slices = slices
         if self.accelerator.is_main_process:  # forget what was evaluated after the checkpoint
             path = Path(self.args.output_dir, "evaluations.jsonl")
