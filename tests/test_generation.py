@@ -1,0 +1,250 @@
+"""Engines: where a reply ends, what they say of its probability, and that every rank gets its own replies."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import build_tokenizer
+from datasets import Dataset
+from letter_environment import LETTER_PROMPT, LongLetterEnvironment
+
+from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl.generation import Engine, Sampling, VLLMEngine
+from g2po_trl.importance import SamplingStatistics, importance_ratio
+
+TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
+
+
+@pytest.fixture
+def make_trainer(tmp_path, tiny_model_dir):
+    made = []
+
+    def make(**kwargs):
+        options = {
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_turns": 3,
+            "max_completion_length": 12,
+            "num_environment_workers": 1,
+            "bf16": False,
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "report_to": "none",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "max_steps": 2,
+        }
+        args = G2POConfig(str(tmp_path / "out"), **{**options, **kwargs})
+        made.append(G2POTrainer(str(tiny_model_dir), args, TASKS, None, LongLetterEnvironment, LETTER_PROMPT))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+def prompts_of(trainer, *texts):
+    return [trainer.processing_class(text)["input_ids"] for text in texts]
+
+
+# -- where a reply ends -----------------------------------------------------------------------------------------------
+
+
+def engine_with(stop_sequences):
+    tokenizer = build_tokenizer()
+    args = SimpleNamespace(stop_sequences=stop_sequences)
+    return tokenizer, Engine(
+        SimpleNamespace(eos_token_ids=[tokenizer.eos_token_id], args=args, processing_class=tokenizer)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "complete"),
+    [
+        ("go<|im_end|>", "go<|im_end|>", True),
+        ("go<|im_end|><|im_end|>north", "go<|im_end|>", True),
+        ("go north", "go north", False),
+        ("go</a> north<|im_end|>", "go</a>", True),
+        ("go<|im_end|></a>", "go<|im_end|>", True),
+        ("</a></a>", "</a>", True),
+        ("go.STOP</a>", "go.STOP", True),
+    ],
+)
+def test_where_a_reply_ends(text, kept, complete):
+    tokenizer, engine = engine_with(["</a>", "STOP"])
+    ids = tokenizer(text)["input_ids"]
+    reply = engine._reply(ids, [-float(i) for i in range(len(ids))])
+    assert tokenizer.decode(reply.ids) == kept and reply.complete is complete
+    assert reply.logprobs == [-float(i) for i in range(len(reply.ids))]
+
+
+def test_without_stop_sequences_only_the_end_of_turn_ends():
+    tokenizer, engine = engine_with(None)
+    assert tokenizer.decode(engine._reply(tokenizer("</a> go<|im_end|>x")["input_ids"]).ids) == "</a> go<|im_end|>"
+
+
+def test_generate_stops_at_stop_sequences(make_trainer):
+    """With every letter a stop sequence, a reply ends with the first; nothing after it is trained."""
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    trainer = make_trainer(stop_sequences=letters, max_completion_length=40)
+    sampling = Sampling.for_training(trainer.args)
+    torch.manual_seed(0)
+    replies = trainer.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
+    texts = [trainer.processing_class.decode(reply.ids) for reply in replies]
+    stopped = [(text, reply) for text, reply in zip(texts, replies) if any(letter in text for letter in letters)]
+    assert len(stopped) > 6
+    for text, reply in stopped:
+        assert reply.complete
+        before = trainer.processing_class.decode(reply.ids[:-1])
+        assert not any(letter in before for letter in letters), text
+
+
+def test_cut_off_replies_can_be_left_untrained(make_trainer):
+    trainer = make_trainer(max_completion_length=2, mask_truncated_completions=True)
+    trainer.train()
+    entry = trainer.state.log_history[0]
+    assert entry["rollout/truncated_replies"] > 0
+    assert entry["rollout/truncated_replies"] <= entry["update/step_samples"]
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_samples_as_it_is_told(tmp_path):
+    options = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
+    args = G2POConfig(str(tmp_path), top_k=5, top_p=0.9, **options)
+    assert Sampling.for_training(args) == Sampling(1.0, 0.9, 5, None)
+    assert Sampling.for_evaluation(args) == Sampling(0.4, 0.9, 5, None)
+    args = G2POConfig(str(tmp_path), top_k=5, eval_top_k=0, eval_top_p=0.5, eval_temperature=0.0, **options)
+    assert Sampling.for_evaluation(args) == Sampling(0.0, 0.5, 0, None)
+
+
+def test_greedy_is_greedy(make_trainer):
+    trainer = make_trainer()
+    prompts = prompts_of(trainer, "go north", "take key")
+    first, second = (trainer.engine.generate(prompts, Sampling(temperature=0.0)) for _ in range(2))
+    assert [reply.ids for reply in first] == [reply.ids for reply in second]
+
+
+# -- continuous batching ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_continuous_batching_gives_the_trainers_probabilities(make_trainer, temperature):
+    trainer = make_trainer(
+        use_transformers_continuous_batching=True,
+        transformers_continuous_batching_config={"num_blocks": 16, "max_batch_tokens": 256},
+        temperature=temperature,
+        steps_per_generation=2,
+        per_device_train_batch_size=4,
+        max_completion_length=4,
+    )
+    trainer.train()
+    entry = next(e for e in trainer.state.log_history if "episode/success_rate" in e)
+    assert entry["sampling/sampling_logp_difference/max"] < 1e-4
+    assert entry["sampling/sampling_logp_difference/mean"] > 0, "equal to the last bit: were they compared at all?"
+
+
+# -- vLLM -------------------------------------------------------------------------------------------------------------
+
+
+def test_server_mode_with_unequal_numbers_of_prompts():
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        + [Path(__file__).parent / "engine_script.py"],
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and done.stderr.count("ok\n") == 2, done.stderr[-3000:]
+
+
+class RecordingVLLM:
+    """Stands in for TRL's wrapper to see when it is woken, given weights and put to sleep."""
+
+    mode, tensor_parallel_size = "colocate", 1
+
+    def __init__(self):
+        self.enable_sleep_mode, self._llm_weights_sleeping, self.events = True, True, []
+        self.llm = SimpleNamespace(
+            wake_up=lambda tags: self.events.append(f"wake {tags[0]}"),
+            sleep=lambda level: self.events.append(f"sleep {level}"),
+        )
+
+    def sync_weights(self):
+        self.events.append("weights")
+
+    def generate(self, prompts, images, num_generations):
+        self.events.append(f"generate {len(prompts)} asleep={self.enable_sleep_mode}")
+        return prompts, [[7]] * len(prompts), [[[-1.0]]] * len(prompts), None
+
+
+def test_vllm_is_awake_for_a_whole_rollout():
+    vllm = RecordingVLLM()
+    args = SimpleNamespace(stop_sequences=["</action>"], generation_kwargs={"seed": 3})
+    engine = VLLMEngine(
+        SimpleNamespace(vllm_generation=vllm, eos_token_ids=[7], args=args, model=torch.nn.Linear(1, 1))
+    )
+    engine.trainer.processing_class = SimpleNamespace(decode=lambda ids: "", pad_token_id=0)
+    with engine.rollout():
+        engine.generate([[1], [2]], Sampling())
+        assert engine.generate([], Sampling()) == []
+        engine.generate([[1]], Sampling(temperature=0.2))
+    assert vllm.events == [
+        *("weights", "wake kv_cache", "generate 2 asleep=False", "generate 1 asleep=False", "sleep 2")
+    ]
+    assert vllm.enable_sleep_mode and vllm._llm_weights_sleeping
+    assert vllm.temperature == 0.2 and vllm.generation_kwargs == {
+        "stop_token_ids": [7],
+        "stop": ["</action>"],
+        "include_stop_str_in_output": True,
+        "seed": 3,
+    }
+    with pytest.raises(RuntimeError, match="broken"), engine.rollout():
+        raise RuntimeError("broken")
+    assert vllm.events[-1] == "sleep 2"
+
+
+# -- importance ratios ------------------------------------------------------------------------------------------------
+
+LOGPS = torch.log(torch.tensor([[0.8, 0.2, 0.5], [0.9, 0.5, 0.5]]))
+SAMPLING = torch.log(torch.tensor([[0.4, 0.4, 0.1], [0.1, 0.5, 0.1]]))
+MASK = torch.tensor([[1, 1, 0], [1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "ratio", "outside"),
+    [
+        ("token_truncate", [[2.0, 0.5, 1.0], [3.0, 1.0, 1.0]], [[0, 0, 0], [1, 0, 0]]),
+        ("token_mask", [[2.0, 0.5, 1.0], [0.0, 1.0, 1.0]], [[0, 0, 0], [1, 0, 0]]),
+        ("sequence_truncate", [[1.0], [3.0]], [[0], [1]]),
+        ("sequence_mask", [[1.0], [0.0]], [[0], [1]]),
+    ],
+)
+def test_importance_ratio_by_hand(mode, ratio, outside):
+    ours, dropped = importance_ratio(LOGPS, SAMPLING, MASK, mode, None, 3.0)
+    assert torch.allclose(ours, torch.tensor(ratio)) and dropped.int().tolist() == outside
+    statistics = SamplingStatistics()
+    statistics.add(LOGPS, SAMPLING, MASK, ours, dropped)
+    metrics = SamplingStatistics.metrics([statistics.summary(), SamplingStatistics().summary()])
+    trained = ours[:, :2]
+    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(trained.mean().item())
+    assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(trained.max().item())
+    assert metrics["sampling/importance_sampling_ratio/clipped_fraction"] == pytest.approx(
+        torch.tensor(outside)[:, :2].float().mean().item()
+    )
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(torch.log(torch.tensor(9.0)).item())
+
+
+def test_importance_ratio_without_engine_probability_is_one():
+    sampling = SAMPLING.clone()
+    sampling[0, 0] = float("nan")
+    ratio, _ = importance_ratio(LOGPS, sampling, MASK, "token_truncate", 0.75, None)
+    assert ratio[0].tolist() == pytest.approx([1.0, 0.75, 1.0])
+    with pytest.raises(ValueError, match="'token' *: choose one of|is 'token'"):
+        importance_ratio(LOGPS, SAMPLING, MASK, "token", None, None)
