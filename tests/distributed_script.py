@@ -1,48 +1,93 @@
-"""Trains two steps on episodes that do not depend on chance and writes the weights; run alone or under torchrun."""
+"""Trains on episodes that do not depend on chance and writes weights and log; run alone or under torchrun."""
 
+import json
+import os
 import sys
 
 import torch
 from datasets import Dataset
-from letter_environment import LETTER_PROMPT, LongLetterEnvironment
+from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvironment
 
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig, G2POTrainer, StepResult
+
+
+class FixedLengthEnvironment(LetterEnvironment):
+    """An episode of `seed` steps, whatever is said; of 0, one that breaks."""
+
+    def reset(self, seed):
+        self.left = seed
+        return super().reset(seed)
+
+    def step(self, action):
+        if self.left == 0:
+            raise RuntimeError("broken")
+        self.left -= 1
+        self.rooms.append(f"room {self.left} {action[:1]}")
+        return StepResult(self.rooms[-1], reward=float(len(self.rooms)), terminated=self.left == 0)
+
+
+# name -> (environment, tasks in order, trajectories of a group, trajectories of a rollout)
+SCENARIOS = {
+    "groups over both ranks": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
+    "three times the samples": (FixedLengthEnvironment, [6, 2, 6, 2], 8, 16),
+    "a rank of errors": (FixedLengthEnvironment, [3, 0, 4, 0], 8, 16),
+    "random lengths": (LongLetterEnvironment, list(range(16)), 4, 8),
+}
 
 
 def advantages(graph):
-    """Anything that differs from step to step and needs the whole group."""
+    """Anything that differs from step to step and needs all groups."""
     return graph.position - 0.3 * graph.trajectory + graph.returns - graph.returns.mean()
 
 
-if __name__ == "__main__":
-    model, output, loss_type, rows = sys.argv[1:]
-    args = G2POConfig(
-        output,
-        per_device_train_batch_size=int(rows),
-        steps_per_generation=1,
-        num_generations=8,
-        max_turns=6,
-        max_completion_length=3,
-        max_steps=2,
-        learning_rate=1e-2,
-        optim="sgd",
-        loss_type=loss_type,
-        beta=0.1,
-        max_tokens_per_micro_batch=200,
-        generation_kwargs={"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0},
-        num_environment_workers=1,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to="none",
-        save_strategy="no",
-        shuffle_dataset=False,
-        disable_tqdm=True,
-        max_grad_norm=0.0,
-    )
-    tasks = Dataset.from_list([{"seed": seed} for seed in range(8)])
-    trainer = G2POTrainer(model, args, tasks, None, LongLetterEnvironment, LETTER_PROMPT, advantages)
+def build(model, output, scenario, loss_type, **kwargs):
+    environment, seeds, num_generations, rollout = SCENARIOS[scenario]
+    greedy = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    options = {
+        "per_device_train_batch_size": rollout // 2 // int(os.environ.get("WORLD_SIZE", 1)),
+        "steps_per_generation": 2,
+        "num_generations": num_generations,
+        "max_turns": 6,
+        "max_completion_length": 3,
+        "max_steps": 4,
+        "learning_rate": 1e-2,
+        "optim": "sgd",
+        "loss_type": loss_type,
+        "beta": 0.1,
+        "max_tokens_per_micro_batch": 200,
+        "generation_kwargs": greedy,
+        "max_error_rate": 1.0,
+        "num_environment_workers": 1,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "shuffle_dataset": False,
+        "disable_tqdm": True,
+        "max_grad_norm": 100.0,
+        "logging_steps": 1,
+    }
+    args = G2POConfig(output, **{**options, **kwargs})
+    tasks = Dataset.from_list([{"seed": seed} for seed in seeds])
+    return G2POTrainer(model, args, tasks, None, environment, LETTER_PROMPT, advantages)
+
+
+def main(model, output, scenario, loss_type):
+    if scenario == "random lengths":
+        trainer = build(model, output, scenario, loss_type, generation_kwargs=None, max_steps=100)
+        # As under sharded weights: every rank takes part in every call, with a dummy when its episodes have ended.
+        trainer.engine.is_collective = True
+    else:
+        trainer = build(model, output, scenario, loss_type)
     trainer.train()
     weights = torch.cat([p.detach().flatten() for p in trainer.accelerator.unwrap_model(trainer.model).parameters()])
     torch.save(weights, f"{output}/weights-{trainer.accelerator.process_index}.pt")
+    if trainer.accelerator.is_main_process:
+        with open(f"{output}/log.json", "w") as file:
+            json.dump(trainer.state.log_history, file)
     trainer.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

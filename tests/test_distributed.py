@@ -1,5 +1,6 @@
-"""Two processes, with every group spread over both, do what one does."""
+"""Two processes do what one does, whatever each of them has to do, and never wait for each other in vain."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,36 +8,72 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 SCRIPT = Path(__file__).parent / "distributed_script.py"
 
 
-def train(output, model, loss_type, processes):
+def train(output, model, scenario, loss_type, processes, timeout=300):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     output.mkdir()
     run = subprocess.run(
-        [sys.executable, *(launcher if processes > 1 else []), SCRIPT, model, output, loss_type, str(8 // processes)],
+        [sys.executable, *(launcher if processes > 1 else []), SCRIPT, model, output, scenario, loss_type],
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    return [torch.load(path, weights_only=True) for path in sorted(output.glob("weights-*.pt"))]
+    weights = [torch.load(path, weights_only=True) for path in sorted(output.glob("weights-*.pt"))]
+    return weights, json.loads((output / "log.json").read_text())
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_two_processes_train_the_same_model_as_one(tmp_path, tiny_model_dir, loss_type):
-    (one,) = train(tmp_path / "one", tiny_model_dir, loss_type, 1)
-    first, second = train(tmp_path / "two", tiny_model_dir, loss_type, 2)
+@pytest.mark.parametrize(
+    ("scenario", "loss_type"),
+    [
+        ("groups over both ranks", "dapo"),
+        ("groups over both ranks", "grpo"),
+        ("three times the samples", "dapo"),
+        ("three times the samples", "grpo"),
+        ("a rank of errors", "dapo"),
+    ],
+)
+def test_two_processes_train_the_same_model_as_one(tmp_path, tiny_model_dir, scenario, loss_type):
+    (one,), log_of_one = train(tmp_path / "one", tiny_model_dir, scenario, loss_type, 1)
+    (first, second), log_of_two = train(tmp_path / "two", tiny_model_dir, scenario, loss_type, 2)
     assert torch.equal(first, second)
-    start = torch.cat([p.flatten() for p in _start(tiny_model_dir)])
+    start = torch.cat(
+        [p.detach().flatten() for p in AutoModelForCausalLM.from_pretrained(tiny_model_dir).parameters()]
+    )
     moved = (one - start).norm()
     assert moved > 1e-3
-    assert (first - one).norm() / moved < 1e-4
+    assert (first - one).norm() / moved < 1e-5
+
+    assert len(log_of_one) == len(log_of_two) == 5
+    compared = 0
+    for ours, theirs in zip(log_of_one, log_of_two):
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            if "time" in name or "per_second" in name or name in ("update/micro_batches", "total_flos"):
+                continue
+            if name.endswith("token_imbalance"):
+                assert value == 1.0
+                continue
+            assert theirs[name] == (value if value is None else pytest.approx(value, rel=1e-5, abs=1e-5)), name
+            compared += 1
+    assert compared > 80
+    rollouts = [entry for entry in log_of_two if "update/step_samples" in entry]
+    if scenario == "three times the samples":
+        assert rollouts[0]["rollout/token_imbalance"] > 1.4, "rank 0 played three quarters of the steps"
+        assert all(entry["update/token_imbalance"] < 1.05 for entry in rollouts)
+    if scenario == "a rank of errors":
+        assert all(entry["episode/error_rate"] == 0.5 for entry in rollouts)
+        assert [entry["rollout/token_imbalance"] for entry in rollouts] == [2.0, 2.0]
+        assert all(entry["update/token_imbalance"] < 1.1 for entry in rollouts)
 
 
-def _start(path):
-    from transformers import AutoModelForCausalLM
-
-    return [p.detach() for p in AutoModelForCausalLM.from_pretrained(path).parameters()]
+def test_fifty_iterations_of_random_lengths_never_deadlock(tmp_path, tiny_model_dir):
+    (first, second), log = train(tmp_path / "run", tiny_model_dir, "random lengths", "dapo", 2, timeout=240)
+    assert torch.equal(first, second)
+    rollouts = [entry for entry in log if "update/step_samples" in entry]
+    assert len(rollouts) == 50 and len({entry["update/step_samples"] for entry in rollouts}) > 5
