@@ -97,6 +97,12 @@ class G2POTrainer(PersistentTrainer):
                 raise TypeError(f"{name} has no meaning in G2POTrainer: the environment plays and pays. Remove it.")
         if environment_factory is None:
             raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
+        if args.use_vllm and (kwargs.get("quantization_config") or getattr(model, "is_quantized", False)):
+            raise ValueError(
+                "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the adapter into "
+                "rounded weights and round again. Use LoRA on bfloat16 weights (dtype='bfloat16', no "
+                "quantization), or use_vllm=False"
+            )
         check_datasets(environment_factory, train_dataset, eval_dataset)
         _check_writable(Path(args.output_dir))
 

@@ -245,26 +245,6 @@ def test_saved_model_loads(make_trainer, tmp_path):
     assert "success: all" in card, "what the evaluations before and after gave"
 
 
-def test_lora_reference_is_the_adapter_switched_off(make_trainer, tmp_path, tiny_model_dir):
-    from peft import LoraConfig
-
-    trainer = G2POTrainer(
-        model=str(tiny_model_dir),
-        args=make_config(tmp_path, max_steps=2, beta=0.1, learning_rate=1e-2),
-        train_dataset=TASKS,
-        environment_factory=LetterEnvironment,
-        prompt_template=LETTER_PROMPT,
-        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
-    )
-    try:
-        assert trainer.ref_model is None
-        trainer.train()
-        kl = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
-        assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5
-    finally:
-        trainer.close()
-
-
 # -- faults and bad input ---------------------------------------------------------------------------------------------
 
 

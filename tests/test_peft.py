@@ -1,0 +1,128 @@
+"""LoRA and QLoRA: the adapter alone is trained, saved and loadable; the base stays what it was, to the bit."""
+
+import pytest
+import torch
+from datasets import Dataset
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from g2po_trl import G2POConfig, G2POTrainer
+
+TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
+
+
+@pytest.fixture
+def make_trainer(tmp_path, tiny_model_dir):
+    made = []
+
+    def make(quantization_config=None, **kwargs):
+        options = {
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_turns": 4,
+            "max_completion_length": 2,
+            "max_steps": 3,
+            "learning_rate": 1e-2,
+            "beta": 0.1,
+            "bf16": False,
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "report_to": "none",
+            "save_strategy": "no",
+            "num_environment_workers": 1,
+            "disable_tqdm": True,
+        }
+        made.append(
+            G2POTrainer(
+                str(tiny_model_dir),
+                G2POConfig(str(tmp_path / "out"), **{**options, **kwargs}),
+                TASKS,
+                environment_factory=LetterEnvironment,
+                prompt_template=LETTER_PROMPT,
+                peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+                quantization_config=quantization_config,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+def parameters(model, trained):
+    return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad == trained}
+
+
+def kl_of(trainer):
+    return [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+
+
+def test_lora(make_trainer, tmp_path, tiny_model_dir):
+    trainer = make_trainer()
+    assert trainer.ref_model is None, "the reference is the adapter switched off"
+    base, adapter = parameters(trainer.model, False), parameters(trainer.model, True)
+    assert adapter and all("lora_" in name for name in adapter)
+    trainer.train()
+    kl = kl_of(trainer)
+    assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5
+    after = dict(trainer.model.named_parameters())
+    assert all(torch.equal(after[name], weight) for name, weight in base.items())
+    assert any(not torch.equal(after[name], weight) for name, weight in adapter.items())
+
+    trainer.save_model()
+    assert {path.name for path in (tmp_path / "out").glob("*.safetensors")} == {"adapter_model.safetensors"}
+    ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("go north")["input_ids"]])
+    trainer.model.eval()
+    with torch.no_grad():
+        ours = trainer.model(input_ids=ids).logits
+        loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+        assert torch.allclose(loaded(input_ids=ids).logits, ours, atol=1e-6)
+        merged = loaded.merge_and_unload()
+        assert torch.allclose(merged(input_ids=ids).logits, ours, atol=1e-5)
+        plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval()
+        assert not torch.allclose(plain(input_ids=ids).logits, ours, atol=1e-4)
+        assert torch.allclose(
+            PeftModel.from_pretrained(plain, tmp_path / "out").eval()(input_ids=ids).logits, ours, atol=1e-6
+        )
+
+
+def test_lora_resumes(make_trainer, tmp_path):
+    whole = make_trainer(save_strategy="steps", save_steps=1, max_steps=4)
+    whole.train()
+    end = parameters(whole.model, True)
+    again = make_trainer(save_strategy="steps", save_steps=1, max_steps=4)
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    assert again.state.global_step == 4
+    assert all(torch.equal(weight, end[name]) for name, weight in parameters(again.model, True).items())
+
+
+def test_qlora(make_trainer, tmp_path):
+    bnb = pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install g2po-trl[qlora]")
+    from transformers import BitsAndBytesConfig
+
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    trainer = make_trainer(quantization, max_steps=4)
+    quantized = [m for m in trainer.model.modules() if isinstance(m, bnb.nn.Linear4bit)]
+    assert quantized, "nothing was quantized"
+    for module in quantized:  # on some CPUs it repacks weights at the first inference, and then cannot train on them
+        module.support_avx512bf16_for_cpu = False
+    packed = [module.weight.detach().clone() for module in quantized]
+    assert all(weight.dtype == torch.uint8 for weight in packed)
+    trainer.train()
+    kl = kl_of(trainer)
+    assert kl[0] == pytest.approx(0, abs=1e-6) and kl[-1] > 1e-5
+    assert all(torch.equal(module.weight, weight) for module, weight in zip(quantized, packed))
+    trainer.save_model()
+    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+
+
+def test_qlora_with_vllm_is_refused(make_trainer):
+    pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install g2po-trl[qlora]")
+    from transformers import BitsAndBytesConfig
+
+    with pytest.raises(ValueError, match="use_vllm.*4 or 8 bits"):
+        make_trainer(BitsAndBytesConfig(load_in_4bit=True), use_vllm=True)
