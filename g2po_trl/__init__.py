@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .environment_check import check_environment
     from .environment_pool import EnvironmentPool
     from .graph import StateGraph, TrajectoryRecord
+    from .persistence import HubError
     from .prompting import PromptTemplate
     from .trainer import G2POTrainer
     from .trajectory import Step, Trajectory, read_jsonl, write_jsonl
@@ -37,6 +38,7 @@ _MODULE_OF = {
     "check_environment": "environment_check",
     "EnvironmentPool": "environment_pool",
     "PromptTemplate": "prompting",
+    "HubError": "persistence",
     "G2POConfig": "config",
     "G2POTrainer": "trainer",
 }
@@ -45,6 +47,7 @@ __all__ = [
     "EnvironmentPool",
     "G2POConfig",
     "G2POTrainer",
+    "HubError",
     "Observation",
     "PromptTemplate",
     "StateGraph",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,25 +26,29 @@ _SETTINGS = (
     *("num_generations", "generation_batch_size", "max_turns", "history_length", "max_prompt_length"),
     *("max_completion_length", "temperature", "loss_type", "seed"),
 )
-_PACKAGES = ("trl", "transformers", "torch", "datasets")
+_PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
 
 
 def build_model_card(
     args: G2POConfig,
     base_model: str | None,
     environment: str,
+    facts: Mapping[str, str],
+    is_adapter: bool,
     estimator: str,
     optimizer_steps: int,
     evaluations: Sequence[dict[str, Any]],
     tags: Sequence[str],
     model_name: str | None = None,
     dataset_name: str | None = None,
+    repo_id: str | None = None,
 ) -> ModelCard:
     """The card of a trained agent.
 
     Args:
         base_model: id or path of what was trained. A path is named, but not linked.
-        environment: the class the agent acted in. estimator: what gave the advantages.
+        environment: the class the agent acted in. facts: what it was trained on. estimator: what gave the advantages.
+        is_adapter: the weights are a PEFT adapter.
         evaluations: the run's evaluations, oldest first; the first and the last are shown.
     """
     on_hub = bool(base_model) and not Path(base_model).exists()
@@ -59,6 +63,9 @@ def build_model_card(
             f"{episodes} episodes of a fixed panel (`{evaluations[-1]['panel']}`), temperature {temperature}.\n\n"
             f"```text\n{format_table(columns)}\n```"
         )
+    data_rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    where = repo_id or args.hub_model_id or args.output_dir
+    model_class = ("AutoPeftModelForCausalLM", "peft") if is_adapter else ("AutoModelForCausalLM", "transformers")
     versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
     content = f"""# {name}
 
@@ -70,13 +77,20 @@ g2po-trl, a [TRL](https://github.com/huggingface/trl) trainer for G2PO
 
 {results}
 
+## Data
+
+| | |
+|---|---|
+{data_rows}
+
 ## Use
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from {model_class[1]} import {model_class[0]}
+from transformers import AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{args.hub_model_id or name}")
-tokenizer = AutoTokenizer.from_pretrained("{args.hub_model_id or name}")
+model = {model_class[0]}.from_pretrained("{where}")
+tokenizer = AutoTokenizer.from_pretrained("{where}")
 ```
 
 It expects the prompts it was trained with: one user message a step, rebuilt by the environment's `PromptTemplate`.
@@ -96,6 +110,6 @@ Versions: {versions}.
 ```
 """
     data = ModelCardData(
-        base_model=base_model if on_hub else None, library_name="transformers", model_name=name, tags=list(tags)
+        base_model=base_model if on_hub else None, library_name=model_class[1], model_name=name, tags=list(tags)
     )
     return ModelCard(f"---\n{data}\n---\n\n{content}")

@@ -11,7 +11,8 @@ from typing import Any
 
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 from torch.utils.data import Sampler
-from transformers.trainer_utils import rotate_checkpoints
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
@@ -84,7 +85,20 @@ class PersistentTrainer(GRPOTrainer):
             self.restore_rollout_state(state, slices)
             if self.is_world_process_zero():
                 print(f"Resuming from {checkpoint}", flush=True)
+            finished = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
+            if 0 < self.args.max_steps <= finished.global_step:  # transformers would make one more step
+                return self._take_up_finished_run(checkpoint, finished)
         return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+
+    def _take_up_finished_run(self, checkpoint: str, state: TrainerState) -> TrainOutput:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError(
+                f"{checkpoint!r} is the end of its run (step {state.global_step}, max_steps={self.args.max_steps}): "
+                "there is nothing left to train. Use its model, or raise max_steps."
+            )
+        self._load_from_checkpoint(checkpoint)
+        self.state = state
+        return TrainOutput(state.global_step, 0.0, {})
 
     def _get_train_sampler(self, dataset=None) -> Sampler:
         sampler = super()._get_train_sampler(dataset)
@@ -165,6 +179,10 @@ class PersistentTrainer(GRPOTrainer):
         self._write_gitignore()
         super()._push_from_checkpoint(checkpoint_folder)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save model and tokenizer. Unlike transformers' it never pushes: saving must not fail for the Hub's sake."""
+        super().save_model(output_dir, _internal_call=True)
+
     def push_to_hub(self, *args, **kwargs):
         """Save the model to `output_dir` and upload it with its card.
 
@@ -179,7 +197,7 @@ class PersistentTrainer(GRPOTrainer):
         except Exception as error:
             folder = self.args.output_dir
             if not any(Path(folder).glob("*.safetensors")):  # it was the Hub's answer before the model was saved
-                self.save_model(folder, _internal_call=True)
+                self.save_model(folder)
             raise HubError(
                 f"the model was not pushed to the Hub: {_first_line(error)}\nIt is in {folder!r}. To push it later:\n"
                 f"    hf upload {self.hub_model_id or self.args.hub_model_id or Path(folder).name} {folder} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -19,6 +19,12 @@ def task_id_of(task: dict[str, Any]) -> str:
         return str(task["task_id"])
     content = json.dumps(task, sort_keys=True, default=str)
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def tasks_hash(tasks: Iterable[dict[str, Any]]) -> str:
+    """A short name for a list of tasks: equal for the same tasks in any order, and for nothing else."""
+    names = sorted({task_id_of(task) for task in tasks})
+    return hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
 
 
 def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list[Sequence[TrajectoryRecord]]:

@@ -10,7 +10,6 @@ The loss is TRL's own.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedType, gather_object, is_peft_model
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -43,7 +42,7 @@ from .model_card import build_model_card
 from .persistence import PersistentTrainer
 from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import ChatEncoder, RolloutStats, run_episodes
-from .tasks import check_datasets, groups_of, task_id_of
+from .tasks import check_datasets, groups_of, task_id_of, tasks_hash
 from .trajectory import Trajectory, write_jsonl
 
 
@@ -67,6 +66,7 @@ class G2POTrainer(PersistentTrainer):
         prompt_template: the words around an observation, and the reply's parser.
         advantage_fn: `StateGraph -> array(num_steps)`, in place of `g2po`.
         processing_class: the tokenizer, with a chat template.
+        card_facts: more rows of the model card, e.g. the data's version.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
 
     Raises:
@@ -87,6 +87,7 @@ class G2POTrainer(PersistentTrainer):
         prompt_template: PromptTemplate = DEFAULT_PROMPT,
         advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
+        card_facts: dict[str, str] | None = None,
         **kwargs,
     ):
         args = args or G2POConfig("g2po-output")
@@ -99,9 +100,8 @@ class G2POTrainer(PersistentTrainer):
             raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
         if args.use_vllm and (kwargs.get("quantization_config") or getattr(model, "is_quantized", False)):
             raise ValueError(
-                "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the adapter into "
-                "rounded weights and round again. Use LoRA on bfloat16 weights (dtype='bfloat16', no "
-                "quantization), or use_vllm=False"
+                "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
+                "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
             )
         check_datasets(environment_factory, train_dataset, eval_dataset)
         _check_writable(Path(args.output_dir))
@@ -126,6 +126,7 @@ class G2POTrainer(PersistentTrainer):
                 "models would depend on how the step batch is cut. Set router_aux_loss_coef=0."
             )
         loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
+        self.card_facts = card_facts or {}
         self.advantage_fn = advantage_fn or self._g2po
         self.prompt_template = prompt_template
         self.encode = ChatEncoder(self.processing_class, args.chat_template_kwargs)
@@ -416,15 +417,24 @@ class G2POTrainer(PersistentTrainer):
         return [trajectory for trajectory, _ in pairs], [row for _, row in pairs]
 
     def _write_evaluation(self, prefix: str, summary: dict, trajectories: list[Trajectory], rows: list[dict]) -> None:
-        output_dir, step = Path(self.args.output_dir), self.state.global_step
-        panel = hashlib.blake2b("\n".join(map(task_id_of, rows)).encode(), digest_size=8).hexdigest()
-        entry = {"name": prefix, "step": step, "panel": panel, "temperature": self.args.eval_temperature, **summary}
+        step = self.state.global_step
+        entry = {
+            "name": prefix,
+            "step": step,
+            "panel": tasks_hash(rows),
+            "temperature": self.args.eval_temperature,
+            **summary,
+        }
         self.evaluations.append(entry)
-        output_dir.mkdir(parents=True, exist_ok=True)
-        with (output_dir / "evaluations.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        self._write_evaluations()
         if self.args.save_trajectories:
-            write_jsonl(output_dir / "trajectories" / f"{prefix}-{step:06d}.jsonl", trajectories)
+            write_jsonl(Path(self.args.output_dir, "trajectories", f"{prefix}-{step:06d}.jsonl"), trajectories)
+
+    def _write_evaluations(self) -> None:
+        """The file holds this run's evaluations and no others: not those a killed run made after its checkpoint."""
+        path = Path(self.args.output_dir, "evaluations.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in self.evaluations), encoding="utf-8")
 
     # -- metrics ---------------------------------------------------------------------------------------------------
 
@@ -467,24 +477,27 @@ class G2POTrainer(PersistentTrainer):
         self._step, self._update_time, self.evaluations = state["step"], state["update_time"], state["evaluations"]
         self._metrics["train"].update(state["metrics"])
         self._slices = slices
-        if self.accelerator.is_main_process:  # forget what was evaluated after the checkpoint
-            path = Path(self.args.output_dir, "evaluations.jsonl")
-            path.write_text("".join(json.dumps(entry) + "\n" for entry in self.evaluations), encoding="utf-8")
+        if self.accelerator.is_main_process:
+            self._write_evaluations()
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""
         if not self.is_world_process_zero():
             return
+        tasks = self.train_dataset
         card = build_model_card(
             self.args,
             base_model=get_config_model_id(self.model.config),
             environment=self.pool.name,
+            facts={"Training tasks": f"{len(tasks)} (`{tasks_hash(tasks)}`)", **self.card_facts},
+            is_adapter=is_peft_model(self.model),
             estimator=getattr(self.advantage_fn, "__name__", type(self.advantage_fn).__name__).strip("_"),
             optimizer_steps=self.state.global_step,
             evaluations=self.evaluations,
             tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
             model_name=model_name,
             dataset_name=dataset_name,
+            repo_id=self.hub_model_id,
         )
         card.save(Path(self.args.output_dir) / "README.md")
 

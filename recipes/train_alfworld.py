@@ -6,6 +6,8 @@
         --eval_games $ALFWORLD_DATA/json_2.1.1/valid_seen                                  # the paper's run
 
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
+`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one. Exit code 3: all went well, but the
+Hub did not take the model.
 """
 
 import os
@@ -29,10 +31,12 @@ from g2po_envs.alfworld import (
     generate_games,
 )
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig, G2POTrainer, HubError
+from g2po_trl.checkpoint import find_checkpoint
 from g2po_trl.evaluation import format_table
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
+EXIT_NOT_PUSHED = 3
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
 
 
@@ -99,6 +103,7 @@ def main() -> None:
         prompt_template=PROMPTS[script_args.prompt],
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
+        card_facts={"Training games": train.summary(), "Held-out games": held_out.summary()},
     )
     if trainer.accelerator.is_main_process:
         run = {
@@ -111,8 +116,10 @@ def main() -> None:
         Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2, default=str))
 
     # evaluate, train, evaluate
-    trainer.evaluate()
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    if checkpoint is None:
+        trainer.evaluate()
+    trainer.train(resume_from_checkpoint=checkpoint)
     trainer.evaluate()
 
     # save
@@ -124,9 +131,13 @@ def main() -> None:
         print(f"\nHeld-out games, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
         print(format_table({"before": before, "after": after}))
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")
-    if args.push_to_hub:
-        trainer.push_to_hub(dataset_name="ALFWorld")
     trainer.close()
+    if args.push_to_hub:
+        try:
+            trainer.push_to_hub(dataset_name="ALFWorld")
+        except HubError as error:
+            print(error, file=sys.stderr)
+            sys.exit(EXIT_NOT_PUSHED)
 
 
 if __name__ == "__main__":

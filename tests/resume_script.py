@@ -20,7 +20,7 @@ if __name__ == "__main__":
         num_generations=4,
         max_turns=5,
         max_completion_length=3,
-        max_steps=24,
+        max_steps=int(os.environ.get("MAX_STEPS", 24)),
         learning_rate=1e-2,
         lr_scheduler_type="linear",
         beta=0.05,

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,6 +109,17 @@ def test_killed_while_it_saves(uninterrupted, tmp_path, tiny_model_dir):
         ]
         finish(start(tiny_model_dir, run, "latest", log), tmp_path / "log")
     assert not (run / STAGING / "checkpoint-5").exists()
+    ours, theirs = load_file(run / "model.safetensors"), load_file(uninterrupted / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_finished_run_is_not_trained_further(uninterrupted, tmp_path, tiny_model_dir):
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    with (tmp_path / "log").open("a") as log:
+        finish(start(tiny_model_dir, run, "latest", log, MAX_STEPS="22"), tmp_path / "log")
+        finish(start(tiny_model_dir, run, "latest", log), tmp_path / "log")
+    assert not (run / "checkpoint-25").exists() and (run / "checkpoint-24").exists()
     ours, theirs = load_file(run / "model.safetensors"), load_file(uninterrupted / "model.safetensors")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 

@@ -1,0 +1,111 @@
+"""The best checkpoint is the one that wins, and a run that comes apart is stopped."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from safetensors.torch import load_file
+from transformers import TrainerControl
+
+from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl.callbacks import CollapseStop
+
+TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
+
+
+def make_trainer(folder, model, **kwargs):
+    options = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_turns": 6,
+        "max_completion_length": 1,
+        "learning_rate": 5e-2,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "num_environment_workers": 1,
+        "disable_tqdm": True,
+    }
+    args = G2POConfig(str(folder), **{**options, **kwargs})
+    return G2POTrainer(str(model), args, TASKS, TASKS, LetterEnvironment, LETTER_PROMPT)
+
+
+def test_the_best_checkpoint_wins(tmp_path, tiny_model_dir):
+    trainer = make_trainer(
+        tmp_path,
+        tiny_model_dir,
+        max_steps=8,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=1,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        num_generations_eval=4,
+        eval_temperature=1.0,
+    )
+    trainer.train()
+    success = {entry["step"]: entry["success_rate"] for entry in trainer.evaluations}
+    assert list(success) == [2, 4, 6, 8] and len(set(success.values())) > 1
+    best = max(success, key=success.get)  # the first of equals
+    assert trainer.state.best_global_step == best and trainer.state.best_metric == success[best]
+    assert Path(trainer.state.best_model_checkpoint) == tmp_path / f"checkpoint-{best}"
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-8"}
+    saved = load_file(tmp_path / f"checkpoint-{best}" / "model.safetensors")
+    ours = dict(trainer.model.named_parameters())
+    assert all(torch.equal(ours[name], weight) for name, weight in saved.items())
+    state = json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())
+    assert Path(state["best_model_checkpoint"]) == tmp_path / f"checkpoint-{best}"
+    trainer.close()
+
+
+def collapse(valid, success, **kwargs):
+    """Index of the log line at which the run is stopped, or None."""
+    callback = CollapseStop(**{"min_valid_action_ratio": 0.0, "min_success_of_best": 0.0, "patience": 2, **kwargs})
+    history = []
+    for index, (v, s) in enumerate(zip(valid, success)):
+        history += [{"episode/valid_action_ratio": v, "episode/success_rate": s}, {"eval_success_rate": 0.0}]
+        control = TrainerControl()
+        state = SimpleNamespace(log_history=history, global_step=index, is_world_process_zero=True)
+        callback.on_log(None, state, control, logs=history[-2])
+        if control.should_training_stop:
+            return index
+    return None
+
+
+@pytest.mark.parametrize(
+    ("valid", "success", "options", "stopped_at"),
+    [
+        ([1, 0.1, 1, 0.1, 1], [0.5] * 5, {"min_valid_action_ratio": 0.5}, None),
+        ([1, 1, 0.3, 0.3, 0.3], [0.5] * 5, {"min_valid_action_ratio": 0.5}, 3),
+        ([0.1] * 5, [0.5] * 5, {}, None),
+        ([1] * 6, [0.2, 0.8, 0.8, 0.8, 0.1, 0.1], {"min_success_of_best": 0.5}, 5),
+        ([1] * 5, [0.8, 0.0, 0.8, 0.0, 0.8], {"min_success_of_best": 0.5}, None),
+        ([1] * 3, [0.0, 0.0, 0.0], {"min_success_of_best": 0.5}, None),
+        ([1] * 3, [None, 0.8, None], {"min_success_of_best": 0.5}, None),
+        ([0.1] * 3, [0.8] * 3, {"min_valid_action_ratio": 0.5, "patience": 3}, 2),
+    ],
+)
+def test_when_a_run_counts_as_collapsed(valid, success, options, stopped_at):
+    assert collapse(valid, success, **options) == stopped_at
+
+
+def test_a_collapsed_run_stops_with_a_checkpoint_and_says_why(tmp_path, tiny_model_dir, capsys):
+    trainer = make_trainer(
+        tmp_path,
+        tiny_model_dir,
+        max_steps=20,
+        max_completion_length=1,
+        learning_rate=1e-3,
+        min_valid_action_ratio=1.0,
+        collapse_patience=2,
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2, "a random model says more than letters"
+    assert (tmp_path / "checkpoint-2").is_dir()
+    assert "Stopping at step 2:" in capsys.readouterr().out
+    trainer.close()
