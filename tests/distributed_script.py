@@ -4,6 +4,7 @@ import json
 import os
 import sys
 
+import sharding
 import torch
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvironment
@@ -40,7 +41,7 @@ def advantages(graph):
     return graph.position - 0.3 * graph.trajectory + graph.returns - graph.returns.mean()
 
 
-def build(model, output, scenario, loss_type, **kwargs):
+def build(model, output, scenario, loss_type, kind, **kwargs):
     environment, seeds, num_generations, rollout = SCENARIOS[scenario]
     greedy = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
     options = {
@@ -68,21 +69,25 @@ def build(model, output, scenario, loss_type, **kwargs):
         "max_grad_norm": 100.0,
         "logging_steps": 1,
     }
-    args = G2POConfig(output, **{**options, **kwargs})
+    args = G2POConfig(output, **{**options, **sharding.prepare(kind), **kwargs})
+    sharding.pretend(kind)
     tasks = Dataset.from_list([{"seed": seed} for seed in seeds])
     return G2POTrainer(model, args, tasks, None, environment, LETTER_PROMPT, advantages)
 
 
-def main(model, output, scenario, loss_type):
+def main(model, output, scenario, loss_type, kind="none", resume=None):
+    kwargs = {}
     if scenario == "random lengths":
-        trainer = build(model, output, scenario, loss_type, generation_kwargs=None, max_steps=100)
-        # As under sharded weights: every rank takes part in every call, with a dummy when its episodes have ended.
-        trainer.engine.is_collective = True
-    else:
-        trainer = build(model, output, scenario, loss_type)
-    trainer.train()
-    weights = torch.cat([p.detach().flatten() for p in trainer.accelerator.unwrap_model(trainer.model).parameters()])
-    torch.save(weights, f"{output}/weights-{trainer.accelerator.process_index}.pt")
+        kwargs = {"generation_kwargs": None, "max_steps": 100}
+    if resume:
+        kwargs = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 10, "optim": "adamw_torch"}
+    trainer = build(model, output, scenario, loss_type, kind, **kwargs)
+    # As under sharded weights: every rank takes part in every call, with a dummy when its episodes have ended.
+    trainer.engine.is_collective |= scenario == "random lengths"
+    trainer.train(resume_from_checkpoint=resume)
+    sharding.check(trainer, kind)
+    torch.save(sharding.whole_weights(trainer, kind), f"{output}/weights-{trainer.accelerator.process_index}.pt")
+    trainer.save_model()
     if trainer.accelerator.is_main_process:
         with open(f"{output}/log.json", "w") as file:
             json.dump(trainer.state.log_history, file)

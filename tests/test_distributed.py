@@ -1,5 +1,6 @@
 """Two processes do what one does, whatever each of them has to do, and never wait for each other in vain."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,11 +14,12 @@ from transformers import AutoModelForCausalLM
 SCRIPT = Path(__file__).parent / "distributed_script.py"
 
 
-def train(output, model, scenario, loss_type, processes, timeout=300):
+def train(output, model, scenario, loss_type, processes, sharding="none", resume="", timeout=300):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    output.mkdir()
+    output.mkdir(exist_ok=True)
     run = subprocess.run(
-        [sys.executable, *(launcher if processes > 1 else []), SCRIPT, model, output, scenario, loss_type],
+        [sys.executable, *(launcher if processes > 1 else []), SCRIPT]
+        + [model, output, scenario, loss_type, sharding, *([resume] if resume else [])],
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -28,26 +30,35 @@ def train(output, model, scenario, loss_type, processes, timeout=300):
     return weights, json.loads((output / "log.json").read_text())
 
 
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed here; `make test-deepspeed` brings its own",
+)
+
+
 @pytest.mark.parametrize(
-    ("scenario", "loss_type"),
+    ("scenario", "loss_type", "sharding"),
     [
-        ("groups over both ranks", "dapo"),
-        ("groups over both ranks", "grpo"),
-        ("three times the samples", "dapo"),
-        ("three times the samples", "grpo"),
-        ("a rank of errors", "dapo"),
+        ("groups over both ranks", "dapo", "none"),
+        ("groups over both ranks", "grpo", "none"),
+        ("three times the samples", "dapo", "none"),
+        ("three times the samples", "grpo", "none"),
+        ("a rank of errors", "dapo", "none"),
+        ("groups over both ranks", "dapo", "fsdp2"),
+        ("a rank of errors", "grpo", "fsdp2"),
+        pytest.param("groups over both ranks", "dapo", "zero2", marks=[pytest.mark.deepspeed, needs_deepspeed]),
+        pytest.param("groups over both ranks", "dapo", "zero3", marks=[pytest.mark.deepspeed, needs_deepspeed]),
+        pytest.param("a rank of errors", "grpo", "zero3", marks=[pytest.mark.deepspeed, needs_deepspeed]),
     ],
 )
-def test_two_processes_train_the_same_model_as_one(tmp_path, tiny_model_dir, scenario, loss_type):
+def test_two_processes_train_the_same_model_as_one(tmp_path, tiny_model_dir, scenario, loss_type, sharding):
     (one,), log_of_one = train(tmp_path / "one", tiny_model_dir, scenario, loss_type, 1)
-    (first, second), log_of_two = train(tmp_path / "two", tiny_model_dir, scenario, loss_type, 2)
+    (first, second), log_of_two = train(tmp_path / "two", tiny_model_dir, scenario, loss_type, 2, sharding)
     assert torch.equal(first, second)
-    start = torch.cat(
-        [p.detach().flatten() for p in AutoModelForCausalLM.from_pretrained(tiny_model_dir).parameters()]
-    )
-    moved = (one - start).norm()
+    moved = (one - weights_of(tiny_model_dir)).norm()
     assert moved > 1e-3
     assert (first - one).norm() / moved < 1e-5
+    assert torch.equal(weights_of(tmp_path / "two"), first), "what is saved is what was trained"
 
     assert len(log_of_one) == len(log_of_two) == 5
     compared = 0
@@ -72,8 +83,24 @@ def test_two_processes_train_the_same_model_as_one(tmp_path, tiny_model_dir, sce
         assert all(entry["update/token_imbalance"] < 1.1 for entry in rollouts)
 
 
-def test_fifty_iterations_of_random_lengths_never_deadlock(tmp_path, tiny_model_dir):
-    (first, second), log = train(tmp_path / "run", tiny_model_dir, "random lengths", "dapo", 2, timeout=240)
+def weights_of(folder):
+    return torch.cat([p.detach().flatten() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()])
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
+def test_two_processes_resume_in_the_middle_of_an_iteration(tmp_path, tiny_model_dir, sharding):
+    """From the checkpoint after the third of four steps, two to an iteration: half its step samples are in it."""
+    arguments = (tiny_model_dir, "groups over both ranks", "dapo", 2, sharding)
+    (whole, _), _ = train(tmp_path / "run", *arguments, resume="auto")
+    (again, other), _ = train(tmp_path / "run", *arguments, resume=str(tmp_path / "run" / "checkpoint-3"))
+    assert torch.equal(again, whole) and torch.equal(other, whole)
+
+
+@pytest.mark.parametrize(
+    "sharding", ["none", "fsdp2", pytest.param("zero3", marks=[pytest.mark.deepspeed, needs_deepspeed])]
+)
+def test_fifty_iterations_of_random_lengths_never_deadlock(tmp_path, tiny_model_dir, sharding):
+    (first, second), log = train(tmp_path / "run", tiny_model_dir, "random lengths", "dapo", 2, sharding, timeout=240)
     assert torch.equal(first, second)
     rollouts = [entry for entry in log if "update/step_samples" in entry]
     assert len(rollouts) == 50 and len({entry["update/step_samples"] for entry in rollouts}) > 5

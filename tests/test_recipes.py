@@ -8,7 +8,7 @@ import yaml
 
 pytest.importorskip("alfworld")
 
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig, TrlParser, get_peft_config
 
 from g2po_trl import G2POConfig
 
@@ -36,6 +36,16 @@ def test_the_papers_setting(tmp_path, name, gpus):
     assert (args.step_advantage_weight, args.invalid_action_penalty, args.eval_temperature) == (1.0, 0.1, 0.4)
     assert (args.max_turns, args.history_length) == (50, 2)
     assert model.model_name_or_path.startswith("Qwen/Qwen2.5-") and script.prompt == "full"
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b-lora.yaml", "qwen2.5-7b-lora.yaml"])
+def test_adapters_on_one_gpu(tmp_path, name):
+    _, args, model = parse(name, "--output_dir", str(tmp_path))
+    assert args.per_device_train_batch_size * args.steps_per_generation == 128, "16 groups of 8"
+    peft_config = get_peft_config(model)
+    assert (peft_config.r, peft_config.lora_dropout, peft_config.target_modules) == (64, 0.0, "all-linear")
+    assert args.use_vllm and args.vllm_max_model_length == 2048 + 512
+    assert args.load_best_model_at_end and args.save_steps == args.optimizer_steps_per_iteration
 
 
 def test_the_default(tmp_path):
