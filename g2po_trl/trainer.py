@@ -28,7 +28,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import get_config_model_id, use_adapter
 
 from .advantages import g2po
-from .batch import StepBatch, deal_rows, imbalance, loss_scale, plan_micro_batches
+from .batch import StepBatch, loss_scale, make_micro_batches
 from .callbacks import CollapseStop, IterationLine, RolloutBar
 from .config import G2POConfig
 from .environment import TextEnvironment
@@ -125,6 +125,8 @@ class G2POTrainer(PersistentTrainer):
                 f"router_aux_loss_coef is {self.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
                 "models would depend on how the step batch is cut. Set router_aux_loss_coef=0."
             )
+        if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
+            raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
         loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
         self.card_facts = card_facts or {}
         self.advantage_fn = advantage_fn or self._g2po
@@ -226,42 +228,18 @@ class G2POTrainer(PersistentTrainer):
         return slices
 
     def _micro_batches(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-        """Deal all ranks' step samples out again, so that each has as much to do; cut this rank's into micro-batches.
-
-        Returns:
-            The micro-batches of each slice, and `update/*` metrics.
-        """
-        args, rank, num_ranks = self.args, self.accelerator.process_index, self.accelerator.num_processes
-        batches = gather_object([local])
-        batch = StepBatch.concatenate(batches)
-        lengths = batch.lengths(range(len(batch)))
-        slices = deal_rows(
-            lengths, args.steps_per_generation, num_ranks, np.random.default_rng([args.seed, self._step])
+        """This rank's part of all ranks' step samples, as micro-batches by slice; and `update/*` metrics."""
+        args = self.args
+        return make_micro_batches(
+            gather_object([local]),
+            self.accelerator.process_index,
+            args.steps_per_generation,
+            args.max_tokens_per_micro_batch,
+            args.loss_type,
+            self.processing_class.pad_token_id,
+            args.pad_to_multiple_of,
+            np.random.default_rng([args.seed, self._step, 0]),  # the same on every rank
         )
-        num_items = torch.tensor(batch.num_tokens)
-        work = [sum(sum(lengths[row]) for dealt in slices for row in dealt[r]) for r in range(num_ranks)]
-        result = []
-        for dealt in slices:
-            part = []
-            for start, stop in plan_micro_batches(
-                [[lengths[row] for row in rows] for rows in dealt], args.max_tokens_per_micro_batch
-            ):
-                micro_batch = batch.collate(
-                    dealt[rank][start:stop], stop - start, self.processing_class.pad_token_id, args.pad_to_multiple_of
-                )
-                micro_batch["num_items_in_batch"] = num_items
-                micro_batch["loss_scale"] = loss_scale(
-                    args.loss_type, micro_batch, len(batch), batch.num_tokens, num_ranks, len(slices)
-                )
-                micro_batch["weight"] = batch.num_trained_tokens([row for rows in dealt for row in rows[start:stop]])
-                part.append(micro_batch)
-            result.append(part)
-        return result, {
-            "update/step_samples": len(batch),
-            "update/micro_batches": sum(map(len, result)),
-            "update/token_imbalance": imbalance(work),
-            "rollout/token_imbalance": imbalance([sum(map(sum, b.lengths(range(len(b))))) for b in batches]),
-        }
 
     def _add_logps(self, micro_batches: list[dict[str, Any]]) -> dict[str, float]:
         """Log-probabilities under the policy that acted, if it will have moved on, and under the reference.

@@ -4,7 +4,14 @@ import inspect
 import re
 
 import pytest
+from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.models import unwrap_model_for_generation
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import RepeatSampler, use_adapter
+
+from g2po_trl.importance import MODES
 
 # What TRL's loss reads from a micro-batch, and who puts it there.
 WRITTEN_BY_US = {
@@ -16,11 +23,11 @@ WRITTEN_BY_US = {
     "num_items_in_batch",
     "old_per_token_logps",
     "ref_per_token_logps",
+    "sampling_per_token_logps",
+    "importance_sampling_ratio",
 }
 NOT_USED = {
     "tool_mask",  # replies hold no tool output
-    "importance_sampling_ratio",  # generation is by the trained model itself
-    "sampling_per_token_logps",
     *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
     *("image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
 }
@@ -42,10 +49,72 @@ def test_keys_the_loss_reads():
         ("compute_loss", ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]),
         ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
         ("_prepare_inputs", ["self", "generation_batch"]),
+        ("_get_train_sampler", ["self", "dataset"]),
+        ("_save_checkpoint", ["self", "model", "trial"]),
+        ("_get_output_dir", ["self", "trial"]),
+        ("_push_from_checkpoint", ["self", "checkpoint_folder"]),
+        ("_load_from_checkpoint", ["self", "resume_from_checkpoint", "model"]),
+        ("init_hf_repo", ["self", "token", "private"]),
+        ("save_model", ["self", "output_dir", "_internal_call"]),
+        ("create_model_card", ["self", "model_name", "dataset_name", "tags"]),
     ],
 )
 def test_methods_we_override_or_call(method, parameters):
     assert list(inspect.signature(getattr(GRPOTrainer, method)).parameters) == parameters
+
+
+def test_a_checkpoint_is_written_where_get_output_dir_says():
+    source = inspect.getsource(Trainer._save_checkpoint)
+    assert (
+        "run_dir = self._get_output_dir(" in source and 'f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"' in source
+    )
+    assert "self.state.best_model_checkpoint = best_checkpoint_dir" in source
+    assert "self._push_from_checkpoint(output_dir)" in source
+
+
+def test_the_order_of_tasks_is_a_repeat_sampler():
+    assert "return RepeatSampler(" in inspect.getsource(GRPOTrainer._get_train_sampler)
+    parameters = ["data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]
+    assert list(inspect.signature(RepeatSampler).parameters) == parameters
+    sampler = RepeatSampler(range(4), 2, 2, 3, seed=5)
+    assert [getattr(sampler, name) for name in parameters[1:]] == [2, 2, 3, True, 5]
+    assert "indexes = torch.randperm(self.num_samples, generator=self.generator)" in inspect.getsource(RepeatSampler)
+
+
+def test_what_we_set_in_trls_vllm_wrapper():
+    """`VLLMEngine` sets these for a call, keeps vLLM awake by `enable_sleep_mode`, brings as many prompts a rank."""
+    source = inspect.getsource(VLLMGeneration)
+    generate = inspect.getsource(VLLMGeneration.generate)
+    for name in ("temperature", "top_p", "top_k", "min_p", "generation_kwargs"):
+        assert f"self.{name}" in generate, name
+    assert generate.count("if self.enable_sleep_mode:") == 2 and "self.llm.sleep(level=2)" in generate
+    assert "self._llm_weights_sleeping = True" in generate and 'self.llm.wake_up(tags=["weights"])' in source
+    assert "(accelerator.process_index + 1) * len(prompts)" in generate
+    parameters = ["self", "prompts", "images", "num_generations", "profiler"]
+    assert list(inspect.signature(VLLMGeneration.generate).parameters) == parameters
+    assert "self.vllm_generation = VLLMGeneration(" in inspect.getsource(GRPOTrainer.__init__)
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        (
+            unwrap_model_for_generation,
+            ["gather_deepspeed3_params", "generation_kwargs", "gradient_checkpointing_kwargs"],
+        ),
+        (disable_gradient_checkpointing, ["model", "gradient_checkpointing_kwargs"]),
+        (use_adapter, ["model", "adapter_name"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_helpers_we_call(function, parameters):
+    assert set(parameters) <= set(inspect.signature(function).parameters)
+
+
+def test_the_modes_of_the_importance_ratio():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert set(re.findall(r'"((?:token|sequence)_\w+)"', source)) >= set(MODES)
+    assert "vllm_importance_sampling_ratio" in source
 
 
 def test_log_probabilities_come_first():
@@ -56,7 +125,18 @@ def test_log_probabilities_come_first():
 
 def test_attributes_the_trainer_uses():
     source = inspect.getsource(GRPOTrainer)
-    for attribute in ("_step", "_metrics", "eos_token_ids", "beta", "ref_model", "num_iterations", "aux_loss_enabled"):
+    ours = (
+        "_step",
+        "_metrics",
+        "eos_token_ids",
+        "beta",
+        "ref_model",
+        "num_iterations",
+        "aux_loss_enabled",
+        "use_vllm",
+    )
+    corrections = [f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_min", "clip_max")]
+    for attribute in (*ours, *corrections):
         assert f"self.{attribute} " in source or f"self.{attribute}:" in source, attribute
 
 
