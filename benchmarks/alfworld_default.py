@@ -3,7 +3,7 @@
     python benchmarks/alfworld_default.py --output benchmarks/results/alfworld_default [--seeds 0 1 2] [--jobs 1]
 
 Each run is the recipe a user runs, with `--seed` and `--step_advantage_weight` set; one that is complete is not run
-again. Prints the command, the machine and every value, and writes them to OUTPUT/results.json.
+again, and one that was interrupted goes on. Prints the command, the machine and every value, and writes them to OUTPUT/results.json.
 """
 
 import argparse
@@ -27,8 +27,8 @@ def run(method: str, seed: int, output: Path, extra: list[str]) -> dict:
     done = folder / "done.json"
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "evaluations.jsonl").unlink(missing_ok=True)  # of a run that was interrupted
         flags = ["--seed", seed, "--step_advantage_weight", METHODS[method], "--output_dir", folder, *extra]
+        flags += ["--resume_from_checkpoint", "auto"]  # one that was interrupted
         command = [sys.executable, str(RECIPE), *map(str, flags)]
         print("$ python recipes/train_alfworld.py", *map(str, flags), flush=True)
         started = time.time()
