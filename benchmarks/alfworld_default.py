@@ -3,7 +3,8 @@
     python benchmarks/alfworld_default.py --output benchmarks/results/alfworld_default [--seeds 0 1 2] [--jobs 1]
 
 Each run is the recipe a user runs, with `--seed` and `--step_advantage_weight` set; one that is complete is not run
-again, and one that was interrupted goes on. Prints the command, the machine and every value, and writes them to OUTPUT/results.json.
+again, and one that was interrupted goes on. Prints the command, the machine and every value, and writes them to
+OUTPUT/results.json.
 """
 
 import argparse

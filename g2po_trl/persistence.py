@@ -138,6 +138,7 @@ class PersistentTrainer(GRPOTrainer):
             self.state.save_to_json(str(staged / "trainer_state.json"))
             shutil.rmtree(final, ignore_errors=True)
             os.rename(staged, final)
+            clear_staging(run_dir)
             rotate_checkpoints(
                 str(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True
             )

@@ -64,3 +64,19 @@ def tiny_model_dir(tmp_path_factory):
     Qwen2ForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+@pytest.fixture
+def make_trainer(tmp_path, tiny_model_dir):
+    """`letter_trainer.make_letter_trainer` with the tiny model and output in tmp_path/out; closes what it made."""
+    from letter_trainer import make_letter_trainer
+
+    made = []
+
+    def make(*args, model=None, **kwargs):
+        made.append(make_letter_trainer(model or tiny_model_dir, tmp_path / "out", *args, **kwargs))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()

@@ -8,8 +8,9 @@ import sharding
 import torch
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvironment
+from letter_trainer import make_config
 
-from g2po_trl import G2POConfig, G2POTrainer, StepResult
+from g2po_trl import G2POTrainer, StepResult
 
 
 class FixedLengthEnvironment(LetterEnvironment):
@@ -48,7 +49,6 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
         "per_device_train_batch_size": rollout // 2 // int(os.environ.get("WORLD_SIZE", 1)),
         "steps_per_generation": 2,
         "num_generations": num_generations,
-        "max_turns": 6,
         "max_completion_length": 3,
         "max_steps": 4,
         "learning_rate": 1e-2,
@@ -58,18 +58,11 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
         "max_tokens_per_micro_batch": 200,
         "generation_kwargs": greedy,
         "max_error_rate": 1.0,
-        "num_environment_workers": 1,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
         "shuffle_dataset": False,
-        "disable_tqdm": True,
         "max_grad_norm": 100.0,
         "logging_steps": 1,
     }
-    args = G2POConfig(output, **{**options, **sharding.prepare(kind), **kwargs})
+    args = make_config(output, **{**options, **sharding.prepare(kind), **kwargs})
     sharding.pretend(kind)
     tasks = Dataset.from_list([{"seed": seed} for seed in seeds])
     return G2POTrainer(model, args, tasks, None, environment, LETTER_PROMPT, advantages)

@@ -5,38 +5,33 @@ import signal
 import sys
 
 import torch
-from datasets import Dataset
-from letter_environment import LETTER_PROMPT, LongLetterEnvironment
+from letter_environment import LongLetterEnvironment
+from letter_trainer import TASKS, make_letter_trainer
 
-from g2po_trl import G2POConfig, G2POTrainer, persistence
+from g2po_trl import persistence
 
 if __name__ == "__main__":
     model, output, resume = sys.argv[1:]
     torch.set_num_threads(1)
-    args = G2POConfig(
+    trainer = make_letter_trainer(
+        model,
         output,
+        LongLetterEnvironment,
+        eval_dataset=TASKS,
         per_device_train_batch_size=4,
         steps_per_generation=2,
-        num_generations=4,
         max_turns=5,
         max_completion_length=3,
         max_steps=int(os.environ.get("MAX_STEPS", 24)),
         learning_rate=1e-2,
         lr_scheduler_type="linear",
         beta=0.05,
+        save_strategy="steps",
         save_steps=1,
         save_total_limit=3,
         eval_strategy="steps",
         eval_steps=4,
-        num_environment_workers=1,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to="none",
-        disable_tqdm=True,
     )
-    tasks = Dataset.from_list([{"seed": seed} for seed in range(8)])
-    trainer = G2POTrainer(model, args, tasks, tasks, LongLetterEnvironment, LETTER_PROMPT)
     if last := os.environ.get("KILL_WHEN_SAVING"):
         save = persistence.save_rollout_state
 

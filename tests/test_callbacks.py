@@ -6,40 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
-from letter_environment import LETTER_PROMPT, LetterEnvironment
+from letter_trainer import TASKS
 from safetensors.torch import load_file
 from transformers import TrainerControl
 
-from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.callbacks import CollapseStop
 
-TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
 
-
-def make_trainer(folder, model, **kwargs):
-    options = {
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_turns": 6,
-        "max_completion_length": 1,
-        "learning_rate": 5e-2,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "num_environment_workers": 1,
-        "disable_tqdm": True,
-    }
-    args = G2POConfig(str(folder), **{**options, **kwargs})
-    return G2POTrainer(str(model), args, TASKS, TASKS, LetterEnvironment, LETTER_PROMPT)
-
-
-def test_the_best_checkpoint_wins(tmp_path, tiny_model_dir):
+def test_the_best_checkpoint_wins(make_trainer, tmp_path):
     trainer = make_trainer(
-        tmp_path,
-        tiny_model_dir,
+        eval_dataset=TASKS,
         max_steps=8,
+        max_completion_length=1,
+        learning_rate=5e-2,
+        save_strategy="steps",
         eval_strategy="steps",
         eval_steps=2,
         save_steps=1,
@@ -53,14 +33,13 @@ def test_the_best_checkpoint_wins(tmp_path, tiny_model_dir):
     assert list(success) == [2, 4, 6, 8] and len(set(success.values())) > 1
     best = max(success, key=success.get)  # the first of equals
     assert trainer.state.best_global_step == best and trainer.state.best_metric == success[best]
-    assert Path(trainer.state.best_model_checkpoint) == tmp_path / f"checkpoint-{best}"
-    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-8"}
-    saved = load_file(tmp_path / f"checkpoint-{best}" / "model.safetensors")
+    assert Path(trainer.state.best_model_checkpoint) == tmp_path / "out" / f"checkpoint-{best}"
+    assert {path.name for path in (tmp_path / "out").glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-8"}
+    saved = load_file(tmp_path / "out" / f"checkpoint-{best}" / "model.safetensors")
     ours = dict(trainer.model.named_parameters())
     assert all(torch.equal(ours[name], weight) for name, weight in saved.items())
-    state = json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())
-    assert Path(state["best_model_checkpoint"]) == tmp_path / f"checkpoint-{best}"
-    trainer.close()
+    state = json.loads((tmp_path / "out" / "checkpoint-8" / "trainer_state.json").read_text())
+    assert Path(state["best_model_checkpoint"]) == tmp_path / "out" / f"checkpoint-{best}"
 
 
 def collapse(valid, success, **kwargs):
@@ -94,11 +73,10 @@ def test_when_a_run_counts_as_collapsed(valid, success, options, stopped_at):
     assert collapse(valid, success, **options) == stopped_at
 
 
-def test_a_collapsed_run_stops_with_a_checkpoint_and_says_why(tmp_path, tiny_model_dir, capsys):
+def test_a_collapsed_run_stops_with_a_checkpoint_and_says_why(make_trainer, tmp_path, capsys):
     trainer = make_trainer(
-        tmp_path,
-        tiny_model_dir,
         max_steps=20,
+        save_strategy="steps",
         max_completion_length=1,
         learning_rate=1e-3,
         min_valid_action_ratio=1.0,
@@ -106,6 +84,5 @@ def test_a_collapsed_run_stops_with_a_checkpoint_and_says_why(tmp_path, tiny_mod
     )
     trainer.train()
     assert trainer.state.global_step == 2, "a random model says more than letters"
-    assert (tmp_path / "checkpoint-2").is_dir()
+    assert (tmp_path / "out" / "checkpoint-2").is_dir()
     assert "Stopping at step 2:" in capsys.readouterr().out
-    trainer.close()

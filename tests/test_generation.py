@@ -9,42 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import build_tokenizer
-from datasets import Dataset
-from letter_environment import LETTER_PROMPT, LongLetterEnvironment
+from letter_environment import LongLetterEnvironment
 
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig
 from g2po_trl.generation import Engine, Sampling, VLLMEngine
 from g2po_trl.importance import SamplingStatistics, importance_ratio
-
-TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
-
-
-@pytest.fixture
-def make_trainer(tmp_path, tiny_model_dir):
-    made = []
-
-    def make(**kwargs):
-        options = {
-            "per_device_train_batch_size": 8,
-            "num_generations": 4,
-            "max_turns": 3,
-            "max_completion_length": 12,
-            "num_environment_workers": 1,
-            "bf16": False,
-            "use_cpu": True,
-            "gradient_checkpointing": False,
-            "report_to": "none",
-            "save_strategy": "no",
-            "disable_tqdm": True,
-            "max_steps": 2,
-        }
-        args = G2POConfig(str(tmp_path / "out"), **{**options, **kwargs})
-        made.append(G2POTrainer(str(tiny_model_dir), args, TASKS, None, LongLetterEnvironment, LETTER_PROMPT))
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
 
 
 def prompts_of(trainer, *texts):
@@ -90,7 +59,7 @@ def test_without_stop_sequences_only_the_end_of_turn_ends():
 def test_generate_stops_at_stop_sequences(make_trainer):
     """With every letter a stop sequence, a reply ends with the first; nothing after it is trained."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    trainer = make_trainer(stop_sequences=letters, max_completion_length=40)
+    trainer = make_trainer(LongLetterEnvironment, stop_sequences=letters, max_completion_length=40)
     sampling = Sampling.for_training(trainer.args)
     torch.manual_seed(0)
     replies = trainer.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
@@ -104,7 +73,7 @@ def test_generate_stops_at_stop_sequences(make_trainer):
 
 
 def test_cut_off_replies_can_be_left_untrained(make_trainer):
-    trainer = make_trainer(max_completion_length=2, mask_truncated_completions=True)
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=2, mask_truncated_completions=True)
     trainer.train()
     entry = trainer.state.log_history[0]
     assert entry["rollout/truncated_replies"] > 0
@@ -124,7 +93,7 @@ def test_evaluation_samples_as_it_is_told(tmp_path):
 
 
 def test_greedy_is_greedy(make_trainer):
-    trainer = make_trainer()
+    trainer = make_trainer(max_completion_length=12)
     prompts = prompts_of(trainer, "go north", "take key")
     first, second = (trainer.engine.generate(prompts, Sampling(temperature=0.0)) for _ in range(2))
     assert [reply.ids for reply in first] == [reply.ids for reply in second]
@@ -136,6 +105,7 @@ def test_greedy_is_greedy(make_trainer):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_continuous_batching_gives_the_trainers_probabilities(make_trainer, temperature):
     trainer = make_trainer(
+        LongLetterEnvironment,
         use_transformers_continuous_batching=True,
         transformers_continuous_batching_config={"num_blocks": 16, "max_batch_tokens": 256},
         temperature=temperature,

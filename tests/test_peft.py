@@ -2,53 +2,11 @@
 
 import pytest
 import torch
-from datasets import Dataset
-from letter_environment import LETTER_PROMPT, LetterEnvironment
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_trl import G2POConfig, G2POTrainer
-
-TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
-
-
-@pytest.fixture
-def make_trainer(tmp_path, tiny_model_dir):
-    made = []
-
-    def make(quantization_config=None, **kwargs):
-        options = {
-            "per_device_train_batch_size": 8,
-            "num_generations": 4,
-            "max_turns": 4,
-            "max_completion_length": 2,
-            "max_steps": 3,
-            "learning_rate": 1e-2,
-            "beta": 0.1,
-            "bf16": False,
-            "use_cpu": True,
-            "gradient_checkpointing": False,
-            "report_to": "none",
-            "save_strategy": "no",
-            "num_environment_workers": 1,
-            "disable_tqdm": True,
-        }
-        made.append(
-            G2POTrainer(
-                str(tiny_model_dir),
-                G2POConfig(str(tmp_path / "out"), **{**options, **kwargs}),
-                TASKS,
-                environment_factory=LetterEnvironment,
-                prompt_template=LETTER_PROMPT,
-                peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
-                quantization_config=quantization_config,
-            )
-        )
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+OPTIONS = {"peft_config": LORA, "learning_rate": 1e-2, "beta": 0.1}
 
 
 def parameters(model, trained):
@@ -60,7 +18,7 @@ def kl_of(trainer):
 
 
 def test_lora(make_trainer, tmp_path, tiny_model_dir):
-    trainer = make_trainer()
+    trainer = make_trainer(**OPTIONS)
     assert trainer.ref_model is None, "the reference is the adapter switched off"
     base, adapter = parameters(trainer.model, False), parameters(trainer.model, True)
     assert adapter and all("lora_" in name for name in adapter)
@@ -89,10 +47,10 @@ def test_lora(make_trainer, tmp_path, tiny_model_dir):
 
 
 def test_lora_resumes(make_trainer, tmp_path):
-    whole = make_trainer(save_strategy="steps", save_steps=1, max_steps=4)
+    whole = make_trainer(**OPTIONS, save_strategy="steps", save_steps=1, max_steps=4)
     whole.train()
     end = parameters(whole.model, True)
-    again = make_trainer(save_strategy="steps", save_steps=1, max_steps=4)
+    again = make_trainer(**OPTIONS, save_strategy="steps", save_steps=1, max_steps=4)
     again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
     assert again.state.global_step == 4
     assert all(torch.equal(weight, end[name]) for name, weight in parameters(again.model, True).items())
@@ -105,7 +63,7 @@ def test_qlora(make_trainer, tmp_path):
     quantization = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
     )
-    trainer = make_trainer(quantization, max_steps=4)
+    trainer = make_trainer(**OPTIONS, quantization_config=quantization, max_steps=4)
     quantized = [m for m in trainer.model.modules() if isinstance(m, bnb.nn.Linear4bit)]
     assert quantized, "nothing was quantized"
     for module in quantized:  # on some CPUs it repacks weights at the first inference, and then cannot train on them
@@ -125,4 +83,4 @@ def test_qlora_with_vllm_is_refused(make_trainer):
     from transformers import BitsAndBytesConfig
 
     with pytest.raises(ValueError, match="use_vllm.*4 or 8 bits"):
-        make_trainer(BitsAndBytesConfig(load_in_4bit=True), use_vllm=True)
+        make_trainer(**OPTIONS, quantization_config=BitsAndBytesConfig(load_in_4bit=True), use_vllm=True)

@@ -9,8 +9,6 @@ import pytest
 import torch
 from datasets import Dataset
 from letter_environment import (
-    LETTER_PROMPT,
-    LetterEnvironment,
     LongLetterEnvironment,
     NanRewardEnvironment,
     NoneEnvironment,
@@ -18,54 +16,11 @@ from letter_environment import (
     RaisingEnvironment,
     SuicidalEnvironment,
 )
+from letter_trainer import TASKS, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
+from g2po_trl import G2POTrainer, read_jsonl
 from g2po_trl.batch import StepBatch, deal_rows, loss_scale
-
-TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
-
-
-def make_config(tmp_path, **kwargs):
-    defaults = {
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_turns": 6,
-        "max_completion_length": 2,
-        "max_steps": 3,
-        "learning_rate": 1e-3,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "num_environment_workers": 1,
-        "disable_tqdm": True,
-        "seed": 0,
-    }
-    return G2POConfig(str(tmp_path / "out"), **{**defaults, **kwargs})
-
-
-@pytest.fixture
-def make_trainer(tmp_path, tiny_model_dir):
-    made = []
-
-    def make(environment=LetterEnvironment, advantage_fn=None, model=None, dataset=TASKS, eval_dataset=None, **kwargs):
-        trainer = G2POTrainer(
-            model=str(model or tiny_model_dir),
-            args=make_config(tmp_path, **kwargs),
-            train_dataset=dataset,
-            eval_dataset=eval_dataset,
-            environment_factory=environment,
-            prompt_template=LETTER_PROMPT,
-            advantage_fn=advantage_fn,
-        )
-        made.append(trainer)
-        return trainer
-
-    yield make
-    for trainer in made:
-        trainer.close()
 
 
 def weights(trainer):

@@ -45,12 +45,15 @@ def check_engine_and_trainer_agree(result):
 def test_full_training(tmp_path):
     (result,) = run(tmp_path, "full")
     check_engine_and_trainer_agree(result)
+    assert any(ending.endswith("<|im_end|>") for ending in result["endings"])
 
 
-def test_lora_leaves_the_base_alone(tmp_path):
+def test_lora_leaves_the_base_alone_and_replies_stop_at_the_tag(tmp_path):
     (result,) = run(tmp_path, "lora")
     check_engine_and_trainer_agree(result)
     assert result["base_change"] == 0, "TRL merges the adapter into the base for each sync"
+    assert "</action>" in [ending[-9:] for ending in result["endings"]]
+    assert not [ending for ending in result["endings"] if ending.endswith("<|im_end|>")], "it stopped before"
 
 
 def test_two_ranks_with_unequal_live_episodes(tmp_path):

@@ -66,7 +66,8 @@ def main(folder: str, mode: str) -> None:
         max_steps=6 if ranks == 1 else 3,
         learning_rate=1e-3,
         lr_scheduler_type="constant",
-        use_vllm=mode != "transformers",
+        use_vllm=True,
+        stop_sequences=["</action>"] if mode == "lora" else None,
         vllm_mode="colocate",
         num_environment_workers=1,
         bf16=False,
@@ -86,14 +87,16 @@ def main(folder: str, mode: str) -> None:
         peft_config=peft_config,
     )
     base = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
-    counts, differences = [], []
+    counts, differences, endings = [], [], []
     generate = trainer.engine.generate
 
     def watched(prompts, sampling):
         counts.append(len(prompts))
-        if mode != "transformers" and len(differences) < len(trainer.state.log_history) + 1:
+        if len(differences) < len(trainer.state.log_history) + 1:
             differences.append(largest_difference(trainer))
-        return generate(prompts, sampling)
+        replies = generate(prompts, sampling)
+        endings.extend(trainer.processing_class.decode(reply.ids)[-10:] for reply in replies)
+        return replies
 
     trainer.engine.generate = watched
     trainer.train()
@@ -103,6 +106,7 @@ def main(folder: str, mode: str) -> None:
         "logs": logs,
         "weight_differences": differences,
         "live_counts": counts,
+        "endings": sorted(set(endings)),
         "base_change": max([(after[name] - weight).abs().max().item() for name, weight in base.items()], default=0),
     }
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
