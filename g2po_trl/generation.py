@@ -191,13 +191,12 @@ class VLLMEngine(Engine):
         self.vllm = trainer.vllm_generation
         # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
         self.is_collective = self.vllm.mode == "server" or self.vllm.tensor_parallel_size > 1
-        self.base_weights = _base_weights(trainer.model) if is_peft_model(trainer.model) else []
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
         vllm, sleeps = self.vllm, self.vllm.mode == "colocate" and self.vllm.enable_sleep_mode
-        vllm.sync_weights()
-        self._restore_base_weights()
+        with _base_weights_kept(self.trainer.model):
+            vllm.sync_weights()
         if sleeps:
             vllm.llm.wake_up(tags=["kv_cache"])
             vllm.enable_sleep_mode = False
@@ -229,12 +228,6 @@ class VLLMEngine(Engine):
             )
             for row in range(len(prompts))
         ]
-
-    def _restore_base_weights(self) -> None:
-        """TRL merges the adapter for the sync and takes it off again, which leaves rounding errors in the base."""
-        with torch.no_grad():
-            for weight, kept in self.base_weights:
-                _local(weight).copy_(kept)
 
 
 def make_engine(trainer) -> Engine:
@@ -291,13 +284,20 @@ def _model_for_generation(trainer, config: GenerationConfig) -> Iterator[torch.n
         model.train(was_training)
 
 
-def _base_weights(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The weights under the adapters, each with a copy in host memory. The adapters alone are trained."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
+@contextmanager
+def _base_weights_kept(model) -> Iterator[None]:
+    """TRL merges an adapter for the sync and takes it off again, which leaves rounding errors in the base."""
+    kept = []
+    if is_peft_model(model):
+        from peft.tuners.tuners_utils import BaseTunerLayer
 
-    weights = [m.get_base_layer().weight for m in model.modules() if isinstance(m, BaseTunerLayer)]
-    # ZeRO-3 gathers weights for the merge and throws the merged ones away.
-    return [(weight, _local(weight).detach().cpu().clone()) for weight in weights if not hasattr(weight, "ds_id")]
+        weights = [m.get_base_layer().weight for m in model.modules() if isinstance(m, BaseTunerLayer)]
+        # ZeRO-3 gathers weights for the merge and throws the merged ones away.
+        kept = [(weight, _local(weight).detach().cpu().clone()) for weight in weights if not hasattr(weight, "ds_id")]
+    yield
+    with torch.no_grad():
+        for weight, copy in kept:
+            _local(weight).copy_(copy)
 
 
 def _local(weight: torch.Tensor) -> torch.Tensor:

@@ -167,6 +167,11 @@ class G2POTrainer(PersistentTrainer):
             tasks: dataset rows. sampling: `None` is training's.
         """
         args = self.args
+        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not self.accelerator._models:
+            raise RuntimeError(
+                "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
+                "calling `evaluate` first"
+            )
         sampling = sampling or Sampling.for_training(args)
         bar = RolloutBar(description, args.max_turns, len(tasks), self.accelerator.is_main_process)
         try:

@@ -81,6 +81,9 @@ def main() -> None:
         train = load_games(script_args.games, "train", script_args.num_games, script_args)
         held_out = load_games(script_args.eval_games, "held-out", script_args.num_eval_games, script_args)
 
+    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    args.eval_on_start = checkpoint is None
+
     # model
     args.model_init_kwargs = {
         "dtype": model_args.dtype,
@@ -115,10 +118,7 @@ def main() -> None:
         }
         Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2, default=str))
 
-    # evaluate, train, evaluate
-    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-    if checkpoint is None:
-        trainer.evaluate()
+    # evaluate (eval_on_start), train, evaluate
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.evaluate()
 

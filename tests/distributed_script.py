@@ -60,12 +60,13 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
         "max_error_rate": 1.0,
         "shuffle_dataset": False,
         "max_grad_norm": 100.0,
+        "eval_on_start": True,
         "logging_steps": 1,
     }
     args = make_config(output, **{**options, **sharding.prepare(kind), **kwargs})
     sharding.pretend(kind)
     tasks = Dataset.from_list([{"seed": seed} for seed in seeds])
-    return G2POTrainer(model, args, tasks, None, environment, LETTER_PROMPT, advantages)
+    return G2POTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT, advantages)
 
 
 def main(model, output, scenario, loss_type, kind="none", resume=None):
