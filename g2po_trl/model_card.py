@@ -29,6 +29,15 @@ _SETTINGS = (
 _PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
 
 
+def describe_adapter(config) -> str:
+    """A PEFT configuration in a line: kind, and rank, alpha and modules where it has them."""
+    modules = config.target_modules if hasattr(config, "target_modules") else None
+    modules = ", ".join(sorted(modules)) if isinstance(modules, (set, list)) else modules
+    parts = {"r": getattr(config, "r", None), "alpha": getattr(config, "lora_alpha", None), "modules": modules}
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    return ", ".join([str(kind), *(f"{name} {value}" for name, value in parts.items() if value is not None)])
+
+
 def build_model_card(
     args: G2POConfig,
     base_model: str | None,
@@ -66,6 +75,9 @@ def build_model_card(
     data_rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     where = repo_id or args.hub_model_id or args.output_dir
     model_class = ("AutoPeftModelForCausalLM", "peft") if is_adapter else ("AutoModelForCausalLM", "transformers")
+    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    if is_adapter:
+        imports = "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
     versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
     content = f"""# {name}
 
@@ -86,8 +98,7 @@ g2po-trl, a [TRL](https://github.com/huggingface/trl) trainer for G2PO
 ## Use
 
 ```python
-from {model_class[1]} import {model_class[0]}
-from transformers import AutoTokenizer
+{imports}
 
 model = {model_class[0]}.from_pretrained("{where}")
 tokenizer = AutoTokenizer.from_pretrained("{where}")

@@ -10,8 +10,6 @@ The loss is TRL's own.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +19,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import get_config_model_id, use_adapter
+from trl.trainer.utils import use_adapter
 
 from .advantages import g2po
 from .batch import StepBatch, loss_scale, make_micro_batches
@@ -33,16 +31,14 @@ from .callbacks import CollapseStop, IterationLine, RolloutBar
 from .config import G2POConfig
 from .environment import TextEnvironment
 from .environment_pool import EnvironmentPool
-from .evaluation import summarize
 from .generation import Sampling, make_engine
 from .graph import StateGraph, record
 from .importance import SamplingStatistics, importance_ratio
 from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
-from .model_card import build_model_card
-from .persistence import PersistentTrainer
+from .panel import PanelTrainer
 from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import ChatEncoder, RolloutStats, run_episodes
-from .tasks import check_datasets, groups_of, task_id_of, tasks_hash
+from .tasks import check_datasets, groups_of, task_id_of
 from .trajectory import Trajectory, write_jsonl
 
 
@@ -51,7 +47,7 @@ def _environment_reward(**kwargs):
     raise RuntimeError("rewards come from the environment; this function is never called")
 
 
-class G2POTrainer(PersistentTrainer):
+class G2POTrainer(PanelTrainer):
     """Trains a language model as an agent by Group-Graph Policy Optimization.
 
     Args:
@@ -140,7 +136,7 @@ class G2POTrainer(PersistentTrainer):
             step_timeout=args.environment_step_timeout,
         )
         self.pool.check(dict(train_dataset[0]))
-        self.evaluations: list[dict[str, Any]] = []
+        self.evaluations = []
         self._slices: list[list[dict[str, Any]]] = []
         self._update_time = 0.0
         self.remove_callback(ProgressCallback)
@@ -345,81 +341,6 @@ class G2POTrainer(PersistentTrainer):
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss * inputs["loss_scale"]
 
-    # -- evaluation ------------------------------------------------------------------------------------------------
-
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Play the panel at `eval_temperature`, every row `num_generations_eval` times, from `eval_seed`.
-
-        Returns:
-            `eval_success_rate`, `eval_success_rate/<task_type>`, `eval_reward`, `eval_turns`, …; also appended to
-            output_dir/evaluations.jsonl, the trajectories written beside it.
-        """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
-        if isinstance(dataset, dict):
-            return {
-                key: value
-                for name, part in dataset.items()
-                for key, value in self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}").items()
-            }
-        if dataset is None or len(dataset) == 0:
-            raise ValueError("eval_dataset is empty: pass the panel of tasks to evaluate on")
-        started = time.perf_counter()
-        trajectories, rows = self._play_panel([dict(row) for row in dataset for _ in range(self.num_generations_eval)])
-        summary = summarize(trajectories, [row.get("task_type") for row in rows])
-        if self.accelerator.is_main_process:
-            self._write_evaluation(metric_key_prefix, summary, trajectories, rows)
-        by_type = summary.pop("success_rate_by_type")
-        summary.pop("episodes_by_type")
-        metrics = {f"{metric_key_prefix}_{name}": float(value) for name, value in summary.items()}
-        metrics |= {f"{metric_key_prefix}_success_rate/{kind}": value for kind, value in by_type.items()}
-        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _play_panel(self, rows: list[dict[str, Any]]) -> tuple[list[Trajectory], list[dict[str, Any]]]:
-        """All ranks' episodes of the panel, `per_device_eval_batch_size` at a time on each."""
-        rank, num_ranks, size = (
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-            self.args.per_device_eval_batch_size,
-        )
-        local = rows[rank::num_ranks]
-        chunks = math.ceil(math.ceil(len(rows) / num_ranks) / size)  # as many on every rank
-        played: list[Trajectory] = []
-        training = self.model.training
-        self.model.eval()
-        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.args.eval_seed + rank)
-            for chunk in range(chunks):
-                tasks = local[chunk * size : (chunk + 1) * size]
-                played += self.play(tasks, Sampling.for_evaluation(self.args), description="evaluation")[0]
-        self.model.train(training)
-        pairs = gather_object(list(zip(played, local)))
-        return [trajectory for trajectory, _ in pairs], [row for _, row in pairs]
-
-    def _write_evaluation(self, prefix: str, summary: dict, trajectories: list[Trajectory], rows: list[dict]) -> None:
-        step = self.state.global_step
-        entry = {
-            "name": prefix,
-            "step": step,
-            "panel": tasks_hash(rows),
-            "temperature": self.args.eval_temperature,
-            **summary,
-        }
-        self.evaluations.append(entry)
-        self._write_evaluations()
-        if self.args.save_trajectories:
-            write_jsonl(Path(self.args.output_dir, "trajectories", f"{prefix}-{step:06d}.jsonl"), trajectories)
-
-    def _write_evaluations(self) -> None:
-        """The file holds this run's evaluations and no others: not those a killed run made after its checkpoint."""
-        path = Path(self.args.output_dir, "evaluations.jsonl")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(entry) + "\n" for entry in self.evaluations), encoding="utf-8")
-
     # -- metrics ---------------------------------------------------------------------------------------------------
 
     def _log_rollout(
@@ -462,28 +383,7 @@ class G2POTrainer(PersistentTrainer):
         self._metrics["train"].update(state["metrics"])
         self._slices = slices
         if self.accelerator.is_main_process:
-            self._write_evaluations()
-
-    def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
-        """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""
-        if not self.is_world_process_zero():
-            return
-        tasks = self.train_dataset
-        card = build_model_card(
-            self.args,
-            base_model=get_config_model_id(self.model.config),
-            environment=self.pool.name,
-            facts={"Training tasks": f"{len(tasks)} (`{tasks_hash(tasks)}`)", **self.card_facts},
-            is_adapter=is_peft_model(self.model),
-            estimator=getattr(self.advantage_fn, "__name__", type(self.advantage_fn).__name__).strip("_"),
-            optimizer_steps=self.state.global_step,
-            evaluations=self.evaluations,
-            tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
-            model_name=model_name,
-            dataset_name=dataset_name,
-            repo_id=self.hub_model_id,
-        )
-        card.save(Path(self.args.output_dir) / "README.md")
+            self.write_evaluations()
 
     def close(self) -> None:
         """End the environment workers. Called by itself when the trainer goes; may be called before."""

@@ -31,6 +31,10 @@ def test_lora(make_trainer, tmp_path, tiny_model_dir):
 
     trainer.save_model()
     assert {path.name for path in (tmp_path / "out").glob("*.safetensors")} == {"adapter_model.safetensors"}
+    trainer.create_model_card()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: peft" in card and "AutoPeftModelForCausalLM" in card
+    assert "LORA, r 4, alpha 8, modules q_proj, v_proj" in card
     ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("go north")["input_ids"]])
     trainer.model.eval()
     with torch.no_grad():

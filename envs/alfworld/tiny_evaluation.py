@@ -19,6 +19,7 @@ from g2po_envs.alfworld.manifest import Manifest
 from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT
 from g2po_envs.alfworld.tiny import HISTORY_LENGTH, tiny_environment
 from g2po_trl.environment import Observation, StepResult
+from g2po_trl.generation import Reply
 from g2po_trl.rollout import ChatEncoder, run_episodes
 from g2po_trl.trajectory import Trajectory
 
@@ -52,8 +53,8 @@ def play(
     model.eval()
 
     @torch.no_grad()
-    def generate(prompts: list[list[int]]) -> list[list[int]]:
-        replies: list[list[int]] = []
+    def generate(prompts: list[list[int]]) -> list[Reply]:
+        replies: list[Reply] = []
         for i in range(0, len(prompts), batch_size):
             batch = tokenizer.pad({"input_ids": prompts[i : i + batch_size]}, return_tensors="pt")
             ids = model.generate(
@@ -65,8 +66,9 @@ def play(
                 top_p=1.0,
             )
             for reply in ids[:, batch["input_ids"].shape[1] :].tolist():
-                end = reply.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in reply else len(reply)
-                replies.append(reply[:end])
+                complete = tokenizer.eos_token_id in reply
+                end = reply.index(tokenizer.eos_token_id) + 1 if complete else len(reply)
+                replies.append(Reply(reply[:end], complete=complete))
         return replies
 
     trajectories, _ = run_episodes(
