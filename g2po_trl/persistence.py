@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from .checkpoint import STAGING, check_same_run, clear_staging, find_checkpoint, load_rollout_state, save_rollout_state
+from .tasks import tasks_hash
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,11 @@ class PersistentTrainer(GRPOTrainer):
         args = self.args
         names = ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
         identity = {name: getattr(args, name) for name in (*names, "gradient_accumulation_steps", "shuffle_dataset")}
-        return identity | {"number of training tasks": len(self.train_dataset)}
+        return identity | {"training tasks (hash)": self._tasks_hash}
+
+    @cached_property
+    def _tasks_hash(self) -> str:
+        return tasks_hash(self.train_dataset)
 
     # -- resuming --------------------------------------------------------------------------------------------------
 

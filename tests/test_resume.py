@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 
 from g2po_trl.checkpoint import (
@@ -172,3 +173,13 @@ def test_another_run_is_not_continued(tmp_path):
     check_same_run({"seed": 0, "tasks": 8}, {"seed": 0, "tasks": 8}, tmp_path)
     with pytest.raises(ValueError, match="seed was 0 and is 1; tasks was 8 and is 9"):
         check_same_run({"seed": 0, "tasks": 8}, {"seed": 1, "tasks": 9}, tmp_path)
+
+
+def test_a_run_on_other_tasks_is_not_continued(make_trainer, tmp_path):
+    make_trainer(max_steps=1, save_strategy="steps").train()
+    other = Dataset.from_list([{"seed": seed} for seed in range(8, 16)])
+    with pytest.raises(ValueError, match=r"training tasks \(hash\) was"):
+        make_trainer(dataset=other, max_steps=2, save_strategy="steps").train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="seed was 0 and is 1"):
+        make_trainer(seed=1, max_steps=2, save_strategy="steps").train(resume_from_checkpoint="latest")
+    assert (tmp_path / "out" / "checkpoint-1").is_dir()
