@@ -38,6 +38,9 @@ def g2po(
     scale_by_std: bool = True,
     invalid_action_penalty: float = 0.0,
     episode_statistics: str = "trajectory",
+    node_centric: bool = True,
+    edge_centric: bool = True,
+    aggregate: bool = True,
 ) -> np.ndarray:
     """Group-graph policy optimisation: A = A_EP + w (A_NC + A_EC), with w = `step_weight`.
 
@@ -47,6 +50,8 @@ def g2po(
         scale_by_std: divide each part by its set's sample standard deviation.
         invalid_action_penalty: what a step with an invalid reply pays (see the head of this module).
         episode_statistics: `"trajectory"` (the paper) or `"step"` (the released code), see `episode_advantage`.
+        node_centric, edge_centric, aggregate: the paper's ablations: without A_NC; without A_EC; without group
+            aggregation, where a step's own return stands in for its node's mean.
 
     Returns:
         (S,) float64.
@@ -54,10 +59,13 @@ def g2po(
     Raises:
         ValueError: for an unknown `episode_statistics`.
     """
-    episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
-    node = node_advantage(graph, scale_by_std, invalid_action_penalty if episode_statistics == "step" else 0.0)
-    edge = edge_advantage(graph, scale_by_std)
-    return episode + step_weight * (node + edge)
+    advantage = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
+    penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
+    if node_centric:
+        advantage = advantage + step_weight * node_advantage(graph, scale_by_std, penalty, aggregate)
+    if edge_centric:
+        advantage = advantage + step_weight * edge_advantage(graph, scale_by_std, aggregate)
+    return advantage
 
 
 def gigpo(
@@ -134,25 +142,31 @@ def episode_advantage(
     return _standardise(graph, rewards, mean[graph.group], std[graph.group], scale_by_std) - penalty
 
 
-def node_advantage(graph: StateGraph, scale_by_std: bool = True, invalid_action_penalty: float = 0.0) -> np.ndarray:
+def node_advantage(
+    graph: StateGraph, scale_by_std: bool = True, invalid_action_penalty: float = 0.0, aggregate: bool = True
+) -> np.ndarray:
     """A_NC = (V(s_{j+1}) - mean) / (std + 1e-6), over the steps taken in the same node: which way out leads further.
 
-    V is the mean return of a node, R at a terminal node. An invalid step's V(s_{j+1}) is lowered by the penalty.
+    V is the mean return of a node, R at a terminal node; with `aggregate=False` the return of the next step alone. An
+    invalid step's V(s_{j+1}) is lowered by the penalty.
 
     Returns:
         (S,) float64.
     """
-    next_values = graph.next_values - invalid_action_penalty * ~graph.valid
+    next_values = (graph.next_values if aggregate else graph.next_returns) - invalid_action_penalty * ~graph.valid
     return _compare(graph, next_values, graph.node, scale_by_std, invalid_action_penalty)
 
 
-def edge_advantage(graph: StateGraph, scale_by_std: bool = True) -> np.ndarray:
+def edge_advantage(graph: StateGraph, scale_by_std: bool = True, aggregate: bool = True) -> np.ndarray:
     """A_EC = (delta_j - mean delta) / (std delta + 1e-6), delta_j = V(s_{j+1}) - V(s_j), over the group's steps.
+
+    With `aggregate=False` the steps' own returns stand in for V.
 
     Returns:
         (S,) float64.
     """
-    return _compare(graph, graph.next_values - graph.values, graph.group, scale_by_std)
+    gains = graph.next_values - graph.values if aggregate else graph.next_returns - graph.returns
+    return _compare(graph, gains, graph.group, scale_by_std)
 
 
 def _compare(

@@ -22,6 +22,7 @@ _REFUSED = {
         "TRL's fused LM head is used; load kernels with model_init_kwargs={'use_kernels': True}",
     ),
 }
+_ESTIMATORS = ("g2po", "gigpo", "grpo", "rloo")
 _EPISODE_STATISTICS = ("trajectory", "step")
 
 
@@ -37,7 +38,11 @@ class G2POConfig(GRPOConfig):
 
     Args:
         gamma: discount of the return gamma^(T-j+1) R.
-        step_advantage_weight: w in A = A_EP + w (A_NC + A_EC); 0 is GRPO on whole episodes.
+        advantage_estimator: `"g2po"`, or a baseline: `"gigpo"`, `"grpo"` (whole episodes), `"rloo"` (leave-one-out,
+            never scaled). An `advantage_fn` given to the trainer replaces it.
+        step_advantage_weight: w in A = A_EP + w (A_NC + A_EC), or in GiGPO's A = A_EP + w A_S.
+        use_node_advantage, use_edge_advantage, use_group_aggregation: the paper's ablations of G2PO: without A_NC,
+            without A_EC, with a step's own return in place of its node's mean.
         invalid_action_penalty: taken off for each reply without the required format.
         episode_statistics: `"trajectory"` (the paper's equations) or `"step"` (the released code: long episodes
             weigh more).
@@ -72,6 +77,10 @@ class G2POConfig(GRPOConfig):
     )
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints that are kept, the best besides."})
     gamma: float = field(default=0.95, metadata={"help": "Discount of returns."})
+    advantage_estimator: str = field(default="g2po", metadata={"help": f"One of {', '.join(_ESTIMATORS)}."})
+    use_node_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_NC."})
+    use_edge_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_EC."})
+    use_group_aggregation: bool = field(default=True, metadata={"help": "False: own returns for node values."})
     step_advantage_weight: float = field(default=1.0, metadata={"help": "w in A = A_EP + w (A_NC + A_EC)."})
     invalid_action_penalty: float = field(default=0.1, metadata={"help": "Taken off for each malformed reply."})
     episode_statistics: str = field(
@@ -122,6 +131,7 @@ class G2POConfig(GRPOConfig):
             self.episode_statistics,
             f"choose one of {', '.join(_EPISODE_STATISTICS)}",
         )
+        self._check_estimator()
         _require(self.max_turns >= 1, "max_turns", self.max_turns, "an episode needs at least 1 turn")
         _require(self.history_length >= 0, "history_length", self.history_length, "set it to 0 or more")
         _require(
@@ -187,6 +197,28 @@ class G2POConfig(GRPOConfig):
                 self.save_steps,
                 f"with load_best_model_at_end every evaluation (eval_steps={self.eval_steps}) needs a checkpoint; set "
                 "eval_steps to a multiple of save_steps",
+            )
+
+    def _check_estimator(self) -> None:
+        name = self.advantage_estimator
+        _require(name in _ESTIMATORS, "advantage_estimator", name, f"choose one of {', '.join(_ESTIMATORS)}")
+        without_meaning = {
+            field: default
+            for field, default, estimators in (
+                ("use_node_advantage", True, ("g2po",)),
+                ("use_edge_advantage", True, ("g2po",)),
+                ("use_group_aggregation", True, ("g2po",)),
+                ("step_advantage_weight", 1.0, ("g2po", "gigpo")),
+                ("episode_statistics", "trajectory", ("g2po", "gigpo", "grpo")),
+            )
+            if name not in estimators
+        }
+        for field_name, default in without_meaning.items():
+            _require(
+                getattr(self, field_name) == default,
+                field_name,
+                getattr(self, field_name),
+                f"advantage_estimator={name!r} does not use it; leave it at {default!r}",
             )
 
     def _check_vllm(self) -> None:

@@ -179,6 +179,13 @@ class StateGraph:
         """(S,) value of the node a step led to, V(s_{j+1}), R for a last step; 0 in an `error` trajectory."""
         return np.where(self.counted, self.node_values[self.next_node], 0.0)
 
+    @property
+    def next_returns(self) -> np.ndarray:
+        """(S,) return of the next step of the same trajectory, R for a last step; 0 in an `error` trajectory."""
+        following = np.append(self.returns[1:], 0.0)[: self.num_steps]
+        last = self.position == self.lengths[self.trajectory] - 1
+        return np.where(self.counted, np.where(last, self.rewards[self.trajectory], following), 0.0)
+
     def statistics(self) -> dict[str, float]:
         """What is logged about a graph, `error` trajectories left out.
 

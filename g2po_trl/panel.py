@@ -21,7 +21,7 @@ from .trajectory import Trajectory, write_jsonl
 
 
 class PanelTrainer(PersistentTrainer):
-    """A trainer that plays panels. `play`, `pool`, `advantage_fn` and `card_facts` are the subclass's."""
+    """A trainer that plays panels. `play`, `pool`, `estimator_name` and `card_facts` are the subclass's."""
 
     evaluations: list[dict[str, Any]]
 
@@ -103,7 +103,7 @@ class PanelTrainer(PersistentTrainer):
             environment=self.pool.name,
             facts=facts,
             is_adapter=is_peft_model(self.model),
-            estimator=getattr(self.advantage_fn, "__name__", type(self.advantage_fn).__name__).strip("_"),
+            estimator=self.estimator_name,
             optimizer_steps=self.state.global_step,
             evaluations=self.evaluations,
             tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],

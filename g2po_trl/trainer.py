@@ -25,12 +25,12 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallb
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
-from .advantages import g2po
 from .batch import StepBatch, loss_scale, make_micro_batches
 from .callbacks import CollapseStop, IterationLine, RolloutBar
 from .config import G2POConfig
 from .environment import TextEnvironment
 from .environment_pool import EnvironmentPool
+from .estimators import estimator_name, make_estimator
 from .generation import Sampling, make_engine
 from .graph import StateGraph, record
 from .importance import SamplingStatistics, importance_ratio
@@ -60,7 +60,7 @@ class G2POTrainer(PanelTrainer):
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`. It is called in
             worker processes, so it must be picklable.
         prompt_template: the words around an observation, and the reply's parser.
-        advantage_fn: `StateGraph -> array(num_steps)`, in place of `g2po`.
+        advantage_fn: `StateGraph -> array(num_steps)`, in place of `advantage_estimator`.
         processing_class: the tokenizer, with a chat template.
         card_facts: more rows of the model card, e.g. the data's version.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
@@ -99,6 +99,10 @@ class G2POTrainer(PanelTrainer):
                 "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
                 "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
             )
+        if advantage_fn is not None and estimator_name(args) != "g2po":
+            raise ValueError(
+                f"advantage_fn is given and the configuration asks for {estimator_name(args)}: choose one of the two"
+            )
         check_datasets(environment_factory, train_dataset, eval_dataset)
         _check_writable(Path(args.output_dir))
 
@@ -125,7 +129,10 @@ class G2POTrainer(PanelTrainer):
             raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
         loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
         self.card_facts = card_facts or {}
-        self.advantage_fn = advantage_fn or self._g2po
+        self.advantage_fn = advantage_fn or make_estimator(args)
+        self.estimator_name = estimator_name(args)
+        if advantage_fn is not None:
+            self.estimator_name = getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
         self.prompt_template = prompt_template
         self.encode = ChatEncoder(self.processing_class, args.chat_template_kwargs)
         self.engine = make_engine(self)
@@ -191,16 +198,6 @@ class G2POTrainer(PanelTrainer):
 
     def _any_rank(self, flag: bool) -> bool:
         return bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.accelerator.device)).item())
-
-    def _g2po(self, graph: StateGraph) -> np.ndarray:
-        args = self.args
-        return g2po(
-            graph,
-            step_weight=args.step_advantage_weight,
-            scale_by_std=args.scale_by_std,
-            invalid_action_penalty=args.invalid_action_penalty,
-            episode_statistics=args.episode_statistics,
-        )
 
     def _roll_out(self, rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """Rollout -> graph -> advantages -> step batch: the micro-batches of each of the iteration's slices."""

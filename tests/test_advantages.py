@@ -26,6 +26,9 @@ ESTIMATORS = {
     "g2po": g2po,
     "g2po released": lambda graph: g2po(graph, **RELEASED),
     "g2po unscaled": lambda graph: g2po(graph, step_weight=0.5, scale_by_std=False),
+    "g2po without A_NC": lambda graph: g2po(graph, node_centric=False),
+    "g2po without A_EC": lambda graph: g2po(graph, edge_centric=False),
+    "g2po without aggregation": lambda graph: g2po(graph, aggregate=False),
     "gigpo": gigpo,
     "gigpo released": lambda graph: gigpo(graph, **RELEASED),
     "grpo": grpo,
@@ -290,3 +293,32 @@ def test_unknown_statistics_are_named_with_the_remedy():
     for estimator in (g2po, gigpo, grpo, episode_advantage):
         with pytest.raises(ValueError, match="episode_statistics is 'token'; set it to 'trajectory'.* or 'step'"):
             estimator(graph, episode_statistics="token")
+
+
+# --- ablations ------------------------------------------------------------------------------------------------------
+
+
+def test_without_aggregation_by_hand():
+    """Two episodes a -> b -> 10 and a -> c -> 0, gamma 0.5: a step's own return stands in for its node's mean."""
+    graph = graph_of([episode("ab", 10.0), episode("ac", 0.0)])
+    assert graph.returns.tolist() == [2.5, 5.0, 0.0, 0.0] and graph.next_returns.tolist() == [5.0, 10.0, 0.0, 0.0]
+    node = node_advantage(graph, scale_by_std=False, aggregate=False)
+    edge = edge_advantage(graph, scale_by_std=False, aggregate=False)
+    assert node.tolist() == [2.5, 0.0, -2.5, 0.0]
+    assert edge.tolist() == [0.625, 3.125, -1.875, -1.875]
+    aggregated = edge_advantage(graph, scale_by_std=False)  # V(a) = 1.25: gains 3.75, 5, -1.25, 0
+    assert aggregated.tolist() == [1.875, 3.125, -3.125, -1.875]
+
+
+def test_next_returns_of_errors_are_nothing():
+    graph = graph_of([episode("ab", 10.0), episode("ab", 0.0, outcome="error")])
+    assert graph.next_returns.tolist() == [5.0, 10.0, 0.0, 0.0]
+
+
+def test_ablations_leave_out_their_part():
+    graph = graph_of(*random_groups(np.random.default_rng(0)))
+    episodes, node, edge = episode_advantage(graph), node_advantage(graph), edge_advantage(graph)
+    assert np.allclose(g2po(graph, 2.0, node_centric=False), episodes + 2 * edge)
+    assert np.allclose(g2po(graph, 2.0, edge_centric=False), episodes + 2 * node)
+    assert np.allclose(g2po(graph, node_centric=False, edge_centric=False), grpo(graph))
+    assert not np.allclose(g2po(graph, aggregate=False), g2po(graph))

@@ -34,6 +34,7 @@ def test_one_log_line_an_iteration(tmp_path):
         ("step_advantage_weight", -1.0),
         ("invalid_action_penalty", -0.1),
         ("episode_statistics", "group"),
+        ("advantage_estimator", "ppo"),
         ("max_turns", 0),
         ("history_length", -1),
         ("max_prompt_length", 0),
@@ -101,3 +102,19 @@ def test_vllm_options(tmp_path):
     make(tmp_path, use_vllm=True, top_p=0.9, vllm_importance_sampling_correction=False)
     with pytest.raises(ValueError, match="choose one engine"):
         make(tmp_path, use_vllm=True, use_transformers_continuous_batching=True)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "field", "value"),
+    [
+        ("gigpo", "use_node_advantage", False),
+        ("grpo", "use_edge_advantage", False),
+        ("rloo", "use_group_aggregation", False),
+        ("grpo", "step_advantage_weight", 0.5),
+        ("rloo", "episode_statistics", "step"),
+    ],
+)
+def test_options_an_estimator_does_not_use_are_refused(tmp_path, estimator, field, value):
+    with pytest.raises(ValueError, match=f"{field} is {value!r}: advantage_estimator='{estimator}' does not use it"):
+        make(tmp_path, advantage_estimator=estimator, **{field: value})
+    make(tmp_path, **{field: value})

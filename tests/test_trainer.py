@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from letter_environment import (
 from letter_trainer import TASKS, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_trl import G2POTrainer, read_jsonl
+from g2po_trl import G2POTrainer, StateGraph, g2po, gigpo, grpo, read_jsonl, rloo
 from g2po_trl.batch import StepBatch, deal_rows, loss_scale
 
 
@@ -146,6 +147,32 @@ def test_every_loss_type_trains(make_trainer, loss_type):
     trainer.train()
     moved = (weights(trainer) - before).abs().max()
     assert 1e-5 < moved < 1e-1 and torch.isfinite(weights(trainer)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "expected"),
+    [
+        ({}, "g2po", g2po),
+        ({"use_edge_advantage": False}, "g2po without A_EC", partial(g2po, edge_centric=False)),
+        ({"use_group_aggregation": False}, "g2po without group aggregation", partial(g2po, aggregate=False)),
+        ({"advantage_estimator": "gigpo", "step_advantage_weight": 0.5}, "gigpo", partial(gigpo, step_weight=0.5)),
+        ({"advantage_estimator": "grpo"}, "grpo", grpo),
+        ({"advantage_estimator": "rloo"}, "rloo", rloo),
+    ],
+)
+def test_estimators_are_chosen_by_name(make_trainer, tmp_path, options, name, expected):
+    trainer = make_trainer(LongLetterEnvironment, max_steps=1, **options)
+    groups = [trainer.play([dict(TASKS[i])] * 4)[0] for i in range(2)]
+    graph = StateGraph.from_groups(groups, trainer.args.gamma)
+    assert np.array_equal(trainer.advantage_fn(graph), expected(graph, invalid_action_penalty=0.1))
+    trainer.train()
+    trainer.create_model_card()
+    assert f"Advantages: `{name}`" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_two_estimators_at_once(make_trainer):
+    with pytest.raises(ValueError, match="choose one of the two"):
+        make_trainer(advantage_estimator="grpo", advantage_fn=lambda graph: np.zeros(graph.num_steps))
 
 
 def test_zero_advantages_and_no_kl_change_nothing(make_trainer):

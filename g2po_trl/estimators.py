@@ -1,0 +1,40 @@
+"""The estimator that a configuration asks for, with its options bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from .advantages import g2po, gigpo, grpo, rloo
+from .config import G2POConfig
+from .graph import StateGraph
+
+
+def make_estimator(args: G2POConfig) -> Callable[[StateGraph], np.ndarray]:
+    """`StateGraph -> array(num_steps)` by `advantage_estimator` and the options that have a meaning for it."""
+    penalty = {"invalid_action_penalty": args.invalid_action_penalty}
+    episode = {"scale_by_std": args.scale_by_std, "episode_statistics": args.episode_statistics, **penalty}
+    parts = {
+        "node_centric": args.use_node_advantage,
+        "edge_centric": args.use_edge_advantage,
+        "aggregate": args.use_group_aggregation,
+    }
+    return {
+        "g2po": partial(g2po, step_weight=args.step_advantage_weight, **episode, **parts),
+        "gigpo": partial(gigpo, step_weight=args.step_advantage_weight, **episode),
+        "grpo": partial(grpo, **episode),
+        "rloo": partial(rloo, **penalty),
+    }[args.advantage_estimator]
+
+
+def estimator_name(args: G2POConfig) -> str:
+    """The estimator as a table would name it: `g2po`, or `g2po without A_EC`."""
+    left_out = {
+        "A_NC": args.use_node_advantage,
+        "A_EC": args.use_edge_advantage,
+        "group aggregation": args.use_group_aggregation,
+    }
+    missing = [part for part, used in left_out.items() if not used]
+    return args.advantage_estimator + (f" without {' and '.join(missing)}" if missing else "")
