@@ -46,14 +46,15 @@ def largest_difference(trainer) -> float:
 
 
 def main(folder: str, mode: str) -> None:
-    generate_games(Path(folder) / "games", "train", 16, seed=0, size="tiny")
-    manifest = Manifest.scan(Path(folder) / "games")
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    games = Path(folder) / f"games-{rank}"  # the same on every rank, but two cannot write one folder
+    generate_games(games, "train", 16, seed=0, size="tiny")
+    manifest = Manifest.scan(games)
     peft_config = None
     if mode == "lora":
         from peft import LoraConfig
 
         peft_config = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     args = G2POConfig(
         f"{folder}/out",
         per_device_train_batch_size=16 // ranks,
