@@ -31,7 +31,7 @@ class Household:
     shortest: int
 
     @classmethod
-    def random(cls, rng: np.random.Generator, places: int = 6, distractors: int = 2) -> Household:
+    def random(cls, rng: np.random.Generator, places: int = 8, distractors: int = 3) -> Household:
         """A house with objects, station and goal at random places; enumerates the states that can be reached."""
         objects = distractors + 1  # object 0 is the one that matters; place -1 is the hand
         positions = tuple(int(p) for p in rng.integers(places, size=objects))
@@ -84,12 +84,12 @@ def play(
     house: Household, logits: np.ndarray, episodes: int, turns: int, slip: float, rng: np.random.Generator
 ) -> Rollout:
     """Episodes of the softmax policy over admissible actions; with probability `slip` an action has no effect."""
-    policy = np.cumsum(softmax(house, logits), axis=1)
     state = np.full(episodes, house.start)
     states, actions = np.zeros((episodes, turns), dtype=np.int64), np.zeros((episodes, turns), dtype=np.int64)
     length, won = np.full(episodes, turns), np.zeros(episodes, dtype=bool)
     for turn in range(turns):
-        action = np.minimum((rng.random(episodes)[:, None] > policy[state]).sum(1), policy.shape[1] - 1)
+        cumulative = np.cumsum(softmax(house, logits, state), axis=1)
+        action = (rng.random(episodes)[:, None] * cumulative[:, -1:] >= cumulative).sum(axis=1)
         effective = rng.random(episodes) >= slip
         states[:, turn], actions[:, turn] = state, action
         wins = house.wins[state, action] & effective & ~won
@@ -98,9 +98,9 @@ def play(
     return Rollout(states, actions, length, won)
 
 
-def softmax(house: Household, logits: np.ndarray) -> np.ndarray:
-    """(S, A) probabilities, 0 for what is not admissible."""
-    masked = np.where(house.admissible, logits, -np.inf)
+def softmax(house: Household, logits: np.ndarray, states: np.ndarray) -> np.ndarray:
+    """(len(states), A) probabilities, 0 for what is not admissible."""
+    masked = np.where(house.admissible[states], logits[states], -np.inf)
     exponential = np.exp(masked - masked.max(axis=1, keepdims=True))
     return exponential / exponential.sum(axis=1, keepdims=True)
 
