@@ -3,12 +3,15 @@
     python benchmarks/credit.py --output benchmarks/results/credit [--seeds 20] [--sweeps horizon group_size …]
 
 A softmax policy with a logit for each state and action learns by the policy gradient; the advantages are the functions
-the trainer uses. Every method plays the same number of episodes, in the same houses (one a seed). Advantages differ in
-size from method to method (RLOO's are not scaled), so each is shown at the learning rate that suits it best, of those
-tried, and at every other. Measured is the success over all iterations, the area under the learning curve: sooner or
-later most methods win, and the question is how soon. Prints and writes the command, the machine, every value, and
-means with 95 % confidence intervals over seeds (bootstrap). Sweeps keep the learning rates found best in the default
-setting.
+the trainer uses. Every method plays the same number of episodes, in the same houses (one a seed). Measured is the
+success over all iterations, the area under the learning curve: sooner or later most methods win, and the question is
+how soon.
+
+Advantages differ in size from method to method (RLOO's are not scaled; G2PO's are a sum of three), and at one learning
+rate the largest wins, whatever it points at. So two kinds of update are shown, each at several sizes: `plain`, logits
++= rate x gradient, where size counts, and `unit`, logits += length x gradient / |gradient|, where direction alone
+counts, as under Adam or gradient clipping. Sweeps are `unit` steps of length 1. Prints and writes the command, the
+machine, every value, and means with 95 % confidence intervals over seeds (bootstrap).
 """
 
 import argparse
@@ -43,25 +46,25 @@ DEFAULT = {
     "group_size": 8,
     "iterations": 60,
     "slip": 0.0,
-    "merged": 0.0,
+    "key": "state",
     "gamma": 0.95,
 }
 SWEEPS = {
     "turns": [15, 20, 30, 50],
     "group_size": [2, 4, 8, 16],
     "slip": [0.0, 0.1, 0.3],
-    "merged": [0.0, 0.1, 0.3, 0.6],
+    "key": ["state", "other objects unseen", "processing unseen", "place alone"],
     "w": [0.0, 0.25, 0.5, 1.0, 2.0, 4.0],
 }
-LEARNING_RATES = [10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0]
+STEPS = {"plain": [10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0], "unit": [0.3, 1.0, 3.0, 10.0]}
 
 
-def run(method: str, seed: int, learning_rate: float, w: float = 1.0, **changed) -> list[float]:
+def run(method: str, seed: int, kind: str, size: float, w: float = 1.0, **changed) -> list[float]:
     """Success of each iteration's episodes."""
     options = {**DEFAULT, **changed}
     rng = np.random.default_rng([seed, 1])
     house = house_of(seed)
-    keys = merged_keys(len(house.next_state), options["merged"], np.random.default_rng([seed, 2]))
+    keys = KEYS[options["key"]](house)
     estimate = METHODS[method]
     if w != 1.0:
         estimate = partial(estimate, step_weight=w)
@@ -81,10 +84,10 @@ def run(method: str, seed: int, learning_rate: float, w: float = 1.0, **changed)
             )
             for e in range(episodes)
         ]
-        size = options["group_size"]
-        graph = StateGraph.from_records([records[i : i + size] for i in range(0, episodes, size)], options["gamma"])
+        groups = [records[i : i + options["group_size"]] for i in range(0, episodes, options["group_size"])]
+        graph = StateGraph.from_records(groups, options["gamma"])
         taken = np.arange(options["turns"]) < rollout.length[:, None]
-        update(house, logits, rollout.state[taken], rollout.action[taken], estimate(graph), learning_rate)
+        update(house, logits, rollout.state[taken], rollout.action[taken], estimate(graph), kind, size)
     return curve
 
 
@@ -93,22 +96,36 @@ def house_of(seed: int) -> Household:
     return Household.random(np.random.default_rng([seed, 0]))
 
 
-def update(house, logits, states, actions, advantages, learning_rate) -> None:
+def update(house, logits, states, actions, advantages, kind, size) -> None:
     """One step of the policy gradient, mean over all steps: d log pi(a|s) / d logits = onehot(a) - pi(.|s)."""
     visited, row = np.unique(states, return_inverse=True)
     gradient, weight = np.zeros((len(visited), logits.shape[1])), np.zeros(len(visited))
     np.add.at(gradient, (row, actions), advantages)
     np.add.at(weight, row, advantages)
     gradient -= weight[:, None] * softmax(house, logits, visited)
-    logits[visited] += learning_rate * gradient / len(states)
+    length = len(states) if kind == "plain" else np.linalg.norm(gradient)
+    if length > 0:
+        logits[visited] += size * gradient / length
 
 
-def merged_keys(number: int, share: float, rng: np.random.Generator) -> list[bytes]:
-    """A key of 16 bytes for each state; a share of the states wrongly has the key of another."""
-    keys = np.arange(number)
-    wrong = rng.permutation(number)[: int(share * number)]
-    keys[wrong] = rng.integers(number, size=len(wrong))
-    return [int(key).to_bytes(16, "little") for key in keys]
+def keys_by(feature: Callable[[tuple], object]) -> Callable[[Household], list[bytes]]:
+    """Keys of 16 bytes for the states of a house, equal where the feature is: what the graph can tell apart."""
+
+    def keys(house: Household) -> list[bytes]:
+        numbers: dict[object, int] = {}
+        return [numbers.setdefault(feature(s), len(numbers)).to_bytes(16, "little") for s in house.states]
+
+    return cache(keys)
+
+
+# The policy sees the whole state; these are what the graph merges. The second merges what does not matter, the others
+# states of different worth.
+KEYS = {
+    "state": keys_by(lambda state: state),
+    "other objects unseen": keys_by(lambda state: (state[0], state[1][0], state[2], -1 in state[1])),
+    "processing unseen": keys_by(lambda state: state[:2]),
+    "place alone": keys_by(lambda state: state[0]),
+}
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -117,36 +134,33 @@ def interval(values: list[float]) -> tuple[float, float]:
     return tuple(float(x) for x in np.quantile(draws, [0.025, 0.975]))
 
 
-def compare(pool, rates: dict[str, list[float]], seeds: int, **options) -> dict[str, dict]:
-    """Each method at each of its learning rates over seeds; the rate with the largest mean area stands for it."""
+def compare(pool, methods, kind: str, sizes: list[float], seeds: int, **options) -> dict[str, dict[str, dict]]:
+    """[method][size of the step]: areas under the learning curve, their mean and interval, the mean curve."""
     jobs = {
-        (method, rate): [pool.submit(run, method, seed, rate, **options) for seed in range(seeds)]
-        for method in rates
-        for rate in rates[method]
+        (method, size): [pool.submit(run, method, seed, kind, size, **options) for seed in range(seeds)]
+        for method in methods
+        for size in sizes
     }
-    result = {}
-    for method in rates:
-        curves = {rate: np.array([job.result() for job in jobs[method, rate]]) for rate in rates[method]}
-        areas = {rate: curve.mean(axis=1) for rate, curve in curves.items()}
-        best = max(areas, key=lambda rate: areas[rate].mean())
-        result[method] = {
-            "learning_rate": best,
-            "area": round(float(areas[best].mean()), 4),
-            "interval": [round(x, 4) for x in interval(areas[best])],
-            "areas": [round(float(x), 4) for x in areas[best]],
-            "last": round(float(curves[best][:, -1].mean()), 4),
-            "curve": [round(float(x), 4) for x in curves[best].mean(axis=0)],
-            "area_by_learning_rate": {str(rate): round(float(area.mean()), 4) for rate, area in areas.items()},
+    result: dict[str, dict[str, dict]] = {method: {} for method in methods}
+    for (method, size), runs in jobs.items():
+        curves = np.array([job.result() for job in runs])
+        areas = curves.mean(axis=1)
+        result[method][f"{size:g}"] = {
+            "area": round(float(areas.mean()), 4),
+            "interval": [round(x, 4) for x in interval(areas)],
+            "areas": [round(float(x), 4) for x in areas],
+            "curve": [round(float(x), 4) for x in curves.mean(axis=0)],
         }
     return result
 
 
-def show(title: str, result: dict[str, dict]) -> None:
-    print(f"\n{title}\n")
-    for method, row in sorted(result.items(), key=lambda item: -item[1]["area"]):
-        low, high = row["interval"]
-        others = "  ".join(f"{float(rate):g}: {area:.2f}" for rate, area in row["area_by_learning_rate"].items())
-        print(f"  {method:<25} {row['area']:.3f} [{low:.3f}, {high:.3f}]  last {row['last']:.2f}   by rate {others}")
+def show(title: str, result: dict[str, dict[str, dict]]) -> None:
+    """Methods by sizes, means with intervals."""
+    sizes = list(next(iter(result.values())))
+    print(f"\n{title}\n\n{'':<25}" + "".join(f"{size:>22}" for size in sizes))
+    for method, row in result.items():
+        cells = [f"{row[s]['area']:.2f} [{row[s]['interval'][0]:.2f}, {row[s]['interval'][1]:.2f}]" for s in sizes]
+        print(f"{method:<25}" + "".join(f"{cell:>22}" for cell in cells))
     sys.stdout.flush()
 
 
@@ -169,15 +183,17 @@ def main() -> None:
         "sweeps": {},
     }
     with ProcessPoolExecutor(options.jobs) as pool:
-        methods = compare(pool, dict.fromkeys(METHODS, LEARNING_RATES), options.seeds)
-        result["methods"] = methods
-        show(f"mean success over {DEFAULT['iterations']} iterations, {options.seeds} seeds", methods)
+        for kind, sizes in STEPS.items():
+            result[kind] = compare(pool, METHODS, kind, sizes, options.seeds)
+            show(f"{kind} steps of size …: mean success over 60 iterations, {options.seeds} seeds", result[kind])
         for name in options.sweeps:
+            values = {}
             for value in SWEEPS[name]:
-                rates = {m: [methods[m]["learning_rate"]] for m in (["g2po"] if name == "w" else SWEPT)}
-                swept = compare(pool, rates, options.sweep_seeds, **{name: value})
-                result["sweeps"].setdefault(name, {})[str(value)] = swept
-                show(f"{name} = {value}, {options.sweep_seeds} seeds", swept)
+                methods = ["g2po"] if name == "w" else SWEPT
+                values[value] = compare(pool, methods, "unit", [1.0], options.sweep_seeds, **{name: value})
+            by_method = {m: {str(value): swept[m]["1"] for value, swept in values.items()} for m in methods}
+            result["sweeps"][name] = by_method
+            show(f"{name} = …: unit steps of length 1, {options.sweep_seeds} seeds", by_method)
     result["seconds"] = round(time.time() - started, 1)
     (options.output / "results.json").write_text(json.dumps(result, indent=1))
     print(f"\n{result['seconds']} s; all values in {options.output / 'results.json'}")

@@ -15,15 +15,17 @@ import numpy as np
 REWARD = 10.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Household:
     """Tables of S states and A actions.
 
     Args:
+        states: (place, places of the objects with -1 for the hand, processed) of each state.
         next_state: (S, A). admissible: (S, A) bool. wins: (S, A) bool, the step that ends the task.
         start: the first state. shortest: steps of the shortest way from there.
     """
 
+    states: list[tuple[int, tuple[int, ...], bool]]
     next_state: np.ndarray
     admissible: np.ndarray
     wins: np.ndarray
@@ -67,7 +69,7 @@ class Household:
         for number, row in enumerate(tables):
             for action, (following, won) in row.items():
                 next_state[number, action], admissible[number, action], wins[number, action] = following, True, won
-        return cls(next_state, admissible, wins, 0, _shortest(next_state, admissible, wins))
+        return cls(list(numbers), next_state, admissible, wins, 0, _shortest(next_state, admissible, wins))
 
 
 @dataclass
