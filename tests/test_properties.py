@@ -1,0 +1,98 @@
+"""What holds of every estimator on any trajectories, found or refuted by hypothesis."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_advantages import ESTIMATORS
+
+from g2po_trl import StateGraph, Step, Trajectory, edge_advantage, episode_advantage, node_advantage
+
+STEPS = st.tuples(st.sampled_from("abcdef"), st.booleans())
+REWARDS = st.one_of(st.sampled_from([0.0, 1.0, 10.0]), st.floats(-1e6, 1e6, allow_subnormal=False))
+# An episode that ended in an error may have no steps.
+EPISODES = st.one_of(
+    st.tuples(st.lists(STEPS, min_size=1, max_size=8), REWARDS, st.just(False)),
+    st.tuples(st.lists(STEPS, max_size=3), REWARDS, st.just(True)),
+)
+GROUPS = st.lists(st.lists(EPISODES, min_size=1, max_size=5), min_size=1, max_size=3)
+GAMMA = st.floats(0.1, 1.0)
+every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
+quick = settings(max_examples=60, deadline=None)
+
+
+def trajectories(groups, rename=str):
+    return [
+        [
+            Trajectory(
+                f"task {number}",
+                [Step(rename(key), "go", valid=valid) for key, valid in steps],
+                reward,
+                "error" if broken else "failure",
+            )
+            for steps, reward, broken in group
+        ]
+        for number, group in enumerate(groups)
+    ]
+
+
+def by_trajectory(name, groups, gamma):
+    """The advantages of each trajectory, [group][trajectory] -> array."""
+    advantages = iter(ESTIMATORS[name](StateGraph.from_groups(groups, gamma)))
+    return [[np.array([next(advantages) for _ in t.steps]) for t in group] for group in groups]
+
+
+def same(first, second):
+    return all(np.allclose(a, b, rtol=1e-6, atol=1e-6) for x, y in zip(first, second) for a, b in zip(x, y))
+
+
+@every_estimator
+@quick
+@given(groups=GROUPS, gamma=GAMMA)
+def test_always_finite_and_nothing_for_errors(name, groups, gamma):
+    for group, advantages in zip(groups, by_trajectory(name, trajectories(groups), gamma)):
+        for (_, _, broken), values in zip(group, advantages):
+            assert np.isfinite(values).all() and not (broken and values.any())
+
+
+@every_estimator
+@quick
+@given(groups=GROUPS, gamma=GAMMA, seed=st.integers(0, 99))
+def test_order_of_trajectories_changes_nothing(name, groups, gamma, seed):
+    played = trajectories(groups)
+    orders = [np.random.default_rng(seed).permutation(len(group)) for group in played]
+    shuffled = by_trajectory(name, [[group[i] for i in order] for group, order in zip(played, orders)], gamma)
+    expected = [[a[i] for i in order] for a, order in zip(by_trajectory(name, played, gamma), orders)]
+    assert same(shuffled, expected)
+
+
+@every_estimator
+@quick
+@given(groups=GROUPS, gamma=GAMMA)
+def test_names_of_states_change_nothing(name, groups, gamma):
+    renamed = trajectories(groups, rename=lambda key: f"<{ord(key) * 7919}>")
+    assert same(by_trajectory(name, trajectories(groups), gamma), by_trajectory(name, renamed, gamma))
+
+
+@every_estimator
+@quick
+@given(groups=GROUPS, gamma=GAMMA)
+def test_other_groups_change_nothing(name, groups, gamma):
+    played = trajectories(groups)
+    alone = [by_trajectory(name, [group], gamma)[0] for group in played]
+    assert same(by_trajectory(name, played, gamma), alone)
+
+
+@quick
+@given(groups=GROUPS, gamma=GAMMA, scaled=st.booleans())
+def test_comparisons_sum_to_zero(groups, gamma, scaled):
+    """A_NC over the steps out of a node, A_EC over a group's steps, A_EP over its trajectories."""
+    graph = StateGraph.from_groups(trajectories(groups), gamma)
+    scale = 1 + np.abs(graph.rewards).max(initial=0)
+    used = graph.counted
+    for sets, values in ((graph.node, node_advantage(graph, scaled)), (graph.group, edge_advantage(graph, scaled))):
+        sums = np.bincount(sets[used], values[used])
+        assert np.abs(sums).max(initial=0) < 1e-6 * scale * (1 + len(values))
+    first = (graph.position == 0) & used
+    sums = np.bincount(graph.group[first], episode_advantage(graph, scaled)[first], minlength=1)
+    assert np.abs(sums).max() < 1e-6 * scale * (1 + len(first))
