@@ -72,7 +72,7 @@ class StepBatch:
                     "made from the token ids the engine read and wrote"
                 )
         rows = [steps[i][1] for i in kept]
-        with_logprobs = bool(rows) and all(step.logprobs is not None for step in rows)
+        with_logprobs = all(step.logprobs is not None for step in rows)
         return cls(
             [np.array(step.prompt_ids, dtype=np.int32) for step in rows],
             [np.array(step.completion_ids, dtype=np.int32) for step in rows],

@@ -67,7 +67,11 @@ def test_concatenation_keeps_rows_in_order():
     first, second = batch_of([(3, 1), (1, 2)]), batch_of([(5, 4)])
     both = StepBatch.concatenate([first, StepBatch.from_trajectories([], []), second])
     assert both.lengths(range(3)) == [(3, 1), (1, 2), (5, 4)] and both.advantages.tolist() == [0, 1, 0]
-    assert both.logprobs is None and len(StepBatch.concatenate([StepBatch.from_trajectories([], [])])) == 0
+    assert both.logprobs is None
+    nothing = StepBatch.concatenate([StepBatch.from_trajectories([], [])] * 2)
+    assert len(nothing) == 0
+    filler = nothing.collate([], num_rows=1, pad_token_id=0)
+    assert filler["sampling_per_token_logps"].tolist() == [[0.0]], "the loss may ask for it, also of filler rows"
 
 
 def test_engine_log_probabilities_are_collated():
