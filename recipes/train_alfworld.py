@@ -64,9 +64,7 @@ def load_games(directory: str | None, split: str, number: int, script_args: Scri
         root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
         directory = root / f"{split}-{number}"
         generate_games(directory, split, number, seed=script_args.game_seed, size=script_args.game_size)
-    manifest = Manifest.scan(directory)
-    print(f"{split}: {manifest.summary()}", flush=True)
-    return manifest
+    return Manifest.scan(directory)
 
 
 def main() -> None:
@@ -80,6 +78,8 @@ def main() -> None:
     with args.main_process_first(desc="games"):
         train = load_games(script_args.games, "train", script_args.num_games, script_args)
         held_out = load_games(script_args.eval_games, "held-out", script_args.num_eval_games, script_args)
+    if args.process_index == 0:
+        print(f"train: {train.summary()}\nheld-out: {held_out.summary()}", flush=True)
 
     checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
     args.eval_on_start = checkpoint is None
