@@ -61,6 +61,7 @@ class G2POConfig(GRPOConfig):
         save_trajectories: write every trajectory to output_dir/trajectories.
         stop_sequences: a reply ends where the first of these is complete, e.g. `["</action>"]`; it stays part of it.
         save_steps: optimizer steps between checkpoints. `None`: one an iteration, so that a crash costs no more.
+        save_total_limit: checkpoints that are kept, and the best one besides with `load_best_model_at_end`.
         min_valid_action_ratio: the run stops when the mean share of well-formed replies over the last
             `collapse_patience` log lines is below this. 0: never.
         min_success_of_best: the run stops when the mean success over the last `collapse_patience` log lines is below
