@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .environment_pool import EnvironmentPool
     from .graph import StateGraph, TrajectoryRecord
     from .persistence import HubError
+    from .ppo import PPOConfig, PPOTrainer
     from .prompting import PromptTemplate
     from .trainer import G2POTrainer
     from .trajectory import Step, Trajectory, read_jsonl, write_jsonl
@@ -41,6 +42,8 @@ _MODULE_OF = {
     "HubError": "persistence",
     "G2POConfig": "config",
     "G2POTrainer": "trainer",
+    "PPOConfig": "ppo",
+    "PPOTrainer": "ppo",
 }
 
 __all__ = [
@@ -49,6 +52,8 @@ __all__ = [
     "G2POTrainer",
     "HubError",
     "Observation",
+    "PPOConfig",
+    "PPOTrainer",
     "PromptTemplate",
     "StateGraph",
     "Step",

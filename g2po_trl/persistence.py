@@ -62,6 +62,12 @@ class PersistentTrainer(GRPOTrainer):
         """Take up what `rollout_state` gave."""
         raise NotImplementedError
 
+    def save_more(self, folder: str) -> None:
+        """Write what a checkpoint must hold besides; called on the main process."""
+
+    def load_more(self, folder: str) -> None:
+        """Take up what `save_more` wrote; called on every process."""
+
     def run_identity(self) -> dict[str, Any]:
         """What must be the same for a run to be continued."""
         args = self.args
@@ -89,6 +95,7 @@ class PersistentTrainer(GRPOTrainer):
                     "than there are now: resume with as many, or from a checkpoint between two iterations"
                 )
             self.restore_rollout_state(state, slices)
+            self.load_more(checkpoint)
             if self.is_world_process_zero():
                 print(f"Resuming from {checkpoint}", flush=True)
             finished = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
@@ -137,6 +144,8 @@ class PersistentTrainer(GRPOTrainer):
         state, slices = self.rollout_state()
         state |= {"run": self.run_identity(), "num_processes": self.args.world_size, "buffered": bool(slices)}
         save_rollout_state(staged, state, slices, self.args.process_index, self.args.should_save)
+        if self.args.should_save:
+            self.save_more(str(staged))
         if self.state.best_model_checkpoint and Path(self.state.best_model_checkpoint) == staged:
             self.state.best_model_checkpoint = str(final)
         self.accelerator.wait_for_everyone()

@@ -99,10 +99,6 @@ class G2POTrainer(PanelTrainer):
                 "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
                 "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
             )
-        if advantage_fn is not None and estimator_name(args) != "g2po":
-            raise ValueError(
-                f"advantage_fn is given and the configuration asks for {estimator_name(args)}: choose one of the two"
-            )
         check_datasets(environment_factory, train_dataset, eval_dataset)
         _check_writable(Path(args.output_dir))
 
@@ -129,10 +125,7 @@ class G2POTrainer(PanelTrainer):
             raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
         loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
         self.card_facts = card_facts or {}
-        self.advantage_fn = advantage_fn or make_estimator(args)
-        self.estimator_name = estimator_name(args)
-        if advantage_fn is not None:
-            self.estimator_name = getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
+        self.advantage_fn, self.estimator_name = self._choose_estimator(advantage_fn)
         self.prompt_template = prompt_template
         self.encode = ChatEncoder(self.processing_class, args.chat_template_kwargs)
         self.engine = make_engine(self)
@@ -154,6 +147,21 @@ class G2POTrainer(PanelTrainer):
             self.add_callback(
                 CollapseStop(args.min_valid_action_ratio, args.min_success_of_best, args.collapse_patience)
             )
+
+    def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
+        """The estimator and its name."""
+        if advantage_fn is None:
+            return make_estimator(self.args), estimator_name(self.args)
+        configured = estimator_name(self.args)
+        if configured != "g2po":
+            raise ValueError(
+                f"advantage_fn is given and the configuration asks for {configured}: choose one of the two"
+            )
+        return advantage_fn, getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
+
+    def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:
+        """(S,) advantages of all ranks' steps, by their graph; `trajectories` are this rank's."""
+        return self.advantage_fn(graph)
 
     # -- rollout ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +218,7 @@ class G2POTrainer(PanelTrainer):
         records = gather_object([record(trajectory) for trajectory in trajectories])
         self._check_errors(trajectories, records)
         graph = StateGraph.from_records(groups_of(records, num_generations), gamma=self.args.gamma)
-        advantages = np.asarray(self.advantage_fn(graph), dtype=np.float64)
+        advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
         steps_before = sum(len(r.keys) for r in records[:first])
         num_steps = sum(len(t.steps) for t in trajectories)
         _check_advantages(advantages, sum(len(r.keys) for r in records))

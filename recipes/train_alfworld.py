@@ -67,10 +67,10 @@ def load_games(directory: str | None, split: str, number: int, script_args: Scri
     return Manifest.scan(directory)
 
 
-def main() -> None:
+def main(config_class: type[G2POConfig] = G2POConfig, trainer_class: type[G2POTrainer] = G2POTrainer) -> None:
     if not any(flag == "--config" or flag.startswith("--config=") for flag in sys.argv):
         sys.argv += ["--config", str(DEFAULT_CONFIG)]
-    script_args, args, model_args = TrlParser((ScriptArguments, G2POConfig, ModelConfig)).parse_args_and_config()
+    script_args, args, model_args = TrlParser((ScriptArguments, config_class, ModelConfig)).parse_args_and_config()
     if script_args.prompt not in PROMPTS:
         raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
 
@@ -92,7 +92,7 @@ def main() -> None:
         **(args.model_init_kwargs or {}),
     }
 
-    trainer = G2POTrainer(
+    trainer = trainer_class(
         model=model_args.model_name_or_path or str(tiny_model_path()),
         args=args,
         train_dataset=Dataset.from_list(train.rows()),

@@ -10,7 +10,7 @@ from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvironment
 from letter_trainer import make_config
 
-from g2po_trl import G2POTrainer, StepResult
+from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult
 
 
 class FixedLengthEnvironment(LetterEnvironment):
@@ -63,9 +63,14 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
         "eval_on_start": True,
         "logging_steps": 1,
     }
-    args = make_config(output, **{**options, **sharding.prepare(kind), **kwargs})
+    if ppo := loss_type == "ppo":
+        # Adam would blow rounding errors of gradients near 0 up to whole steps.
+        options |= {"loss_type": "dapo", "critic_epochs": 2, "critic_learning_rate": 1e-2, "adam_epsilon": 1e-3}
+    args = make_config(output, PPOConfig if ppo else G2POConfig, **{**options, **sharding.prepare(kind), **kwargs})
     sharding.pretend(kind)
     tasks = Dataset.from_list([{"seed": seed} for seed in seeds])
+    if ppo:
+        return PPOTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT)
     return G2POTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT, advantages)
 
 
@@ -82,6 +87,9 @@ def main(model, output, scenario, loss_type, kind="none", resume=None):
     sharding.check(trainer, kind)
     torch.save(sharding.whole_weights(trainer, kind), f"{output}/weights-{trainer.accelerator.process_index}.pt")
     trainer.save_model()
+    if loss_type == "ppo":
+        critic = torch.cat([p.detach().flatten() for p in trainer.critic.parameters])
+        torch.save(critic, f"{output}/critic-{trainer.accelerator.process_index}.pt")
     if trainer.accelerator.is_main_process:
         with open(f"{output}/log.json", "w") as file:
             json.dump(trainer.state.log_history, file)

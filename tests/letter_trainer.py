@@ -24,8 +24,8 @@ OPTIONS = {
 }
 
 
-def make_config(output_dir, **options):
-    return G2POConfig(str(output_dir), **{**OPTIONS, **options})
+def make_config(output_dir, config_class=G2POConfig, **options):
+    return config_class(str(output_dir), **{**OPTIONS, **options})
 
 
 def make_letter_trainer(

@@ -28,7 +28,7 @@ def train(output, model, scenario, loss_type, processes, sharding="none", resume
     )
     assert run.returncode == 0, run.stderr[-3000:]
     weights = [torch.load(path, weights_only=True) for path in sorted(output.glob("weights-*.pt"))]
-    return weights, json.loads((output / "log.json").read_text())
+    return weights, json.loads((output / "log.json").read_text()), output
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,8 @@ needs_deepspeed = pytest.mark.skipif(
         ("three times the samples", "dapo", "none"),
         ("three times the samples", "grpo", "none"),
         ("a rank of errors", "dapo", "none"),
+        ("three times the samples", "ppo", "none"),
+        ("a rank of errors", "ppo", "none"),
         ("groups over both ranks", "dapo", "fsdp2"),
         ("a rank of errors", "grpo", "fsdp2"),
         pytest.param("groups over both ranks", "dapo", "zero2", marks=[pytest.mark.deepspeed, needs_deepspeed]),
@@ -66,13 +68,15 @@ needs_deepspeed = pytest.mark.skipif(
 def test_two_processes_train_the_same_model_as_one(
     tmp_path, tiny_model_dir, one_process, scenario, loss_type, sharding
 ):
-    (one,), log_of_one = one_process(scenario, loss_type)
-    (first, second), log_of_two = train(tmp_path / "two", tiny_model_dir, scenario, loss_type, 2, sharding)
+    (one,), log_of_one, _ = one_process(scenario, loss_type)
+    (first, second), log_of_two, _ = train(tmp_path / "two", tiny_model_dir, scenario, loss_type, 2, sharding)
     assert torch.equal(first, second)
     moved = (one - weights_of(tiny_model_dir)).norm()
     assert moved > 1e-3
     assert (first - one).norm() / moved < 1e-5
     assert torch.equal(weights_of(tmp_path / "two"), first), "what is saved is what was trained"
+    if loss_type == "ppo":
+        compare_critics(tmp_path / "two", one_process(scenario, loss_type)[2])
 
     assert len(log_of_one) == len(log_of_two) == 6, "an evaluation, four steps, the end"
     compared = 0
@@ -99,6 +103,15 @@ def test_two_processes_train_the_same_model_as_one(
         assert all(entry["update/token_imbalance"] < 1.1 for entry in rollouts)
 
 
+def compare_critics(two, one):
+    alone, first, second = (
+        torch.load(path, weights_only=True) for path in (one / "critic-0.pt", two / "critic-0.pt", two / "critic-1.pt")
+    )
+    assert torch.equal(first, second)
+    assert alone[-1].abs() > 1e-3, "the head's bias has moved"
+    torch.testing.assert_close(first, alone, rtol=1e-3, atol=1e-5)
+
+
 def weights_of(folder):
     return torch.cat([p.detach().flatten() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()])
 
@@ -107,8 +120,8 @@ def weights_of(folder):
 def test_two_processes_resume_in_the_middle_of_an_iteration(tmp_path, tiny_model_dir, sharding):
     """From the checkpoint after the third of four steps, two to an iteration: half its step samples are in it."""
     arguments = (tiny_model_dir, "groups over both ranks", "dapo", 2, sharding)
-    (whole, _), _ = train(tmp_path / "run", *arguments, resume="auto")
-    (again, other), _ = train(tmp_path / "run", *arguments, resume=str(tmp_path / "run" / "checkpoint-3"))
+    (whole, _), _, _ = train(tmp_path / "run", *arguments, resume="auto")
+    (again, other), _, _ = train(tmp_path / "run", *arguments, resume=str(tmp_path / "run" / "checkpoint-3"))
     assert torch.equal(again, whole) and torch.equal(other, whole)
 
 
@@ -116,7 +129,9 @@ def test_two_processes_resume_in_the_middle_of_an_iteration(tmp_path, tiny_model
     "sharding", ["none", "fsdp2", pytest.param("zero3", marks=[pytest.mark.deepspeed, needs_deepspeed])]
 )
 def test_fifty_iterations_of_random_lengths_never_deadlock(tmp_path, tiny_model_dir, sharding):
-    (first, second), log = train(tmp_path / "run", tiny_model_dir, "random lengths", "dapo", 2, sharding, timeout=240)
+    (first, second), log, _ = train(
+        tmp_path / "run", tiny_model_dir, "random lengths", "dapo", 2, sharding, timeout=240
+    )
     assert torch.equal(first, second)
     rollouts = [entry for entry in log if "update/step_samples" in entry]
     assert len(rollouts) == 50 and len({entry["update/step_samples"] for entry in rollouts}) > 5
