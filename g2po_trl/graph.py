@@ -23,9 +23,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
+import xxhash
 
 from .trajectory import Trajectory
 
@@ -52,7 +53,7 @@ def record(trajectory: Trajectory) -> TrajectoryRecord:
     """The record of a trajectory."""
     return TrajectoryRecord(
         trajectory.task_id,
-        [blake2b(step.key.encode("utf-8", "surrogatepass"), digest_size=16).digest() for step in trajectory.steps],
+        [xxhash.xxh3_128_digest(step.key.encode("utf-8", "surrogatepass")) for step in trajectory.steps],
         [bool(step.valid) for step in trajectory.steps],
         float(trajectory.reward),
         trajectory.outcome,
@@ -127,11 +128,11 @@ class StateGraph:
         group = trajectory_group[trajectory]
         counted = trajectory_counted[trajectory]
         position = np.arange(len(trajectory)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        valid = np.array([flag for r in records for flag in r.valid], dtype=bool)
+        valid = np.fromiter(chain.from_iterable(r.valid for r in records), dtype=bool, count=len(trajectory))
         steps_left = lengths[trajectory] - position  # T - j + 1
         returns = np.where(counted, gamma**steps_left * rewards[trajectory], 0.0)
 
-        keys = np.frombuffer(b"".join(key for r in records for key in r.keys), dtype=np.uint64).reshape(-1, 2)
+        keys = np.frombuffer(b"".join(chain.from_iterable(r.keys for r in records)), dtype=np.uint64).reshape(-1, 2)
         node = np.full(len(trajectory), -1)
         node[counted], node_group = _number_nodes(group[counted], keys[counted])
         node_visits = np.bincount(node[counted], minlength=len(node_group))

@@ -67,9 +67,13 @@ def load_games(directory: str | None, split: str, number: int, script_args: Scri
     return Manifest.scan(directory)
 
 
-def main(config_class: type[G2POConfig] = G2POConfig, trainer_class: type[G2POTrainer] = G2POTrainer) -> None:
+def main(
+    config_class: type[G2POConfig] = G2POConfig,
+    trainer_class: type[G2POTrainer] = G2POTrainer,
+    default_config: Path = DEFAULT_CONFIG,
+) -> None:
     if not any(flag == "--config" or flag.startswith("--config=") for flag in sys.argv):
-        sys.argv += ["--config", str(DEFAULT_CONFIG)]
+        sys.argv += ["--config", str(default_config)]
     script_args, args, model_args = TrlParser((ScriptArguments, config_class, ModelConfig)).parse_args_and_config()
     if script_args.prompt not in PROMPTS:
         raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
