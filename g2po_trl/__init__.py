@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .persistence import HubError
     from .ppo import PPOConfig, PPOTrainer
     from .prompting import PromptTemplate
+    from .state_keys import NormalisedKey
     from .trainer import G2POTrainer
     from .trajectory import Step, Trajectory, read_jsonl, write_jsonl
 
@@ -40,6 +41,7 @@ _MODULE_OF = {
     "EnvironmentPool": "environment_pool",
     "PromptTemplate": "prompting",
     "HubError": "persistence",
+    "NormalisedKey": "state_keys",
     "G2POConfig": "config",
     "G2POTrainer": "trainer",
     "PPOConfig": "ppo",
@@ -51,6 +53,7 @@ __all__ = [
     "G2POConfig",
     "G2POTrainer",
     "HubError",
+    "NormalisedKey",
     "Observation",
     "PPOConfig",
     "PPOTrainer",

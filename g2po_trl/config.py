@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from trl import GRPOConfig
+
+from .state_keys import IGNORABLE
 
 # GRPO options without a meaning here: field -> (the only value that means "not used", why). Set otherwise, they are
 # refused: an option that is accepted and ignored costs its user a run.
@@ -43,6 +46,9 @@ class G2POConfig(GRPOConfig):
         step_advantage_weight: w in A = A_EP + w (A_NC + A_EC), or in GiGPO's A = A_EP + w A_S.
         use_node_advantage, use_edge_advantage, use_group_aggregation: the paper's ablations of G2PO: without A_NC,
             without A_EC, with a step's own return in place of its node's mean.
+        state_key_ignores: what a state's key leaves out: any of `"numbers"`, `"list_order"`, `"case"`.
+        state_similarity: states of a group whose texts share at least this part of their word pairs are one node; 1:
+            equal keys only. Needs the extra `similarity`. See `g2po_trl.state_keys`.
         invalid_action_penalty: taken off for each reply without the required format.
         episode_statistics: `"trajectory"` (the paper's equations) or `"step"` (the released code: long episodes
             weigh more).
@@ -83,6 +89,10 @@ class G2POConfig(GRPOConfig):
     use_edge_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_EC."})
     use_group_aggregation: bool = field(default=True, metadata={"help": "False: own returns for node values."})
     step_advantage_weight: float = field(default=1.0, metadata={"help": "w in A = A_EP + w (A_NC + A_EC)."})
+    state_key_ignores: list[str] | None = field(
+        default=None, metadata={"help": f"What keys of states leave out: any of {', '.join(IGNORABLE)}."}
+    )
+    state_similarity: float = field(default=1.0, metadata={"help": "Texts as similar as this are one state."})
     invalid_action_penalty: float = field(default=0.1, metadata={"help": "Taken off for each malformed reply."})
     episode_statistics: str = field(
         default="trajectory", metadata={"help": "'trajectory' (paper) or 'step' (released code)."}
@@ -131,6 +141,16 @@ class G2POConfig(GRPOConfig):
             "episode_statistics",
             self.episode_statistics,
             f"choose one of {', '.join(_EPISODE_STATISTICS)}",
+        )
+        for name in self.state_key_ignores or ():
+            _require(name in IGNORABLE, "state_key_ignores", name, f"choose from {', '.join(IGNORABLE)}")
+        similarity = self.state_similarity
+        _require(0 < similarity <= 1, "state_similarity", similarity, "set it above 0 and at most 1 (1: equal keys)")
+        _require(
+            similarity == 1 or find_spec("datasketch") is not None,
+            "state_similarity",
+            similarity,
+            "below 1 it needs datasketch: pip install 'g2po-trl[similarity]'",
         )
         self._check_estimator()
         _require(self.max_turns >= 1, "max_turns", self.max_turns, "an episode needs at least 1 turn")
@@ -210,6 +230,8 @@ class G2POConfig(GRPOConfig):
                 ("use_edge_advantage", True, ("g2po",)),
                 ("use_group_aggregation", True, ("g2po",)),
                 ("step_advantage_weight", 1.0, ("g2po", "gigpo")),
+                ("state_key_ignores", None, ("g2po", "gigpo")),
+                ("state_similarity", 1.0, ("g2po", "gigpo")),
                 ("episode_statistics", "trajectory", ("g2po", "gigpo", "grpo")),
             )
             if name not in estimators

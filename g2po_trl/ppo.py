@@ -90,6 +90,8 @@ class PPOConfig(G2POConfig):
             ("use_edge_advantage", True),
             ("use_group_aggregation", True),
             ("episode_statistics", "trajectory"),
+            ("state_key_ignores", None),
+            ("state_similarity", 1.0),
         ):
             if getattr(self, name) != only:
                 raise ValueError(

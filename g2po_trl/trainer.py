@@ -38,8 +38,9 @@ from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
 from .panel import PanelTrainer
 from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import ChatEncoder, RolloutStats, run_episodes
+from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys
 from .tasks import check_datasets, groups_of, task_id_of
-from .trajectory import Trajectory, write_jsonl
+from .trajectory import Step, Trajectory, write_jsonl
 
 
 def _environment_reward(**kwargs):
@@ -61,6 +62,7 @@ class G2POTrainer(PanelTrainer):
             worker processes, so it must be picklable.
         prompt_template: the words around an observation, and the reply's parser.
         advantage_fn: `StateGraph -> array(num_steps)`, in place of `advantage_estimator`.
+        state_key: `Step -> str`, what tells states apart, in place of the environment's own key or the observation.
         processing_class: the tokenizer, with a chat template.
         card_facts: more rows of the model card, e.g. the data's version.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
@@ -82,6 +84,7 @@ class G2POTrainer(PanelTrainer):
         environment_factory: Callable[[], TextEnvironment] | None = None,
         prompt_template: PromptTemplate = DEFAULT_PROMPT,
         advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
+        state_key: Callable[[Step], str] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         card_facts: dict[str, str] | None = None,
         **kwargs,
@@ -126,6 +129,7 @@ class G2POTrainer(PanelTrainer):
         loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
         self.card_facts = card_facts or {}
         self.advantage_fn, self.estimator_name = self._choose_estimator(advantage_fn)
+        self.state_key = make_state_key(state_key, args.state_key_ignores)
         self.prompt_template = prompt_template
         self.encode = ChatEncoder(self.processing_class, args.chat_template_kwargs)
         self.engine = make_engine(self)
@@ -215,6 +219,7 @@ class G2POTrainer(PanelTrainer):
         trajectories, stats = self.play(rows, groups=groups)
 
         started = time.perf_counter()
+        self._assign_state_keys(trajectories, groups)
         records = gather_object([record(trajectory) for trajectory in trajectories])
         self._check_errors(trajectories, records)
         graph = StateGraph.from_records(groups_of(records, num_generations), gamma=self.args.gamma)
@@ -232,6 +237,13 @@ class G2POTrainer(PanelTrainer):
         times = {"time/advantage": advantage_time, "time/logps": time.perf_counter() - started}
         self._log_rollout(trajectories, stats, graph, times, update_metrics)
         return slices
+
+    def _assign_state_keys(self, trajectories: list[Trajectory], groups: list[int]) -> None:
+        if self.state_key is not None:
+            assign_keys(trajectories, self.state_key)
+        if self.args.state_similarity < 1:
+            gathered = gather_object([keys_of_groups(trajectories, groups)])
+            merge_similar_keys(trajectories, groups, self.args.state_similarity, gathered)
 
     def _micro_batches(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
         """This rank's part of all ranks' step samples, as micro-batches by slice; and `update/*` metrics."""

@@ -63,6 +63,8 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
         "eval_on_start": True,
         "logging_steps": 1,
     }
+    if scenario == "three times the samples" and loss_type != "ppo":
+        options |= {"state_similarity": 0.15}  # merges rooms, over ranks
     if ppo := loss_type == "ppo":
         # Adam would blow rounding errors of gradients near 0 up to whole steps.
         options |= {"loss_type": "dapo", "critic_epochs": 2, "critic_learning_rate": 1e-2, "adam_epsilon": 1e-3}

@@ -33,6 +33,7 @@ def make_letter_trainer(
     output_dir,
     environment=LetterEnvironment,
     advantage_fn=None,
+    state_key=None,
     dataset=TASKS,
     eval_dataset=None,
     peft_config=None,
@@ -48,6 +49,7 @@ def make_letter_trainer(
         environment_factory=environment,
         prompt_template=LETTER_PROMPT,
         advantage_fn=advantage_fn,
+        state_key=state_key,
         peft_config=peft_config,
         quantization_config=quantization_config,
     )

@@ -1,0 +1,189 @@
+"""What counts as one state: the keys that make nodes of the graph.
+
+By default a step's key is what its environment says (`Observation.state_key`), or else its observation, letter by
+letter. Three ways to see more states as equal, in this order:
+
+- the user's own function `Step -> str` (`state_key` of the trainer);
+- a normaliser, `NormalisedKey`: numbers, the order of lists, letter case (`state_key_ignores` of the configuration);
+- `merge_similar`: texts of a group that share most of their words become one node (`state_similarity`).
+
+Merging states of different worth costs more than it gains (docs/credit.md), and "the drawer 1 is open" and "the drawer
+1 is closed" are nearly the same text. Look at `graph/value_std_within_node` when keys get coarser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .trajectory import Step, Trajectory
+
+IGNORABLE = ("numbers", "list_order", "case")
+
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_ITEM = r"(?:an?|the|some)\s[^,.;:!?\n]+?"
+# "a mug 1, a plate 2, and some bread": two or more items, each with its article.
+_LIST = re.compile(rf"\b{_ITEM}(?:(?:,\s+and|,|\s+and)\s+{_ITEM})+(?=[.;:!?\n]|$)", re.IGNORECASE)
+_BETWEEN_ITEMS = re.compile(r",\s+and\s+|,\s+|\s+and\s+(?=(?:an?|the|some)\s)", re.IGNORECASE)
+_BRACKETS = re.compile(r"\[([^\[\]\n]*)\]")
+_BULLET = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")
+_WORD = re.compile(r"\w+|[^\w\s]")
+_PERMUTATIONS = 128
+
+
+@dataclass(frozen=True)
+class NormalisedKey:
+    """A key that leaves out what does not tell states apart. Blanks at line ends and runs of blanks never do.
+
+    Args:
+        numbers: every number is written `#`: "drawer 1" and "drawer 2" become one.
+        list_order: lists are sorted: items with articles ("a mug 1, a plate 2 and some bread"), items in square
+            brackets, and lines that follow each other and begin with a bullet or a number.
+        case: letter case is left out.
+        key: what is normalised. `None`: the step's own key.
+    """
+
+    numbers: bool = True
+    list_order: bool = True
+    case: bool = True
+    key: Callable[[Step], str] | None = None
+
+    def __call__(self, step: Step) -> str:
+        text = step.key if self.key is None else self.key(step)
+        if self.case:
+            text = text.lower()
+        if self.list_order:
+            text = _BRACKETS.sub(lambda found: f"[{', '.join(_sorted_items(found[1].split(',')))}]", text)
+            text = _LIST.sub(lambda found: ", ".join(_sorted_items(_BETWEEN_ITEMS.split(found[0]))), text)
+            text = _sort_bullets(text)
+        if self.numbers:
+            text = _NUMBER.sub("#", text)
+        return "\n".join(" ".join(line.split()) for line in text.splitlines())
+
+
+def make_state_key(state_key: Callable[[Step], str] | None, ignores: Iterable[str] | None) -> Callable | None:
+    """The user's function and the normaliser in one; `None` when keys stay as they are."""
+    if not ignores:
+        return state_key
+    return NormalisedKey(**{name: name in ignores for name in IGNORABLE}, key=state_key)
+
+
+def assign_keys(trajectories: Iterable[Trajectory], key: Callable[[Step], str]) -> None:
+    """Write `key(step)` into every step's `state_key`.
+
+    Raises:
+        TypeError: when it is no text.
+    """
+    for trajectory in trajectories:
+        for step in trajectory.steps:
+            text = key(step)
+            if not isinstance(text, str):
+                raise TypeError(
+                    f"state_key returned {text!r} ({type(text).__name__}) for an observation of task "
+                    f"{trajectory.task_id}: it must return a text, equal for equal states"
+                )
+            step.state_key = text
+
+
+def keys_of_groups(trajectories: Iterable[Trajectory], groups: Iterable[int]) -> dict[int, set[str]]:
+    """The distinct keys of each group; `error` trajectories are in no graph and left out."""
+    keys: dict[int, set[str]] = {}
+    for trajectory, group in zip(trajectories, groups):
+        if trajectory.outcome != "error":
+            keys.setdefault(group, set()).update(step.key for step in trajectory.steps)
+    return keys
+
+
+def merge_similar_keys(
+    trajectories: Sequence[Trajectory],
+    groups: Sequence[int],
+    threshold: float,
+    gathered: Sequence[Mapping[int, Iterable[str]]] | None = None,
+) -> None:
+    """Make near-duplicates within a group one node: each step's key becomes its representative's.
+
+    Args:
+        groups: group of each trajectory.
+        threshold: see `merge_similar`.
+        gathered: `keys_of_groups` of every rank, when groups are spread over ranks.
+    """
+    parts = [keys_of_groups(trajectories, groups)] if gathered is None else gathered
+    merged = {
+        group: merge_similar({key for part in parts for key in part.get(group, ())}, threshold)
+        for group in set(groups)
+    }
+    for trajectory, group in zip(trajectories, groups):
+        for step in trajectory.steps:
+            step.state_key = merged[group].get(step.key, step.key)
+
+
+def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
+    """Each distinct text's representative.
+
+    In sorted order, a text joins the most similar representative before it when their similarity is at least
+    `threshold`, and else becomes one. So the result depends on the texts alone, and every text is similar to its
+    representative; two texts of a node may be less similar to each other.
+
+    Similarity is the share of common word pairs (Jaccard). Candidates come from MinHash and locality-sensitive hashing
+    (the `datasketch` library), so that the cost grows with the number of distinct texts, not with its square; a pair
+    above the threshold is missed with small probability, the smaller the more similar.
+
+    Args:
+        threshold: in (0, 1]; 1 leaves all texts apart.
+
+    Raises:
+        ValueError: for another threshold.
+        ImportError: when datasketch is not installed.
+    """
+    if not 0 < threshold <= 1:
+        raise ValueError(f"state_similarity is {threshold}: set it above 0 and at most 1 (1: equal keys only)")
+    texts = sorted(set(texts))
+    if threshold == 1 or len(texts) < 2:
+        return {text: text for text in texts}
+    try:
+        from datasketch import MinHash, MinHashLSH
+    except ImportError as error:
+        raise ImportError("state_similarity below 1 needs datasketch: pip install 'g2po-trl[similarity]'") from error
+
+    # Recall matters, so less similar texts are proposed too: the exact comparison finds them out.
+    index = MinHashLSH(threshold=0.8 * threshold, num_perm=_PERMUTATIONS, weights=(0.05, 0.95))
+    pairs_of = [word_pairs(text) for text in texts]
+    sketches = MinHash.bulk([[pair.encode("utf-8", "replace") for pair in pairs] for pairs in pairs_of])
+    representative = {}
+    for number, text in enumerate(texts):
+        similar = [(similarity(pairs_of[number], pairs_of[other]), -other) for other in index.query(sketches[number])]
+        best = max((pair for pair in similar if pair[0] >= threshold), default=None)
+        if best is None:
+            index.insert(number, sketches[number], check_duplication=False)
+            representative[text] = text
+        else:
+            representative[text] = texts[-best[1]]
+    return representative
+
+
+def word_pairs(text: str) -> set[str]:
+    """Neighbouring words of a text, its ends included."""
+    words = ["", *_WORD.findall(text.lower()), ""]
+    return {f"{first} {second}" for first, second in zip(words, words[1:])}
+
+
+def similarity(pairs: set[str], others: set[str]) -> float:
+    """Jaccard: common by all."""
+    common = len(pairs & others)
+    return common / (len(pairs) + len(others) - common)
+
+
+def _sorted_items(items: Iterable[str]) -> list[str]:
+    return sorted(item.strip() for item in items)
+
+
+def _sort_bullets(text: str) -> str:
+    lines, block = [], []
+    for line in [*text.split("\n"), ""]:
+        if _BULLET.match(line):
+            block.append(_BULLET.sub("", line, count=1))
+        else:
+            lines += [f"- {item}" for item in sorted(block)] + [line]
+            block = []
+    return "\n".join(lines[:-1])

@@ -1,0 +1,221 @@
+"""What counts as one state: normalised texts by hand, similar texts, the same on any number of ranks."""
+
+import json
+import random
+
+import pytest
+from letter_environment import LongLetterEnvironment
+
+import g2po_trl.state_keys
+from g2po_trl import NormalisedKey, StateGraph, Step, Trajectory
+from g2po_trl.state_keys import (
+    keys_of_groups,
+    make_state_key,
+    merge_similar,
+    merge_similar_keys,
+    similarity,
+    word_pairs,
+)
+
+
+def normal(text, **options):
+    return NormalisedKey(**options)(Step(text, "go"))
+
+
+@pytest.mark.parametrize(
+    "text, same",
+    [
+        ("Drawer 1 holds 3.5 kg", "drawer 12 holds 40 kg"),
+        (
+            "On the desk 1, you see a mug 1, a plate 2, and some bread.",
+            "On the desk 1, you see some bread, a plate 1 and a mug 2.",
+        ),
+        ("You can: [go north, take key]", "you can: [take key, go north]"),
+        ("Inventory:\n- a key\n- a lamp\nExits: none", "Inventory:\n* a lamp\n* a key\nExits: none"),
+        ("1. open door\n2. wait", "1) wait\n2) open door"),
+        ("too   many blanks ", "too many blanks"),
+    ],
+)
+def test_what_a_normalised_key_leaves_out(text, same):
+    assert normal(text) == normal(same)
+    assert (
+        normal(text, numbers=False, list_order=False, case=False)
+        != normal(same, numbers=False, list_order=False, case=False)
+        or text.split() == same.split()
+    )
+
+
+@pytest.mark.parametrize(
+    "text, other",
+    [
+        ("The drawer 1 is open.", "The drawer 1 is closed."),
+        ("you see a mug 1, a plate 2.", "you see a mug 1, a cup 2."),
+        ("you are in the hall. you see a mug 1, and a cup 1.", "you are in the den. you see a mug 1, and a cup 1."),
+        ("- a key", "a key on - the table"),
+        ("put a mug on the table", "put a table on the mug"),
+        ("line one\nline two", "line one line two"),
+    ],
+)
+def test_what_a_normalised_key_keeps(text, other):
+    assert normal(text) != normal(other)
+
+
+def test_each_part_of_the_normaliser_is_a_switch():
+    text = "You see a Mug 2, a cup 1."
+    assert normal(text, numbers=True, list_order=False, case=False) == "You see a Mug #, a cup #."
+    assert normal(text, numbers=False, list_order=False, case=True) == "you see a mug 2, a cup 1."
+    assert normal(text, numbers=False, list_order=True, case=True) == "you see a cup 1, a mug 2."
+
+
+def test_the_environments_own_key_is_normalised_not_the_observation():
+    assert NormalisedKey()(Step("nothing happens", "go", state_key="Room 7")) == "room #"
+    assert make_state_key(lambda step: step.action * 2, ["case"])(Step("x", "Go 1")) == "go 1go 1"
+    assert make_state_key(None, None) is None
+
+
+def test_similarity_by_hand():
+    # pairs: ^a ab bc c$ and ^a ab bd d$: two of six
+    assert similarity(word_pairs("a b c"), word_pairs("a b d")) == pytest.approx(2 / 6)
+    assert similarity(word_pairs("A b"), word_pairs("a  B")) == 1
+    assert similarity(word_pairs(""), word_pairs("")) == 1
+
+
+LONG = "you are in the kitchen and you see a stove a sink a table and four chairs around it while it rains outside"
+
+
+def test_texts_that_differ_in_a_word_are_one_state_and_others_are_not():
+    texts = [
+        LONG,
+        LONG.replace("four", "five"),
+        LONG.replace("rains", "snows"),
+        "the cellar is dark",
+        "nothing happens",
+    ]
+    merged = merge_similar(texts, 0.7)
+    assert len(set(merged.values())) == 3
+    assert merged[texts[0]] == merged[texts[1]] == merged[texts[2]] == min(texts[:3])
+    for text, representative in merged.items():
+        assert similarity(word_pairs(text), word_pairs(representative)) >= 0.7
+    assert merge_similar(texts, 1.0) == {text: text for text in texts}
+    assert merge_similar([], 0.5) == {}
+
+
+def test_merging_does_not_depend_on_order():
+    rng = random.Random(0)
+    words = LONG.split()
+    texts = [" ".join(rng.choice(words) if rng.random() < 0.06 else w for w in words) for _ in range(60)]
+    merged = merge_similar(texts, 0.7)
+    assert 1 < len(set(merged.values())) < len(set(texts)) / 2
+    for _ in range(3):
+        rng.shuffle(texts)
+        assert merge_similar(texts, 0.7) == merged
+
+
+def test_nearly_all_pairs_above_the_threshold_are_found():
+    """Candidates come by chance (MinHash): count what is missed, against all pairs."""
+    rng = random.Random(1)
+    vocabulary = [f"w{i}" for i in range(500)]
+    missed = found = 0
+    for _ in range(200):
+        words = [rng.choice(vocabulary) for _ in range(60)]
+        changed = list(words)
+        changed[rng.randrange(60)] = "other"
+        pair = " ".join(words), " ".join(changed)
+        if similarity(*map(word_pairs, pair)) >= 0.9:
+            together = len(set(merge_similar(pair, 0.9).values())) == 1
+            found, missed = found + together, missed + (not together)
+    assert found > 150 and missed <= 0.01 * found
+
+
+def test_cost_is_near_linear_in_the_number_of_texts(monkeypatch):
+    """Counted, not timed: exact comparisons. All pairs would be 2 million for 2,000 texts and four times as many."""
+    compared = []
+    monkeypatch.setattr(g2po_trl.state_keys, "similarity", lambda a, b: compared.append(1) or similarity(a, b))
+    rng = random.Random(2)
+    vocabulary = [f"w{i}" for i in range(300)]
+    bases = [[rng.choice(vocabulary) for _ in range(40)] for _ in range(1000)]
+    counts = []
+    for number in (2000, 4000):
+        texts = {" ".join([*bases[rng.randrange(number // 4)], str(i)]) for i in range(number)}
+        compared.clear()
+        merge_similar(texts, 0.8)
+        counts.append(len(compared))
+    assert 2000 * 0.5 < counts[0] < 2000 * 5
+    assert counts[1] < 2.5 * counts[0]
+
+
+def trajectories_of(*texts):
+    return [Trajectory("t", [Step(text, "go") for text in part], 0.0, "failure") for part in texts]
+
+
+def test_groups_do_not_mix_and_errors_stay_out():
+    other = LONG.replace("four", "five")
+    played = trajectories_of([LONG], [other], [other])
+    played.append(Trajectory("t", [Step(LONG.replace("four", "six"), "go")], 0.0, "error"))
+    assert keys_of_groups(played, [0, 0, 1, 1]) == {0: {LONG, other}, 1: {other}}
+    merge_similar_keys(played, [0, 0, 1, 1], 0.8)
+    representative = min(LONG, other)
+    assert [t.steps[0].key for t in played[:3]] == [representative, representative, other]
+    assert StateGraph.from_groups([played[:2]]).num_nodes == 1
+
+
+def test_a_group_spread_over_ranks_is_merged_as_one():
+    first, second = trajectories_of([LONG]), trajectories_of([LONG.replace("four", "five")], ["elsewhere"])
+    gathered = [keys_of_groups(first, [0]), keys_of_groups(second, [0, 0])]
+    for rank in (first, second):
+        merge_similar_keys(rank, [0] * len(rank), 0.8, gathered)
+    whole = trajectories_of([LONG], [LONG.replace("four", "five")], ["elsewhere"])
+    merge_similar_keys(whole, [0, 0, 0], 0.8)
+    assert [t.steps[0].key for t in first + second] == [t.steps[0].key for t in whole]
+
+
+def test_a_threshold_that_means_nothing_is_refused():
+    with pytest.raises(ValueError, match="state_similarity is 0"):
+        merge_similar(["a"], 0)
+
+
+# -- in the trainer ---------------------------------------------------------------------------------------------------
+
+
+def nodes(trainer):
+    return [entry["graph/nodes"] for entry in trainer.state.log_history if "graph/nodes" in entry]
+
+
+def keys_written(trainer):
+    path = f"{trainer.args.output_dir}/trajectories/train-000001.jsonl"
+    return {step["state_key"] for line in open(path) for step in json.loads(line)["steps"]}
+
+
+def test_the_users_key_makes_the_nodes(make_trainer):
+    options = {"max_steps": 1, "environment": LongLetterEnvironment}
+    plain = make_trainer(**options)
+    plain.train()
+    assert nodes(plain)[0] > 2 and keys_written(plain) == {None}
+    one = make_trainer(**options, state_key=lambda step: "anywhere")
+    one.train()
+    assert nodes(one) == [2.0] and keys_written(one) == {"anywhere"}  # two groups
+    normalised = make_trainer(**options, state_key_ignores=["numbers"])
+    normalised.train()
+    assert nodes(normalised) == [4.0] and keys_written(normalised) == {"hall #", "room #"}
+    similar = make_trainer(**options, state_similarity=0.15)
+    similar.train()
+    assert nodes(similar)[0] == 4.0 and keys_written(similar) >= {"room 1"}
+
+
+def test_a_key_that_is_no_text_is_refused(make_trainer):
+    trainer = make_trainer(max_steps=1, state_key=lambda step: 7)
+    with pytest.raises(TypeError, match="state_key returned 7"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"state_similarity": 1.5}, "state_similarity is 1.5"),
+        ({"state_key_ignores": ["colour"]}, "state_key_ignores is 'colour'"),
+        ({"state_similarity": 0.9, "advantage_estimator": "grpo"}, "state_similarity is 0.9"),
+    ],
+)
+def test_bad_options_are_refused(options, match, make_trainer):
+    with pytest.raises(ValueError, match=match):
+        make_trainer(**options)
