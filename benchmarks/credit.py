@@ -29,6 +29,7 @@ import numpy as np
 from household import REWARD, Household, play, softmax
 
 from g2po_trl import StateGraph, TrajectoryRecord, g2po, gigpo, grpo, rloo
+from g2po_trl.report import plots
 
 METHODS: dict[str, Callable[[StateGraph], np.ndarray]] = {
     "g2po": g2po,
@@ -47,12 +48,14 @@ DEFAULT = {
     "iterations": 60,
     "slip": 0.0,
     "key": "state",
+    "idle": 1,
     "gamma": 0.95,
 }
 SWEEPS = {
     "turns": [15, 20, 30, 50],
     "group_size": [2, 4, 8, 16],
     "slip": [0.0, 0.1, 0.3],
+    "idle": [1, 4, 16],
     "key": ["state", "other objects unseen", "processing unseen", "place alone"],
     "w": [0.0, 0.25, 0.5, 1.0, 2.0, 4.0],
 }
@@ -63,7 +66,7 @@ def run(method: str, seed: int, kind: str, size: float, w: float = 1.0, **change
     """Success of each iteration's episodes."""
     options = {**DEFAULT, **changed}
     rng = np.random.default_rng([seed, 1])
-    house = house_of(seed)
+    house = house_of(seed, options["idle"])
     keys = KEYS[options["key"]](house)
     estimate = METHODS[method]
     if w != 1.0:
@@ -92,8 +95,8 @@ def run(method: str, seed: int, kind: str, size: float, w: float = 1.0, **change
 
 
 @cache
-def house_of(seed: int) -> Household:
-    return Household.random(np.random.default_rng([seed, 0]))
+def house_of(seed: int, idle: int) -> Household:
+    return Household.random(np.random.default_rng([seed, 0]), idle=idle)
 
 
 def update(house, logits, states, actions, advantages, kind, size) -> None:
@@ -164,6 +167,24 @@ def show(title: str, result: dict[str, dict[str, dict]]) -> None:
     sys.stdout.flush()
 
 
+def plot(result: dict, output: Path) -> None:
+    """Sweeps of numbers, and the curves behind the first column of unit steps of length 1."""
+    for name, by_method in result["sweeps"].items():
+        values = list(next(iter(by_method.values())))
+        if all(value.replace(".", "").isdigit() for value in values):
+            rows = {
+                method: (
+                    [float(v) for v in values],
+                    [row[v]["area"] for v in values],
+                    [row[v]["interval"] for v in values],
+                )
+                for method, row in by_method.items()
+            }
+            plots.save(plots.sweep(name, rows), output, f"sweep_{name}")
+    curves = {method: [row["1"]["curve"]] for method, row in result["unit"].items()}
+    plots.save(plots.learning_curves(curves, window=3), output, "curves")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
@@ -178,8 +199,8 @@ def main() -> None:
         "command": " ".join(["python benchmarks/credit.py", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "setting": DEFAULT,
-        "states": [len(house_of(seed).next_state) for seed in range(options.seeds)],
-        "shortest": [house_of(seed).shortest for seed in range(options.seeds)],
+        "states": [len(house_of(seed, DEFAULT["idle"]).next_state) for seed in range(options.seeds)],
+        "shortest": [house_of(seed, DEFAULT["idle"]).shortest for seed in range(options.seeds)],
         "sweeps": {},
     }
     with ProcessPoolExecutor(options.jobs) as pool:
@@ -196,6 +217,7 @@ def main() -> None:
             show(f"{name} = …: unit steps of length 1, {options.sweep_seeds} seeds", by_method)
     result["seconds"] = round(time.time() - started, 1)
     (options.output / "results.json").write_text(json.dumps(result, indent=1))
+    plot(result, options.output)
     print(f"\n{result['seconds']} s; all values in {options.output / 'results.json'}")
 
 

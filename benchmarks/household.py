@@ -33,20 +33,24 @@ class Household:
     shortest: int
 
     @classmethod
-    def random(cls, rng: np.random.Generator, places: int = 8, distractors: int = 3) -> Household:
-        """A house with objects, station and goal at random places; enumerates the states that can be reached."""
+    def random(cls, rng: np.random.Generator, places: int = 8, distractors: int = 3, idle: int = 1) -> Household:
+        """A house with objects, station and goal at random places; enumerates the states that can be reached.
+
+        Args:
+            idle: actions that change nothing, such as looking around.
+        """
         objects = distractors + 1  # object 0 is the one that matters; place -1 is the hand
         positions = tuple(int(p) for p in rng.integers(places, size=objects))
         station = int(rng.choice([p for p in range(places) if p != positions[0]]))
         goal = int(rng.choice([p for p in range(places) if p not in (station, positions[0])]))
         start = (int(rng.integers(places)), positions, False)
-        number_of_actions = places + objects + 3  # go, take, put, process, look
+        number_of_actions = places + objects + 2 + idle  # go, take, put, process, look
 
         numbers, tables, queue = {start: 0}, [], deque([start])
         while queue:
             at, where, processed = queue.popleft()
             held = next((o for o in range(objects) if where[o] == -1), None)
-            row = {places + objects + 2: ((at, where, processed), False)}
+            row = {places + objects + 2 + look: ((at, where, processed), False) for look in range(idle)}
             row |= {p: ((p, where, processed), False) for p in range(places) if p != at}
             if held is None:
                 row |= {

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from g2po_trl import read_jsonl
+from g2po_trl.report import plots
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 METHODS = {
@@ -129,29 +130,13 @@ def differences(results: list[dict]) -> list[str]:
     return lines
 
 
-def plot(results: list[dict], output: Path, window: int = 5) -> None:
-    """Learning curves: success of the training episodes, mean and range over seeds, smoothed over `window`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import numpy as np
-
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for method in METHODS:
-        curves = [r["training_success"] for r in results if r["method"] == method]
-        if not curves:
-            continue
-        kernel = np.ones(window) / window
-        smooth = np.array([np.convolve(curve, kernel, mode="valid") for curve in curves]) * 100
-        iterations = np.arange(window, len(curves[0]) + 1)
-        (line,) = axes.plot(iterations, smooth.mean(0), label=method, linewidth=2 if method == "g2po" else 1.2)
-        axes.fill_between(iterations, smooth.min(0), smooth.max(0), color=line.get_color(), alpha=0.08, linewidth=0)
-    axes.set(xlabel="iteration", ylabel=f"success of training episodes, mean of {window} iterations (%)")
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    for kind in ("svg", "png"):
-        figure.savefig(output / f"curves.{kind}", dpi=150)
+def plot(results: list[dict], output: Path) -> None:
+    curves = {method: [r["training_success"] for r in results if r["method"] == method] for method in METHODS}
+    made = plots.learning_curves(
+        {method: seeds for method, seeds in curves.items() if seeds},
+        ylabel="success of training episodes, mean of 5 iterations (%)",
+    )
+    plots.save(made, output, "curves")
 
 
 def main() -> None:

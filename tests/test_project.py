@@ -30,7 +30,7 @@ def test_public_names_exist(name):
 
 
 def test_unknown_names_are_attribute_errors():
-    assert not hasattr(g2po_trl, "PPOTrainer")
+    assert not hasattr(g2po_trl, "TRPOTrainer")
     assert set(dir(g2po_trl)) == set(g2po_trl.__all__) == set(g2po_trl._MODULE_OF)
 
 

@@ -1,0 +1,115 @@
+"""The paper's analyses of a run.
+
+    python -m g2po_trl.report RUN [--output RUN/report] [--gamma 0.95]
+
+Reads RUN/trajectories and writes analysis.json and plots: group sizes, how far returns of one state lie apart, turns
+of won episodes, and how exact values are beside the paper's assumptions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from . import analysis
+
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def analyse(run: Path, gamma: float) -> tuple[dict, dict]:
+    """Numbers for analysis.json, and what the plots show besides."""
+    iterations = analysis.load_iterations(run)
+    rows, sizes, deviations, turns = [], [], [], []
+    for iteration in iterations:
+        graph = iteration.graph(gamma)
+        visited, varied = analysis.group_sizes(graph), analysis.value_variation(graph)
+        won = analysis.turns_to_finish(t for group in iteration.groups for t in group)
+        sizes.append(visited.pop("sizes"))
+        deviations.append(varied.pop("deviations"))
+        turns.append(won)
+        rows.append(
+            {
+                "iteration": iteration.number,
+                "steps": int(graph.counted.sum()),
+                "nodes": graph.num_nodes,
+                "group_size": visited,
+                "value_variation": varied,
+                "value_errors": analysis.value_errors(graph),
+                "turns_to_finish": float(won.mean()) if len(won) else None,
+            }
+        )
+    return {"gamma": gamma, "iterations": rows}, {
+        "sizes": np.concatenate(sizes),
+        "deviations": np.concatenate(deviations),
+        "turns": turns,
+    }
+
+
+def summary(rows: list[dict]) -> str:
+    """A run in some lines: means over its iterations."""
+
+    def mean(part: str, name: str) -> float:
+        return float(np.nanmean([row[part][name] for row in rows]))
+
+    return "\n".join(
+        [
+            f"{len(rows)} iterations, {sum(row['steps'] for row in rows)} steps",
+            f"visits of a node: {mean('group_size', 'mean'):.1f} (of a mean step's node: "
+            f"{mean('group_size', 'mean_of_step'):.1f}); {100 * mean('group_size', 'singleton_steps'):.1f} % of steps "
+            "in a node visited once",
+            f"states visited again whose returns differ: {100 * mean('value_variation', 'varying_share'):.0f} %, by "
+            f"{mean('value_variation', 'mean_deviation'):.2f} (standard deviation, mean over steps)",
+            f"variance of V: {mean('value_errors', 'value_ratio'):.2f} times what independent visits would give; "
+            f"{100 * mean('value_errors', 'revisit_share'):.0f} % of steps are second visits of their trajectory",
+            f"variance of delta: {mean('value_errors', 'edge_ratio'):.2f} times what independent ends would give; "
+            f"{100 * mean('value_errors', 'shared_share'):.0f} % of trajectories through an edge's smaller end are in "
+            "both",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m g2po_trl.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="output_dir of a run")
+    parser.add_argument("--output", type=Path, help="where to write; default: RUN/report")
+    parser.add_argument("--gamma", type=float, default=0.95)
+    args = parser.parse_args(argv)
+    try:
+        numbers, shown = analyse(args.run, args.gamma)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    try:
+        from . import plots
+    except ImportError as error:
+        raise SystemExit("plots need matplotlib: pip install 'g2po-trl[plots]'") from error
+
+    output = args.output or args.run / "report"
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "analysis.json").write_text(json.dumps(numbers, indent=1))
+    rows = numbers["iterations"]
+    at = [row["iteration"] for row in rows]
+    sizes = [row["group_size"] for row in rows]
+    figures = {
+        "group_size_dynamics": plots.group_size_dynamics(
+            at, [s["mean"] for s in sizes], [s["singleton_steps"] for s in sizes]
+        ),
+        "group_size_distribution": plots.group_size_distribution(shown["sizes"]),
+        "value_variation": plots.value_variation(
+            shown["deviations"], float(np.nanmean([row["value_variation"]["varying_share"] for row in rows]))
+        ),
+        "turns_to_finish": plots.turns_to_finish(at, shown["turns"]),
+        "variances": plots.variances(SIZES, analysis.simulate_variances(SIZES)),
+    }
+    for name, made in figures.items():
+        plots.save(made, output, name)
+    print(summary(rows))
+    print(f"{output}: analysis.json, {', '.join(figures)} (.png, .svg)")
+
+
+if __name__ == "__main__":
+    main()

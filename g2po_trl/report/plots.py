@@ -1,0 +1,115 @@
+"""Plots for papers and notebooks: each function takes numbers and gives a figure; `save` writes PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+
+def figure(xlabel: str, ylabel: str, width: float = 6.4, height: float = 4.0) -> tuple[Figure, object]:
+    """An empty figure of one plot. Made without pyplot: no window, no global state, nothing to close."""
+    made = Figure(figsize=(width, height), layout="constrained")
+    axes = made.add_subplot()
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    return made, axes
+
+
+def save(made: Figure, folder: str | Path, name: str) -> list[Path]:
+    """Write NAME.png and NAME.svg."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    paths = [Path(folder, f"{name}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        made.savefig(path, dpi=150)
+    return paths
+
+
+def learning_curves(
+    curves: Mapping[str, Sequence[Sequence[float]]], window: int = 5, ylabel: str = "success (%)", bold: str = "g2po"
+) -> Figure:
+    """Curves of methods over iterations: the mean over seeds, with the range of seeds as a band.
+
+    Args:
+        curves: method -> one sequence of fractions for each seed. window: iterations each point is the mean of.
+    """
+    made, axes = figure("iteration", ylabel, width=7.5, height=4.8)
+    for method, seeds in curves.items():
+        length = min(map(len, seeds))
+        kernel = np.ones(min(window, length)) / min(window, length)
+        smooth = np.array([np.convolve(curve[:length], kernel, mode="valid") for curve in seeds]) * 100
+        iterations = np.arange(length - smooth.shape[1] + 1, length + 1)
+        (line,) = axes.plot(iterations, smooth.mean(0), label=method, linewidth=2.4 if method == bold else 1.3)
+        axes.fill_between(iterations, smooth.min(0), smooth.max(0), color=line.get_color(), alpha=0.08, linewidth=0)
+    axes.legend(fontsize=8)
+    return made
+
+
+def group_size_dynamics(iterations: Sequence[int], means: Sequence[float], singleton_steps: Sequence[float]) -> Figure:
+    """Mean group size and share of steps without a second visit, over iterations."""
+    made, axes = figure("iteration", "visits of a node, mean")
+    axes.plot(iterations, means, color="C0")
+    axes.set_ylim(bottom=0)
+    other = axes.twinx()
+    other.plot(iterations, 100 * np.asarray(singleton_steps), color="C1")
+    other.set_ylabel("steps in a node visited once (%)", color="C1")
+    other.set_ylim(bottom=0)
+    axes.yaxis.label.set_color("C0")
+    return made
+
+
+def group_size_distribution(sizes: Sequence[int], largest: int = 20) -> Figure:
+    """Share of steps by the visits of their node; larger ones than `largest` in the last bar."""
+    made, axes = figure("visits of a node", "share of steps (%)")
+    sizes = np.asarray(sizes)
+    shares = np.bincount(np.minimum(sizes, largest), sizes, minlength=largest + 1)[1:]
+    axes.bar(np.arange(1, largest + 1), 100 * shares / max(shares.sum(), 1))
+    axes.set_xticks([1, *range(5, largest, 5), largest], [*map(str, [1, *range(5, largest, 5)]), f"{largest}+"])
+    return made
+
+
+def value_variation(deviations: Sequence[float], varying_share: float) -> Figure:
+    """How far returns from one state lie apart, over the states where they do."""
+    made, axes = figure("standard deviation of the returns of a state", "states")
+    axes.hist(deviations, bins=30)
+    axes.set_title(f"{100 * varying_share:.0f} % of the states visited again have returns that differ", fontsize=10)
+    return made
+
+
+def turns_to_finish(iterations: Sequence[int], turns: Sequence[Sequence[int]]) -> Figure:
+    """Median and quartiles of the turns of won episodes, over iterations."""
+    made, axes = figure("iteration", "turns of won episodes")
+    rows = [(i, *np.percentile(t, [25, 50, 75])) for i, t in zip(iterations, turns) if len(t)]
+    if rows:
+        at, low, middle, high = np.array(rows).T
+        axes.plot(at, middle, label="median")
+        axes.fill_between(at, low, high, alpha=0.2, linewidth=0, label="quartiles")
+        axes.legend(fontsize=8)
+    return made
+
+
+def sweep(name: str, rows: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[Sequence[float]]]]) -> Figure:
+    """Success over a swept option. `rows`: method -> (values, means, confidence intervals), fractions."""
+    made, axes = figure(name, "mean success (%)")
+    for method, (values, means, intervals) in rows.items():
+        means, intervals = 100 * np.asarray(means), 100 * np.asarray(intervals)
+        distance = [means - intervals[:, 0], intervals[:, 1] - means]
+        axes.errorbar(values, means, yerr=distance, marker="o", capsize=3, label=method)
+    axes.legend(fontsize=8)
+    return made
+
+
+def variances(sizes: Sequence[int], simulated: Mapping[str, np.ndarray]) -> Figure:
+    """Variances of V and delta over group sizes, measured (dots) and as the paper has them (lines)."""
+    made, axes = figure("visits of a node, |G|", "variance (units of $\\sigma^2$)")
+    axes.plot(sizes, simulated["value_expected"], "C0", label="$\\sigma^2/|G|$")
+    axes.plot(sizes, simulated["value"], "C0o", label="V, drawn")
+    axes.plot(sizes, simulated["edge_expected"], "C1", label="$2\\sigma^2/|G|$")
+    axes.plot(sizes, simulated["edge"], "C1o", label="$\\delta$, drawn")
+    axes.plot(sizes, simulated["edge_bound"], "C2--", label="$4\\sigma^2/|G|$, bound")
+    axes.set(xscale="log", yscale="log")
+    axes.legend(fontsize=8)
+    return made
