@@ -15,6 +15,7 @@ def figure(xlabel: str, ylabel: str, width: float = 6.4, height: float = 4.0) ->
     axes = made.add_subplot()
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return made, axes
 
