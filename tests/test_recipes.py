@@ -1,6 +1,10 @@
 """Every configuration of the recipe is read, and the paper's ones say what the paper says."""
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +66,31 @@ def test_accelerate_configurations_are_known_to_accelerate(path):
 
     config = load_config_from_file(str(path))
     assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
+
+
+def test_ppo_has_the_defaults_of_g2po_and_a_critic_besides():
+    tiny, ppo = (yaml.safe_load((RECIPES / "alfworld" / name).read_text()) for name in ("tiny.yaml", "tiny-ppo.yaml"))
+    assert {key for key in tiny.keys() | ppo.keys() if tiny.get(key, "") != ppo.get(key, "")} == {
+        "output_dir",
+        "critic_learning_rate",
+        "critic_mini_batches",
+        "value_clip_range",
+    }
+
+
+def test_the_ppo_recipe_trains(tmp_path):
+    flags = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --num_games 6 --num_eval_games 6"
+    run = subprocess.run(
+        [sys.executable, RECIPES / "train_alfworld_ppo.py", *flags.split(), "--output_dir", tmp_path / "run"]
+        + ["--cache_dir", tmp_path / "cache", "--num_environment_workers", "1"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "success: all" in run.stdout
+    history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    critic = [entry for entry in history if "critic/loss" in entry]
+    assert len(critic) == 2 and critic[0]["critic/value"] == 0 and critic[1]["critic/value"] != 0
+    assert (tmp_path / "run" / "checkpoint-2" / "critic.safetensors").is_file()
