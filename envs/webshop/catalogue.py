@@ -1,0 +1,160 @@
+"""Products and instructions in the official file formats of WebShop, read into plain data."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .search import SearchIndex
+
+NO_PRICE = 100.0
+NO_ATTRIBUTES = ("DUMMY_ATTR",)
+_ASIN_LENGTH = 10
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product, as the shop shows and sells it.
+
+    Args:
+        asin: its name in the shop. title, description, bullets: its texts.
+        category, query, product_category: what kind of thing it is; `product_category` is a path ("A › B › C").
+        price: dollars it is sold for. price_tag: as shown, "$21.8" or "$10.0 to $20.0".
+        options: group -> values, in the order shown.
+        attributes: what it is said to be ("water resistant").
+        instruction, instruction_attributes: of a synthetic goal. instructions: of human goals.
+    """
+
+    asin: str
+    title: str
+    description: str
+    bullets: tuple[str, ...]
+    category: str
+    query: str
+    product_category: str
+    price: float
+    price_tag: str
+    options: Mapping[str, tuple[str, ...]]
+    attributes: tuple[str, ...] = NO_ATTRIBUTES
+    instruction: str | None = None
+    instruction_attributes: tuple[str, ...] = ()
+    instructions: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def contents(self) -> str:
+        """The text that is searched: title, description, first bullet, options."""
+        options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
+        return " ".join([self.title, self.description, *self.bullets[:1], options]).lower()
+
+
+@dataclass
+class Catalogue:
+    """The shop's products by asin, in order of their file."""
+
+    products: dict[str, Product]
+    results: int = field(default=50, kw_only=True)
+
+    @cached_property
+    def index(self) -> SearchIndex:
+        products = self.products.values()
+        return SearchIndex([p.asin for p in products], [p.contents for p in products])
+
+    def search(self, query: str, chance: random.Random | None = None) -> list[str]:
+        """Asins for a query, best first. `<q> words` and `<c> word` list by query and category; `<r>` draws."""
+        words = query.split(" ")
+        tag, rest = words[0], " ".join(words[1:]).strip()
+        if tag == "<q>":
+            return [p.asin for p in self.products.values() if p.query == rest]
+        if tag == "<c>":
+            return [p.asin for p in self.products.values() if len(words) > 1 and p.category == words[1].strip()]
+        if tag == "<r>":
+            names = list(self.products)
+            return (chance or random.Random(0)).sample(names, min(self.results, len(names)))
+        return self.index.search(query, self.results)
+
+    @classmethod
+    def load(
+        cls,
+        items: str | Path,
+        attributes: str | Path,
+        human_instructions: str | Path | None = None,
+        rng: random.Random | None = None,
+        number: int | None = None,
+    ) -> Catalogue:
+        """Read the official files `items_shuffle*.json`, `items_ins_v2*.json` and `items_human_ins.json`.
+
+        Args:
+            rng: draws the price of products with a range of prices, one draw each in order of the file; `None`: seed
+                0.
+            number: read only the first so many items.
+
+        Raises:
+            ValueError: for a file that is not what it should be, naming it and the item.
+        """
+        records = _read_json(items, list)[:number]
+        attributes_of = _read_json(attributes, dict)
+        instructions_of = _read_json(human_instructions, dict) if human_instructions else {}
+        rng = rng or random.Random(0)
+        products: dict[str, Product] = {}
+        for position, record in enumerate(records):
+            try:
+                asin = record["asin"]
+                if asin == "nan" or len(asin) > _ASIN_LENGTH or asin in products:
+                    continue
+                products[asin] = _product(record, attributes_of.get(asin, {}), instructions_of.get(asin, ()), rng)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ValueError(f"{items}, item {position}: not a WebShop product ({error!r})") from error
+        return cls(products)
+
+
+def _product(record: Mapping[str, Any], about: Mapping, instructions: Iterable, rng: random.Random) -> Product:
+    prices, tag = _prices(record.get("pricing"))
+    bullets = record["small_description"]
+    return Product(
+        asin=record["asin"],
+        title=record["name"],
+        description=record["full_description"],
+        bullets=tuple(bullets) if isinstance(bullets, list) else (bullets,),
+        category=record["category"],
+        query=record["query"].lower().strip(),
+        product_category=record["product_category"],
+        price=rng.uniform(*prices) if len(prices) > 1 else prices[0],
+        price_tag=tag,
+        options={
+            name.lower(): tuple(_option_value(option["value"]) for option in options)
+            for name, options in (record["customization_options"] or {}).items()
+            if options is not None
+        },
+        attributes=tuple(about.get("attributes", NO_ATTRIBUTES)),
+        instruction=about.get("instruction"),
+        instruction_attributes=tuple(about.get("instruction_attributes") or ()),
+        instructions=tuple(instructions),
+    )
+
+
+def _prices(text: str | None) -> tuple[list[float], str]:
+    """ "$10 - $20.5" -> [10.0, 20.5] and how the shop shows it."""
+    if not text:
+        return [NO_PRICE], f"${NO_PRICE}"
+    prices = [float(re.sub(r"[^\d.]", "", part)) for part in text.split("$")[1:]][:2]
+    return prices, " to ".join(f"${price}" for price in prices)
+
+
+def _option_value(text: str) -> str:
+    return text.strip().replace("/", " | ").lower()
+
+
+def _read_json(path: str | Path, kind: type) -> Any:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}): is it a file of the WebShop data?") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a {kind.__name__}: is it the right file?")
+    return content
