@@ -97,19 +97,33 @@ class Catalogue:
         Raises:
             ValueError: for a file that is not what it should be, naming it and the item.
         """
-        records = _read_json(items, list)[:number]
-        attributes_of = _read_json(attributes, dict)
-        instructions_of = _read_json(human_instructions, dict) if human_instructions else {}
-        rng = rng or random.Random(0)
+        return cls.from_records(
+            _read_json(items, list)[:number],
+            _read_json(attributes, dict),
+            _read_json(human_instructions, dict) if human_instructions else {},
+            rng or random.Random(0),
+            str(items),
+        )
+
+    @classmethod
+    def from_records(
+        cls,
+        items: Iterable[Mapping[str, Any]],
+        attributes: Mapping[str, Mapping],
+        human_instructions: Mapping[str, Iterable[Mapping]],
+        rng: random.Random,
+        name: str = "catalogue",
+    ) -> Catalogue:
+        """The same from what the files hold; `name` is said in errors."""
         products: dict[str, Product] = {}
-        for position, record in enumerate(records):
+        for position, record in enumerate(items):
             try:
                 asin = record["asin"]
                 if asin == "nan" or len(asin) > _ASIN_LENGTH or asin in products:
                     continue
-                products[asin] = _product(record, attributes_of.get(asin, {}), instructions_of.get(asin, ()), rng)
+                products[asin] = _product(record, attributes.get(asin, {}), human_instructions.get(asin, ()), rng)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ValueError(f"{items}, item {position}: not a WebShop product ({error!r})") from error
+                raise ValueError(f"{name}, item {position}: not a WebShop product ({error!r})") from error
         return cls(products)
 
 

@@ -1,0 +1,79 @@
+"""WebShop as a `TextEnvironment`: find and buy what an instruction asks for.
+
+What is shown is the page after the instruction, its parts in quotes, as in the paper's released code. A state's key is
+that text and the options chosen so far: officially they do not show in the text, and choosing one would be a loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from g2po_envs.webshop.nouns import textblob_nouns
+from g2po_envs.webshop.shop import Shop
+from g2po_envs.webshop.source import ShopSource
+from g2po_trl.environment import Observation, StepResult, TextEnvironment
+
+SEARCH = "search[<your query>]"
+_SEPARATOR = " [SEP] "
+
+
+class WebshopEnvironment(TextEnvironment):
+    """Plays the goals of a source.
+
+    Args:
+        source: the shop; `reset(task_id=…)` takes one of its goals.
+        success_reward: paid for a purchase that has all that was asked for (score 1).
+        partial_reward: pay `success_reward` times the score instead.
+        nouns: title -> nouns, for the score.
+        show_attributes: give item pages a sub-page of attributes.
+    """
+
+    def __init__(
+        self,
+        source: ShopSource,
+        success_reward: float = 10.0,
+        partial_reward: bool = False,
+        nouns: Callable[[str], Sequence[str]] = textblob_nouns,
+        show_attributes: bool = False,
+    ):
+        self.source = source
+        self.success_reward = success_reward
+        self.partial_reward = partial_reward
+        self.nouns = nouns
+        self.show_attributes = show_attributes
+        self._shop: Shop | None = None
+
+    def reset(self, task_id: str, **ignored_columns) -> Observation:
+        """Send the shopper for a goal."""
+        catalogue, goals = self.source.load()
+        if task_id not in goals:
+            raise KeyError(f"no goal {task_id!r} in this shop ({len(goals)} goals): was it made from another source?")
+        self._shop = Shop(catalogue, goals[task_id], self.nouns, self.show_attributes, task_id)
+        return self._observe()
+
+    def step(self, action: str) -> StepResult:
+        """Play `search[words]` or `click[target]`; anything else changes nothing."""
+        if self._shop is None:
+            raise RuntimeError("call reset before step")
+        outcome = self._shop.act(action)
+        won = outcome.reward == 1.0
+        paid = outcome.reward if self.partial_reward else float(won)
+        info = {"success": won, "score": outcome.reward} if outcome.done else {}
+        return StepResult(self._observe(), self.success_reward * paid, terminated=outcome.done, info=info)
+
+    def close(self) -> None:
+        self._shop = None
+
+    def _observe(self) -> Observation:
+        shop = self._shop
+        parts = shop.text.split(_SEPARATOR)
+        told = parts.index(shop.goal.instruction) + 1 if shop.goal.instruction in parts else 0
+        text = _SEPARATOR.join(f"'{part}'" for part in parts[told:])
+        clicks = [f"click[{target}]" for target in shop.clickables if target != "search"]
+        return Observation(
+            text,
+            f"{text}\n{json.dumps(shop.options, sort_keys=True)}",
+            [*([SEARCH] if shop.has_search_bar else []), *clicks],
+            shop.goal.instruction,
+        )

@@ -1,0 +1,108 @@
+"""Where a shop comes from, and which of its goals are for training: light enough to send to worker processes.
+
+A source is a description; catalogue and goals are made of it once in each process, the same in all of them. Goals are
+divided by product: what is searched in evaluation was never bought in training. (The paper's code divided a list that
+each worker had shuffled with a seed of its own, so that its two parts met.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from .catalogue import Catalogue
+from .goals import Goal, human_goals, synthetic_goals
+from .synthetic import make_records
+
+SPLITS = ("train", "held-out")
+
+
+@dataclass(frozen=True)
+class ShopSource:
+    """A shop's data and goals.
+
+    Args:
+        items, attributes, human_instructions: the official files. `items=None`: the invented shop that comes with the
+            package.
+        products: of the invented shop, or so many of the file's first (`None`: all).
+        goals: "synthetic" (one for each choice of options) or "human" (instructions by people).
+        seed: of prices and price limits.
+        held_out_share: part of the products that is kept for evaluation.
+    """
+
+    items: str | None = None
+    attributes: str | None = None
+    human_instructions: str | None = None
+    products: int | None = None
+    goals: str = "synthetic"
+    seed: int = 0
+    held_out_share: float = 0.3
+
+    def __post_init__(self):
+        if self.goals not in ("synthetic", "human"):
+            raise ValueError(f"goals is {self.goals!r}: choose 'synthetic' or 'human'")
+        if self.items is not None and self.attributes is None:
+            raise ValueError("items is given and attributes is None: pass the items_ins_v2 file that belongs to it")
+        if self.items is not None and self.goals == "human" and self.human_instructions is None:
+            raise ValueError("goals is 'human' and human_instructions is None: pass the items_human_ins file")
+        if not 0 < self.held_out_share < 1:
+            raise ValueError(f"held_out_share is {self.held_out_share}: set it between 0 and 1")
+
+    def load(self) -> tuple[Catalogue, dict[str, Goal]]:
+        """The shop and its goals by id, made once a process."""
+        return _load(self)
+
+    def rows(self, split: str, number: int | None = None) -> list[dict[str, str]]:
+        """Dataset rows of a split (`task_id`, `task_type`), in an order that depends on the goals alone.
+
+        Args:
+            number: the first so many, one of each product before a second of any.
+
+        Raises:
+            ValueError: for another split, or when there are fewer goals.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
+        goals = {i: g for i, g in sorted(self.load()[1].items()) if (self._held_out(g.asin)) == (split == "held-out")}
+        turn: Counter[str] = Counter()
+        rounds = []
+        for task_id, goal in goals.items():
+            rounds.append((turn[goal.asin], task_id, goal.category))
+            turn[goal.asin] += 1
+        rows = [{"task_id": task_id, "task_type": category} for _, task_id, category in sorted(rounds)]
+        if number is not None and number > len(rows):
+            raise ValueError(f"{number} {split} goals are asked for, the shop has {len(rows)}: ask for fewer")
+        return rows[:number]
+
+    def _held_out(self, asin: str) -> bool:
+        digest = hashlib.blake2b(f"{self.seed} {asin}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2**64 < self.held_out_share
+
+    def summary(self, rows: Sequence[dict[str, str]]) -> str:
+        """One line: how many goals of which category, and their hash."""
+        kinds = Counter(row["task_type"] for row in rows)
+        names = hashlib.sha256("\n".join(sorted(row["task_id"] for row in rows)).encode()).hexdigest()[:12]
+        return f"{len(rows)} goals ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}); manifest {names}"
+
+
+def goal_id(goal: Goal) -> str:
+    """Id of a goal by what is told and judged."""
+    content = [goal.asin, goal.instruction, list(goal.attributes), goal.price_upper, str(goal.options)]
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+
+
+@cache
+def _load(source: ShopSource) -> tuple[Catalogue, dict[str, Goal]]:
+    rng = random.Random(source.seed)
+    if source.items is None:
+        catalogue = Catalogue.from_records(*make_records(source.products or 300, source.seed), rng, "invented shop")
+    else:
+        catalogue = Catalogue.load(
+            source.items, source.attributes, source.human_instructions, rng, number=source.products
+        )
+    goals = (synthetic_goals if source.goals == "synthetic" else human_goals)(catalogue, rng)
+    return catalogue, {goal_id(goal): goal for goal in goals}

@@ -1,0 +1,139 @@
+"""WebShop as an environment: the invented shop can be won, its splits do not meet, and it is the same everywhere."""
+
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+pytest.importorskip("thefuzz")
+pytest.importorskip("snowballstemmer")
+pytest.importorskip("textblob")
+
+from g2po_envs.webshop import Catalogue, ShopSource, WebshopEnvironment
+from g2po_envs.webshop.nouns import textblob_nouns
+from g2po_envs.webshop.synthetic import make_records
+from g2po_trl import EnvironmentPool, check_environment
+
+SOURCE = ShopSource(products=60)
+
+
+@pytest.fixture(scope="module")
+def row():
+    return SOURCE.rows("train")[0]
+
+
+def way_to(goal):
+    """A shopper who knows the product: search, open, choose, buy."""
+    return [
+        f"search[{goal.title}]",
+        f"click[{goal.asin.lower()}]",
+        *(f"click[{value}]" for value in goal.options.values()),
+        "click[buy now]",
+    ]
+
+
+def test_every_goal_of_the_invented_shop_can_be_won():
+    environment, goals = WebshopEnvironment(SOURCE), SOURCE.load()[1]
+    for task_id, goal in goals.items():
+        observation = environment.reset(task_id)
+        assert observation.task == goal.instruction and goal.instruction not in observation.text
+        for action in way_to(goal):
+            assert action in observation.admissible_actions or action.startswith("search["), action
+            result = environment.step(action)
+            observation = result.observation
+        assert (result.reward, result.terminated, result.info) == (10.0, True, {"success": True, "score": 1.0})
+
+
+def test_a_purchase_that_lacks_something_pays_nothing_or_its_score(row):
+    goal = SOURCE.load()[1][row["task_id"]]
+    actions = [action for action in way_to(goal) if action != f"click[{list(goal.options.values())[0]}]"]
+    for partial_reward in (False, True):
+        environment = WebshopEnvironment(SOURCE, partial_reward=partial_reward)
+        environment.reset(**row)
+        result = [environment.step(action) for action in actions][-1]
+        assert 0 < result.info["score"] < 1 and not result.info["success"] and result.terminated
+        assert result.reward == (10 * result.info["score"] if partial_reward else 0)
+
+
+def test_chosen_options_are_in_the_key_and_not_in_the_text(row):
+    environment, goal = WebshopEnvironment(SOURCE), SOURCE.load()[1][row["task_id"]]
+    environment.reset(**row)
+    search, open_item, choose, *_ = way_to(goal)
+    environment.step(search)
+    before, after = environment.step(open_item).observation, environment.step(choose).observation
+    assert before.text == after.text and before.state_key != after.state_key
+    assert environment.step("nonsense").observation.state_key == after.state_key
+
+
+def test_splits_share_no_product_and_keep_their_order():
+    goals = SOURCE.load()[1]
+    train, held_out = SOURCE.rows("train"), SOURCE.rows("held-out")
+    asins = [{goals[r["task_id"]].asin for r in rows} for rows in (train, held_out)]
+    assert not asins[0] & asins[1] and len(asins[0] | asins[1]) == 60
+    assert len(train) + len(held_out) == len(goals)
+    first = [goals[r["task_id"]].asin for r in held_out[: len(asins[1])]]
+    assert len(set(first)) == len(first), "one of each product first"
+    assert SOURCE.rows("train", 5) == train[:5]
+    with pytest.raises(ValueError, match="100000 train goals are asked for"):
+        SOURCE.rows("train", 100_000)
+    with pytest.raises(ValueError, match="split is 'test'"):
+        SOURCE.rows("test")
+
+
+def test_another_process_makes_the_same_shop():
+    code = (
+        "from g2po_envs.webshop import ShopSource; s = ShopSource(products=60); c, g = s.load();"
+        "print(s.summary(s.rows('train')), sum(p.price for p in c.products.values()))"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in ("1", "2")
+    }
+    prices = sum(p.price for p in SOURCE.load()[0].products.values())
+    assert runs == {f"{SOURCE.summary(SOURCE.rows('train'))} {prices}\n"}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_see_what_one_process_sees(workers):
+    rows = SOURCE.rows("held-out", 6)
+    local = WebshopEnvironment(SOURCE)
+    with EnvironmentPool(partial(WebshopEnvironment, SOURCE), num_workers=workers) as pool:
+        assert [o.text for o in pool.reset(rows, range(6))] == [local.reset(**row).text for row in rows]
+        played = pool.step(dict.fromkeys(range(6), "search[towels]"))
+    for slot, row in enumerate(rows):
+        local.reset(**row)
+        assert played[slot].observation == local.step("search[towels]").observation
+
+
+def test_the_environment_passes_its_own_check(row):
+    check_environment(partial(WebshopEnvironment, SOURCE), row)
+
+
+def test_human_goals_and_bad_sources():
+    goals = ShopSource(products=60, goals="human").load()[1]
+    assert len(goals) == 60 and all(isinstance(goal.options, tuple) for goal in goals.values())
+    for options, match in (
+        ({"goals": "robot"}, "goals is 'robot'"),
+        ({"items": "items.json"}, "attributes is None"),
+        ({"held_out_share": 1.0}, "held_out_share is 1.0"),
+        ({"items": "a", "attributes": "b", "goals": "human"}, "human_instructions is None"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            ShopSource(**options)
+    with pytest.raises(ValueError, match="products is 3"):
+        make_records(3)
+    with pytest.raises(KeyError, match="no goal 'x'"):
+        WebshopEnvironment(SOURCE).reset("x")
+
+
+def test_shops_of_other_seeds_differ():
+    titles = [{p.title for p in ShopSource(products=60, seed=seed).load()[0].products.values()} for seed in (0, 1)]
+    assert len(titles[0] & titles[1]) < 10
+    assert isinstance(SOURCE.load()[0], Catalogue)
+
+
+def test_nouns_come_without_a_download():
+    assert textblob_nouns("Orvane Dimmable Desk Lamp with Arm")[-3:] == ("desk", "lamp", "arm")
