@@ -1,0 +1,163 @@
+"""`python -m g2po_trl.check`: each finding is found in an environment that has it, and in no other."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from letter_environment import LetterEnvironment
+from toy_environments import KeyDoorEnvironment
+
+from g2po_trl import Observation, StepResult, TextEnvironment
+from g2po_trl.check import examine
+
+TESTS = Path(__file__).parent
+
+
+class Walk(TextEnvironment):
+    """Left or right on a line of five; the right end pays."""
+
+    def reset(self, seed=0):
+        self.at = 2
+        return self.observe()
+
+    def observe(self):
+        return Observation(f"place {self.at}", admissible_actions=["left", "right"], task="Go right.")
+
+    def step(self, action):
+        self.at += {"left": -1, "right": 1}.get(action, 0)
+        return StepResult(self.observe(), 10.0 * (self.at == 4), terminated=self.at in (0, 4))
+
+
+class Remembering(Walk):
+    """An observation holds all that was done: no two ways lead to the same state."""
+
+    def reset(self, seed=0):
+        self.path = ""
+        return self.observe()
+
+    def observe(self):
+        return Observation(f"path {self.path}", admissible_actions=["left", "right"], task="Go right.")
+
+    def step(self, action):
+        self.path += action[:1]
+        return StepResult(self.observe())
+
+
+class Blind(Walk):
+    def observe(self):
+        return Observation("dark", admissible_actions=["left", "right"], task="Go right.")
+
+
+class Processwise(Walk):
+    def reset(self, seed=0):
+        self.at = 2
+        return Observation(f"process {os.getpid()}", task="Go right.")
+
+
+class Stingy(Walk):
+    def step(self, action):
+        result = super().step(action)
+        return StepResult(result.observation, 0.0, result.terminated)
+
+
+class Deaf(Walk):
+    def observe(self):
+        return Observation(f"place {self.at}", admissible_actions=["left", "right", "jump"], task="Go right.")
+
+
+class Wordy(Walk):
+    def observe(self):
+        return Observation(f"place {self.at} " + "x" * 9000, admissible_actions=["left", "right"])
+
+
+class Raising(Walk):
+    def step(self, action):
+        if self.at == 3:
+            raise RuntimeError("stuck")
+        return super().step(action)
+
+
+class Locked(Walk):
+    def __init__(self):
+        import threading
+
+        self.lock = threading.Lock()
+
+
+def doubts(environment, **options):
+    return [finding.text for finding in examine(environment, [{"seed": 0}], **options) if finding.level == "doubtful"]
+
+
+def broken(environment):
+    return [finding.text for finding in examine(environment, [{"seed": 0}]) if finding.level == "broken"]
+
+
+def test_nothing_is_wrong_with_a_good_environment():
+    findings = examine(Walk, [{"seed": 0}, {"seed": 1}])
+    assert {finding.level for finding in findings} == {"good"}
+    assert any("there is a graph to learn from" in finding.text for finding in findings)
+    assert any("rewards from 0 to 10" in finding.text for finding in findings)
+    assert not broken(Locked), "what an environment holds need not travel, only its factory"
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        (Remembering, "compared with no other"),
+        (Blind, "a task has one state only"),
+        (Stingy, "all with reward 0"),
+        (Deaf, "1 of 3 admissible actions are answered as nonsense is ('place 2'): 'jump'"),
+        (Wordy, "characters: prompts beyond max_prompt_length"),
+        (Wordy, "reset gives no Observation.task"),
+        (LetterEnvironment, "no admissible actions are listed"),
+    ],
+)
+def test_doubts(environment, text):
+    assert any(text in doubt for doubt in doubts(environment)), doubts(environment)
+
+
+def test_the_end_that_pays_twice():
+    class Twice(Walk):
+        def step(self, action):
+            self.at = 4
+            return super().step("")
+
+    assert any("a step after the end pays 10" in doubt for doubt in doubts(Twice))
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        (Processwise, "starts differently in another process"),
+        (Raising, "raised RuntimeError: stuck"),
+        (lambda: 7, "has no method reset"),
+    ],
+)
+def test_what_is_broken(environment, text):
+    (found,) = broken(environment)
+    assert text in found
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "g2po_trl.check", *arguments], cwd=TESTS, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command():
+    good = run("toy_environments:KeyDoorEnvironment", "--task", '{"key_room": "hall"}')
+    assert good.returncode == 0 and "good      keeps the contract" in good.stdout
+    assert good.stdout.splitlines()[0].startswith("doubtful  "), "worst first"
+    bad = run("letter_environment.py:RaisingEnvironment", "--task", '{"seed": 1}')
+    assert bad.returncode == 1 and bad.stdout.startswith("broken    ") and "the door is stuck" in bad.stdout
+    for arguments, message in (
+        (["letter_environment"], "names no environment"),
+        (["nowhere:Environment"], "cannot be loaded"),
+        (["letter_environment:Nothing"], "cannot be loaded"),
+        (["letter_environment:LetterEnvironment", "--task", "{seed}"], "a task is no JSON"),
+    ):
+        failed = run(*arguments)
+        assert failed.returncode == 1 and message in failed.stderr and "Traceback" not in failed.stderr
+    assert KeyDoorEnvironment.__doc__
