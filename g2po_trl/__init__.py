@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .ppo import PPOConfig, PPOTrainer
     from .prompting import PromptTemplate
     from .state_keys import NormalisedKey
+    from .tool_environment import ToolEnvironment
     from .trainer import G2POTrainer
     from .trajectory import Step, Trajectory, read_jsonl, write_jsonl
 
@@ -37,6 +38,7 @@ _MODULE_OF = {
     "TextEnvironment": "environment",
     "Observation": "environment",
     "StepResult": "environment",
+    "ToolEnvironment": "tool_environment",
     "check_environment": "environment_check",
     "EnvironmentPool": "environment_pool",
     "PromptTemplate": "prompting",
@@ -62,6 +64,7 @@ __all__ = [
     "Step",
     "StepResult",
     "TextEnvironment",
+    "ToolEnvironment",
     "Trajectory",
     "TrajectoryRecord",
     "check_environment",

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,6 +41,7 @@ from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import ChatEncoder, RolloutStats, run_episodes
 from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys
 from .tasks import check_datasets, groups_of, task_id_of
+from .tool_environment import TOOL_PROMPT, ToolEnvironment, is_tool_environment
 from .trajectory import Step, Trajectory, write_jsonl
 
 
@@ -59,7 +61,8 @@ class G2POTrainer(PanelTrainer):
             `task_id` names the task in trajectories; `task_type` groups success rates.
         eval_dataset: the fixed panel, played once each (`num_generations_eval` times) by `evaluate`.
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`. It is called in
-            worker processes, so it must be picklable.
+            worker processes, so it must be picklable. A class in TRL's own style (`reset`, tool methods, `get_reward`;
+            no `step`) is taken as it is, see `g2po_trl.tool_environment`.
         prompt_template: the words around an observation, and the reply's parser.
         advantage_fn: `StateGraph -> array(num_steps)`, in place of `advantage_estimator`.
         state_key: `Step -> str`, what tells states apart, in place of the environment's own key or the observation.
@@ -102,6 +105,9 @@ class G2POTrainer(PanelTrainer):
                 "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
                 "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
             )
+        if is_tool_environment(environment_factory):
+            environment_factory = partial(ToolEnvironment, environment_factory, args.max_turns)
+            prompt_template = TOOL_PROMPT if prompt_template is DEFAULT_PROMPT else prompt_template
         check_datasets(environment_factory, train_dataset, eval_dataset)
         _check_writable(Path(args.output_dir))
 

@@ -1,0 +1,148 @@
+"""Environments in TRL's style: calls by hand, and one class that trains under both trainers."""
+
+import json
+
+import pytest
+from datasets import Dataset
+from letter_trainer import make_config
+
+from g2po_trl import G2POTrainer, PromptTemplate, TextEnvironment, ToolEnvironment, check_environment
+from g2po_trl.prompting import ParsedReply
+from g2po_trl.tool_environment import is_tool_environment, parse_tool_calls, read_calls
+
+
+class Safe:
+    """A dial with the digits of a code; it opens when they have been turned in order."""
+
+    def reset(self, code: str = "12", **row) -> str | None:
+        self.code, self.turned, self.closed = code, "", False
+        return "The safe is locked."
+
+    def turn(self, digit: int) -> str:
+        """
+        Turn the dial.
+
+        Args:
+            digit: where to.
+        """
+        self.turned += str(digit)
+        return "click" if self.code.startswith(self.turned) else "clack"
+
+    async def listen(self) -> str:
+        """
+        Listen at the door.
+        """
+        return f"{len(self.turned)} digits"
+
+    def get_reward(self) -> float:
+        return 10.0 * (self.turned == self.code)
+
+    def close(self):
+        self.closed = True
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def test_what_is_a_tool_environment():
+    assert is_tool_environment(Safe)
+    assert not is_tool_environment(TextEnvironment) and not is_tool_environment(lambda: Safe())
+
+
+def test_replies_are_read():
+    assert parse_tool_calls(f"I think. {call('turn', digit=1)} Well.") == (call("turn", digit=1), True)
+    both = call("turn", digit=1) + call("listen")
+    assert parse_tool_calls(both.replace("</tool_call><", "</tool_call>\n<")) == (both, True)
+    assert parse_tool_calls("  done ") == ("done", True) and parse_tool_calls("") == ("", False)
+    for broken in (
+        "<tool_call>turn 1</tool_call>",
+        "<tool_call>{}</tool_call>",
+        "<tool_call>{",
+        "<tool_call>[1]</tool_call>",
+    ):
+        assert not parse_tool_calls(broken).valid
+    assert read_calls(both) == [("turn", {"digit": 1}), ("listen", {})]
+
+
+def test_an_episode_by_hand():
+    safe = ToolEnvironment(Safe, max_turns=10)
+    first = safe.reset(
+        code="12", prompt=[{"role": "system", "content": "Be quick."}, {"role": "user", "content": "Open it."}]
+    )
+    assert first.text == "The safe is locked."
+    assert first.task.endswith("Be quick.\n\nOpen it.")
+    assert '"name": "turn"' in first.task and '"digit"' in first.task and "listen" in first.task
+    assert "get_reward" not in first.task and '"close"' not in first.task
+
+    assert safe.step(call("turn", digit=1)).observation == "click"
+    assert safe.step(call("listen") + call("turn", digit=2)).observation == "1 digits\nclick"
+    for bad, message in (
+        (call("kick"), "there is no function 'kick'; there are listen, turn"),
+        (call("turn", where=1), "unexpected keyword argument"),
+        ("<tool_call>turn</tool_call>", "the call cannot be read"),
+    ):
+        answer = safe.step(bad)
+        assert message in json.loads(answer.observation)["error"] and not answer.terminated and answer.reward == 0
+    end = safe.step("It is open.")
+    assert (end.reward, end.terminated, end.info) == (10.0, True, {"success": True, "out_of_turns": False})
+    safe.close()
+    assert safe.inner.closed
+
+
+def test_the_last_turn_is_paid():
+    safe = ToolEnvironment(Safe, max_turns=2)
+    safe.reset(code="12")
+    assert not safe.step(call("turn", digit=1)).terminated
+    last = safe.step(call("turn", digit=2))
+    assert (last.reward, last.terminated, last.info) == (10.0, True, {"success": True, "out_of_turns": True})
+
+
+def test_what_is_missing_is_named():
+    class NoReward:
+        def reset(self):
+            pass
+
+        def look(self):
+            pass
+
+    class NoTool:
+        def reset(self):
+            pass
+
+        def get_reward(self):
+            return 0.0
+
+    with pytest.raises(TypeError, match="NoReward has no get_reward"):
+        ToolEnvironment(NoReward, 3)
+    with pytest.raises(TypeError, match="NoTool has no tool"):
+        ToolEnvironment(NoTool, 3)
+
+
+def test_it_keeps_the_contract():
+    check_environment(lambda: ToolEnvironment(Safe, 5), {"code": "3"}, actions=[call("turn", digit=3), "done"])
+
+
+def a_digit(reply, prompt_end=""):
+    """What a random model can say: some letter, read as a turn of the dial to 1 or 2."""
+    digit = 1 if reply[:1].lower() <= "m" else 2
+    return ParsedReply(call("turn", digit=digit), True)
+
+
+def test_it_trains_unchanged(tmp_path, tiny_model_dir):
+    trainer = G2POTrainer(
+        str(tiny_model_dir),
+        make_config(tmp_path / "out", max_steps=2, max_turns=2, max_prompt_length=None),
+        Dataset.from_list([{"code": code, "prompt": "Open the safe."} for code in ("11", "12", "21", "22")]),
+        environment_factory=Safe,
+        prompt_template=PromptTemplate(first="{observation}", later="{history} {observation}", parse_reply=a_digit),
+    )
+    trainer.train()
+    trainer.close()
+    played = [json.loads(line) for line in (tmp_path / "out" / "trajectories" / "train-000001.jsonl").open()]
+    assert {t["outcome"] for t in played} == {"success", "failure"} and {len(t["steps"]) for t in played} == {2}
+    for trajectory in played:
+        turned = "".join(str(json.loads(s["action"][11:-12])["arguments"]["digit"]) for s in trajectory["steps"])
+        assert trajectory["steps"][1]["observation"] in ("click", "clack")
+        assert trajectory["reward"] in (0.0, 10.0) and len(turned) == 2
+    assert {t["reward"] for t in played} == {0.0, 10.0}, "chance opens one in four"
