@@ -1,0 +1,237 @@
+"""Environments on other machines: any OpenEnv server as a `TextEnvironment`, and ours served as OpenEnv servers.
+
+    python -m g2po_trl.openenv my_game.py:MyGame --port 8000            # there
+    environment_factory = partial(RemoteEnvironment, ["http://there:8000"])     # here
+
+A session of a server is one episode after the other, in a worker process of its own there: environments need not be
+safe in threads, and one that dies ends its own session. A server that cannot be reached, or is cut off in mid-episode,
+ends the episode as `error`; the next one goes to another server when there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .environment import Observation, StepResult, TextEnvironment
+from .environment_pool import EnvironmentFailure, EnvironmentPool
+
+# Open sessions of this process by server: the least loaded is asked first.
+_SESSIONS: Counter[str] = Counter()
+_TEXT_FIELDS = ("text", "message", "output", "prompt", "content", "result", "observation")
+
+
+def read_observation(fields: Mapping[str, Any]) -> Observation:
+    """What a server's observation says: ours as it was, of others their text.
+
+    Raises:
+        ValueError: when no text is in it.
+    """
+    if "admissible_actions" in fields:
+        return Observation(**{name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")})
+    for name in _TEXT_FIELDS:
+        if isinstance(fields.get(name), str):
+            return Observation(fields[name])
+    raise ValueError(
+        f"the server's observation has the fields {', '.join(fields)} and no text among them: pass a function as "
+        "read_observation"
+    )
+
+
+class RemoteEnvironment(TextEnvironment):
+    """An OpenEnv server's environment.
+
+    Args:
+        base_urls: servers that serve the same environment, e.g. `["http://127.0.0.1:8000"]`.
+        make_action: what the model did -> fields of the server's action. `None`: `{"text": action}`, as ours take it.
+        read_observation: fields of an observation -> `Observation`.
+        timeout: seconds to wait for an answer. connect_timeout: for a connection.
+
+    Raises:
+        ValueError: without a server.
+        ImportError: when openenv is not installed.
+    """
+
+    def __init__(
+        self,
+        base_urls: Sequence[str],
+        make_action: Callable[[str], dict[str, Any]] | None = None,
+        read_observation: Callable[[Mapping[str, Any]], Observation] = read_observation,
+        timeout: float = 60.0,
+        connect_timeout: float = 10.0,
+    ):
+        if isinstance(base_urls, str) or not base_urls:
+            raise ValueError(f"base_urls is {base_urls!r}: pass a list of servers, e.g. ['http://127.0.0.1:8000']")
+        self.base_urls = list(base_urls)
+        self.make_action = make_action or (lambda action: {"text": action})
+        self.read_observation = read_observation
+        self.timeout, self.connect_timeout = timeout, connect_timeout
+        self._client: Any = None
+        self._url: str | None = None
+        self._avoid: set[str] = set()  # servers that failed us last
+
+    def reset(self, **task) -> Observation:
+        """Start a task: the row goes to the server's `reset`. One that cannot be reached is passed over.
+
+        Raises:
+            ConnectionError: when none can be.
+        """
+        errors = []
+        for _ in self.base_urls:
+            try:
+                if self._client is None:
+                    self._connect()
+                observation = self.read_observation(self._client.reset(**task).observation)
+                self._avoid.clear()
+                return observation
+            except _connection_errors() as error:
+                errors.append(f"{self._url}: {error!r}")
+                self._drop(failed=True)
+        raise ConnectionError(f"no server answers ({'; '.join(errors)}): start one with `python -m g2po_trl.openenv`")
+
+    def step(self, action: str) -> StepResult:
+        """Play an action on the server.
+
+        Raises:
+            ConnectionError: when it is cut off.
+        """
+        if self._client is None:
+            raise RuntimeError("call reset before step")
+        try:
+            answer = self._client.step(self.make_action(action))
+        except _connection_errors() as error:
+            url = self._url
+            self._drop(failed=True)
+            raise ConnectionError(f"{url} was cut off in mid-episode: {error!r}") from error
+        fields = answer.observation
+        truncated = bool(fields.get("truncated", False))
+        info = fields.get("info") or answer.metadata or {}
+        return StepResult(
+            self.read_observation(fields),
+            float(answer.reward or 0.0),
+            terminated=bool(answer.done) and not truncated,
+            truncated=truncated,
+            info=dict(info),
+        )
+
+    def close(self) -> None:
+        self._drop(failed=False)
+
+    def _connect(self) -> None:
+        from openenv.core.generic_client import GenericEnvClient
+
+        start = os.getpid() % len(self.base_urls)  # workers begin at different servers
+        order = self.base_urls[start:] + self.base_urls[:start]
+        self._url = min(order, key=lambda url: (url in self._avoid, _SESSIONS[url]))
+        _SESSIONS[self._url] += 1
+        self._client = GenericEnvClient(
+            self._url, connect_timeout_s=self.connect_timeout, message_timeout_s=self.timeout
+        ).sync()
+        self._client.connect()
+
+    def _drop(self, failed: bool) -> None:
+        if self._client is None:
+            return
+        client, self._client = self._client, None
+        _SESSIONS[self._url] -= 1
+        if failed:
+            self._avoid.add(self._url)
+        with contextlib.suppress(Exception):
+            client.close()
+
+
+def _connection_errors() -> tuple[type[BaseException], ...]:
+    from websockets.exceptions import WebSocketException
+
+    return (ConnectionError, OSError, TimeoutError, WebSocketException)
+
+
+def make_app(environment_factory: Callable[[], TextEnvironment], max_sessions: int = 64):
+    """A FastAPI application that serves an environment, each session in a worker process of its own.
+
+    Args:
+        max_sessions: at a time; more are refused by the server.
+    """
+    from openenv.core.env_server.http_server import create_fastapi_app
+    from openenv.core.env_server.interfaces import Environment
+    from openenv.core.env_server.types import Action, State
+    from openenv.core.env_server.types import Observation as ServerObservation
+
+    class TextAction(Action):
+        text: str
+
+    class TextObservation(ServerObservation):
+        text: str
+        state_key: str | None = None
+        admissible_actions: list[str] | None = None
+        task: str | None = None
+        truncated: bool = False
+        info: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
+
+    class Served(Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self):
+            super().__init__()
+            self.pool: EnvironmentPool | None = None
+
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> TextObservation:
+            named = {"seed": seed, "episode_id": episode_id}  # OpenEnv's own names, and perhaps the task's
+            task |= {name: value for name, value in named.items() if value is not None}
+            if self.pool is None:
+                self.pool = EnvironmentPool(environment_factory, num_workers=1)
+            (first,) = self.pool.reset([task])
+            return TextObservation(**asdict(_or_raise(first)))
+
+        def step(self, action: TextAction, timeout_s: float | None = None, **kwargs: Any) -> TextObservation:
+            if self.pool is None:
+                raise RuntimeError("call reset before step")
+            result = _or_raise(self.pool.step({0: action.text})[0])
+            return TextObservation(
+                **asdict(result.observation),
+                reward=result.reward,
+                done=result.terminated or result.truncated,
+                truncated=result.truncated,
+                info=result.info,
+            )
+
+        @property
+        def state(self) -> State:
+            return State()
+
+        def close(self) -> None:
+            if self.pool is not None:
+                self.pool.close()
+
+    return create_fastapi_app(Served, TextAction, TextObservation, max_concurrent_envs=max_sessions)
+
+
+def _or_raise(result):
+    if isinstance(result, EnvironmentFailure):
+        raise RuntimeError(f"{result.kind}: {result.message}")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m g2po_trl.openenv", description="Serve an environment by OpenEnv.")
+    parser.add_argument("environment", help="module:Class, or file.py:Class")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on; default: this machine alone")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max_sessions", type=int, default=64, help="episodes at a time, a process each")
+    args = parser.parse_args(argv)
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise SystemExit("serving needs openenv: pip install 'g2po-trl[openenv]'") from error
+    from .check import load
+
+    uvicorn.run(make_app(load(args.environment), args.max_sessions), host=args.host, port=args.port)
+
+
+if __name__ == "__main__":
+    main()

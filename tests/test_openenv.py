@@ -1,0 +1,144 @@
+"""A server of ours over loopback plays as in process does; one that is cut off costs an episode, not the run."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openenv")
+
+from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
+
+from g2po_trl import EnvironmentPool, Observation
+from g2po_trl.environment_pool import EnvironmentFailure
+from g2po_trl.openenv import RemoteEnvironment, read_observation
+
+TESTS = Path(__file__).parent
+
+
+def start_server(name, port=None):
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "g2po_trl.openenv", name, "--port", str(port)],
+        cwd=TESTS,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process, f"http://127.0.0.1:{port}"
+        assert process.poll() is None, "the server ended"
+        time.sleep(0.1)
+    raise AssertionError("the server does not listen")
+
+
+def stop(process):
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def server():
+    process, url = start_server("toy_environments.py:KeyDoorEnvironment")
+    yield url
+    stop(process)
+
+
+def play(environment, room, actions):
+    seen = [environment.reset(key_room=room)]
+    results = [environment.step(action) for action in actions]
+    return seen + [(r.observation, r.reward, r.terminated, r.truncated) for r in results]
+
+
+def test_a_remote_episode_is_the_local_one(server):
+    remote, local = RemoteEnvironment([server]), KeyDoorEnvironment()
+    for room, actions in KEY_DOOR_WALKTHROUGHS.items():
+        actions = ["nonsense", *actions]
+        assert play(remote, room, actions) == play(local, room, actions)
+    remote.close()
+
+
+def test_many_episodes_at_a_time_by_the_pool(server):
+    rooms = [*KEY_DOOR_WALKTHROUGHS] * 2
+    with EnvironmentPool(partial(RemoteEnvironment, [server]), num_workers=2) as pool:
+        first = pool.reset([{"key_room": room} for room in rooms])
+        assert all(isinstance(observation, Observation) for observation in first)
+        played = pool.step(dict.fromkeys(range(len(rooms)), "take key"))
+        found = ["You take the key" in played[slot].observation.text for slot in range(len(rooms))]
+        assert found == [room == "hall" for room in rooms]
+
+
+def test_the_same_trajectories_trained_on(server, make_trainer):
+    """The real trainer, once with the environment in its workers and once with a server's."""
+    from datasets import Dataset
+
+    options = {"dataset": Dataset.from_list([{"key_room": r} for r in ("hall", "cellar")] * 2), "max_steps": 1}
+    written = []
+    for environment in (KeyDoorEnvironment, partial(RemoteEnvironment, [server])):
+        trainer = make_trainer(environment=environment, **options)
+        trainer.train()
+        written.append((Path(trainer.args.output_dir) / "trajectories" / "train-000001.jsonl").read_text())
+    assert written[0] == written[1] and written[0].count("\n") == 8
+
+
+def test_a_server_that_is_killed_in_mid_episode():
+    first, one = start_server("toy_environments.py:KeyDoorEnvironment")
+    second, two = start_server("toy_environments.py:KeyDoorEnvironment")
+    try:
+        with EnvironmentPool(partial(RemoteEnvironment, [one, two], timeout=20), num_workers=1) as pool:
+            tasks = [{"key_room": "hall"}] * 4
+            assert all(isinstance(o, Observation) for o in pool.reset(tasks))
+            first.kill()
+            first.wait()
+            results = pool.step(dict.fromkeys(range(4), "take key"))
+            failed = [slot for slot, result in results.items() if isinstance(result, EnvironmentFailure)]
+            assert len(failed) == 2, "two sessions were with each server"
+            assert "was cut off in mid-episode" in results[failed[0]].message
+            assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the other server takes them all"
+            second.kill()
+            second.wait()
+            pool.step(dict.fromkeys(range(4), "take key"))
+            none = pool.reset(tasks)
+            assert all(isinstance(o, EnvironmentFailure) and "no server answers" in o.message for o in none)
+    finally:
+        for process in (first, second):
+            if process.poll() is None:
+                stop(process)
+
+
+def test_an_environment_that_dies_on_the_server():
+    process, url = start_server("letter_environment.py:SuicidalEnvironment")
+    try:
+        remote = RemoteEnvironment([url])
+        remote.reset(seed=1)
+        remote.step("a")
+        with pytest.raises(Exception, match=r"crash|died"):
+            remote.step("a")
+        assert remote.reset(seed=2).text == "hall 2"
+        remote.close()
+    finally:
+        stop(process)
+
+
+def test_observations_of_other_servers_are_read():
+    assert read_observation({"message": "hello", "done": False}) == Observation("hello")
+    assert read_observation({"text": "t", "admissible_actions": ["a"], "task": None}) == Observation("t", None, ["a"])
+    with pytest.raises(ValueError, match="fields board, legal"):
+        read_observation({"board": [1], "legal": 2})
+    with pytest.raises(ValueError, match="base_urls is 'http"):
+        RemoteEnvironment("http://127.0.0.1:8000")
