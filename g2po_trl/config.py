@@ -63,6 +63,11 @@ class G2POConfig(GRPOConfig):
         generation_batch_tokens: padded prompt tokens in one generate call.
         num_environment_workers: processes for environments, per rank. `None`: the cores there are.
         environment_reset_timeout, environment_step_timeout: seconds before a hanging environment is given up.
+        environment_episode_timeout: seconds reset and steps of one episode may take together. `None`: no limit.
+        environment_worker_resets, environment_worker_memory_mb: a worker process that has reset as many episodes, or
+            holds as many megabytes, is replaced before the next rollout: environments leak. `None`: never.
+        task_error_patience: after so many rollouts in a row of nothing but environment errors a task is set aside,
+            and named at the end.
         max_error_rate: the run stops when a larger share of a rollout's trajectories ends in environment errors.
         save_trajectories: write every trajectory to output_dir/trajectories.
         stop_sequences: a reply ends where the first of these is complete, e.g. `["</action>"]`; it stays part of it.
@@ -109,6 +114,18 @@ class G2POConfig(GRPOConfig):
     num_environment_workers: int | None = field(default=None, metadata={"help": "Environment processes per rank."})
     environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
     environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
+    environment_episode_timeout: float | None = field(
+        default=None, metadata={"help": "Seconds an episode's reset and steps may take together."}
+    )
+    environment_worker_resets: int | None = field(
+        default=None, metadata={"help": "Resets after which a worker process is replaced."}
+    )
+    environment_worker_memory_mb: float | None = field(
+        default=None, metadata={"help": "Megabytes beyond which a worker process is replaced."}
+    )
+    task_error_patience: int = field(
+        default=2, metadata={"help": "Rollouts of nothing but errors after which a task is set aside."}
+    )
     max_error_rate: float = field(default=0.5, metadata={"help": "Share of failed trajectories that stops the run."})
     save_trajectories: bool = field(default=True, metadata={"help": "Write trajectories to output_dir."})
     stop_sequences: list[str] | None = field(
@@ -164,6 +181,10 @@ class G2POConfig(GRPOConfig):
         _require(self.eval_temperature >= 0, "eval_temperature", self.eval_temperature, "set it to 0 (greedy) or more")
         for name in ("max_error_rate", "min_valid_action_ratio", "min_success_of_best"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "set it between 0 and 1")
+        _require(self.task_error_patience >= 1, "task_error_patience", self.task_error_patience, "set it to 1 or more")
+        for name in ("environment_episode_timeout", "environment_worker_resets", "environment_worker_memory_mb"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, name, value, "set it above 0, or to None for no limit")
         _require(self.collapse_patience >= 1, "collapse_patience", self.collapse_patience, "set it to 1 or more")
         _require(
             self.eval_top_p is None or 0 < self.eval_top_p <= 1, "eval_top_p", self.eval_top_p, "set it in (0, 1]"

@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import dill
+import psutil
 
 from .environment import Observation, StepResult, TextEnvironment
 from .environment_check import EnvironmentContractError, factory_name
@@ -61,6 +62,7 @@ class _Worker:
         child.close()
         self.owed: deque[int] = deque()
         self.deadline = 0.0
+        self.resets = 0
         with contextlib.suppress(OSError):  # died at once: the first answer that does not come will tell
             self.connection.send_bytes(setup)
 
@@ -69,6 +71,14 @@ class _Worker:
         self.deadline = time.monotonic() + timeout
         with contextlib.suppress(OSError):
             self.connection.send_bytes(message)
+
+    def memory(self) -> int:
+        """Resident bytes of the process and of what it started; 0 when it has died."""
+        try:
+            process = psutil.Process(self.process.pid)
+            return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+        except psutil.Error:
+            return 0
 
     def end(self, patience: float = 0.0) -> int:
         """Close the pipe, and kill the process unless it ends by itself in time, and whatever it started.
@@ -139,6 +149,9 @@ class EnvironmentPool:
         num_workers: processes; `None`: as many as cores this process may use.
         reset_timeout, step_timeout: seconds one episode's reset or step may take.
         max_observation_characters: longer observations are an `"invalid"` failure.
+        episode_timeout: seconds reset and steps of one episode may take together; `None`: no limit.
+        max_worker_resets, max_worker_memory: a worker that has reset as many episodes, or holds as many bytes, is
+            replaced before the next reset: environments leak. `None`: never.
 
     Raises:
         ValueError: when the factory cannot be pickled, or a number is out of range.
@@ -151,17 +164,23 @@ class EnvironmentPool:
         reset_timeout: float = 120.0,
         step_timeout: float = 60.0,
         max_observation_characters: int | None = 1_000_000,
+        episode_timeout: float | None = None,
+        max_worker_resets: int | None = None,
+        max_worker_memory: float | None = None,
     ):
         num_workers = _usable_cores() if num_workers is None else num_workers
         for name, value in (
             ("num_workers", num_workers),
             ("reset_timeout", reset_timeout),
             ("step_timeout", step_timeout),
+            ("episode_timeout", episode_timeout),
+            ("max_worker_resets", max_worker_resets),
+            ("max_worker_memory", max_worker_memory),
         ):
-            if value <= 0:
+            if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}: set it above 0")
         try:
-            self._setup = dill.dumps((environment_factory, max_observation_characters), recurse=True)
+            self._setup = dill.dumps((environment_factory, max_observation_characters, episode_timeout), recurse=True)
         except Exception as error:
             raise ValueError(
                 f"environment_factory {factory_name(environment_factory)} cannot be sent to worker processes "
@@ -169,6 +188,8 @@ class EnvironmentPool:
             ) from error
         self.name = factory_name(environment_factory)
         self.reset_timeout, self.step_timeout = reset_timeout, step_timeout
+        self.max_worker_resets, self.max_worker_memory = max_worker_resets, max_worker_memory
+        self.recycled = 0  # workers replaced for their age or size
         self._workers: list[_Worker | None] = [None] * num_workers
         self._home: dict[int, int] = {}  # live slot -> worker
         self._tasks: list[dict[str, Any]] = []
@@ -205,6 +226,7 @@ class EnvironmentPool:
             load[worker_of_group[group]] += size
         todo = {slot: worker_of_group[group] for slot, group in enumerate(groups)}
         self._home, self._tasks = dict(todo), [dict(task) for task in tasks]
+        self._recycle()
         results: dict[int, Observation | EnvironmentFailure] = {}
         while todo:
             jobs: dict[int, list] = {}
@@ -263,6 +285,22 @@ class EnvironmentPool:
     def __exit__(self, *exception) -> None:
         self.close()
 
+    def memory(self) -> list[int]:
+        """Bytes each running worker holds, with what it started."""
+        return [worker.memory() for worker in self._workers if worker is not None]
+
+    def _recycle(self) -> None:
+        """Replace workers that are old or big. Called while no episode is live."""
+        for index, worker in enumerate(self._workers):
+            if worker is None:
+                continue
+            old = self.max_worker_resets is not None and worker.resets >= self.max_worker_resets
+            big = self.max_worker_memory is not None and worker.memory() > self.max_worker_memory
+            if old or big:
+                self._workers[index] = None
+                worker.end(patience=2.0)
+                self.recycled += 1
+
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise ValueError("this EnvironmentPool is closed")
@@ -289,6 +327,7 @@ class EnvironmentPool:
                     self._workers[index] = _Worker(self._setup)
                 waiting[self._workers[index].connection] = index
             for index, message in messages.items():
+                self._workers[index].resets += len(jobs[index]) if command == "reset" else 0
                 self._workers[index].send(message, [slot for slot, _ in jobs[index]], timeout)
             self._collect(command, waiting, timeout, results, lost)
         except BaseException:  # Ctrl-C: what a worker still owes must not answer the next call

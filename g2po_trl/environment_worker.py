@@ -25,12 +25,17 @@ import dill
 from .environment_check import EnvironmentContractError, checked_observation, checked_step, factory_name
 
 
+class EpisodeTooLongError(RuntimeError):
+    """No step hung, but all together took too long."""
+
+
 class Host:
     """Environments of one worker, played in turn. Objects are kept and reset again: making one may be costly."""
 
-    def __init__(self, environment_factory, max_observation_characters: int | None):
+    def __init__(self, environment_factory, max_observation_characters: int | None, episode_timeout: float | None):
         self.factory, self.name = environment_factory, factory_name(environment_factory)
-        self.max_characters = max_observation_characters
+        self.max_characters, self.episode_timeout = max_observation_characters, episode_timeout
+        self.seconds: dict[int, float] = {}  # each slot's episode so far
         self.idle: list[Any] = []
         self.playing: dict[int, Any] = {}
 
@@ -38,6 +43,7 @@ class Host:
         """End all episodes; their environments wait for the next ones."""
         self.idle += self.playing.values()
         self.playing.clear()
+        self.seconds.clear()
 
     def reset(self, slot: int, task: dict[str, Any]):
         environment = self.idle.pop() if self.idle else self.factory()
@@ -51,6 +57,18 @@ class Host:
         with self._closed_on_failure(environment):
             result = checked_step(environment.step(action), f"{self.name}.step", self.max_characters)
         self.playing[slot] = environment
+        return result
+
+    def play(self, command: str, slot: int, argument: Any):
+        """Reset or step, on the episode's clock."""
+        started = time.perf_counter()
+        result = (self.reset if command == "reset" else self.step)(slot, argument)
+        self.seconds[slot] = self.seconds.get(slot, 0.0) + time.perf_counter() - started
+        if self.episode_timeout is not None and self.seconds[slot] > self.episode_timeout:
+            raise EpisodeTooLongError(
+                f"the environment has taken {self.seconds[slot]:.1f} s for this episode, more than "
+                f"{self.episode_timeout:g} s"
+            )
         return result
 
     @contextlib.contextmanager
@@ -72,8 +90,7 @@ class Host:
 
 def serve(connection: Connection) -> None:
     try:
-        factory, max_observation_characters = dill.loads(connection.recv_bytes())
-        host = Host(factory, max_observation_characters)
+        host = Host(*dill.loads(connection.recv_bytes()))
         unusable = None
     except Exception:  # every episode is told, else the pool would start a worker for each
         host, unusable = None, f"the environment_factory cannot be loaded in a worker\n{traceback.format_exc()}"
@@ -88,10 +105,11 @@ def serve(connection: Connection) -> None:
             continue
         if command == "reset":
             host.release()
-        play = host.reset if command == "reset" else host.step
         for slot, argument in jobs:
             try:
-                answer = play(slot, argument)
+                answer = host.play(command, slot, argument)
+            except EpisodeTooLongError as error:
+                answer = ("timeout", f"{host.name}.{command}: {error}")
             except EnvironmentContractError as error:
                 answer = ("invalid", f"{error} (task or action: {argument!r})")
             except Exception:

@@ -27,20 +27,17 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 from .batch import StepBatch, loss_scale, make_micro_batches
-from .callbacks import CollapseStop, IterationLine, RolloutBar
+from .callbacks import CollapseStop, IterationLine
 from .config import G2POConfig
 from .environment import TextEnvironment
-from .environment_pool import EnvironmentPool
 from .estimators import estimator_name, make_estimator
-from .generation import Sampling, make_engine
 from .graph import StateGraph, record
 from .importance import SamplingStatistics, importance_ratio
 from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
-from .panel import PanelTrainer
+from .playing import PlayingTrainer
 from .prompting import DEFAULT_PROMPT, PromptTemplate
-from .rollout import ChatEncoder, RolloutStats, run_episodes
-from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys
-from .tasks import check_datasets, groups_of, task_id_of
+from .rollout import RolloutStats
+from .tasks import check_datasets, groups_of
 from .tool_environment import TOOL_PROMPT, ToolEnvironment, is_tool_environment
 from .trajectory import Step, Trajectory, write_jsonl
 
@@ -50,7 +47,7 @@ def _environment_reward(**kwargs):
     raise RuntimeError("rewards come from the environment; this function is never called")
 
 
-class G2POTrainer(PanelTrainer):
+class G2POTrainer(PlayingTrainer):
     """Trains a language model as an agent by Group-Graph Policy Optimization.
 
     Args:
@@ -135,17 +132,7 @@ class G2POTrainer(PanelTrainer):
         loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
         self.card_facts = card_facts or {}
         self.advantage_fn, self.estimator_name = self._choose_estimator(advantage_fn)
-        self.state_key = make_state_key(state_key, args.state_key_ignores)
-        self.prompt_template = prompt_template
-        self.encode = ChatEncoder(self.processing_class, args.chat_template_kwargs)
-        self.engine = make_engine(self)
-        self.pool = EnvironmentPool(
-            environment_factory,
-            num_workers=args.num_environment_workers,
-            reset_timeout=args.environment_reset_timeout,
-            step_timeout=args.environment_step_timeout,
-        )
-        self.pool.check(dict(train_dataset[0]))
+        self.open_environments(environment_factory, prompt_template, state_key, dict(train_dataset[0]))
         self.evaluations = []
         self._slices: list[list[dict[str, Any]]] = []
         self._update_time = 0.0
@@ -175,48 +162,6 @@ class G2POTrainer(PanelTrainer):
 
     # -- rollout ---------------------------------------------------------------------------------------------------
 
-    def play(
-        self,
-        tasks: Sequence[dict[str, Any]],
-        sampling: Sampling | None = None,
-        groups: Sequence[int] | None = None,
-        description: str = "rollout",
-    ) -> tuple[list[Trajectory], RolloutStats]:
-        """Play one episode of each task with the current policy, on this rank; all ranks must call it together.
-
-        Args:
-            tasks: dataset rows. sampling: `None` is training's.
-        """
-        args = self.args
-        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not self.accelerator._models:
-            raise RuntimeError(
-                "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
-                "calling `evaluate` first"
-            )
-        sampling = sampling or Sampling.for_training(args)
-        bar = RolloutBar(description, args.max_turns, len(tasks), self.accelerator.is_main_process)
-        try:
-            with self.engine.rollout():
-                return run_episodes(
-                    self.pool,
-                    lambda prompts: self.engine.generate(prompts, sampling),
-                    self.encode,
-                    self.prompt_template,
-                    tasks,
-                    [task_id_of(task) for task in tasks],
-                    list(range(len(tasks))) if groups is None else groups,
-                    args.max_turns,
-                    args.history_length,
-                    args.max_prompt_length,
-                    any_live=self._any_rank if self.engine.is_collective else bool,
-                    on_turn=bar,
-                )
-        finally:
-            bar.close()
-
-    def _any_rank(self, flag: bool) -> bool:
-        return bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.accelerator.device)).item())
-
     def _roll_out(self, rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """Rollout -> graph -> advantages -> step batch: the micro-batches of each of the iteration's slices."""
         num_generations, rank = self.args.num_generations, self.accelerator.process_index
@@ -227,6 +172,7 @@ class G2POTrainer(PanelTrainer):
         started = time.perf_counter()
         self._assign_state_keys(trajectories, groups)
         records = gather_object([record(trajectory) for trajectory in trajectories])
+        self.task_errors.count(records)
         self._check_errors(trajectories, records)
         graph = StateGraph.from_records(groups_of(records, num_generations), gamma=self.args.gamma)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
@@ -243,13 +189,6 @@ class G2POTrainer(PanelTrainer):
         times = {"time/advantage": advantage_time, "time/logps": time.perf_counter() - started}
         self._log_rollout(trajectories, stats, graph, times, update_metrics)
         return slices
-
-    def _assign_state_keys(self, trajectories: list[Trajectory], groups: list[int]) -> None:
-        if self.state_key is not None:
-            assign_keys(trajectories, self.state_key)
-        if self.args.state_similarity < 1:
-            gathered = gather_object([keys_of_groups(trajectories, groups)])
-            merge_similar_keys(trajectories, groups, self.args.state_similarity, gathered)
 
     def _micro_batches(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
         """This rank's part of all ranks' step samples, as micro-batches by slice; and `update/*` metrics."""
@@ -315,16 +254,6 @@ class G2POTrainer(PanelTrainer):
             batch["completion_ids"].size(1),
         )[0]
 
-    def _check_errors(self, trajectories: list[Trajectory], records) -> None:
-        rate = sum(r.outcome == "error" for r in records) / len(records)
-        if rate > self.args.max_error_rate:
-            reasons = gather_object([t.error for t in trajectories if t.outcome == "error"][:1])
-            raise RuntimeError(
-                f"{rate:.0%} of the trajectories ended in an environment error, more than max_error_rate="
-                f"{self.args.max_error_rate:.0%}. Mend the environment (or raise max_error_rate). The first:\n"
-                f"{reasons[0]}"
-            )
-
     # -- training --------------------------------------------------------------------------------------------------
 
     def _prepare_inputs(self, inputs):
@@ -383,6 +312,7 @@ class G2POTrainer(PanelTrainer):
             **stats.metrics(len(everyone)),
             **{name: max(rank_times[name] for _, _, rank_times in ranks) for name in times},
             **update_metrics,
+            "episode/tasks_set_aside": len(self.task_errors.set_aside),
         }
         for name, value in values.items():
             self._metrics["train"][name].append(float(value))
@@ -399,18 +329,16 @@ class G2POTrainer(PanelTrainer):
         between_iterations = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         state = {"step": self._step, "update_time": self._update_time, "evaluations": self.evaluations}
         state["metrics"] = dict(self._metrics["train"])  # not logged yet
+        state["task_errors"] = self.task_errors.in_a_row
         return state, [] if between_iterations else self._slices
 
     def restore_rollout_state(self, state: dict[str, Any], slices: list[list[dict[str, Any]]]) -> None:
         self._step, self._update_time, self.evaluations = state["step"], state["update_time"], state["evaluations"]
         self._metrics["train"].update(state["metrics"])
+        self.task_errors.in_a_row.update(state.get("task_errors", {}))
         self._slices = slices
         if self.accelerator.is_main_process:
             self.write_evaluations()
-
-    def close(self) -> None:
-        """End the environment workers. Called by itself when the trainer goes; may be called before."""
-        self.pool.close()
 
 
 def _check_advantages(advantages: np.ndarray, num_steps: int) -> None:

@@ -408,3 +408,44 @@ def test_workers_import_neither_torch_nor_a_copy_in_the_current_folder(tmp_path,
 
     with EnvironmentPool(Modules, num_workers=1) as pool:
         assert pool.reset([{}])[0] == Observation("False")
+
+
+class Slow(KeyDoorEnvironment):
+    def step(self, action):
+        time.sleep(0.2)
+        return super().step(action)
+
+
+def test_an_episode_that_takes_too_long_in_all_ends_alone():
+    with EnvironmentPool(Slow, num_workers=1, episode_timeout=0.5) as pool:
+        pool.reset([{}, {}])
+        for _ in range(2):
+            assert isinstance(pool.step({0: "look"})[0], StepResult)
+        late = pool.step({0: "look"})[0]
+        assert late.kind == "timeout" and "more than 0.5 s" in late.message
+        assert isinstance(pool.step({1: "look"})[1], StepResult)
+        assert isinstance(pool.reset([{}])[0], Observation), "its clock starts anew"
+
+
+class Growing(KeyDoorEnvironment):
+    held = []  # noqa: RUF012
+
+    def reset(self, **task):
+        self.held.append(bytearray(os.urandom(1) * 20_000_000))
+        return super().reset(**task)
+
+
+def test_workers_that_grow_or_age_are_replaced():
+    with EnvironmentPool(Growing, num_workers=1, max_worker_memory=150e6) as pool:
+        largest = 0
+        for _ in range(20):
+            pool.reset([{}])
+            largest = max(largest, *pool.memory())
+        assert 2 <= pool.recycled <= 10 and largest < 300e6
+    with EnvironmentPool(KeyDoorEnvironment, num_workers=1, max_worker_resets=6) as pool:
+        pids = []
+        for _ in range(6):
+            pool.reset([{}] * 3)
+            pids += pool.worker_pids
+        assert pool.recycled == 2 and len(set(pids)) == 3
+        assert pids[0] == pids[1] and pids[1] != pids[2]

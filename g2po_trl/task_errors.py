@@ -1,0 +1,59 @@
+"""Tasks that cannot be played: found, set aside, named at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from transformers import TrainerCallback
+
+from .graph import TrajectoryRecord
+
+
+class TaskErrors:
+    """Counts the rollouts in a row in which every episode of a task ended in an environment error.
+
+    Args:
+        patience: after so many a task is set aside: it is not played again, its trajectories are errors at once.
+    """
+
+    def __init__(self, patience: int):
+        self.patience = patience
+        self.in_a_row: dict[str, int] = {}
+
+    @property
+    def set_aside(self) -> list[str]:
+        """Ids of these tasks, sorted."""
+        return sorted(task for task, count in self.in_a_row.items() if count >= self.patience)
+
+    def __contains__(self, task_id: str) -> bool:
+        return self.in_a_row.get(task_id, 0) >= self.patience
+
+    def count(self, records: Iterable[TrajectoryRecord]) -> None:
+        """Take note of a rollout, all ranks' trajectories."""
+        failed: dict[str, bool] = {}
+        for record in records:
+            failed[record.task_id] = failed.get(record.task_id, True) and record.outcome == "error"
+        for task, all_failed in failed.items():
+            if task in self:
+                continue
+            if all_failed:
+                self.in_a_row[task] = self.in_a_row.get(task, 0) + 1
+            else:
+                self.in_a_row.pop(task, None)
+
+
+class TaskErrorReport(TrainerCallback):
+    """Names the tasks that were set aside, when training has ended."""
+
+    def __init__(self, errors: TaskErrors):
+        self.errors = errors
+
+    def on_train_end(self, args, state, control, **kwargs: Any):
+        names = self.errors.set_aside
+        if names and state.is_world_process_zero:
+            print(
+                f"{len(names)} task(s) were set aside after {self.errors.patience} rollouts of nothing but "
+                f"environment errors: {', '.join(names)}. Why is in their trajectories (`error`).",
+                flush=True,
+            )
