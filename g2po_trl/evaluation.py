@@ -17,10 +17,12 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
 
     Returns:
         `success_rate`, `reward`, `turns` (of the episodes that did not end in an error), `turns_to_success`,
-        `valid_action_ratio`, `truncated_rate`, `error_rate`, `episodes`, and `success_rate_by_type`. Rates are
-        fractions; a number without any episode behind it is `nan`.
+        `valid_action_ratio`, `truncated_rate`, `error_rate`, `episodes`, and `success_rate_by_type`; `score`, when
+        episodes have one in their `info` (others count 0). Rates are fractions; a number without any episode behind it
+        is `nan`.
     """
     finished = [t for t in trajectories if t.outcome != "error"]
+    scores = {"score": _mean([float(t.info.get("score", 0.0)) for t in finished])}
     by_type = defaultdict(list)
     for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
         if kind is not None and trajectory.outcome != "error":
@@ -28,6 +30,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     return {
         "success_rate": _mean([t.success for t in finished]),
         "reward": _mean([t.reward for t in finished]),
+        **(scores if any("score" in t.info for t in finished) else {}),
         "turns": _mean([len(t.steps) for t in finished]),
         "turns_to_success": _mean([len(t.steps) for t in finished if t.success]),
         "valid_action_ratio": _mean([step.valid for t in finished for step in t.steps]),
@@ -50,6 +53,7 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
     ]
     rows += [
         ("success: all", [s["success_rate"] for s in summaries], 100),
+        *([("score", [s["score"] for s in summaries], 100)] if all("score" in s for s in summaries) else []),
         ("reward", [s["reward"] for s in summaries], 1),
         ("mean turns", [s["turns"] for s in summaries], 1),
         ("valid replies", [s["valid_action_ratio"] for s in summaries], 100),

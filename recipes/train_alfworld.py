@@ -15,7 +15,6 @@ import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
-import json
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,12 +30,11 @@ from g2po_envs.alfworld import (
     generate_games,
 )
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer, HubError
+from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.checkpoint import find_checkpoint
-from g2po_trl.evaluation import format_table
+from g2po_trl.recipe import run_recipe
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
-EXIT_NOT_PUSHED = 3
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
 
 
@@ -112,36 +110,13 @@ def main(
         quantization_config=get_quantization_config(model_args),
         card_facts={"Training games": train.summary(), "Held-out games": held_out.summary()},
     )
-    if trainer.accelerator.is_main_process:
-        run = {
-            "script": asdict(script_args),
-            "trainer": args.to_dict(),
-            "model": asdict(model_args),
-            "train_manifest": train.hash,
-            "eval_manifest": held_out.hash,
-        }
-        Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2, default=str))
-
-    # evaluate (eval_on_start), train, evaluate
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.evaluate()
-
-    # save
-    trainer.save_model(args.output_dir)
-    trainer.save_state()
-    trainer.create_model_card(dataset_name="ALFWorld")
-    if trainer.accelerator.is_main_process:
-        before, after = trainer.evaluations[0], trainer.evaluations[-1]
-        print(f"\nHeld-out games, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
-        print(format_table({"before": before, "after": after}))
-        print(f"\nModel, trajectories and metrics are in {args.output_dir}")
-    trainer.close()
-    if args.push_to_hub:
-        try:
-            trainer.push_to_hub(dataset_name="ALFWorld")
-        except HubError as error:
-            print(error, file=sys.stderr)
-            sys.exit(EXIT_NOT_PUSHED)
+    settings = {
+        "script": asdict(script_args),
+        "model": asdict(model_args),
+        "train_manifest": train.hash,
+        "eval_manifest": held_out.hash,
+    }
+    run_recipe(trainer, checkpoint, settings, dataset_name="ALFWorld")
 
 
 if __name__ == "__main__":

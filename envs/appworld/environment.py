@@ -1,0 +1,112 @@
+"""AppWorld as a `TextEnvironment`: an action is a piece of Python, an observation what it printed.
+
+An environment owns a server (see `server.py`) and gives it one world after the other, so a worker process of the pool
+has as many servers as episodes at a time. When a worker ends, whatever way, its servers end with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from g2po_envs.appworld.server import AppworldServer, Installation, evaluation
+from g2po_trl.environment import Observation, StepResult, TextEnvironment
+
+KEYS = ("output", "output and calls")
+_LONGEST_OUTPUT = 20_000
+_FUNCTION = re.compile(r"apis\.\w+\.\w+")
+
+
+class AppworldEnvironment(TextEnvironment):
+    """Plays tasks of an installation.
+
+    Args:
+        installation: where AppWorld lives.
+        success_reward: paid when the task is done and all its tests pass; everything else pays 0.
+        key: what a state is. "output": what the last code printed, as in the paper's released code, where every
+            "Execution successful." is one state. "output and calls": and which functions of apps it called.
+        max_turns: code blocks of an episode; the last is judged as if the task had been called done. The trainer's.
+        start_timeout, call_timeout, max_worlds, max_memory: see `AppworldServer`.
+    """
+
+    def __init__(
+        self,
+        installation: Installation,
+        success_reward: float = 10.0,
+        key: str = "output",
+        max_turns: int | None = None,
+        start_timeout: float = 60.0,
+        call_timeout: float = 60.0,
+        max_worlds: int = 50,
+        max_memory: float = 2e9,
+    ):
+        if key not in KEYS:
+            raise ValueError(f"key is {key!r}: choose one of {', '.join(map(repr, KEYS))}")
+        installation.check()
+        self.installation, self.success_reward, self.key, self.max_turns = installation, success_reward, key, max_turns
+        self.limits = {
+            "start_timeout": start_timeout,
+            "call_timeout": call_timeout,
+            "max_worlds": max_worlds,
+            "max_memory": max_memory,
+        }
+        self._server: AppworldServer | None = None
+
+    def reset(self, task_id: str, **ignored_columns) -> Observation:
+        """Open the task's world, in a new server when the old one should not have another."""
+        if self._server is not None and not self._server.fresh:
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = AppworldServer(self.installation, **self.limits)
+        self.task_id, self._turns = task_id, 0
+        self._server.worlds += 1
+        opened = self._server.call(
+            "initialize", task_id=task_id, experiment_name="g2po_trl", max_interactions=10_000, raise_on_failure=False
+        )
+        person = opened["supervisor"]
+        task = (
+            f"{opened['instruction']}\n(You act for {person['first_name']} {person['last_name']}, {person['email']}, "
+            f"phone {person['phone_number']}. It is {opened['datetime']}.)"
+        )
+        return Observation("Nothing has been run yet.", task=task)
+
+    def step(self, action: str) -> StepResult:
+        """Run a piece of code in the world."""
+        if self._server is None:
+            raise RuntimeError("call reset before step")
+        self._turns += 1
+        output = str(self._server.call("execute", task_id=self.task_id, code=action)).strip()
+        done = bool(self._server.call("task_completed", task_id=self.task_id))
+        observation = Observation(_shortened(output), self._key_of(output, action))
+        if not done and (self.max_turns is None or self._turns < self.max_turns):
+            return StepResult(observation)
+        judged = self._server.call("evaluate", task_id=self.task_id, suppress_errors=True)
+        success, score = evaluation(judged)
+        info = {"success": success, "score": score, "completed": done}
+        return StepResult(observation, self.success_reward * success, terminated=True, info=info)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _key_of(self, output: str, code: str) -> str | None:
+        return None if self.key == "output" else f"{_shortened(output)}\n{', '.join(called_functions(code))}"
+
+
+def called_functions(code: str) -> list[str]:
+    """Names of the apps' functions that a piece of code calls (`apis.app.function(…)`), in order; none if it is no
+    Python."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [(call.lineno, call.col_offset, ast.unparse(call.func)) for call in calls]
+    return [name for _, _, name in sorted(names) if _FUNCTION.fullmatch(name)]
+
+
+def _shortened(text: str) -> str:
+    half = _LONGEST_OUTPUT // 2
+    return text if len(text) <= _LONGEST_OUTPUT else f"{text[:half]}\n…\n{text[-half:]}"

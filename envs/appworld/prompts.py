@@ -1,0 +1,51 @@
+"""What the model reads in AppWorld, and how its code is read."""
+
+from __future__ import annotations
+
+import re
+
+from g2po_trl.prompting import ParsedReply, PromptTemplate
+
+_CODE = re.compile(r"<code>(.*?)</code>", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"^\s*```(?:python)?\s*\n(.*?)\n?```\s*$", re.DOTALL)
+
+
+def parse_think_code(reply: str, prompt_end: str = "") -> ParsedReply:
+    """Read `<think>…</think><code>…</code>`; a fence of Markdown around the code is taken off.
+
+    Invalid when a tag is missing; the code is run all the same if there is some, else nothing is.
+    """
+    code = _CODE.search(reply)
+    thought_opened = "<think>" in reply or prompt_end.rstrip().endswith("<think>")
+    text = code.group(1) if code else ""
+    fenced = _FENCE.match(text)
+    return ParsedReply(
+        (fenced.group(1) if fenced else text).strip(), bool(code) and thought_opened and "</think>" in reply
+    )
+
+
+_HOW = """You solve tasks on somebody's behalf by writing Python against their apps, a piece at a time. Variables \
+stay from piece to piece. What you print is shown to you.
+- apis.api_docs.show_app_descriptions() lists the apps, apis.api_docs.show_api_descriptions(app_name=…) the functions \
+of one, apis.api_docs.show_api_doc(app_name=…, api_name=…) tells how to call one.
+- apis.supervisor.show_account_passwords() gives passwords; log in to an app to get its access_token.
+- When the task is done: apis.supervisor.complete_task(), with answer=… if it asks for something.
+
+Your task: {task}
+"""
+_REPLY = """
+Reason about the next piece inside <think> </think>, then write it inside <code> </code>."""
+
+APPWORLD_PROMPT = PromptTemplate(
+    first=_HOW + _REPLY,
+    later=_HOW
+    + """
+You have run {steps_taken} piece(s). The last {history_length} and what was shown before each:
+{history}
+
+Shown after the last one: {observation}
+"""
+    + _REPLY,
+    history_entry="[{step}] {observation}\n>>> {action}",
+    parse_reply=parse_think_code,
+)

@@ -1,0 +1,198 @@
+"""One AppWorld server: a process of its own, on loopback, that is replaced when it is old, big, silent or dead.
+
+AppWorld runs code that a model wrote, and pins libraries that others cannot live with. So it has its own virtual
+environment, and nothing of it is ever imported here: it is asked by HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_APP = "appworld.serve.environment:app"
+_LAST_LINES = 2_000  # characters of the server's output in an error
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Where AppWorld lives: made by `python -m g2po_envs.appworld.setup`.
+
+    Args:
+        directory: holds `venv` (with the package appworld), `cache` (its apps) and `root` (its data).
+    """
+
+    directory: str
+
+    @property
+    def python(self) -> Path:
+        return Path(self.directory, "venv", "bin", "python")
+
+    @property
+    def root(self) -> Path:
+        return Path(self.directory, "root")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of its processes: nothing of ours, no token, no password."""
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+        cache = str(Path(self.directory, "cache").absolute())
+        return {**kept, "HOME": cache, "APPWORLD_ROOT": str(self.root.absolute()), "APPWORLD_CACHE": cache}
+
+    def check(self) -> None:
+        """Raises FileNotFoundError when something is missing, with what to do."""
+        for path, what in ((self.python, "virtual environment"), (self.root / "data" / "tasks", "data")):
+            if not path.exists():
+                raise FileNotFoundError(
+                    f"AppWorld's {what} is not at {path}: run `python -m g2po_envs.appworld.setup {self.directory}`"
+                )
+
+    def task_ids(self, dataset: str) -> list[str]:
+        """Ids of a dataset ("train", "dev", "test_normal", "test_challenge"), in order of its file."""
+        path = self.root / "data" / "datasets" / f"{dataset}.txt"
+        if not path.is_file():
+            there = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
+            raise FileNotFoundError(f"there is no dataset {dataset!r} at {path}; there are: {there}")
+        return path.read_text().split()
+
+
+class AppworldServerError(RuntimeError):
+    """A server died, did not answer in time, or refused."""
+
+
+class AppworldServer:
+    """A server process for one world at a time.
+
+    Args:
+        start_timeout, call_timeout: seconds it may take to start, and to answer a call.
+        max_worlds, max_memory: after so many worlds, or beyond so many bytes, `fresh` is False: they grow.
+    """
+
+    def __init__(
+        self,
+        installation: Installation,
+        start_timeout: float = 60.0,
+        call_timeout: float = 60.0,
+        max_worlds: int = 50,
+        max_memory: float = 2e9,
+    ):
+        self.call_timeout, self.max_worlds, self.max_memory = call_timeout, max_worlds, max_memory
+        self.worlds = 0
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the server)
+        self.process = subprocess.Popen(
+            [str(installation.python), "-m", "uvicorn", _APP, "--host", "127.0.0.1", "--port", str(self.port)],
+            cwd=installation.root,
+            env=installation.variables,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+        self._finalizer = weakref.finalize(self, _kill, self.process)
+        self._wait_until_it_listens(start_timeout)
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes of the server and what it started."""
+        try:
+            process = psutil.Process(self.process.pid)
+            return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+        except psutil.Error:
+            return 0
+
+    @property
+    def fresh(self) -> bool:
+        """May it open another world?"""
+        return self.process.poll() is None and self.worlds < self.max_worlds and self.memory < self.max_memory
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        """POST to one of the server's functions and give its output.
+
+        Raises:
+            AppworldServerError: when it does not answer in time (it is then killed), has died, or refuses.
+        """
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/{name}",
+            data=json.dumps(arguments).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with _OPENER.open(request, timeout=self.call_timeout) as answer:
+                return json.load(answer)["output"]
+        except urllib.error.HTTPError as error:
+            raise AppworldServerError(f"{name} was refused ({error}): {self._last_output()}") from error
+        except (OSError, ValueError) as error:
+            dead = self.process.poll() is not None
+            late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
+            what = (
+                f"took more than {self.call_timeout:g} s"
+                if late and not dead
+                else f"lost the server ({_how_it_ended(self.process)})"
+            )
+            self.close()
+            raise AppworldServerError(f"{name} {what}: {error!r}. {self._last_output()}") from error
+
+    def close(self) -> None:
+        """Kill the process. It holds nothing that is to be kept."""
+        self._finalizer()
+
+    def _wait_until_it_listens(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while self.process.poll() is None and time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.05)
+        how = "did not listen in time" if self.process.poll() is None else _how_it_ended(self.process)
+        self.close()
+        raise AppworldServerError(f"the AppWorld server {how}: {self._last_output()}")
+
+    def _last_output(self) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            size = self._output.seek(0, os.SEEK_END)
+            self._output.seek(max(0, size - _LAST_LINES))
+            return f"its last output:\n{self._output.read().decode(errors='replace')}"
+        return "it left no output"
+
+
+# Loopback is never asked by way of a proxy.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _kill(process: subprocess.Popen) -> None:
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    process.wait()
+
+
+def _how_it_ended(process: subprocess.Popen) -> str:
+    status = process.poll()
+    if status is None:
+        return "is running"
+    return f"died by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+
+
+def evaluation(result: Mapping[str, Any]) -> tuple[bool, float]:
+    """Success, and the share of the task's tests that passed."""
+    passed, failed = len(result.get("passes") or ()), len(result.get("failures") or ())
+    return bool(result["success"]), passed / max(1, passed + failed)

@@ -1,0 +1,52 @@
+"""What every recipe does once its trainer is made: write down how, train, evaluate, save, tell, publish."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .evaluation import format_table
+from .persistence import HubError
+from .trainer import G2POTrainer
+
+EXIT_NOT_PUSHED = 3
+
+
+def run_recipe(
+    trainer: G2POTrainer, checkpoint: str | None, settings: Mapping[str, Any], dataset_name: str | None = None
+) -> None:
+    """Train from the start or a checkpoint, evaluate, save the model and its card, print success before and after.
+
+    Args:
+        checkpoint: a folder, or `None`.
+        settings: of the script, written to output_dir/run.json with those of the trainer.
+        dataset_name: for the model card.
+
+    Raises:
+        SystemExit: with code 3 when all went well but the Hub did not take the model.
+    """
+    args = trainer.args
+    if trainer.accelerator.is_main_process:
+        run = {"trainer": args.to_dict(), **settings}
+        Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2, default=str))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.evaluate()
+
+    trainer.save_model(args.output_dir)
+    trainer.save_state()
+    trainer.create_model_card(dataset_name=dataset_name)
+    if trainer.accelerator.is_main_process:
+        before, after = trainer.evaluations[0], trainer.evaluations[-1]
+        print(f"\nHeld-out tasks, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
+        print(format_table({"before": before, "after": after}))
+        print(f"\nModel, trajectories and metrics are in {args.output_dir}")
+    trainer.close()
+    if args.push_to_hub:
+        try:
+            trainer.push_to_hub(dataset_name=dataset_name)
+        except HubError as error:
+            print(error, file=sys.stderr)
+            sys.exit(EXIT_NOT_PUSHED)

@@ -1,0 +1,100 @@
+"""Train an agent on AppWorld by G2PO: it writes code against everyday apps, each world in a process of its own.
+
+    python -m g2po_envs.appworld.setup ~/.cache/g2po_trl/appworld                                  # once
+    accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_appworld.py \
+        --config recipes/appworld/qwen2.5-7b.yaml
+    accelerate launch recipes/train_appworld.py          # a tiny model, tasks of our own: does it all run here?
+
+Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
+`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the worlds' cores
+
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from datasets import Dataset
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installation
+from g2po_envs.appworld.setup import set_up
+from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl.checkpoint import find_checkpoint
+from g2po_trl.recipe import run_recipe
+
+DEFAULT_CONFIG = Path(__file__).parent / "appworld" / "tiny.yaml"
+
+
+@dataclass
+class ScriptArguments:
+    appworld: str = field(
+        default="~/.cache/g2po_trl/appworld", metadata={"help": "Folder that `g2po_envs.appworld.setup` made."}
+    )
+    tiny: bool = field(default=False, metadata={"help": "Set up and play a few tasks of our own, in APPWORLD-tiny."})
+    train_split: str = field(default="train", metadata={"help": "Tasks to train on."})
+    eval_split: str = field(default="dev", metadata={"help": "Tasks of the fixed panel."})
+    key: str = field(default="output", metadata={"help": "A state is its 'output', or 'output and calls'."})
+    max_worlds: int = field(default=50, metadata={"help": "Worlds after which a server is replaced."})
+    max_server_memory_mb: float = field(default=2000.0, metadata={"help": "Size beyond which a server is replaced."})
+
+
+def main() -> None:
+    if not any(flag == "--config" or flag.startswith("--config=") for flag in sys.argv):
+        sys.argv += ["--config", str(DEFAULT_CONFIG)]
+    script_args, args, model_args = TrlParser((ScriptArguments, G2POConfig, ModelConfig)).parse_args_and_config()
+
+    # data
+    folder = Path(script_args.appworld).expanduser()
+    installation = Installation(str(folder.with_name(f"{folder.name}-tiny") if script_args.tiny else folder))
+    with args.main_process_first(desc="AppWorld"):
+        if script_args.tiny and not (installation.root / "data" / "tasks").exists():
+            set_up(installation.directory, tiny=True)
+        try:
+            installation.check()
+            train, held_out = (installation.task_ids(s) for s in (script_args.train_split, script_args.eval_split))
+        except FileNotFoundError as error:
+            raise SystemExit(str(error)) from error
+
+    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    args.eval_on_start = checkpoint is None
+
+    # model
+    args.model_init_kwargs = {
+        "dtype": model_args.dtype,
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        **(args.model_init_kwargs or {}),
+    }
+    if model_args.model_name_or_path is None:
+        from g2po_envs.alfworld.tiny import tiny_model_path  # knows nothing of AppWorld: for trying what runs
+
+        model_args.model_name_or_path = str(tiny_model_path())
+
+    trainer = G2POTrainer(
+        model=model_args.model_name_or_path,
+        args=args,
+        train_dataset=Dataset.from_list([{"task_id": task_id} for task_id in train]),
+        eval_dataset=Dataset.from_list([{"task_id": task_id} for task_id in held_out]),
+        environment_factory=partial(
+            AppworldEnvironment,
+            installation,
+            key=script_args.key,
+            max_turns=args.max_turns,
+            max_worlds=script_args.max_worlds,
+            max_memory=script_args.max_server_memory_mb * 2**20,
+        ),
+        prompt_template=APPWORLD_PROMPT,
+        peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
+        card_facts={"Training tasks": f"AppWorld {script_args.train_split}, {len(train)} tasks"},
+    )
+    run_recipe(trainer, checkpoint, {"script": asdict(script_args), "model": asdict(model_args)}, "AppWorld")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""AppWorld: code and replies read by hand; with `make test-appworld`, real worlds, played, killed, hung and grown."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installation
+from g2po_envs.appworld.environment import called_functions
+from g2po_envs.appworld.prompts import parse_think_code
+from g2po_envs.appworld.server import AppworldServer, AppworldServerError, evaluation
+from g2po_trl import EnvironmentPool, Observation, StepResult
+from g2po_trl.environment_pool import EnvironmentFailure
+
+ROOT = Path(__file__).parents[1]
+INSTALLATION = Installation(str(ROOT / ".venv-appworld"))
+LOGIN = (
+    "password = apis.supervisor.show_account_passwords()[0]['password']\n"
+    "token = apis.simple_note.login(username='ines.halloran@example.com', password=password)['access_token']"
+)
+RIGHT = {
+    "tiny000_1": [
+        LOGIN,
+        "note = apis.simple_note.search_notes(access_token=token, query='Groceries')[0]['note_id']",
+        "text = apis.simple_note.show_note(note_id=note, access_token=token)['content']\nprint(text)",
+        "apis.supervisor.complete_task(answer=len(text.splitlines()))",
+    ],
+    "tiny000_2": ["apis.supervisor.complete_task(answer='scarf')"],
+}
+WRONG = ["print(1 / 0)", "apis.supervisor.complete_task(answer='hat')"]
+
+
+# -- without AppWorld -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "valid"),
+    [
+        ("<think>so</think>\n<code>print(1)</code>", "print(1)", True),
+        ("<think></think><code>\n```python\nx = 1\nprint(x)\n```\n</code>", "x = 1\nprint(x)", True),
+        ("<code>print(1)</code>", "print(1)", False),
+        ("<think>so</think> print(1)", "", False),
+        ("<think>so</think><CODE>if a:\n    b()</CODE>", "if a:\n    b()", True),
+    ],
+)
+def test_replies_are_read(reply, code, valid):
+    assert parse_think_code(reply) == (code, valid)
+
+
+def test_called_functions_are_named_in_order():
+    code = "t = apis.notes.login(u=apis.supervisor.me())\nprint(len(apis.notes.show(t)['a'].split()))"
+    assert called_functions(code) == ["apis.notes.login", "apis.supervisor.me", "apis.notes.show"]
+    assert called_functions("print(") == [] and called_functions("apis.x") == []
+
+
+def test_prompts_show_code_and_what_it_printed():
+    message = APPWORLD_PROMPT.messages("4", "Count {them}.", None, [("Nothing yet.", "print(2 + 2)")], 1)[0]["content"]
+    assert "Your task: Count {them}." in message and ">>> print(2 + 2)" in message
+    assert "Shown after the last one: 4" in message
+
+
+def test_scores_are_the_share_of_tests_passed():
+    assert evaluation({"success": False, "passes": [1, 2, 3], "failures": [4]}) == (False, 0.75)
+    assert evaluation({"success": True, "passes": [], "failures": []}) == (True, 0.0)
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"python -m g2po_envs\.appworld\.setup"):
+        AppworldEnvironment(Installation(str(tmp_path)))
+    (tmp_path / "root" / "data" / "datasets").mkdir(parents=True)
+    (tmp_path / "root" / "data" / "datasets" / "dev.txt").write_text("a\nb\n")
+    assert Installation(str(tmp_path)).task_ids("dev") == ["a", "b"]
+    with pytest.raises(FileNotFoundError, match="there is no dataset 'train' .* there are: dev"):
+        Installation(str(tmp_path)).task_ids("train")
+    with pytest.raises(ValueError, match="key is 'colour'"):
+        AppworldEnvironment(Installation(str(tmp_path)), key="colour")
+
+
+# -- with AppWorld ----------------------------------------------------------------------------------------------------
+
+real = [
+    pytest.mark.appworld,
+    pytest.mark.skipif(
+        not (INSTALLATION.root / "data").exists(), reason="AppWorld is not set up here: `make test-appworld`"
+    ),
+]
+
+
+def servers():
+    """AppWorld servers that run now, of this installation."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+        except psutil.Error:
+            continue
+        if "appworld.serve.environment:app" in command and str(INSTALLATION.python) in command[0]:
+            found.append(process)
+    return found
+
+
+@pytest.fixture
+def nothing_left():
+    assert servers() == []
+    yield
+    deadline = time.monotonic() + 10
+    while servers() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert servers() == []
+
+
+def make_pool(**options):
+    return EnvironmentPool(partial(AppworldEnvironment, INSTALLATION, **options), num_workers=2)
+
+
+def play(pool, slots):
+    """Codes by slot -> last results; a slot that has failed or ended is left alone."""
+    last = {}
+    for turn in range(max(map(len, slots.values()))):
+        live = {
+            slot: codes[turn]
+            for slot, codes in slots.items()
+            if turn < len(codes)
+            and (slot not in last or (isinstance(last[slot], StepResult) and not last[slot].terminated))
+        }
+        last |= pool.step(live) if live else {}
+    return last
+
+
+@pytest.mark.usefixtures("nothing_left")
+class TestRealWorlds:
+    pytestmark = real
+
+    def test_tasks_played_right_and_wrong_with_four_servers(self):
+        ids = ["tiny000_1", "tiny000_1", "tiny000_2", "tiny000_2"]
+        with make_pool(key="output and calls") as pool:
+            first = pool.reset([{"task_id": task_id} for task_id in ids], [0, 0, 1, 1])
+            assert all(isinstance(o, Observation) and "Ines Halloran" in o.task for o in first)
+            assert len(servers()) == 4
+            last = play(pool, {0: RIGHT[ids[0]], 1: WRONG, 2: RIGHT[ids[2]], 3: WRONG})
+            assert [last[slot].reward for slot in range(4)] == [10.0, 0.0, 10.0, 0.0]
+            assert last[0].info == {"success": True, "score": 1.0, "completed": True}
+            assert last[1].info == {"success": False, "score": 0.0, "completed": True}
+
+    def test_outputs_and_keys(self):
+        with make_pool(key="output and calls", max_turns=3) as pool:
+            pool.reset([{"task_id": "tiny000_1"}])
+            one = pool.step({0: LOGIN})[0].observation
+            two = pool.step({0: "x = 1"})[0].observation
+            assert one.text == two.text == "Execution successful." and one.state_key != two.state_key
+            assert one.state_key.endswith("apis.supervisor.show_account_passwords, apis.simple_note.login")
+            last = pool.step({0: "import os; os.system('ls')"})[0]
+            assert "is not allowed" in last.observation.text
+            assert last.terminated and last.info == {"success": False, "score": 0.0, "completed": False}
+
+    def test_a_server_killed_and_one_made_to_hang(self):
+        with make_pool(call_timeout=15.0) as pool:
+            tasks = [{"task_id": "tiny000_2"}] * 4
+            pool.reset(tasks)
+            killed, hung, *_ = servers()
+            killed.kill()
+            os.kill(hung.pid, signal.SIGSTOP)
+            last = pool.step(dict.fromkeys(range(4), "print(7)"))
+            failures = [r for r in last.values() if isinstance(r, EnvironmentFailure)]
+            assert len(failures) == 2
+            assert sorted("took more than 15 s" in f.message for f in failures) == [False, True]
+            assert any("died by SIGKILL" in f.message for f in failures)
+            assert sum(isinstance(r, StepResult) and r.observation.text == "7" for r in last.values()) == 2
+            assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the run goes on"
+            assert len(servers()) == 4
+
+    def test_servers_that_are_old_or_big_are_replaced(self):
+        old, big = (AppworldEnvironment(INSTALLATION, **limit) for limit in ({"max_worlds": 2}, {"max_memory": 4e8}))
+        pids = []
+        for _ in range(3):
+            old.reset("tiny000_1")
+            pids.append(old._server.process.pid)
+        assert pids[0] == pids[1] != pids[2]
+        old.close()
+        big.reset("tiny000_1")
+        pid = big._server.process.pid
+        big.step("held = [bytearray(1_000_000) for _ in range(300)]\nfor h in held: h[::4096] = b'x' * len(h[::4096])")
+        assert big._server.memory > 4e8
+        big.reset("tiny000_1")
+        assert big._server.process.pid != pid
+        big.close()
+
+    def test_a_worker_that_is_killed_takes_its_servers_along(self):
+        with make_pool() as pool:
+            pool.reset([{"task_id": "tiny000_2"}] * 2)
+            assert len(servers()) == 2
+            os.kill(pool.worker_pids[0], signal.SIGKILL)
+            last = pool.step({0: "print(1)", 1: "print(1)"})
+            assert sum(isinstance(r, EnvironmentFailure) for r in last.values()) == 1
+            assert len(servers()) == 1
+
+    def test_a_task_that_is_not_there(self):
+        server = AppworldServer(INSTALLATION)
+        with pytest.raises(AppworldServerError, match="initialize was refused"):
+            server.call("initialize", task_id="nowhere_1")
+        server.close()
+        with pytest.raises(AppworldServerError):
+            server.call("initialize", task_id="tiny000_1")
+
+    def test_the_recipe_trains(self, tmp_path):
+        (tmp_path / "appworld-tiny").symlink_to(INSTALLATION.directory)
+        run = subprocess.run(
+            [sys.executable, ROOT / "recipes" / "train_appworld.py", "--appworld", tmp_path / "appworld"]
+            + ["--output_dir", tmp_path / "run", "--num_environment_workers", "2"],
+            capture_output=True,
+            text=True,
+            timeout=400,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert run.returncode == 0, run.stderr[-3000:]
+        assert "iteration   2/2" in run.stdout and "success: all" in run.stdout
