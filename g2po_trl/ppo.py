@@ -119,8 +119,14 @@ class PPOTrainer(G2POTrainer):
                 "PPOTrainer runs on one process or under DDP: every process holds the whole critic. Launch it with "
                 "recipes/accelerate/ddp.yaml, or train with G2POTrainer, which needs no critic."
             )
+        name = args.critic_model_name_or_path or get_config_model_id(self.model.config)
+        if not name:
+            raise ValueError(
+                "critic_model_name_or_path is None and the model came from no folder or Hub: set it to the model the "
+                "critic is to begin as"
+            )
         self.critic = Critic(
-            args.critic_model_name_or_path or get_config_model_id(self.model.config),
+            name,
             self.accelerator,
             learning_rate=args.critic_learning_rate,
             max_tokens=args.max_tokens_per_micro_batch,

@@ -243,3 +243,19 @@ def test_ppo_wants_its_own_configuration_and_no_advantage_fn(tiny_model_dir, tmp
             prompt_template=LETTER_PROMPT,
             advantage_fn=lambda graph: graph.returns,
         )
+
+
+def test_a_model_from_nowhere_needs_a_critic_named(tiny_model_dir, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    model.config._name_or_path = model.name_or_path = ""
+    with pytest.raises(ValueError, match="critic_model_name_or_path is None"):
+        PPOTrainer(
+            model,
+            PPOConfig(str(tmp_path), **{**OPTIONS, "beta": 0.0}),
+            train_dataset=Dataset.from_list([{"seed": 0}]),
+            environment_factory=LetterEnvironment,
+            prompt_template=LETTER_PROMPT,
+            processing_class=AutoTokenizer.from_pretrained(tiny_model_dir),
+        )
