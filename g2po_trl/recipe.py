@@ -8,11 +8,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trl import ModelConfig
+
+from .config import G2POConfig
 from .evaluation import format_table
 from .persistence import HubError
 from .trainer import G2POTrainer
 
 EXIT_NOT_PUSHED = 3
+
+
+def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
+    """What the model is loaded with: TRL's `ModelConfig`, under the `model_init_kwargs` that are set already."""
+    args.model_init_kwargs = {
+        "dtype": model_args.dtype,
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        **(args.model_init_kwargs or {}),
+    }
 
 
 def run_recipe(

@@ -32,7 +32,7 @@ from g2po_envs.alfworld import (
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.checkpoint import find_checkpoint
-from g2po_trl.recipe import run_recipe
+from g2po_trl.recipe import run_recipe, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -87,12 +87,7 @@ def main(
     args.eval_on_start = checkpoint is None
 
     # model
-    args.model_init_kwargs = {
-        "dtype": model_args.dtype,
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        **(args.model_init_kwargs or {}),
-    }
+    use_model_arguments(args, model_args)
 
     trainer = trainer_class(
         model=model_args.model_name_or_path or str(tiny_model_path()),

@@ -25,7 +25,7 @@ from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installatio
 from g2po_envs.appworld.setup import set_up
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.checkpoint import find_checkpoint
-from g2po_trl.recipe import run_recipe
+from g2po_trl.recipe import run_recipe, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "appworld" / "tiny.yaml"
 
@@ -64,12 +64,7 @@ def main() -> None:
     args.eval_on_start = checkpoint is None
 
     # model
-    args.model_init_kwargs = {
-        "dtype": model_args.dtype,
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        **(args.model_init_kwargs or {}),
-    }
+    use_model_arguments(args, model_args)
     if model_args.model_name_or_path is None:
         from g2po_envs.alfworld.tiny import tiny_model_path  # knows nothing of AppWorld: for trying what runs
 
