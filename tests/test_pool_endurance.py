@@ -66,7 +66,7 @@ def play(number, batch=100, seed=0):
     rng = random.Random(seed)
     outcomes = Counter()
     with EnvironmentPool(
-        Pathological, num_workers=2, reset_timeout=1.0, step_timeout=1.0, max_worker_resets=400
+        Pathological, num_workers=2, reset_timeout=1.0, step_timeout=1.0, max_worker_resets=40
     ) as pool:
         for _ in range(number // batch):
             tasks = []
