@@ -43,7 +43,8 @@ def learning_curves(
         kernel = np.ones(min(window, length)) / min(window, length)
         smooth = np.array([np.convolve(curve[:length], kernel, mode="valid") for curve in seeds]) * 100
         iterations = np.arange(length - smooth.shape[1] + 1, length + 1)
-        (line,) = axes.plot(iterations, smooth.mean(0), label=method, linewidth=2.4 if method == bold else 1.3)
+        style = {"linewidth": 2.4, "color": "black"} if method == bold else {"linewidth": 1.3}
+        (line,) = axes.plot(iterations, smooth.mean(0), label=method, **style)
         axes.fill_between(iterations, smooth.min(0), smooth.max(0), color=line.get_color(), alpha=0.08, linewidth=0)
     axes.legend(fontsize=8)
     return made
