@@ -153,3 +153,11 @@ def test_learning_curves_are_smoothed_over_seeds():
     g2po, grpo = axes.get_lines()
     assert g2po.get_xydata().tolist() == [[2, 75], [3, 100]] and grpo.get_ydata().tolist() == [50, 50]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["g2po", "grpo"]
+
+
+def test_figures_are_saved_the_same_every_time(tmp_path):
+    curves = {"g2po": [[0.0, 0.5, 1.0]]}
+    for folder in ("a", "b"):
+        plots.save(plots.learning_curves(curves), tmp_path / folder, "curves")
+    for kind in ("png", "svg"):
+        assert (tmp_path / "a" / f"curves.{kind}").read_bytes() == (tmp_path / "b" / f"curves.{kind}").read_bytes()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 
@@ -21,12 +22,13 @@ def figure(xlabel: str, ylabel: str, width: float = 6.4, height: float = 4.0) ->
 
 
 def save(made: Figure, folder: str | Path, name: str) -> list[Path]:
-    """Write NAME.png and NAME.svg."""
+    """Write NAME.png and NAME.svg, the same bytes for the same figure."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    paths = [Path(folder, f"{name}.{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        made.savefig(path, dpi=150)
-    return paths
+    png, svg = (Path(folder, f"{name}.{kind}") for kind in ("png", "svg"))
+    made.savefig(png, dpi=150)
+    with rc_context({"svg.hashsalt": name}):
+        made.savefig(svg, metadata={"Date": None})
+    return [png, svg]
 
 
 def learning_curves(
