@@ -10,23 +10,29 @@ the cut:
 Several ranks plan together: every rank gets the same number of micro-batches with the same number of rows in each
 (TRL gathers a metric per row, and a sharded model must run the same number of forward passes everywhere). What a rank
 lacks is filled with rows of mask 0. Nothing is dropped.
+
+The loss sees padded rows. What passes through the model is up to the layout (`packing`): those rows, or packed ones in
+which each token that rows have in common stands once. A *unit* is what is dealt and cut: a row, or a packed row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from .packing import lay_out, make_packs, split_packs
 from .trajectory import Trajectory
 
 # How a TRL loss averages, and so how micro-batches of it add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
 MICRO_BATCH_TOKEN_MEAN_LOSSES = ("bnpo",)
 TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
+
+_PACKS_A_RANK = 8
 
 
 @dataclass
@@ -163,14 +169,21 @@ def deal_rows(
         [slice][rank] -> row numbers, longest first.
     """
     total = np.array([prompt + reply for prompt, reply in lengths], dtype=np.int64)
-    slices = []
-    for part in np.array_split(rng.permutation(len(lengths)), num_slices):
-        longest_first = part[np.argsort(-total[part], kind="stable")]
-        place = np.arange(len(part))
-        turn, seat = place // num_ranks, place % num_ranks
-        rank = np.where(turn % 2 == 0, seat, num_ranks - 1 - seat)
-        slices.append([longest_first[rank == r].tolist() for r in range(num_ranks)])
-    return slices
+    return [_deal(part, total, num_ranks) for part in slice_rows(len(lengths), num_slices, rng)]
+
+
+def slice_rows(num_rows: int, num_slices: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Rows of each slice, by chance, in equal numbers give or take one."""
+    return np.array_split(rng.permutation(num_rows), num_slices)
+
+
+def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:
+    """Units by rank, longest first: back and forth like cards."""
+    longest_first = units[np.argsort(-tokens[units], kind="stable")]
+    place = np.arange(len(units))
+    turn, seat = place // num_ranks, place % num_ranks
+    rank = np.where(turn % 2 == 0, seat, num_ranks - 1 - seat)
+    return [longest_first[rank == r].tolist() for r in range(num_ranks)]
 
 
 def imbalance(work: Sequence[float]) -> float:
@@ -213,40 +226,65 @@ def make_micro_batches(
     pad_token_id: int,
     pad_to_multiple_of: int | None,
     rng: np.random.Generator,
+    layout: str = "padded",
+    row_tokens: int = 0,
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
     """Deal all ranks' step samples out anew, so that each has as much to do, and cut one rank's into micro-batches.
 
     Args:
         batches: the step samples of each rank, as they were played.
         max_tokens: see `plan_micro_batches`. rng: in the same state on every rank.
+        layout: one of `packing.LAYOUTS`. row_tokens: of a packed row.
 
     Returns:
         [slice][micro-batch] tensors by name, with `num_items_in_batch`, `loss_scale` and `weight` (trained tokens of
-        all ranks in it); and metrics: what there is to train, and how evenly it was and is spread.
+        all ranks in it), and those of `lay_out` unless the layout is padded; and metrics: what there is to train, how
+        much of it passes through the model, and how evenly it was and is spread.
     """
     batch, num_ranks = StepBatch.concatenate(batches), len(batches)
     lengths = batch.lengths(range(len(batch)))
-    dealt = deal_rows(lengths, num_slices, num_ranks, rng)
+    sequences = [np.concatenate(pair) for pair in zip(batch.prompt_ids, batch.completion_ids)]
+    scored = [reply * bool(trained) for (_, reply), trained in zip(lengths, batch.trained)]
     num_items = torch.tensor(batch.num_tokens)
-    slices = []
-    for ranks in dealt:
-        part = []
-        for start, stop in plan_micro_batches([[lengths[row] for row in rows] for rows in ranks], max_tokens):
-            micro_batch = batch.collate(ranks[rank][start:stop], stop - start, pad_token_id, pad_to_multiple_of)
+    slices, tokens, forwarded = [], np.zeros(num_ranks), 0
+    for part in slice_rows(len(batch), num_slices, rng):
+        if layout == "padded":
+            packs, units, sizes = None, [[row] for row in part.tolist()], [lengths[row] for row in part]
+        else:
+            own = [sequences[row] for row in part]
+            # Several packs a rank, and as many on each, or they cannot be dealt evenly.
+            even = sum(map(len, own)) // (_PACKS_A_RANK * num_ranks) if num_ranks > 1 else row_tokens
+            packs = make_packs(own, max(1, min(row_tokens, even)), layout == "shared")
+            packs = split_packs(packs, own, num_ranks)
+            packs = [replace(pack, rows=part[pack.rows].tolist()) for pack in packs]
+            units, sizes = [pack.rows for pack in packs], [(pack.num_tokens, 0) for pack in packs]
+        ranks = _deal(np.arange(len(units)), np.array([sum(size) for size in sizes], dtype=np.int64), num_ranks)
+        tokens += [sum(sum(sizes[unit]) for unit in dealt) for dealt in ranks]
+        micro_batches = []
+        for start, stop in plan_micro_batches([[sizes[unit] for unit in dealt] for dealt in ranks], max_tokens):
+            rows = [[row for unit in dealt[start:stop] for row in units[unit]] for dealt in ranks]
+            micro_batch = batch.collate(rows[rank], max(1, *map(len, rows)), pad_token_id, pad_to_multiple_of)
+            if packs is not None:
+                dealt = [packs[unit] for unit in ranks[rank][start:stop]]
+                micro_batch |= lay_out(dealt, sequences, scored, pad_token_id, pad_to_multiple_of)
             micro_batch["num_items_in_batch"] = num_items
             micro_batch["loss_scale"] = loss_scale(
                 loss_type, micro_batch, len(batch), batch.num_tokens, num_ranks, num_slices
             )
-            micro_batch["weight"] = batch.num_trained_tokens([row for rows in ranks for row in rows[start:stop]])
-            part.append(micro_batch)
-        slices.append(part)
+            micro_batch["weight"] = batch.num_trained_tokens([row for dealt in rows for row in dealt])
+            micro_batches.append(micro_batch)
+            for dealt in ranks:
+                widths = [sizes[unit] for unit in dealt[start:stop]] or [(1, 0)]
+                forwarded += (len(widths) if packs else stop - start) * sum(map(max, zip(*widths)))
+        slices.append(micro_batches)
     return slices, {
         "update/step_samples": len(batch),
         "update/micro_batches": sum(map(len, slices)),
-        "update/token_imbalance": imbalance(
-            [sum(sum(lengths[row]) for ranks in dealt for row in ranks[r]) for r in range(num_ranks)]
-        ),
+        "update/token_imbalance": imbalance(tokens),
         "rollout/token_imbalance": imbalance([sum(map(sum, b.lengths(range(len(b))))) for b in batches]),
+        "update/forwarded_tokens": forwarded,
+        "update/repeated_token_fraction": 1 - tokens.sum() / max(sum(map(sum, lengths)), 1),
+        "update/padding_fraction": 1 - tokens.sum() / max(forwarded, 1),
     }
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from trl import GRPOConfig
 
+from .packing import LAYOUTS
 from .sample_table import BACKENDS
 from .state_keys import IGNORABLE
 
@@ -60,7 +61,11 @@ class G2POConfig(GRPOConfig):
         eval_temperature: sampling temperature of evaluation; 0 is greedy.
         eval_top_p, eval_top_k: evaluation's own filters. `None`: those of training.
         eval_seed: evaluation draws its samples from this seed, so that two evaluations compare.
-        max_tokens_per_micro_batch: padded tokens (prompt and reply) in one forward pass.
+        max_tokens_per_micro_batch: tokens in one forward pass, padding included.
+        token_layout: how step samples pass through the model; the loss and its gradient are the same. `"shared"`:
+            what they have in common once, see `g2po_trl.packing`. `"packed"`: end to end. `"padded"`: one row each,
+            which is also taken when the model's attention does not allow the others.
+        packed_row_tokens: tokens of a packed row; its attention costs as their square. `None`: by the model's size.
         generation_batch_tokens: padded prompt tokens in one generate call.
         num_environment_workers: processes for environments, per rank. `None`: the cores there are.
         environment_reset_timeout, environment_step_timeout: seconds before a hanging environment is given up.
@@ -113,7 +118,9 @@ class G2POConfig(GRPOConfig):
     eval_top_p: float | None = field(default=None, metadata={"help": "top_p of evaluation. None: as in training."})
     eval_top_k: int | None = field(default=None, metadata={"help": "top_k of evaluation. None: as in training."})
     eval_seed: int = field(default=0, metadata={"help": "Seed of evaluation's samples."})
-    max_tokens_per_micro_batch: int = field(default=16384, metadata={"help": "Padded tokens in a forward pass."})
+    max_tokens_per_micro_batch: int = field(default=16384, metadata={"help": "Tokens in a forward pass."})
+    token_layout: str = field(default="shared", metadata={"help": f"One of {', '.join(LAYOUTS)}."})
+    packed_row_tokens: int | None = field(default=None, metadata={"help": "Tokens of a packed row."})
     generation_batch_tokens: int = field(default=65536, metadata={"help": "Padded prompt tokens in a generate call."})
     num_environment_workers: int | None = field(default=None, metadata={"help": "Environment processes per rank."})
     environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
@@ -203,6 +210,13 @@ class G2POConfig(GRPOConfig):
             "stop_sequences",
             self.stop_sequences,
             "pass a list of texts that are not empty, e.g. ['</action>']",
+        )
+        _require(
+            self.token_layout in LAYOUTS, "token_layout", self.token_layout, f"choose one of {', '.join(LAYOUTS)}"
+        )
+        row_tokens = self.packed_row_tokens
+        _require(
+            row_tokens is None or row_tokens >= 1, "packed_row_tokens", row_tokens, "set it to 1 or more, or None"
         )
         if self.use_vllm:
             self._check_vllm()

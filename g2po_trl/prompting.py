@@ -94,15 +94,16 @@ class PromptTemplate:
         return [*system, {"role": "user", "content": content}]
 
 
+# What prompts have in common comes first: it passes through the model once (`packing`).
 DEFAULT_PROMPT = PromptTemplate(
     first=(
-        "{task}\n\nObservation: {observation}\n\nPossible actions:\n{actions}\n\n"
-        "Think inside <think> </think>, then give one action inside <action> </action>."
+        "{task}\nThink inside <think> </think>, then give one action inside <action> </action>.\n\n"
+        "Observation: {observation}\n\nPossible actions:\n{actions}"
     ),
     later=(
-        "{task}\n\nSteps taken so far: {steps_taken}. The last {history_length}:\n{history}\n\n"
-        "Step {current_step}. Observation: {observation}\n\nPossible actions:\n{actions}\n\n"
-        "Think inside <think> </think>, then give one action inside <action> </action>."
+        "{task}\nThink inside <think> </think>, then give one action inside <action> </action>.\n\n"
+        "Steps taken so far: {steps_taken}. The last {history_length}:\n{history}\n\n"
+        "Step {current_step}. Observation: {observation}\n\nPossible actions:\n{actions}"
     ),
 )
 

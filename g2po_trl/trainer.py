@@ -33,8 +33,8 @@ from .environment import TextEnvironment
 from .estimators import estimator_name, make_estimator
 from .graph import StateGraph, record
 from .importance import SamplingStatistics, importance_ratio
+from .layout import LayoutTrainer
 from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
-from .playing import PlayingTrainer
 from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import RolloutStats
 from .sample_table import SampleTable
@@ -48,7 +48,7 @@ def _environment_reward(**kwargs):
     raise RuntimeError("rewards come from the environment; this function is never called")
 
 
-class G2POTrainer(PlayingTrainer):
+class G2POTrainer(LayoutTrainer):
     """Trains a language model as an agent by Group-Graph Policy Optimization.
 
     Args:
@@ -132,6 +132,7 @@ class G2POTrainer(PlayingTrainer):
             raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
         loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
         self.card_facts = card_facts or {}
+        self.choose_layout()
         self.advantage_fn, self.estimator_name = self._choose_estimator(advantage_fn)
         self.open_environments(environment_factory, prompt_template, state_key, dict(train_dataset[0]))
         self.evaluations = []
@@ -189,18 +190,28 @@ class G2POTrainer(PlayingTrainer):
 
         own = advantages[steps_before : steps_before + num_steps]
         batch = StepBatch.from_trajectories(trajectories, own, self.args.mask_truncated_completions)
-        slices, update_metrics = self._micro_batches(batch)
         started = time.perf_counter()
+        slices, update_metrics = self._micro_batches(batch)
+        batch_time, started = time.perf_counter() - started, time.perf_counter()
         update_metrics |= self._add_logps([micro_batch for part in slices for micro_batch in part])
-        times = {"time/advantage": advantage_time, "time/logps": time.perf_counter() - started}
+        logps_time = time.perf_counter() - started
+        times = {"time/advantage": advantage_time, "time/batch": batch_time, "time/logps": logps_time}
         self._log_rollout(trajectories, stats, graph, times, update_metrics)
         return slices
 
     def _micro_batches(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
         """This rank's part of all ranks' step samples, as micro-batches by slice; and `update/*` metrics."""
+        gathered = gather_object([local])
+        slices, metrics = self.cut(gathered)
+        if self.token_layout != "padded" and not self.layout_checked and not self.layout_is_exact(slices[0][0]):
+            slices, metrics = self.cut(gathered)
+        return slices, metrics
+
+    def cut(self, batches: Sequence[StepBatch]) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
+        """`make_micro_batches` as configured: the same, whatever is cut again."""
         args = self.args
         return make_micro_batches(
-            gather_object([local]),
+            batches,
             self.accelerator.process_index,
             args.steps_per_generation,
             args.max_tokens_per_micro_batch,
@@ -208,6 +219,8 @@ class G2POTrainer(PlayingTrainer):
             self.processing_class.pad_token_id,
             args.pad_to_multiple_of,
             np.random.default_rng([args.seed, self._step, 0]),  # the same on every rank
+            self.token_layout,
+            self.packed_row_tokens,
         )
 
     def _add_logps(self, micro_batches: list[dict[str, Any]]) -> dict[str, float]:
@@ -222,14 +235,14 @@ class G2POTrainer(PlayingTrainer):
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             for micro_batch in micro_batches:
                 if moves_on or corrects:
-                    micro_batch["old_per_token_logps"] = self._logps(self.model, micro_batch)
+                    micro_batch["old_per_token_logps"] = self.log_probs(self.model, micro_batch)
                     if "sampling_per_token_logps" in micro_batch:
                         self._compare_with_engine(micro_batch, corrects, statistics)
                 if self.beta != 0.0 and self.ref_model is not None:
-                    micro_batch["ref_per_token_logps"] = self._logps(self.ref_model, micro_batch)
+                    micro_batch["ref_per_token_logps"] = self.log_probs(self.ref_model, micro_batch)
                 elif self.beta != 0.0:  # the adapter switched off, or its copy from before training
                     with use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None):
-                        micro_batch["ref_per_token_logps"] = self._logps(self.model, micro_batch)
+                        micro_batch["ref_per_token_logps"] = self.log_probs(self.model, micro_batch)
         return SamplingStatistics.metrics(gather_object([statistics.summary()]))
 
     def _compare_with_engine(
@@ -249,16 +262,6 @@ class G2POTrainer(PlayingTrainer):
             )
             micro_batch["importance_sampling_ratio"] = ratio
         statistics.add(logps, sampling_logps, mask, ratio, outside)
-
-    def _logps(self, model, micro_batch: dict[str, Any]) -> torch.Tensor:
-        """Log-probabilities of the reply tokens, (rows, C)."""
-        batch = Trainer._prepare_inputs(self, micro_batch)  # to the device
-        return self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-            batch["completion_ids"].size(1),
-        )[0]
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -296,7 +299,8 @@ class G2POTrainer(PlayingTrainer):
         return loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        with self.in_layout(inputs):
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss * inputs["loss_scale"]
 
     # -- metrics ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import RepeatSampler, use_adapter
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head, use_adapter
 
 from g2po_trl.importance import MODES
 
@@ -121,6 +121,17 @@ def test_log_probabilities_come_first():
     signature = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies)
     assert list(signature.parameters)[:5] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]
     assert "logps, entropies" in inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
+
+
+def test_the_fused_lm_head_scores_what_the_body_hands_on():
+    """`packing` lets the body hand on chosen hidden states only, and passes their labels already shifted."""
+    source = inspect.getsource(add_fused_lm_head)
+    for used in ('backbone_attr = "base_model"', "backbone_outputs.last_hidden_state", "labels = shift_labels"):
+        assert used in source
+    assert "model(**model_inputs, labels=labels, fused_lm_head=True)" in inspect.getsource(
+        GRPOTrainer._get_per_token_logps_and_entropies
+    )
+    assert inspect.getsource(GRPOTrainer._compute_loss).count("self._get_per_token_logps_and_entropies(") == 1
 
 
 def test_attributes_the_trainer_uses():

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from g2po_trl.prompting import PromptTemplate
 
-_REPLY = """Decide on your next action. First reason about the situation step by step, inside <think> </think> tags. \
-Then pick one of the admissible actions and write it, exactly as listed, inside <action> </action> tags."""
-
-ALFWORLD_PROMPT = PromptTemplate(
-    first="""You are an agent in a house simulated in text (ALFRED). You solve household tasks by acting in it.
-
-What you see now: {observation}
-
-Actions admissible now:
-{actions}
+# What prompts have in common comes first: it passes through the model once.
+_ALWAYS = """You are an agent in a house simulated in text (ALFRED). You solve household tasks by acting in it.
+Decide on your next action. First reason about the situation step by step, inside <think> </think> tags. Then pick \
+one of the admissible actions and write it, exactly as listed, inside <action> </action> tags.
 
 """
-    + _REPLY,
-    later="""You are an agent in a house simulated in text (ALFRED). You solve household tasks by acting in it. \
-Your task is to: {task}.
+
+ALFWORLD_PROMPT = PromptTemplate(
+    first=_ALWAYS
+    + """What you see now: {observation}
+
+Actions admissible now:
+{actions}""",
+    later=_ALWAYS
+    + """Your task is to: {task}.
 
 You have taken {steps_taken} step(s) so far. Your last {history_length} observation(s) and the actions you took then:
 {history}
@@ -31,10 +31,7 @@ You have taken {steps_taken} step(s) so far. Your last {history_length} observat
 You are now at step {current_step}. What you see now: {observation}
 
 Actions admissible now:
-{actions}
-
-"""
-    + _REPLY,
+{actions}""",
     history_entry="Step {step}: you saw '{observation}' and you did '{action}'",
 )
 

@@ -24,28 +24,28 @@ def parse_think_code(reply: str, prompt_end: str = "") -> ParsedReply:
     )
 
 
-_HOW = """You solve tasks on somebody's behalf by writing Python against their apps, a piece at a time. Variables \
+# What prompts have in common comes first: it passes through the model once.
+_ALWAYS = """You solve tasks on somebody's behalf by writing Python against their apps, a piece at a time. Variables \
 stay from piece to piece. What you print is shown to you.
 - apis.api_docs.show_app_descriptions() lists the apps, apis.api_docs.show_api_descriptions(app_name=…) the functions \
 of one, apis.api_docs.show_api_doc(app_name=…, api_name=…) tells how to call one.
 - apis.supervisor.show_account_passwords() gives passwords; log in to an app to get its access_token.
 - When the task is done: apis.supervisor.complete_task(), with answer=… if it asks for something.
 
+Reason about the next piece inside <think> </think>, then write it inside <code> </code>.
+
 Your task: {task}
 """
-_REPLY = """
-Reason about the next piece inside <think> </think>, then write it inside <code> </code>."""
 
 APPWORLD_PROMPT = PromptTemplate(
-    first=_HOW + _REPLY,
-    later=_HOW
+    first=_ALWAYS,
+    later=_ALWAYS
     + """
 You have run {steps_taken} piece(s). The last {history_length} and what was shown before each:
 {history}
 
 Shown after the last one: {observation}
-"""
-    + _REPLY,
+""",
     history_entry="[{step}] {observation}\n>>> {action}",
     parse_reply=parse_think_code,
 )

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from g2po_trl.prompting import PromptTemplate
 
-_REPLY = """Decide on your next action. First reason about the situation step by step, inside <think> </think> tags. \
-Then pick one of the available actions and write it inside <action> </action> tags; put words of your own between the \
-brackets of search."""
+# What prompts have in common comes first: it passes through the model once.
+_ALWAYS = """You are a shopper in an online shop. Find and buy what you are asked for.
+Decide on your next action. First reason about the situation step by step, inside <think> </think> tags. Then pick \
+one of the available actions and write it inside <action> </action> tags; put words of your own between the brackets \
+of search.
 
-WEBSHOP_PROMPT = PromptTemplate(
-    first="""You are a shopper in an online shop. Find and buy what you are asked for.
 You are asked: {task}
-
-The page you see: {observation}
-
-Actions available now:
-{actions}
 
 """
-    + _REPLY,
-    later="""You are a shopper in an online shop. Find and buy what you are asked for.
-You are asked: {task}
 
-You have taken {steps_taken} step(s) so far. Your last {history_length} page(s) and the actions you took then:
+WEBSHOP_PROMPT = PromptTemplate(
+    first=_ALWAYS
+    + """The page you see: {observation}
+
+Actions available now:
+{actions}""",
+    later=_ALWAYS
+    + """You have taken {steps_taken} step(s) so far. Your last {history_length} page(s) and the actions you took then:
 {history}
 
 You are now at step {current_step}. The page you see: {observation}
 
 Actions available now:
-{actions}
-
-"""
-    + _REPLY,
+{actions}""",
     history_entry="Step {step}: you saw {observation} and you did '{action}'",
 )
 

@@ -1,0 +1,209 @@
+"""Token layouts: each token that rows have in common passes through the model once.
+
+Step samples of a group repeat one another: the task, the pages seen before, at the first turn the whole prompt. In
+lexicographic order a sequence (prompt and reply) begins like the one before it, and what it repeats is not laid out
+again. A packed row holds a run of such sequences, one after the other:
+
+    sequences   A B c d     A B c e f     A g         packed row   A B c d e f g
+                                                      position     0 1 2 3 3 4 1
+                                                      end          7 6 6 4 6 6 7
+
+Token i sees token j when j <= i < end[j], where end[j] is the place after the last sequence that runs through j: the
+sequence's own tokens, and nothing else of the row. So every token's hidden state is what it would be in a row of its
+own, and so are the loss and its gradient, up to the order of floating-point sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+LAYOUTS = ("shared", "packed", "padded")
+ATTENTION = ("sdpa", "eager")  # implementations that take any mask
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Sequences of one packed row.
+
+    Args:
+        rows: their numbers, in the order they are laid out.
+        shared: for each, how many of its first tokens the one before it has already laid out.
+        num_tokens: tokens laid out.
+    """
+
+    rows: list[int]
+    shared: list[int]
+    num_tokens: int
+
+
+def make_packs(sequences: Sequence[np.ndarray], max_tokens: int, share: bool = True) -> list[Pack]:
+    """Cut sequences, in lexicographic order, into packed rows.
+
+    Args:
+        sequences: token ids of each.
+        max_tokens: of a packed row; a longer sequence has one of its own.
+        share: forward what sequences have in common once; `False` only puts them end to end, longest first.
+    """
+    if share:
+        order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
+    else:
+        order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
+    packs: list[Pack] = []
+    rows: list[int] = []
+    shared: list[int] = []
+    num_tokens = 0
+    for row in order:
+        common = common_prefix(sequences[rows[-1]], sequences[row]) if share and rows else 0
+        if rows and num_tokens + len(sequences[row]) - common > max_tokens:
+            packs.append(Pack(rows, shared, num_tokens))
+            rows, shared, num_tokens, common = [], [], 0, 0
+        rows.append(row)
+        shared.append(common)
+        num_tokens += len(sequences[row]) - common
+    return [*packs, Pack(rows, shared, num_tokens)] if rows else packs
+
+
+def split_packs(packs: Sequence[Pack], sequences: Sequence[np.ndarray], num_ranks: int) -> list[Pack]:
+    """The same with the largest halved until every rank gets as many, if there are rows enough."""
+    packs = list(packs)
+    while len(packs) % num_ranks:
+        largest = max(range(len(packs)), key=lambda i: len(packs[i].rows))
+        rows, shared = packs[largest].rows, packs[largest].shared
+        if len(rows) < 2:
+            break
+        half = len(rows) // 2
+        parts = ((rows[:half], shared[:half]), (rows[half:], [0, *shared[half + 1 :]]))
+        packs[largest : largest + 1] = [
+            Pack(part, common, sum(len(sequences[row]) for row in part) - sum(common)) for part, common in parts
+        ]
+    return packs
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of what both begin with."""
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def lay_out(
+    packs: Sequence[Pack],
+    sequences: Sequence[np.ndarray],
+    reply_lengths: Sequence[int],
+    pad_token_id: int,
+    pad_to_multiple_of: int | None = None,
+) -> dict[str, torch.Tensor]:
+    """Tensors of a micro-batch of packed rows.
+
+    Args:
+        reply_lengths: of each sequence, how many of its last tokens are scored; 0 for none.
+
+    Returns:
+        `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token; `scored_from` (M,), where in the
+        flattened rows the hidden state is that foretells each scored token, and `scored_ids` (M,), the token: over
+        packs, their rows, reply tokens. Without any, one that is not scored (-100).
+    """
+    length = max((pack.num_tokens for pack in packs), default=1)
+    length = length if not pad_to_multiple_of else -(-length // pad_to_multiple_of) * pad_to_multiple_of
+    shape = (max(len(packs), 1), length)
+    ids = np.full(shape, pad_token_id, dtype=np.int64)
+    positions = np.zeros(shape, dtype=np.int64)
+    ends = np.tile(np.arange(1, length + 1), (shape[0], 1))  # padding sees itself: attention over nothing is undefined
+    scored_from, scored_ids = [], []
+    for r, pack in enumerate(packs):
+        path = np.zeros(0, dtype=np.int64)  # where the tokens of the sequence are in the row
+        stop = 0
+        for row, common in zip(pack.rows, pack.shared):
+            sequence = sequences[row]
+            start, stop = stop, stop + len(sequence) - common
+            path = np.concatenate([path[:common], np.arange(start, stop)])
+            ids[r, start:stop] = sequence[common:]
+            positions[r, start:stop] = np.arange(common, len(sequence))
+            ends[r, path] = stop
+            first = len(sequence) - reply_lengths[row]
+            scored_from.append(r * length + path[first - 1 : len(sequence) - 1])
+            scored_ids.append(sequence[first:])
+    if not sum(map(len, scored_ids)):
+        scored_from, scored_ids = [np.zeros(1)], [np.full(1, -100)]
+    return {
+        "packed_ids": torch.from_numpy(ids),
+        "packed_positions": torch.from_numpy(positions),
+        "packed_ends": torch.from_numpy(ends),
+        "scored_from": torch.from_numpy(np.concatenate(scored_from).astype(np.int64)),
+        "scored_ids": torch.from_numpy(np.concatenate(scored_ids).astype(np.int64)),
+    }
+
+
+def attention_mask(ends: torch.Tensor) -> torch.Tensor:
+    """(R, L) ends -> (R, 1, L, L) bool: which token (row) sees which (column)."""
+    place = torch.arange(ends.shape[1], device=ends.device)
+    return ((place <= place[:, None]) & (place[:, None] < ends[:, None, :])).unsqueeze(1)
+
+
+def packed_log_probs(
+    model, backbone: torch.nn.Module, layout: dict[str, torch.Tensor], mask: torch.Tensor, additive: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities and entropies of the scored tokens, where they stand in padded rows.
+
+    Only hidden states that foretell a scored token reach the LM head, which is TRL's: fused and in chunks.
+
+    Args:
+        model: what is called: a causal language model with TRL's fused LM head, or a wrapper of it.
+        backbone: its body, inside all wrappers.
+        mask: (rows, C) of reply tokens; as many are set as are scored.
+        additive: the attention implementation adds its mask (eager) instead of choosing by it.
+    """
+    visible = attention_mask(layout["packed_ends"])
+    if additive:
+        visible = torch.zeros(visible.shape, device=visible.device).masked_fill(
+            ~visible, torch.finfo(torch.float32).min
+        )
+    with _only(backbone, layout["scored_from"]):
+        outputs = model(
+            input_ids=layout["packed_ids"],
+            attention_mask=visible,
+            position_ids=layout["packed_positions"],
+            shift_labels=layout["scored_ids"][None],
+            fused_lm_head=True,
+        )
+    return tuple(
+        None if scored is None else _in_rows(scored[0], mask) for scored in (outputs.log_probs, outputs.entropy)
+    )
+
+
+@contextmanager
+def _only(backbone: torch.nn.Module, places: torch.Tensor):
+    """The backbone hands on the hidden states of these places alone, (1, M, H)."""
+
+    def choose(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
+        hidden = output.last_hidden_state
+        output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[places][None]
+        return output
+
+    handle = backbone.register_forward_hook(choose)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """(M,) -> (rows, C), 0 where the mask is."""
+    mask = mask.bool()
+    return scored.new_zeros(mask.shape).masked_scatter(mask, scored)
+
+
+def default_row_tokens(config) -> int:
+    """Tokens of a packed row: as long as the mask's attention over all of it stays a part of the model's work.
+
+    A layer works some 2 T H on the attention of a token over T others, and as much as it has weights on the rest.
+    """
+    hidden = config.hidden_size
+    weights = 4 * hidden**2 + 3 * hidden * (getattr(config, "intermediate_size", None) or 4 * hidden)
+    return int(np.clip(2 ** round(np.log2(weights / (4 * hidden))), 256, 4096))

@@ -1,0 +1,224 @@
+"""Token layouts: what is laid out where, who sees whom, and that the gradient is that of padded rows."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from letter_environment import LongLetterEnvironment
+from letter_trainer import TASKS
+from test_trainer import gradient
+from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+
+from g2po_trl.batch import StepBatch, make_micro_batches
+from g2po_trl.packing import attention_mask, common_prefix, default_row_tokens, lay_out, make_packs, split_packs
+
+
+def arrays(*sequences):
+    return [np.array(sequence, dtype=np.int32) for sequence in sequences]
+
+
+def test_the_example_of_the_module():
+    sequences = arrays([1, 2, 3, 4], [1, 7], [1, 2, 3, 5, 6])
+    (pack,) = make_packs(sequences, max_tokens=100)
+    assert (pack.rows, pack.shared, pack.num_tokens) == ([0, 2, 1], [0, 3, 1], 7)
+    layout = lay_out([pack], sequences, [1, 1, 2], pad_token_id=0)
+    assert layout["packed_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7]]
+    assert layout["packed_positions"].tolist() == [[0, 1, 2, 3, 3, 4, 1]]
+    assert layout["packed_ends"].tolist() == [[7, 6, 6, 4, 6, 6, 7]]
+    assert layout["scored_ids"].tolist() == [4, 5, 6, 7]
+    assert layout["scored_from"].tolist() == [2, 2, 4, 0], "the state that foretells a token is its predecessor's"
+    sees = [[j for j in range(7) if row[j]] for row in attention_mask(layout["packed_ends"])[0, 0].tolist()]
+    assert sees == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 4, 5], [0, 6]]
+
+
+def test_common_prefix():
+    a, b, c = arrays([1, 2, 3], [1, 2], [4])
+    assert [common_prefix(a, b), common_prefix(b, a), common_prefix(a, a), common_prefix(a, c)] == [2, 2, 3, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=20),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_every_sequence_sees_itself_and_nothing_else(sequences, max_tokens, share):
+    sequences = arrays(*sequences)
+    packs = make_packs(sequences, max_tokens, share)
+    assert sorted(row for pack in packs for row in pack.rows) == list(range(len(sequences)))
+    layout = lay_out(packs, sequences, [1] * len(sequences), pad_token_id=9)
+    visible = attention_mask(layout["packed_ends"])[:, 0]
+    length = visible.shape[1]
+    assert visible.diagonal(dim1=1, dim2=2).all(), "attention over nothing is undefined"
+    scored = iter(zip(layout["scored_from"].tolist(), layout["scored_ids"].tolist()))
+    for r, pack in enumerate(packs):
+        assert pack.num_tokens <= max_tokens or len(pack.rows) == 1
+        assert share or pack.num_tokens == sum(len(sequences[row]) for row in pack.rows)
+        for row in pack.rows:
+            place, token = next(scored)
+            seen = visible[r, place - r * length].nonzero().flatten()
+            assert layout["packed_ids"][r, seen].tolist() == sequences[row][:-1].tolist()
+            assert layout["packed_positions"][r, seen].tolist() == list(range(len(sequences[row]) - 1))
+            assert token == sequences[row][-1]
+    assert next(scored, None) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=30), st.integers(1, 5))
+def test_packs_are_halved_until_ranks_get_as_many(sequences, num_ranks):
+    sequences = arrays(*sequences)
+    packs = split_packs(make_packs(sequences, 25), sequences, num_ranks)
+    assert len(packs) % num_ranks == 0 or all(len(pack.rows) == 1 for pack in packs)
+    assert sorted(row for pack in packs for row in pack.rows) == list(range(len(sequences)))
+    for pack in packs:
+        before = [np.zeros(0), *(sequences[row] for row in pack.rows)]
+        assert pack.shared == [common_prefix(a, sequences[row]) for a, row in zip(before, pack.rows)]
+        assert pack.num_tokens == sum(len(sequences[row]) for row in pack.rows) - sum(pack.shared)
+
+
+def test_equal_sequences_are_laid_out_once_and_all_scored():
+    sequences = arrays([5, 6, 7], [5, 6, 7], [5, 6, 7])
+    (pack,) = make_packs(sequences, 3)
+    layout = lay_out([pack], sequences, [2, 2, 0], pad_token_id=0, pad_to_multiple_of=8)
+    assert pack.num_tokens == 3 and layout["packed_ids"].shape == (1, 8)
+    assert layout["scored_from"].tolist() == [0, 1, 0, 1], "the third is not trained"
+
+
+def test_a_rank_without_rows_still_forwards_a_token():
+    layout = lay_out([], [], [], pad_token_id=3)
+    assert layout["packed_ids"].tolist() == [[3]] and layout["scored_ids"].tolist() == [-100]
+
+
+def test_row_tokens_grow_with_the_model():
+    class Config:
+        hidden_size, intermediate_size = 128, 384
+
+    class Large:
+        hidden_size, intermediate_size = 1536, 8960
+
+    assert default_row_tokens(Config) == 512 and default_row_tokens(Large) == 4096
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("layout", ["shared", "packed"])
+def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
+    rng = np.random.default_rng(0)
+    batches = []
+    for size in (70, 0, 90)[:num_ranks]:
+        prompts = [rng.integers(0, 3, rng.integers(3, 30)).astype(np.int32) for _ in range(size)]
+        replies = [rng.integers(0, 3, rng.integers(1, 5)).astype(np.int32) for _ in range(size)]
+        batches.append(StepBatch(prompts, replies, np.arange(size, dtype=np.float32), np.ones(size, dtype=bool)))
+    made = [
+        make_micro_batches(batches, rank, 2, 60, "dapo", 0, None, np.random.default_rng(3), layout, 40)
+        for rank in range(num_ranks)
+    ]
+    shapes = [[[len(m["advantages"]) for m in part] for part in slices] for slices, _ in made]
+    assert all(shape == shapes[0] for shape in shapes)
+    micro_batches = [m for slices, _ in made for part in slices for m in part]
+    trained = sum(int(m["completion_mask"].sum()) for m in micro_batches)
+    assert trained == sum(batch.num_tokens for batch in batches)
+    assert trained == sum(int((m["scored_ids"] >= 0).sum()) for m in micro_batches)
+    assert sum(m["packed_ids"].numel() for m in micro_batches) == made[0][1]["update/forwarded_tokens"]
+    assert (made[0][1]["update/repeated_token_fraction"] > 0) == (layout == "shared")
+    for m in micro_batches:
+        assert m["packed_ids"].numel() <= 60 or len(m["packed_ids"]) == 1
+
+
+def rollout_of(trainer):
+    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
+    steps = sum(len(t.steps) for t in trajectories)
+    batch = StepBatch.from_trajectories(trajectories, np.random.default_rng(0).normal(size=steps))
+    batch.trained[::5] = False  # as with mask_truncated_completions
+    return batch
+
+
+def move(trainer):
+    with torch.no_grad():  # away from the reference, so that the KL term has a gradient too
+        for p in trainer.model.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"loss_type": "grpo", "max_tokens_per_micro_batch": 80, "packed_row_tokens": 60},
+        {"gradient_checkpointing": True},
+        {"model_init_kwargs": {"attn_implementation": "eager"}},
+        {"steps_per_generation": 2, "num_iterations": 2, "pad_to_multiple_of": 16},
+    ],
+    ids=["default", "small", "checkpointing", "eager", "slices"],
+)
+def test_gradients_are_those_of_padded_rows(make_trainer, options):
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, **options)
+    batch = rollout_of(trainer)
+    move(trainer)
+    gradients, forwarded = {}, {}
+    for layout in ("padded", "packed", "shared"):
+        trainer.token_layout = layout
+        slices, metrics = trainer.cut([batch])
+        part = [micro_batch for part in slices for micro_batch in part]
+        trainer._add_logps(part)
+        gradients[layout], forwarded[layout] = gradient(trainer, part), metrics["update/forwarded_tokens"]
+    assert gradients["padded"].norm() > 0
+    for layout in ("packed", "shared"):
+        assert (gradients[layout] - gradients["padded"]).norm() < 1e-5 * gradients["padded"].norm()
+    assert forwarded["shared"] < forwarded["padded"]
+
+
+def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
+    ((micro_batch,),), _ = trainer.cut([rollout_of(trainer)])
+    from trl.trainer import utils
+
+    seen = []
+    apply = utils._ChunkedLogProbFunction.apply
+    monkeypatch.setattr(
+        utils._ChunkedLogProbFunction, "apply", lambda hidden, *rest: seen.append(len(hidden)) or apply(hidden, *rest)
+    )
+    trainer.log_probs(trainer.model, micro_batch)
+    assert seen == [int(micro_batch["completion_mask"].sum())]
+
+
+def test_training_keeps_the_layout_and_reports_it(make_trainer):
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
+    trainer.train()
+    (log, *_) = [log for log in trainer.state.log_history if "update/forwarded_tokens" in log]
+    assert trainer.token_layout == "shared" and trainer.layout_checked
+    assert 0 < log["update/repeated_token_fraction"] < 1 and 0 <= log["update/padding_fraction"] < 1
+
+
+def test_a_model_that_forgets_is_padded_and_it_is_said(make_trainer, tmp_path, tiny_model_dir, caplog):
+    """A sliding window of 8 tokens is not in our mask: found by comparing log-probabilities, before any update."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    config = MistralConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=8,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.5,
+    )
+    folder = tmp_path / "mistral"
+    MistralForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    trainer = make_trainer(LongLetterEnvironment, model=folder, max_completion_length=4, max_steps=1)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert trainer.token_layout == "padded"
+    assert "token_layout is 'shared' and 'padded' is used: with it log-probabilities are off by" in caplog.text
+
+
+def test_attention_that_takes_no_mask_is_padded_and_it_is_said(make_trainer, caplog, monkeypatch):
+    trainer = make_trainer(LongLetterEnvironment)
+    monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", "flash_attention_2")
+    with caplog.at_level(logging.WARNING):
+        trainer.choose_layout()
+    assert trainer.token_layout == "padded" and "attn_implementation is 'flash_attention_2'" in caplog.text
