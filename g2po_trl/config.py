@@ -68,6 +68,9 @@ class G2POConfig(GRPOConfig):
         packed_row_tokens: tokens of a packed row; its attention costs as their square. `None`: by the model's size.
         generation_batch_tokens: padded prompt tokens in one generate call.
         num_environment_workers: processes for environments, per rank. `None`: the cores there are.
+        overlap_environments: play in two halves: the environments of one step while the model generates for the other.
+            Pays where `time/environment` is a large part of `time/rollout`; each half makes a generate call of its
+            own, which is less efficient.
         environment_reset_timeout, environment_step_timeout: seconds before a hanging environment is given up.
         environment_episode_timeout: seconds reset and steps of one episode may take together. `None`: no limit.
         environment_worker_resets, environment_worker_memory_mb: a worker process that has reset as many episodes, or
@@ -123,6 +126,9 @@ class G2POConfig(GRPOConfig):
     packed_row_tokens: int | None = field(default=None, metadata={"help": "Tokens of a packed row."})
     generation_batch_tokens: int = field(default=65536, metadata={"help": "Padded prompt tokens in a generate call."})
     num_environment_workers: int | None = field(default=None, metadata={"help": "Environment processes per rank."})
+    overlap_environments: bool = field(
+        default=False, metadata={"help": "Environments step while the model generates for the other half."}
+    )
     environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
     environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
     environment_episode_timeout: float | None = field(

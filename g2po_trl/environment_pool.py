@@ -197,6 +197,7 @@ class EnvironmentPool:
         self.recycled = 0  # workers replaced for their age or size
         self._workers: list[_Worker | None] = [None] * num_workers
         self._home: dict[int, int] = {}  # live slot -> worker
+        self._fallen: dict[int, EnvironmentFailure] = {}  # lost with its worker while others were stepped
         self._tasks: list[dict[str, Any]] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers, os.getpid())
 
@@ -230,7 +231,7 @@ class EnvironmentPool:
             worker_of_group[group] = load.index(min(load))
             load[worker_of_group[group]] += size
         todo = {slot: worker_of_group[group] for slot, group in enumerate(groups)}
-        self._home, self._tasks = dict(todo), [dict(task) for task in tasks]
+        self._home, self._tasks, self._fallen = dict(todo), [dict(task) for task in tasks], {}
         self._recycle()
         results: dict[int, Observation | EnvironmentFailure] = {}
         while todo:
@@ -256,16 +257,17 @@ class EnvironmentPool:
         """
         self._check_open()
         jobs: dict[int, list] = {}
+        fallen = {slot: self._fallen.pop(slot) for slot in actions if slot in self._fallen}
         for slot, action in actions.items():
+            if slot in fallen:
+                continue
             if slot not in self._home:
                 raise ValueError(f"slot {slot} has no live episode: it ended, failed, or was never reset")
             jobs.setdefault(self._home[slot], []).append((slot, action))
-        results, lost = self._run("step", jobs, self.step_timeout)
+        results, _ = self._run("step", jobs, self.step_timeout)
         self._forget_ended(results)
-        for slot, worker in list(self._home.items()):  # live, but not stepped now
-            if worker in lost:
-                del self._home[slot]
-        return {slot: results[slot] for slot in actions}
+        self._fallen |= {slot: failure for slot, failure in results.items() if slot not in actions}
+        return {slot: fallen[slot] if slot in fallen else results[slot] for slot in actions}
 
     def check(self, task: Mapping[str, Any]) -> None:
         """Reset one environment in a worker and play one step, to find a broken one before work is lost.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .environment import Observation, StepResult
@@ -78,7 +81,7 @@ class Episode:
 
 @dataclass
 class Turns:
-    """What playing took: turns, steps of all episodes, seconds in the environments."""
+    """What playing took: turns, steps of all episodes, seconds of waiting for environments."""
 
     turns: int = 0
     live_steps: int = 0
@@ -95,6 +98,7 @@ def play_turns(
     any_live: Callable[[bool], bool] = bool,
     on_turn: Callable[[int, int], None] | None = None,
     on_end: Callable[[Episode], None] | None = None,
+    overlap: bool = False,
 ) -> tuple[list[Trajectory], Turns]:
     """Play one episode of each task, all at once.
 
@@ -105,6 +109,7 @@ def play_turns(
         any_live: this process has live episodes -> any has: when `act` must be called on all of them together.
         on_turn: called after each turn with (turn, live episodes).
         on_end: called once with each episode, as soon as it is over.
+        overlap: play in two halves, so that the environments of one are at work while `act` is asked about the other.
 
     Returns:
         One trajectory a task, in order. Environment failures are data: such a trajectory has outcome `"error"`.
@@ -125,24 +130,43 @@ def play_turns(
         episode.open(seen)
     cost.environment_time += time.perf_counter() - clock
     tell_ended()
-    while cost.turns < max_turns:
-        live = [slot for slot, episode in enumerate(episodes) if episode.outcome is None]
-        if not any_live(bool(live)):
-            break
-        actions = {}
-        for slot, step in zip(live, act([episodes[slot] for slot in live])):
-            if step is not None:
-                episodes[slot].steps.append(step)
-                actions[slot] = step.action
+    parts = [episodes[::2], episodes[1::2]] if overlap else [episodes]
+    answers: list[Callable[[], dict[int, StepResult | EnvironmentFailure]] | None] = [None] * len(parts)
+
+    def collect(part: int) -> None:
+        answer, answers[part] = answers[part], None
         clock = time.perf_counter()
-        results = pool.step(actions) if actions else {}
-        cost.environment_time += time.perf_counter() - clock
-        for slot, result in results.items():
+        for slot, result in (answer() if answer else {}).items():
             episodes[slot].advance(result)
-        cost.turns += 1
-        cost.live_steps += len(actions)
+        cost.environment_time += time.perf_counter() - clock
         tell_ended()
-        if on_turn:
-            on_turn(cost.turns, sum(episode.outcome is None for episode in episodes))
+
+    with ThreadPoolExecutor(1) if overlap else nullcontext() as thread:
+        while cost.turns < max_turns:
+            acted = False
+            for part, members in enumerate(parts):
+                collect(part)
+                live = [episode for episode in members if episode.outcome is None]
+                if not any_live(bool(live)):
+                    continue
+                acted, actions = True, {}
+                for episode, step in zip(live, act(live)):
+                    if step is not None:
+                        episode.steps.append(step)
+                        actions[episode.number] = step.action
+                if actions:
+                    answers[part] = (
+                        thread.submit(pool.step, actions).result if overlap else partial(pool.step, actions)
+                    )
+                cost.live_steps += len(actions)
+            if not overlap:
+                collect(0)
+            if not acted:
+                break
+            cost.turns += 1
+            if on_turn:
+                on_turn(cost.turns, sum(episode.outcome is None for episode in episodes))
+        for part in range(len(parts)):
+            collect(part)
     tell_ended(all_of_them=True)
     return [episode.trajectory() for episode in episodes], cost

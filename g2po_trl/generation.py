@@ -47,12 +47,14 @@ class Sampling:
 class Reply:
     """One reply: token ids with their end-of-turn token, and their log-probabilities where the engine gives them.
 
-    `complete` is False for a reply that ran into `max_completion_length`.
+    `complete` is False for a reply that ran into `max_completion_length`. `cached_tokens`: of its prompt, the tokens
+    that the engine's prefix cache held already; `None` where there is no such cache, or it does not tell.
     """
 
     ids: list[int]
     logprobs: list[float] | None = None
     complete: bool = True
+    cached_tokens: int | None = None
 
 
 class Engine:
@@ -183,7 +185,8 @@ class VLLMEngine(Engine):
     """Replies by vLLM through TRL's `VLLMGeneration`, colocated or on a server.
 
     Weights go to vLLM once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and its weights away,
-    after every call).
+    after every call). Its prefix cache, on by vLLM's default, lives as long: what prompts begin with in common, among
+    the episodes of a group and over turns, is computed once.
     """
 
     def __init__(self, trainer):
@@ -191,12 +194,23 @@ class VLLMEngine(Engine):
         self.vllm = trainer.vllm_generation
         # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
         self.is_collective = self.vllm.mode == "server" or self.vllm.tensor_parallel_size > 1
+        # A server's answers do not say what its cache held.
+        self.tells_cached_tokens = (
+            self.vllm.mode == "colocate" and self.vllm.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
+        )
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
         vllm, sleeps = self.vllm, self.vllm.mode == "colocate" and self.vllm.enable_sleep_mode
         with _base_weights_kept(self.trainer.model):
             vllm.sync_weights()
+        # TRL has just done so, but does not look whether it worked: vLLM refuses while a request is unfinished, and
+        # would go on with what the weights of before computed.
+        if vllm.mode == "colocate" and vllm.llm.reset_prefix_cache() is False:
+            raise RuntimeError(
+                "vLLM still holds requests of a generation that was interrupted, and cannot forget what the previous "
+                "weights computed: start again with a new trainer, in a new process"
+            )
         if sleeps:
             vllm.llm.wake_up(tags=["kv_cache"])
             vllm.enable_sleep_mode = False
@@ -221,13 +235,42 @@ class VLLMEngine(Engine):
             **(args.generation_kwargs or {}),
         }
         dummies = [[self.trainer.processing_class.pad_token_id]] * (number - len(prompts))
-        _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
-        return [
+        with self._cached_tokens(number) as cached:
+            _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
+        replies = [
             self._reply(
                 list(ids[row]), [token[0] if token[0] is not None else float("nan") for token in logprobs[row]]
             )
             for row in range(len(prompts))
         ]
+        for reply, tokens in zip(replies, cached):
+            reply.cached_tokens = tokens
+        return replies
+
+    @contextmanager
+    def _cached_tokens(self, number: int) -> Iterator[list[int | None]]:
+        """Afterwards, cached tokens of this rank's `number` prompts; empty where they cannot be known.
+
+        vLLM says them in its answer, and TRL's wrapper drops them: this listens in between.
+        """
+        cached: list[int | None] = []
+        if not self.tells_cached_tokens:
+            yield cached
+            return
+        llm, generate = self.vllm.llm, self.vllm.llm.generate
+        parallel = self.vllm.tensor_parallel_size
+        first = self.trainer.accelerator.process_index % parallel * number  # ranks of one model answer for them all
+
+        def listening(*args, **kwargs):
+            outputs = generate(*args, **kwargs)
+            cached.extend(output.num_cached_tokens for output in outputs[first : first + number])
+            return outputs
+
+        llm.generate = listening
+        try:
+            yield cached
+        finally:
+            llm.generate = generate
 
 
 def make_engine(trainer) -> Engine:

@@ -95,6 +95,7 @@ class PlayingTrainer(PanelTrainer):
                     args.max_prompt_length,
                     any_live=self._any_rank if self.engine.is_collective else bool,
                     on_turn=bar,
+                    overlap=args.overlap_environments,
                 )
         finally:
             bar.close()

@@ -30,6 +30,9 @@ class RolloutStats:
     truncated_replies: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
+    # Of the prompts for which the engine says what its prefix cache held: all tokens, and those.
+    cacheable_tokens: int = 0
+    cached_tokens: int = 0
 
     @classmethod
     def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
@@ -44,7 +47,10 @@ class RolloutStats:
         return self.live_steps / max(1, self.turns * num_episodes)
 
     def metrics(self, num_episodes: int) -> dict[str, float]:
-        """`time/*` in seconds and `rollout/*`."""
+        """`time/*` in seconds and `rollout/*`. That of the prefix cache only if its engine tells."""
+        cache = {}
+        if self.cacheable_tokens:
+            cache["rollout/prefix_cache_hit_fraction"] = self.cached_tokens / self.cacheable_tokens
         return {
             "time/rollout": self.total_time,
             "time/environment": self.environment_time,
@@ -55,6 +61,7 @@ class RolloutStats:
             "rollout/truncated_replies": self.truncated_replies,
             "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.live_steps),
             "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
+            **cache,
         }
 
 
@@ -89,6 +96,7 @@ def run_episodes(
     max_prompt_length: int | None,
     any_live: Callable[[bool], bool] = bool,
     on_turn: Callable[[int, int], None] | None = None,
+    overlap: bool = False,
 ) -> tuple[list[Trajectory], RolloutStats]:
     """Play one episode of each task, all at once.
 
@@ -99,6 +107,7 @@ def run_episodes(
         any_live: this rank has live episodes -> any rank has. With a sharded model every rank must go on generating
             until all are done; otherwise it is the identity.
         on_turn: called after each turn with (turn, live episodes).
+        overlap: environments work while the other half of the episodes is asked for its actions.
 
     Returns:
         One trajectory a task, in order. Environment failures are data: such a trajectory has outcome `"error"`.
@@ -118,13 +127,17 @@ def run_episodes(
         stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
         stats.generated_tokens += sum(len(reply.ids) for reply in replies)
         stats.truncated_replies += sum(not reply.complete for reply in replies)
+        for prompt, reply in zip(prompts, replies):
+            if reply.cached_tokens is not None:
+                stats.cacheable_tokens += len(prompt.ids)
+                stats.cached_tokens += reply.cached_tokens
         answers = iter(replies)
         return [
             None if prompt is None else _make_step(episode, prompt, next(answers), encode, template)
             for episode, prompt in zip(live, built)
         ]
 
-    trajectories, cost = play_turns(pool, act, tasks, task_ids, groups, max_turns, any_live, on_turn)
+    trajectories, cost = play_turns(pool, act, tasks, task_ids, groups, max_turns, any_live, on_turn, overlap=overlap)
     stats.turns, stats.live_steps, stats.environment_time = cost.turns, cost.live_steps, cost.environment_time
     stats.total_time = time.perf_counter() - started
     return trajectories, stats

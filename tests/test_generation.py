@@ -14,6 +14,7 @@ from letter_environment import LongLetterEnvironment
 from g2po_trl import G2POConfig
 from g2po_trl.generation import Engine, Sampling, VLLMEngine
 from g2po_trl.importance import SamplingStatistics, importance_ratio
+from g2po_trl.rollout import RolloutStats
 
 
 def prompts_of(trainer, *texts):
@@ -135,38 +136,57 @@ def test_server_mode_with_unequal_numbers_of_prompts():
 
 
 class RecordingVLLM:
-    """Stands in for TRL's wrapper to see when it is woken, given weights and put to sleep."""
+    """Stands in for TRL's wrapper to see when it is woken, given weights and put to sleep.
 
-    mode, tensor_parallel_size = "colocate", 1
+    Its vLLM has cached the prompt's length without its last token, and says so. With `tensor_parallel_size` 2 it adds
+    a prompt of 50 tokens for each, before ours, as if the rank before had brought it.
+    """
 
-    def __init__(self):
+    mode = "colocate"
+
+    def __init__(self, prefix_caching=True, tensor_parallel_size=1):
         self.enable_sleep_mode, self._llm_weights_sleeping, self.events = True, True, []
+        self.tensor_parallel_size, self.forgets = tensor_parallel_size, True
+        cache_config = SimpleNamespace(enable_prefix_caching=prefix_caching)
         self.llm = SimpleNamespace(
             wake_up=lambda tags: self.events.append(f"wake {tags[0]}"),
             sleep=lambda level: self.events.append(f"sleep {level}"),
+            generate=lambda prompts: [SimpleNamespace(num_cached_tokens=len(prompt) - 1) for prompt in prompts],
+            reset_prefix_cache=lambda: self.events.append("forget") or self.forgets,
+            llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache_config)),
         )
+        self.llm_generate = self.llm.generate
 
     def sync_weights(self):
         self.events.append("weights")
 
     def generate(self, prompts, images, num_generations):
         self.events.append(f"generate {len(prompts)} asleep={self.enable_sleep_mode}")
+        self.llm.generate([[0] * 50] * (len(prompts) * (self.tensor_parallel_size - 1)) + prompts)
         return prompts, [[7]] * len(prompts), [[[-1.0]]] * len(prompts), None
+
+
+def engine_of(vllm, **args):
+    trainer = SimpleNamespace(
+        vllm_generation=vllm,
+        eos_token_ids=[7],
+        args=SimpleNamespace(**{"stop_sequences": None, "generation_kwargs": None, **args}),
+        model=torch.nn.Linear(1, 1),
+        processing_class=SimpleNamespace(decode=lambda ids: "", pad_token_id=0),
+        accelerator=SimpleNamespace(process_index=1),
+    )
+    return VLLMEngine(trainer)
 
 
 def test_vllm_is_awake_for_a_whole_rollout():
     vllm = RecordingVLLM()
-    args = SimpleNamespace(stop_sequences=["</action>"], generation_kwargs={"seed": 3})
-    engine = VLLMEngine(
-        SimpleNamespace(vllm_generation=vllm, eos_token_ids=[7], args=args, model=torch.nn.Linear(1, 1))
-    )
-    engine.trainer.processing_class = SimpleNamespace(decode=lambda ids: "", pad_token_id=0)
+    engine = engine_of(vllm, stop_sequences=["</action>"], generation_kwargs={"seed": 3})
     with engine.rollout():
         engine.generate([[1], [2]], Sampling())
         assert engine.generate([], Sampling()) == []
         engine.generate([[1]], Sampling(temperature=0.2))
     assert vllm.events == [
-        *("weights", "wake kv_cache", "generate 2 asleep=False", "generate 1 asleep=False", "sleep 2")
+        *("weights", "forget", "wake kv_cache", "generate 2 asleep=False", "generate 1 asleep=False", "sleep 2")
     ]
     assert vllm.enable_sleep_mode and vllm._llm_weights_sleeping
     assert vllm.temperature == 0.2 and vllm.generation_kwargs == {
@@ -178,6 +198,39 @@ def test_vllm_is_awake_for_a_whole_rollout():
     with pytest.raises(RuntimeError, match="broken"), engine.rollout():
         raise RuntimeError("broken")
     assert vllm.events[-1] == "sleep 2"
+
+
+def test_a_cache_that_cannot_be_forgotten_is_not_used():
+    vllm = RecordingVLLM()
+    vllm.forgets = False
+    with pytest.raises(RuntimeError, match="what the previous weights computed"), engine_of(vllm).rollout():
+        raise AssertionError("nothing is played")
+    assert vllm.events == ["weights", "forget"]
+
+
+@pytest.mark.parametrize("ranks_of_a_model", [1, 2])
+def test_vllm_says_what_its_cache_held(ranks_of_a_model):
+    vllm = RecordingVLLM(tensor_parallel_size=ranks_of_a_model)
+    replies = engine_of(vllm).generate([[1], [2, 2], [3, 3, 3]], Sampling())
+    assert [reply.cached_tokens for reply in replies] == [0, 1, 2]
+    assert vllm.llm.generate is vllm.llm_generate, "not listened to any more"
+
+
+def test_where_there_is_no_cache_nothing_is_said_of_it(make_trainer):
+    replies = engine_of(RecordingVLLM(prefix_caching=False)).generate([[1, 2]], Sampling())
+    assert [reply.cached_tokens for reply in replies] == [None]
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    (entry,) = (e for e in trainer.state.log_history if "episode/success_rate" in e)
+    assert "rollout/mean_prompt_tokens" in entry and "rollout/prefix_cache_hit_fraction" not in entry
+
+
+def test_hit_fraction_over_ranks():
+    """By tokens; a rank without prompts has no part in it."""
+    ranks = [RolloutStats(cacheable_tokens=300, cached_tokens=100), RolloutStats(cacheable_tokens=100), RolloutStats()]
+    assert RolloutStats.over_ranks(ranks).metrics(8)["rollout/prefix_cache_hit_fraction"] == 0.25
+    assert ranks[1].metrics(8)["rollout/prefix_cache_hit_fraction"] == 0
+    assert "rollout/prefix_cache_hit_fraction" not in ranks[2].metrics(8)
 
 
 # -- importance ratios ------------------------------------------------------------------------------------------------

@@ -95,6 +95,17 @@ def test_what_we_set_in_trls_vllm_wrapper():
     assert "self.vllm_generation = VLLMGeneration(" in inspect.getsource(GRPOTrainer.__init__)
 
 
+def test_the_prefix_cache_of_trls_vllm_wrapper():
+    """On by vLLM's default, reset with the weights; `VLLMEngine` listens to one call, its rank's answers in order."""
+    assert "prefix_caching" not in inspect.getsource(VLLMGeneration._init_vllm), "TRL now says if it is on"
+    assert "self.llm.reset_prefix_cache()" in inspect.getsource(VLLMGeneration.sync_weights)
+    generate = inspect.getsource(VLLMGeneration.generate)
+    assert generate.count("self.llm.generate(") == 1 and "all_outputs = self.llm.generate(vllm_prompts," in generate
+    assert "local_rank_in_group = torch.distributed.get_rank(group=self.tp_group)" in generate
+    groups = inspect.getsource(VLLMGeneration._init_vllm)
+    assert "list(range(i * self.tensor_parallel_size, (i + 1) * self.tensor_parallel_size))" in groups
+
+
 @pytest.mark.parametrize(
     ("function", "parameters"),
     [

@@ -42,9 +42,19 @@ def check_engine_and_trainer_agree(result):
     assert kl[-1] > 1e-4, "the policy must have moved, or equal weights prove nothing"
 
 
+def check_hit_fractions(results):
+    """What each log says is what all ranks' replies said, those of its own rollout."""
+    for number, ranks in enumerate(zip(*(result["cache"] for result in results), strict=True)):
+        cached, prompt_tokens = (sum(counts) for counts in zip(*ranks))
+        assert 0 < cached < prompt_tokens
+        logged = [result["logs"][number]["rollout/prefix_cache_hit_fraction"] for result in results]
+        assert logged == pytest.approx([cached / prompt_tokens] * len(results))
+
+
 def test_full_training(tmp_path):
     (result,) = run(tmp_path, "full")
     check_engine_and_trainer_agree(result)
+    check_hit_fractions([result])
     assert any(ending.endswith("<|im_end|>") for ending in result["endings"])
 
 
@@ -62,6 +72,35 @@ def test_two_ranks_with_unequal_live_episodes(tmp_path):
         check_engine_and_trainer_agree(result)
     first, second = (result["live_counts"] for result in results)
     assert first != second, "the ranks' episodes should not have ended together"
+    check_hit_fractions(results)
+
+
+def test_equal_beginnings_are_computed_once_and_forgotten_with_the_weights(tmp_path):
+    (result,) = run(tmp_path, "cache")
+    block = result["block"]
+
+    def hit(tokens):
+        """vLLM keeps whole blocks, and always computes a prompt's last token."""
+        return (tokens - 1) // block * block
+
+    assert len(result["logs"]) == 3
+    for entry in result["logs"]:  # the same prompt in all rollouts: of the first of its 8, nothing may be cached
+        length = entry["rollout/mean_prompt_tokens"]
+        assert length == int(length) and hit(length) >= 2 * block
+        assert entry["rollout/prefix_cache_hit_fraction"] == pytest.approx(7 * hit(length) / (8 * length))
+        assert entry["sampling/sampling_logp_difference/max"] <= 1e-4
+    assert result["logs"][-1]["kl"] > 1e-4, "the weights must have changed in between"
+
+    prompts, before, after, not_reset = (result[name] for name in ("prompts", "before", "after", "not_reset"))
+    others = [len(os.path.commonprefix([prompts[0], prompt])) // block * block for prompt in prompts[8:]]
+    again = [hit(len(prompts[0]))] * 7 + others
+    for answers in (before, after):
+        assert answers["cached"] == [0, *again] and min(others) >= 2 * block
+        assert answers["replies"] == answers["transformers"]
+    assert before["replies"] != after["replies"]
+    assert not_reset["cached"][:8] == [hit(len(prompts[0]))] * 8
+    assert not_reset["replies"] != not_reset["transformers"], "a stale cache would not have shown above"
+    assert "was interrupted" in result["after_interruption"]
 
 
 @pytest.mark.skip(reason="needs GPUs: TRL's server mode sends weights by NCCL")

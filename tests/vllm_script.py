@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +19,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from datasets import Dataset
+from transformers import TrainerCallback
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl.generation import Sampling, TransformersEngine
+
+# Longer than two blocks of vLLM's cache.
+RULES = "Rules: look at each thing you see, go to it, open it, take what you need, and put it where it belongs. " * 7
 
 
 def weights_in_vllm(trainer) -> dict[str, torch.Tensor]:
@@ -45,8 +51,8 @@ def largest_difference(trainer) -> float:
     return worst
 
 
-def main(folder: str, mode: str) -> None:
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+def make_trainer(folder: str, mode: str, rank: int, ranks: int, prompt=ALFWORLD_COMPACT_PROMPT, tasks=16, **options):
+    """`tasks` of the generated games, and `options` of G2POConfig in place of those below."""
     games = Path(folder) / f"games-{rank}"  # the same on every rank, but two cannot write one folder
     generate_games(games, "train", 16, seed=0, size="tiny")
     manifest = Manifest.scan(games)
@@ -55,41 +61,44 @@ def main(folder: str, mode: str) -> None:
         from peft import LoraConfig
 
         peft_config = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
-    args = G2POConfig(
-        f"{folder}/out",
-        per_device_train_batch_size=16 // ranks,
-        num_generations=8,
-        steps_per_generation=2 if ranks == 1 else 1,
-        max_turns=10,
-        max_prompt_length=512,
-        max_completion_length=24,
-        history_length=2,
-        max_steps=6 if ranks == 1 else 3,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        use_vllm=True,
-        stop_sequences=["</action>"] if mode == "lora" else None,
-        vllm_mode="colocate",
-        num_environment_workers=1,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to="none",
-        save_strategy="no",
-        dataloader_pin_memory=False,
-    )
-    trainer = G2POTrainer(
+    defaults = {
+        "per_device_train_batch_size": 16 // ranks,
+        "num_generations": 8,
+        "steps_per_generation": 2 if ranks == 1 else 1,
+        "max_turns": 10,
+        "max_prompt_length": 512,
+        "max_completion_length": 24,
+        "history_length": 2,
+        "max_steps": 6 if ranks == 1 else 3,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "use_vllm": True,
+        "stop_sequences": ["</action>"] if mode == "lora" else None,
+        "vllm_mode": "colocate",
+        "num_environment_workers": 1,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "dataloader_pin_memory": False,
+    }
+    return G2POTrainer(
         str(tiny_model_path()),
-        args,
-        Dataset.from_list(manifest.rows()),
+        G2POConfig(f"{folder}/out", **{**defaults, **options}),
+        Dataset.from_list(manifest.rows()[:tasks]),
         None,
         partial(AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False),
-        ALFWORLD_COMPACT_PROMPT,
+        prompt,
         peft_config=peft_config,
     )
+
+
+def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
+    trainer = make_trainer(folder, mode, rank, ranks)
     base = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
-    counts, differences, endings = [], [], []
-    generate = trainer.engine.generate
+    counts, differences, endings, cache = [], [], [], []
+    generate, rollout = trainer.engine.generate, trainer.engine.rollout
 
     def watched(prompts, sampling):
         counts.append(len(prompts))
@@ -97,21 +106,106 @@ def main(folder: str, mode: str) -> None:
             differences.append(largest_difference(trainer))
         replies = generate(prompts, sampling)
         endings.extend(trainer.processing_class.decode(reply.ids)[-10:] for reply in replies)
+        cache[-1][0] += sum(reply.cached_tokens for reply in replies)
+        cache[-1][1] += sum(map(len, prompts))
         return replies
 
-    trainer.engine.generate = watched
+    def watched_rollout():
+        cache.append([0, 0])
+        return rollout()
+
+    trainer.engine.generate, trainer.engine.rollout = watched, watched_rollout
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
     after = dict(trainer.model.named_parameters())
-    result = {
+    trainer.close()
+    return {
         "logs": logs,
+        "cache": cache,
         "weight_differences": differences,
         "live_counts": counts,
         "endings": sorted(set(endings)),
         "base_change": max([(after[name] - weight).abs().max().item() for name, weight in base.items()], default=0),
     }
-    Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
+
+
+def change_weights(model, noise: float, seed: int) -> None:
+    """By `noise` of the spread of each weight."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=generator)
+
+
+class ChangeWeights(TrainerCallback):
+    """In place of an optimizer, so that the weights are the same in all runs."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        change_weights(model, 0.05, seed=state.global_step)
+
+
+def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
+    """One group and one turn a rollout, of one task: its 8 prompts are equal, and those of every rollout too."""
+    prompt = replace(ALFWORLD_COMPACT_PROMPT, first=RULES + ALFWORLD_COMPACT_PROMPT.first)
+    options = {"per_device_train_batch_size": 8, "steps_per_generation": 1, "max_turns": 1, "max_steps": 3}
+    options["learning_rate"] = 0.0
+    trainer = make_trainer(folder, mode, rank, ranks, prompt, 1, **options)
+    trainer.add_callback(ChangeWeights())
+    trainer.train()
+    llm = trainer.vllm_generation.llm
+    result = {
+        "logs": [entry for entry in trainer.state.log_history if "episode/success_rate" in entry],
+        "block": llm.llm_engine.vllm_config.cache_config.block_size,
+    }
+    rooms = ("a desk 1 and a mug 1.\nActions:\ngo to desk 1\ntake mug 1", "a fridge 1.\nActions:\ngo to fridge 1", "")
+    texts = [f"{RULES}Task: put some mug on desk\nSeen: You see {room}" for room in rooms]
+    prompts = [trainer.encode([{"role": "user", "content": text}])[0] for text in texts]
+    prompts = [prompts[0]] * 8 + prompts[1:]
+    result["prompts"] = prompts
+
+    def answers() -> dict:
+        with trainer.engine.rollout():
+            replies = trainer.engine.generate(prompts, Sampling(temperature=0.0))
+        expected = TransformersEngine(trainer).generate(prompts, Sampling(temperature=0.0))
+        return {
+            "replies": [reply.ids for reply in replies],
+            "transformers": [reply.ids for reply in expected],
+            "cached": [reply.cached_tokens for reply in replies],
+        }
+
+    result["before"] = answers()
+    change_weights(trainer.model, 0.3, seed=4)
+    result["after"] = answers()
+    change_weights(trainer.model, 0.3, seed=5)
+    reset, llm.reset_prefix_cache = llm.reset_prefix_cache, lambda: True
+    result["not_reset"] = answers()
+    llm.reset_prefix_cache = reset
+
+    step, steps = llm.llm_engine.step, []
+
+    def interrupted():
+        steps.append(1)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    llm.llm_engine.step = interrupted
+    try:
+        answers()
+    except KeyboardInterrupt:
+        llm.llm_engine.step = step
+    try:
+        answers()
+    except RuntimeError as error:
+        result["after_interruption"] = str(error)
     trainer.close()
+    return result
+
+
+def main(folder: str, mode: str) -> None:
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    result = (cache if mode == "cache" else train)(folder, mode, rank, ranks)
+    Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
