@@ -15,8 +15,10 @@ weights in bfloat16 arithmetic. Layouts, in turn in each repetition:
     floor     the model's body forward and backward over as many tokens as are different, in rows of the mean length:
               no LM head, no loss, no padding, no mask
 
-Prints the command, the machine, raw seconds, medians, ratios, tokens and FLOPs by count, and peak memory above what
-was held before the layout's first pass; writes them to OUTPUT/results.json.
+Then, with the tiny model, some iterations of training itself, and what of them is neither model nor environment.
+
+Prints the command, the machine, raw seconds, medians, ratios, tokens and FLOPs by count, and peak memory; writes them
+to OUTPUT/results.json.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
 from g2po_envs.alfworld import (
     ALFWORLD_COMPACT_PROMPT,
@@ -155,28 +157,39 @@ def count(micro_batches: list[dict[str, Any]], model: Qwen2ForCausalLM) -> dict[
     }
 
 
-def measure(trainer: G2POTrainer, run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds, and peak memory above what is held now, in MB."""
-    device = trainer.accelerator.device
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the resident set
-        held = _resident("VmRSS")
+def measure(trainer: G2POTrainer, run: Callable[[], None]) -> float:
+    """Seconds."""
+    wait = torch.cuda.synchronize if trainer.accelerator.device.type == "cuda" else lambda: None
+    wait()
     started = time.perf_counter()
     run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else _resident("VmHWM")
-    return seconds, (peak - held) / 2**20
+    wait()
+    return time.perf_counter() - started
 
 
-def _resident(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+def peak_memory(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> float:
+    """MB of an update above what is held: the allocator's peak on a GPU; on a CPU, what the largest micro-batch keeps
+    for its backward pass, by count."""
+    if trainer.accelerator.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        update(trainer, micro_batches)
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
+    weights = {p.untyped_storage().data_ptr() for p in trainer.model.parameters()}
+    peak = 0
+    for micro_batch in micro_batches:
+        kept: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
+            if tensor.untyped_storage().data_ptr() not in weights:
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch))
+        peak = max(peak, sum(kept.values()))
+        del loss
+    return peak / 2**20
 
 
 def variants(trainer: G2POTrainer, batch: StepBatch, max_tokens: int) -> dict[str, list[dict[str, Any]]]:
@@ -206,6 +219,49 @@ def floor(trainer: G2POTrainer, rows: int, length: int, tokens: int) -> None:
             body(input_ids=part, use_cache=False).last_hidden_state.sum().backward()
 
 
+class Clock(TrainerCallback):
+    """Seconds of each iteration and of its optimizer step."""
+
+    def __init__(self):
+        self.iterations: list[float] = []
+        self.optimizer: list[float] = []
+
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
+        self.started = time.perf_counter()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
+        self.optimizer.append(time.perf_counter())
+
+    def on_optimizer_step(self, args, state, control, **kwargs) -> None:
+        self.optimizer[-1] = time.perf_counter() - self.optimizer[-1]
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self.iterations.append(time.perf_counter() - self.started)
+
+
+def whole_iterations(trainer: G2POTrainer, number: int) -> dict[str, Any]:
+    """Training itself: what of an iteration is neither model, nor generation, nor environment."""
+    clock = Clock()
+    trainer.add_callback(clock)
+    trainer.args.max_steps = number + 1
+    trainer.token_layout = trainer.args.token_layout
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "time/update" in log]
+    names = ("generation", "environment", "prompts", "advantage", "batch", "logps", "update")
+    parts: dict[str, list[float]] = {name: [log[f"time/{name}"] for log in logs][1:] for name in names}
+    parts |= {"optimizer": clock.optimizer[1:], "iteration": clock.iterations[1:]}
+    work = zip(*(parts[name] for name in ("generation", "environment", "logps", "update", "optimizer")))
+    rest = [1 - sum(seconds) / whole for seconds, whole in zip(work, parts["iteration"])]
+    return {
+        "seconds": {name: [round(value, 4) for value in values] for name, values in parts.items()},
+        "medians": {name: round(median(values), 4) for name, values in parts.items()},
+        "neither model nor generation nor environment, share": round(median(rest), 4),
+        "graph and advantages, share": round(
+            median(a / whole for a, whole in zip(parts["advantage"], parts["iteration"])), 5
+        ),
+    }
+
+
 def gradient(trainer: G2POTrainer) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
@@ -231,6 +287,8 @@ def main() -> None:
         if not path.exists():
             write_jsonl(path, trainer.play(tasks, groups=[i // 8 for i in range(len(tasks))])[0])
         result = compare(trainer, list(read_jsonl(path)), options)
+        if not options.shape:
+            result["whole iterations"] = whole_iterations(trainer, options.repetitions)
         trainer.close()
     result["command"] = "python benchmarks/phases.py " + " ".join(sys.argv[1:])
     (options.output / "results.json").write_text(json.dumps(result, indent=1))
@@ -256,14 +314,12 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
     rows = max(1, options.max_tokens // mean_length)
     runs["update floor"] = partial(floor, trainer, rows, mean_length, unique)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    memory, gradients = {}, {}
-    for repetition in range(options.repetitions + 1):  # the first warms up: its time is not counted, its memory is
+    gradients = {}
+    for repetition in range(options.repetitions + 1):  # the first warms up: not counted
         for name, run in runs.items():
-            took, peak = measure(trainer, run)
+            took = measure(trainer, run)
             if repetition:
                 seconds[name].append(round(took, 4))
-            else:
-                memory[name] = round(peak, 1)
             if name.startswith("update") and name != "update floor" and repetition == 1:
                 gradients[name.split()[1]] = gradient(trainer)
     medians = {name: median(values) for name, values in seconds.items()}
@@ -288,7 +344,7 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
         "update, by the floor's time": {
             name: round(medians[f"update {name}"] / medians["update floor"], 2) for name in made
         },
-        "peak memory in MB": memory,
+        "peak memory in MB": {name: round(peak_memory(trainer, part), 1) for name, part in made.items()},
         "gradient, relative distance to padded": {
             name: f"{((g - base).norm() / base.norm()).item():.1e}" for name, g in gradients.items()
         },

@@ -50,7 +50,9 @@ def run(method: str, seed: int, output: Path, threads: int, extra: list[str]) ->
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
         recipe, flags = METHODS[method]
-        flags = ["--seed", seed, *flags, "--output_dir", folder, *extra, "--resume_from_checkpoint", "auto"]
+        # The layout the committed values were made with; others give the same gradient, but for the last bits.
+        flags = ["--token_layout", "padded", "--seed", seed, *flags, "--output_dir", folder, *extra]
+        flags += ["--resume_from_checkpoint", "auto"]
         print(f"$ python recipes/{recipe}", *map(str, flags), flush=True)
         started = time.time()
         with (folder / "log.txt").open("a") as log:

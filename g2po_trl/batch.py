@@ -245,7 +245,8 @@ def make_micro_batches(
     lengths = batch.lengths(range(len(batch)))
     sequences = [np.concatenate(pair) for pair in zip(batch.prompt_ids, batch.completion_ids)]
     scored = [reply * bool(trained) for (_, reply), trained in zip(lengths, batch.trained)]
-    num_items = torch.tensor(batch.num_tokens)
+    num_tokens = batch.num_tokens
+    num_items = torch.tensor(num_tokens)
     slices, tokens, forwarded = [], np.zeros(num_ranks), 0
     for part in slice_rows(len(batch), num_slices, rng):
         if layout == "padded":
@@ -269,7 +270,7 @@ def make_micro_batches(
                 micro_batch |= lay_out(dealt, sequences, scored, pad_token_id, pad_to_multiple_of)
             micro_batch["num_items_in_batch"] = num_items
             micro_batch["loss_scale"] = loss_scale(
-                loss_type, micro_batch, len(batch), batch.num_tokens, num_ranks, num_slices
+                loss_type, micro_batch, len(batch), num_tokens, num_ranks, num_slices
             )
             micro_batch["weight"] = batch.num_trained_tokens([row for dealt in rows for row in dealt])
             micro_batches.append(micro_batch)

@@ -1,4 +1,4 @@
-"""Episodes in two halves: the same episodes, environments at work while the model is, and lost workers are accounted."""
+"""Episodes in two halves: the same episodes, environments at work while the model is, lost workers accounted for."""
 
 import os
 import signal

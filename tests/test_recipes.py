@@ -63,7 +63,7 @@ def test_the_default(tmp_path):
 
 def test_the_webshop_default(tmp_path):
     script, args, model = parse("tiny.yaml", "--output_dir", str(tmp_path), environment="webshop")
-    assert (script.shop, script.prompt, script.numbered, script.partial_reward) == (None, "compact", True, True)
+    assert (script.shop, script.prompt, script.plain, script.partial_reward) == (None, "compact", True, True)
     assert args.generation_batch_size == 64 and model.model_name_or_path is None
 
 

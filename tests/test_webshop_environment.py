@@ -92,24 +92,26 @@ def test_another_process_makes_the_same_shop():
     assert runs == {f"{SOURCE.summary(SOURCE.rows('train'))} {prices}\n"}
 
 
-def test_products_by_their_place():
+def test_plain_pages_for_tiny_models():
     row = SOURCE.rows("train")[0]
-    plain, numbered = WebshopEnvironment(SOURCE), WebshopEnvironment(SOURCE, numbered=True)
+    official, plain = WebshopEnvironment(SOURCE), WebshopEnvironment(SOURCE, plain=True)
     search = f"search[{SOURCE.load()[1][row['task_id']].query}]"
     pages = []
-    for environment in (plain, numbered):
+    for environment in (official, plain):
         environment.reset(**row)
         pages.append(environment.step(search).observation)
-    asins = plain.shop.products
+    asins = official.shop.products
     assert len(asins) >= 3 and f"'{asins[2]}'" in pages[0].text
     text, actions = pages[0].text, pages[0].admissible_actions
     for place, asin in enumerate(asins, 1):
         text = text.replace(f"'{asin}'", f"'{place}'")
         actions = [a.replace(asin.lower(), str(place)) for a in actions]
+    text = text.lower().replace("[sep]", "[SEP]")
     assert (text, actions) == (pages[1].text, pages[1].admissible_actions)
-    opened = [plain.step(f"click[{asins[2].lower()}]"), numbered.step("click[3]")]
-    assert opened[0].observation == opened[1].observation and numbered.shop.asin == asins[2]
-    assert numbered.step("click[3]").observation == opened[1].observation, "no products on this page"
-    numbered.step("click[< prev]")
-    beyond = numbered.step(f"click[{len(asins) + 1}]").observation
+    opened = [official.step(f"click[{asins[2].lower()}]"), plain.step("click[3]")]
+    shown = [result.observation.text.lower() for result in opened]
+    assert shown[0] == shown[1] and plain.shop.asin == asins[2]
+    assert plain.step("click[3]").observation == opened[1].observation, "no products on this page"
+    plain.step("click[< prev]")
+    beyond = plain.step(f"click[{len(asins) + 1}]").observation
     assert beyond.text == pages[1].text, "there are no more"

@@ -1,5 +1,8 @@
 """A tiny model from demonstrations: supervised fine-tuning in phases, by TRL's SFTTrainer.
 
+0. *repeat*, where copying is most of the task: random tokens, and then parts of them again, which nothing but copying
+   foretells. With layers of a model that copies (`Recipe.layers_of`) its heads take to the new words within some
+   hundred steps; from replies alone they may never appear.
 1. *read*: the loss is on the whole sequence. Prompts repeat themselves (names, numbers), and predicting them teaches
    the heads that find and copy a name far faster than the few tokens of a reply do.
 2. *act*: the loss is on the reply, the expert's action.
@@ -16,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from datasets import IterableDataset
@@ -30,13 +34,19 @@ REPLY = "<think></think><action>{action}</action><|im_end|>"
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training. `noise`: share of labels that are any admissible action."""
+    """A stretch of training.
+
+    Args:
+        noise: share of labels that are any admissible action.
+        repeat: train on repetitions of so many different tokens instead of demonstrations.
+    """
 
     name: str
     steps: int
     learning_rate: float
     whole_sequence: bool = False
     noise: float = 0.0
+    repeat: int = 0
 
 
 PHASES = (
@@ -57,6 +67,7 @@ class Recipe:
     batch_size: int = 32
     bf16: bool = True  # autocast: half as long again without it on a CPU that has AMX
     phases: tuple[Phase, ...] = PHASES
+    layers_of: Path | None = None  # a model of the same shape to begin with, but for the embeddings
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,11 @@ def build_model(recipe: Recipe, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     model = Qwen2ForCausalLM(config)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
+    if recipe.layers_of is not None:
+        source = Qwen2ForCausalLM.from_pretrained(recipe.layers_of, dtype=torch.float32).model
+        model.model.layers.load_state_dict(source.layers.state_dict())
+        model.model.norm.load_state_dict(source.norm.state_dict())
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=source.embed_tokens.weight.std().item())
     return model
 
 
@@ -128,6 +144,8 @@ def samples(
     """Endless training samples, each time in other words; neighbours of similar length share a batch."""
     rng = random.Random(f"{seed}-{phase.name}")
     deck: list[Demonstration] = []
+    while phase.repeat:
+        yield _repetition(rng, min(phase.repeat, len(tokenizer)))
     while True:
         chunk = []
         while len(chunk) < 32 * batch:
@@ -149,6 +167,17 @@ def samples(
         rng.shuffle(batches)
         for rows in batches:
             yield from rows
+
+
+def _repetition(rng: random.Random, vocabulary: int, length: int = 60, parts: int = 10) -> dict[str, list[int]]:
+    """Random tokens, then parts of them in any order. The first token of a part cannot be known, the others can."""
+    tokens = [rng.randrange(vocabulary) for _ in range(length)]
+    ids, labels = list(tokens), [-100] * length
+    for _ in range(parts):
+        start, size = rng.randrange(length - 8), rng.randint(2, 8)
+        ids += tokens[start : start + size]
+        labels += [-100, *tokens[start + 1 : start + size]]
+    return {"input_ids": ids, "labels": labels}
 
 
 def teach(

@@ -26,7 +26,7 @@ _BETWEEN = "' [SEP] '"
 
 class Expert:
     """The action that leads to the best purchase among the first results, on any page of a visit. Products go by their
-    place (`WebshopEnvironment(numbered=True)`)."""
+    place (`WebshopEnvironment(plain=True)`)."""
 
     def __init__(self, environment: WebshopEnvironment):
         self.shop, self._nouns = environment.shop, environment.nouns
@@ -137,5 +137,5 @@ def vary(demonstration: Demonstration, rng: random.Random) -> Demonstration:
 def _products_of(page: str) -> tuple[list[str], list[list[str]]]:
     """What a page of results begins with, and (place, title, price) of its products."""
     parts = page[1:-1].split(_BETWEEN)
-    start = parts.index("Next >") + 1 if "Next >" in parts else len(parts)
+    start = parts.index("next >") + 1 if "next >" in parts else len(parts)
     return parts[:start], [parts[i : i + 3] for i in range(start, len(parts), 3)]

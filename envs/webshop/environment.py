@@ -29,8 +29,8 @@ class WebshopEnvironment(TextEnvironment):
         partial_reward: pay `success_reward` times the score instead.
         nouns: title -> nouns, for the score.
         show_attributes: give item pages a sub-page of attributes.
-        numbered: products on a page of results go by their place, `click[3]`, instead of their asin: a tiny model has
-            no head to copy one with.
+        plain: for tiny models. Pages are in small letters, so that a word is the same token where it is asked for and
+            where it is found, and products on a page of results go by their place, `click[3]`, not by their asin.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class WebshopEnvironment(TextEnvironment):
         partial_reward: bool = False,
         nouns: Callable[[str], Sequence[str]] = textblob_nouns,
         show_attributes: bool = False,
-        numbered: bool = False,
+        plain: bool = False,
     ):
         self.source = source
         self.success_reward = success_reward
         self.partial_reward = partial_reward
         self.nouns = nouns
         self.show_attributes = show_attributes
-        self.numbered = numbered
+        self.plain = plain
         self.shop: Shop | None = None  # the visit under way
 
     def reset(self, task_id: str, **ignored_columns) -> Observation:
@@ -62,7 +62,7 @@ class WebshopEnvironment(TextEnvironment):
         """Play `search[words]` or `click[target]`; anything else changes nothing."""
         if self.shop is None:
             raise RuntimeError("call reset before step")
-        place = _PLACE.fullmatch(action) if self.numbered else None
+        place = _PLACE.fullmatch(action) if self.plain else None
         if place and 0 < int(place[1]) <= len(self.shop.products):
             action = f"click[{self.shop.products[int(place[1]) - 1]}]"
         outcome = self.shop.act(action)
@@ -78,8 +78,9 @@ class WebshopEnvironment(TextEnvironment):
         shop = self.shop
         parts = shop.text.split(_SEPARATOR)
         told = parts.index(shop.goal.instruction) + 1 if shop.goal.instruction in parts else 0
-        places = {asin: str(i) for i, asin in enumerate(shop.products, 1)} if self.numbered else {}
+        places = {asin: str(i) for i, asin in enumerate(shop.products, 1)} if self.plain else {}
         text = _SEPARATOR.join(f"'{places.get(part, part)}'" for part in parts[told:])
+        text = text.lower().replace(_SEPARATOR.lower(), _SEPARATOR) if self.plain else text
         targets = {asin.lower(): place for asin, place in places.items()}
         clicks = [f"click[{targets.get(target, target)}]" for target in shop.clickables if target != "search"]
         return Observation(

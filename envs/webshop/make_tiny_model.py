@@ -1,6 +1,7 @@
 """Make the tiny model: `python -m g2po_envs.webshop.make_tiny_model --output FOLDER`.
 
-Invented shops -> demonstrations -> tokenizer -> supervised fine-tuning in two phases (`g2po_envs.tiny`).
+Invented shops -> demonstrations -> tokenizer -> layers of the ALFWorld model, which copies -> supervised fine-tuning
+in phases (`g2po_envs.tiny`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 
 from transformers import Qwen2Tokenizer
 
+from g2po_envs.alfworld.tiny import tiny_model_path as alfworld_model_path
 from g2po_envs.tiny.commands import make_model
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_envs.tiny.tokenizer import train_tokenizer
@@ -20,24 +22,29 @@ from g2po_envs.tiny.training import Course, Phase, Recipe
 from g2po_envs.webshop.demonstrations import demonstrate, vary
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT
 from g2po_envs.webshop.source import ShopSource
+from g2po_envs.webshop.synthetic import vocabulary
 from g2po_envs.webshop.tiny import HISTORY_LENGTH, tiny_environment
 
 COURSE = Course(WEBSHOP_COMPACT_PROMPT, HISTORY_LENGTH, vary)
 RECIPE = Recipe(
-    vocab_size=1536,
+    vocab_size=2560,
     phases=(
-        Phase("read", 500, 2e-3, whole_sequence=True),
-        Phase("act", 2200, 2e-3),  # and no loosening: it is undecided enough
+        Phase("repeat few", 250, 2e-3, repeat=200),
+        Phase("repeat all", 450, 2e-3, repeat=10**4),
+        Phase("read", 300, 2e-3, whole_sequence=True),
+        Phase("act", 2500, 2e-3),
+        Phase("loosen", 300, 5e-4, noise=0.25),
     ),
+    layers_of=alfworld_model_path(),
 )
 SHOP_SEED = 1000  # not the training recipe's: other shops
 # Numbers are read two digits at a time; what frames a page's parts or an action's words is one token.
-PIECES = ("' [SEP] '", "search[", "click[", "]", *(f"{pair:02d}" for pair in range(100)))
+PIECES = ("' [SEP] '", ": ", "search[", "click[", "]", *(f"{pair:02d}" for pair in range(100)))
 
 
 def make_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
-    """Pairs of digits are one token each, and what frames the words."""
-    return train_tokenizer(texts, vocab_size, (), PIECES)
+    """The shop's words are one token each, pairs of digits, and what frames them."""
+    return train_tokenizer(texts, vocab_size, [way for word in vocabulary() for way in (word, f" {word}")], PIECES)
 
 
 def make_demonstrations(shops: int = 40, goals: int = 190) -> list[Demonstration]:

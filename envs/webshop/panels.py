@@ -32,7 +32,7 @@ def load_panel(
     return Panel(
         name=f"WebShop {name}",
         rows=source.rows("held-out", number or (192 if tiny else 500)),
-        environment_factory=partial(WebshopEnvironment, source, numbered=tiny),
+        environment_factory=partial(WebshopEnvironment, source, plain=tiny),
         prompt_template=WEBSHOP_COMPACT_PROMPT if tiny else WEBSHOP_PROMPT,
         max_turns=12 if tiny else 15,
         history_length=HISTORY_LENGTH if tiny else 2,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,13 @@ def _words() -> tuple[list[_Kind], list[str]]:
         for kind in words["kinds"]
     ]
     return kinds, words["brands"]
+
+
+def vocabulary() -> list[str]:
+    """The words things are described, asked for and chosen with, in small letters, sorted; not the brands."""
+    kinds, _ = _words()
+    told = [text for k in kinds for text in (k.name, k.query, *k.attributes, *k.parts, *sum(k.options.values(), []))]
+    return sorted({word for text in told for word in re.findall("[a-z]+", text.lower())})
 
 
 def make_records(products: int = 300, seed: int = 0) -> tuple[list[dict], dict[str, dict], dict[str, list[dict]]]:

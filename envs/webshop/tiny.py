@@ -17,4 +17,4 @@ def tiny_model_path() -> Path:
 
 def tiny_environment(source: ShopSource) -> WebshopEnvironment:
     """The environment as the tiny model was taught in it; to be used with `WEBSHOP_COMPACT_PROMPT`."""
-    return WebshopEnvironment(source, numbered=True)
+    return WebshopEnvironment(source, plain=True)
