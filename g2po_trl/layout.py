@@ -90,15 +90,11 @@ class LayoutTrainer(PlayingTrainer):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=compute_entropy, **kwargs
             )
-        body = self.accelerator.unwrap_model(model)
-        body = body.get_base_model() if hasattr(body, "get_base_model") else body
+        inner = self.accelerator.unwrap_model(model)
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         with self.accelerator.autocast():
             log_probs, entropies = packed_log_probs(
-                model,
-                body.base_model,
-                self._layout,
-                attention_mask[:, -logits_to_keep:],
-                additive=body.config._attn_implementation == "eager",
+                model, inner.base_model, self._layout, attention_mask[:, -logits_to_keep:]
             )
         return log_probs, entropies if compute_entropy else None, None
 

@@ -147,7 +147,7 @@ def attention_mask(ends: torch.Tensor) -> torch.Tensor:
 
 
 def packed_log_probs(
-    model, backbone: torch.nn.Module, layout: dict[str, torch.Tensor], mask: torch.Tensor, additive: bool
+    model, body: torch.nn.Module, layout: dict[str, torch.Tensor], mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probabilities and entropies of the scored tokens, where they stand in padded rows.
 
@@ -155,19 +155,20 @@ def packed_log_probs(
 
     Args:
         model: what is called: a causal language model with TRL's fused LM head, or a wrapper of it.
-        backbone: its body, inside all wrappers.
+        body: the model without its LM head, inside all wrappers.
         mask: (rows, C) of reply tokens; as many are set as are scored.
-        additive: the attention implementation adds its mask (eager) instead of choosing by it.
     """
     visible = attention_mask(layout["packed_ends"])
-    if additive:
-        visible = torch.zeros(visible.shape, device=visible.device).masked_fill(
-            ~visible, torch.finfo(torch.float32).min
-        )
-    with _only(backbone, layout["scored_from"]):
+    kind = visible.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else body.dtype
+    # Added to scores, and in the dtype of the arithmetic: all layers then keep this one tensor for their backward
+    # pass, and none a converted copy.
+    added = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    added.masked_fill_(~visible, torch.finfo(dtype).min)
+    with _only(body, layout["scored_from"]):
         outputs = model(
             input_ids=layout["packed_ids"],
-            attention_mask=visible,
+            attention_mask=added,
             position_ids=layout["packed_positions"],
             shift_labels=layout["scored_ids"][None],
             fused_lm_head=True,
@@ -178,15 +179,15 @@ def packed_log_probs(
 
 
 @contextmanager
-def _only(backbone: torch.nn.Module, places: torch.Tensor):
-    """The backbone hands on the hidden states of these places alone, (1, M, H)."""
+def _only(body: torch.nn.Module, places: torch.Tensor):
+    """The body hands on the hidden states of these places alone, (1, M, H)."""
 
     def choose(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
         hidden = output.last_hidden_state
         output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[places][None]
         return output
 
-    handle = backbone.register_forward_hook(choose)
+    handle = body.register_forward_hook(choose)
     try:
         yield
     finally:

@@ -169,6 +169,12 @@ def test_gradients_are_those_of_padded_rows(make_trainer, options):
     assert forwarded["shared"] < forwarded["padded"]
 
 
+def test_half_precision_is_within_its_rounding(make_trainer):
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, bf16=True)
+    ((micro_batch,),), _ = trainer.cut([rollout_of(trainer)])
+    assert trainer.layout_is_exact(micro_batch) and trainer.token_layout == "shared"
+
+
 def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
     ((micro_batch,),), _ = trainer.cut([rollout_of(trainer)])
