@@ -306,7 +306,9 @@ def test_ways_to_die(fault, how):
         pool.reset([{"number": 1}, {"number": 2}])
         results = pool.step({1: fault})
         assert results[1].kind == "crash" and how in results[1].message and "'number': 2" in results[1].message
-        with pytest.raises(ValueError, match="slot 0"):  # was in the same worker
+        told = pool.step({0: "go"})[0]  # was in the same worker
+        assert told.kind == "crash" and "during step of slot 1" in told.message and "'number': 1" in told.message
+        with pytest.raises(ValueError, match="slot 0"):
             pool.step({0: "go"})
         assert pool.reset([{"number": 5}])[0].text == "number 5"
 

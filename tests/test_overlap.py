@@ -1,15 +1,11 @@
 """Episodes in two halves: the same episodes, environments at work while the model is, lost workers accounted for."""
 
-import os
-import signal
-import time
 from functools import partial
-from pathlib import Path
 
 import pytest
-from test_rollout import Countdown
+from toy_environments import Countdown, Dying, Waiting
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool
 from g2po_trl.episodes import play_turns
 
 
@@ -44,27 +40,6 @@ def test_the_same_episodes_and_no_request_more(turns):
     assert all(len({number % 2 for number in part}) <= 1 for part in asked)
 
 
-class Waiting(TextEnvironment):
-    """An even episode's step ends when an odd episode has been asked for an action."""
-
-    def __init__(self, folder):
-        self.folder = Path(folder)
-
-    def reset(self, number):
-        self.number, self.steps = number, 0
-        return Observation(f"{number}")
-
-    def step(self, action):
-        self.steps += 1
-        sign = self.folder / f"asked-1-{self.steps}"
-        deadline = time.monotonic() + 10
-        while self.number == 0 and not sign.exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError("nobody asked about the other half")
-            time.sleep(0.01)
-        return StepResult(Observation(f"{self.number} {self.steps}"), terminated=self.steps == 3)
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_environments_work_while_the_other_half_is_asked(tmp_path, overlap):
     def act(episode):
@@ -74,13 +49,6 @@ def test_environments_work_while_the_other_half_is_asked(tmp_path, overlap):
     trajectories, cost, _ = play(partial(Waiting, tmp_path), [{"number": 0}, {"number": 1}], act, overlap)
     outcomes = ["failure", "failure"] if overlap else ["error", "failure"]
     assert [t.outcome for t in trajectories] == outcomes and cost.turns == 3
-
-
-class Dying(Countdown):
-    def step(self, action):
-        if self.reward == 13.0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
 
 
 def test_a_worker_that_dies_in_one_half_takes_its_episodes_of_the_other_too():

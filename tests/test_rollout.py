@@ -3,32 +3,12 @@
 import pytest
 from conftest import build_tokenizer
 from letter_environment import LETTER_PROMPT, LetterEnvironment
+from toy_environments import Countdown
 
-from g2po_trl import EnvironmentPool, Observation, PromptTemplate, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, PromptTemplate
 from g2po_trl.generation import Reply
 from g2po_trl.prompting import parse_plain
 from g2po_trl.rollout import ChatEncoder, run_episodes
-
-
-class Countdown(TextEnvironment):
-    """Ends after `turns` steps; pays and judges as told."""
-
-    def reset(self, turns, reward=10.0, success=None, truncates=False):
-        self.left, self.reward, self.success, self.truncates = turns, reward, success, truncates
-        return Observation(f"left {self.left}", state_key=f"k{self.left}", admissible_actions=["go"], task="TASK")
-
-    def step(self, action):
-        self.left -= 1
-        done = self.left == 0
-        info = {} if self.success is None else {"success": self.success}
-        return StepResult(
-            Observation(f"left {self.left}", state_key=f"k{self.left}", admissible_actions=["go"]),
-            reward=self.reward if done else 0.0,
-            terminated=done and not self.truncates,
-            truncated=done and self.truncates,
-            info=info,
-        )
-
 
 TEMPLATE = PromptTemplate(
     first="{task}|{observation}|{actions}", later="{task}|{history}|{observation}|{actions}", parse_reply=parse_plain

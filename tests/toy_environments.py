@@ -1,10 +1,14 @@
-"""A small game with one reward at its end, and an environment that fails in every way there is."""
+"""Small environments: a game with one reward at its end, and others that count, wait and fail in every way there is.
+
+Workers import this module: it imports nothing that takes long.
+"""
 
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from g2po_trl import Observation, StepResult, TextEnvironment
 
@@ -105,3 +109,51 @@ RESULTS = {
     "unloadable": lambda: StepResult("x", info={"a": Unloadable()}),
     "text": lambda: StepResult(Observation(Text("x"), state_key=Text("y"), admissible_actions=[Text("z")])),
 }
+
+
+class Countdown(TextEnvironment):
+    """Ends after `turns` steps; pays and judges as told."""
+
+    def reset(self, turns, reward=10.0, success=None, truncates=False):
+        self.left, self.reward, self.success, self.truncates = turns, reward, success, truncates
+        return Observation(f"left {self.left}", state_key=f"k{self.left}", admissible_actions=["go"], task="TASK")
+
+    def step(self, action):
+        self.left -= 1
+        done = self.left == 0
+        info = {} if self.success is None else {"success": self.success}
+        return StepResult(
+            Observation(f"left {self.left}", state_key=f"k{self.left}", admissible_actions=["go"]),
+            reward=self.reward if done else 0.0,
+            terminated=done and not self.truncates,
+            truncated=done and self.truncates,
+            info=info,
+        )
+
+
+class Waiting(TextEnvironment):
+    """An even episode's step ends when an odd episode has been asked for an action."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def reset(self, number):
+        self.number, self.steps = number, 0
+        return Observation(f"{number}")
+
+    def step(self, action):
+        self.steps += 1
+        sign = self.folder / f"asked-1-{self.steps}"
+        deadline = time.monotonic() + 10
+        while self.number == 0 and not sign.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("nobody asked about the other half")
+            time.sleep(0.01)
+        return StepResult(Observation(f"{self.number} {self.steps}"), terminated=self.steps == 3)
+
+
+class Dying(Countdown):
+    def step(self, action):
+        if self.reward == 13.0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
