@@ -1,11 +1,12 @@
 """Log-probabilities and update of one iteration, in every token layout, on the same recorded trajectories.
 
     python benchmarks/phases.py --output benchmarks/results/phases [--repetitions 5] [--trajectories FILE]
-        [--shape 1.5b] [--episodes 64] [--max_tokens 2048] [--prompt compact|full]
+        [--model PATH | --shape 1.5b] [--episodes 64] [--max_tokens 2048] [--prompt compact|full]
 
 Trajectories are a run's `trajectories/train-*.jsonl`, or 64 episodes that the tiny model plays first (8 generated
-ALFWorld games, 8 each; kept in OUTPUT). The model is the tiny one, or `--shape`: Qwen2.5 of that size with random
-weights in bfloat16 arithmetic. Layouts, in turn in each repetition:
+ALFWorld games, 8 each; kept in OUTPUT). The model is the tiny one; or `--model`, a checkpoint, on the same token ids;
+or `--shape`, Qwen2.5 of that size with random weights. On a GPU arithmetic is bfloat16. Layouts, in turn in each
+repetition:
 
     trl       every row padded to the longest prompt and the longest reply of the rollout, in random order, as many
               rows a micro-batch as `--max_tokens` allows: TRL's batch
@@ -110,7 +111,7 @@ def make_trainer(folder: Path, options: argparse.Namespace) -> tuple[G2POTrainer
         disable_tqdm=True,
     )
     trainer = G2POTrainer(
-        str(make_shape(folder / "model", options.shape) if options.shape else tiny_model_path()),
+        str(make_shape(folder / "model", options.shape) if options.shape else options.model or tiny_model_path()),
         args,
         Dataset.from_list(manifest.rows()),
         environment_factory=partial(
@@ -270,6 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--trajectories", type=Path, help="a run's trajectories/train-*.jsonl")
+    parser.add_argument("--model", type=Path, help="a checkpoint instead of the tiny model")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this size instead of the tiny model")
     parser.add_argument("--prompt", choices=list(PROMPTS), default="compact")
     parser.add_argument("--episodes", type=int, default=64)
@@ -287,7 +289,7 @@ def main() -> None:
         if not path.exists():
             write_jsonl(path, trainer.play(tasks, groups=[i // 8 for i in range(len(tasks))])[0])
         result = compare(trainer, list(read_jsonl(path)), options)
-        if not options.shape:
+        if not (options.shape or options.model):
             result["whole iterations"] = whole_iterations(trainer, options.repetitions)
         trainer.close()
     result["command"] = "python benchmarks/phases.py " + " ".join(sys.argv[1:])
