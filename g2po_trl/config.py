@@ -66,6 +66,7 @@ class G2POConfig(GRPOConfig):
             what they have in common once, see `g2po_trl.packing`. `"packed"`: end to end. `"padded"`: one row each,
             which is also taken when the model's attention does not allow the others.
         packed_row_tokens: tokens of a packed row; its attention costs as their square. `None`: by the model's size.
+            Several processes take shorter ones where a slice would not give each of them eight.
         generation_batch_tokens: padded prompt tokens in one generate call.
         num_environment_workers: processes for environments, per rank. `None`: the cores there are.
         overlap_environments: play in two halves: the environments of one step while the model generates for the other.
@@ -223,6 +224,12 @@ class G2POConfig(GRPOConfig):
         row_tokens = self.packed_row_tokens
         _require(
             row_tokens is None or row_tokens >= 1, "packed_row_tokens", row_tokens, "set it to 1 or more, or None"
+        )
+        _require(
+            row_tokens is None or self.token_layout != "padded",
+            "packed_row_tokens",
+            row_tokens,
+            "token_layout='padded' has no packed rows; leave it at None",
         )
         if self.use_vllm:
             self._check_vllm()

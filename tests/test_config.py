@@ -43,6 +43,8 @@ def test_one_log_line_an_iteration(tmp_path):
         ("max_completion_length", 0),
         ("max_tokens_per_micro_batch", 0),
         ("scale_rewards", "batch"),
+        ("token_layout", "tree"),
+        ("packed_row_tokens", 0),
         ("eval_top_p", 0.0),
         ("eval_top_k", -1),
         ("min_valid_action_ratio", 2.0),
@@ -55,6 +57,11 @@ def test_one_log_line_an_iteration(tmp_path):
 def test_bad_values_name_field_and_value(tmp_path, field, value):
     with pytest.raises(ValueError, match=re.escape(f"{field} is {value!r}")):
         make(tmp_path, **{field: value})
+
+
+def test_packed_rows_of_the_padded_layout_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="packed_row_tokens is 64: token_layout='padded' has no packed rows"):
+        make(tmp_path, token_layout="padded", packed_row_tokens=64)
 
 
 def test_generation_batch_must_hold_whole_groups(tmp_path):

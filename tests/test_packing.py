@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from letter_environment import LongLetterEnvironment
 from letter_trainer import TASKS
+from peft import LoraConfig
 from test_trainer import gradient
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 
@@ -149,8 +150,9 @@ def move(trainer):
         {"gradient_checkpointing": True},
         {"model_init_kwargs": {"attn_implementation": "eager"}},
         {"steps_per_generation": 2, "num_iterations": 2, "pad_to_multiple_of": 16},
+        {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)},
     ],
-    ids=["default", "small", "checkpointing", "eager", "slices"],
+    ids=["default", "small", "checkpointing", "eager", "slices", "lora"],
 )
 def test_gradients_are_those_of_padded_rows(make_trainer, options):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, **options)

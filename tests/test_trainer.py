@@ -37,7 +37,7 @@ def gradient(trainer, micro_batches):
     trainer.model.train()
     for micro_batch in micro_batches:
         trainer.compute_loss(trainer.model, micro_batch).backward()
-    return torch.cat([p.grad.flatten().clone() for p in trainer.model.parameters()])
+    return torch.cat([p.grad.flatten().clone() for p in trainer.model.parameters() if p.requires_grad])
 
 
 def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
