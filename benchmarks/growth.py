@@ -111,11 +111,11 @@ def phases(trainer: G2POTrainer, groups: Groups) -> tuple[dict[str, Callable[[],
         return micro_batches, metrics
 
     micro_batches, metrics = cut()
-    trainer._add_logps(micro_batches)  # `update` reads them
+    trainer.add_log_probs(micro_batches)  # `update` reads them
     return {
         "advantages": lambda: g2po(StateGraph.from_groups(groups)),
         "batch": cut,
-        "logps": lambda: trainer._add_logps(micro_batches),
+        "logps": lambda: trainer.add_log_probs(micro_batches),
         "update": lambda: update(trainer, micro_batches),
     }, {name: int(metrics[f"update/{name}"]) for name in ("step_samples", "forwarded_tokens", "micro_batches")}
 

@@ -9,12 +9,14 @@ or `--shape`, Qwen2.5 of that size with random weights. On a GPU arithmetic is b
 repetition:
 
     trl       every row padded to the longest prompt and the longest reply of the rollout, in random order, as many
-              rows a micro-batch as `--max_tokens` allows: TRL's batch
+              rows a micro-batch as come nearest to `--max_tokens`: TRL's batch
     padded    sorted by length, padded to the longest of the micro-batch (`token_layout="padded"`)
     packed    end to end (`token_layout="packed"`)
     shared    what rows have in common once (`token_layout="shared"`)
     floor     the model's body forward and backward over as many tokens as are different, in rows of the mean length:
               no LM head, no loss, no padding, no mask
+
+Prompts are built too, as their texts came turn by turn: by the tokenizer, and by looking up words it has seen.
 
 Then, with the tiny model, some iterations of training itself, and what of them is neither model nor environment.
 
@@ -55,6 +57,7 @@ from g2po_envs.alfworld import (
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
 from g2po_trl.batch import StepBatch, loss_scale
+from g2po_trl.encoding import ChatEncoder
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, vocabulary
     "0.5b": (896, 4864, 24, 14, 2, 151936),
@@ -127,7 +130,7 @@ def trl_micro_batches(trainer: G2POTrainer, batch: StepBatch, max_tokens: int) -
     """TRL's batch: the whole rollout padded to its longest row, in random order, cut into equal pieces."""
     order = np.random.default_rng(0).permutation(len(batch)).tolist()
     whole = batch.collate(order, len(order), trainer.processing_class.pad_token_id)
-    rows = max(1, max_tokens // (whole["prompt_ids"].shape[1] + whole["completion_ids"].shape[1]))
+    rows = max(1, round(max_tokens / (whole["prompt_ids"].shape[1] + whole["completion_ids"].shape[1])))
     parts = []
     for start in range(0, len(order), rows):
         part = {name: tensor[start : start + rows] for name, tensor in whole.items()}
@@ -200,6 +203,25 @@ def variants(trainer: G2POTrainer, batch: StepBatch, max_tokens: int) -> dict[st
         trainer.token_layout = layout
         ((made[layout],), _) = trainer.cut([batch])
     return made
+
+
+def prompt_texts(trainer: G2POTrainer, trajectories: list) -> list[list[str]]:
+    """What was read, turn by turn."""
+    turns: list[list[str]] = [[] for _ in range(max(len(t.steps) for t in trajectories))]
+    for trajectory in trajectories:
+        for texts, step in zip(turns, trajectory.steps):
+            texts.append(trainer.processing_class.decode(step.prompt_ids))
+    return turns
+
+
+def tokenize(trainer: G2POTrainer, turns: list[list[str]]) -> None:
+    for texts in turns:
+        trainer.processing_class(texts, add_special_tokens=False)
+
+
+def look_up(encoder: ChatEncoder, turns: list[list[str]]) -> None:
+    for texts in turns:
+        encoder.ids(texts)
 
 
 def update(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> None:
@@ -311,10 +333,15 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
     mean_length = round(tokens / len(batch))
     runs: dict[str, Callable[[], None]] = {}
     for name, micro_batches in made.items():
-        runs[f"logps {name}"] = partial(trainer._add_logps, micro_batches)
+        runs[f"logps {name}"] = partial(trainer.add_log_probs, micro_batches)
         runs[f"update {name}"] = partial(update, trainer, micro_batches)
     rows = max(1, options.max_tokens // mean_length)
     runs["update floor"] = partial(floor, trainer, rows, mean_length, unique)
+    texts = prompt_texts(trainer, trajectories)
+    runs["prompts tokenized"] = partial(tokenize, trainer, texts)
+    encoders = [ChatEncoder(trainer.processing_class) for _ in range(options.repetitions + 2)]
+    new_encoders = iter(encoders[1:])  # knows no word yet
+    runs["prompts looked up"] = lambda: look_up(next(new_encoders), texts)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     gradients = {}
     for repetition in range(options.repetitions + 1):  # the first warms up: not counted
@@ -328,6 +355,7 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
     whole = {name: medians[f"logps {name}"] + medians[f"update {name}"] for name in made}
     counts = {name: count(micro_batches, trainer.model) for name, micro_batches in made.items()}
     base = gradients["padded"]
+    look_up(encoders[0], texts)
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads, "
         + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
@@ -350,6 +378,11 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
         "gradient, relative distance to padded": {
             name: f"{((g - base).norm() / base.norm()).item():.1e}" for name, g in gradients.items()
         },
+        "prompt tokens": encoders[0].tokens,
+        "prompt tokens that were tokenized": encoders[0].tokenized,
+        "prompts, the tokenizer's time by that of looking up": round(
+            medians["prompts tokenized"] / medians["prompts looked up"], 2
+        ),
         "advantages and graph in s": round(advantage_time, 4),
         "cutting into micro-batches in s": round(batch_time, 4),
     }

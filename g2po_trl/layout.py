@@ -31,10 +31,15 @@ class LayoutTrainer(PlayingTrainer):
     def choose_layout(self) -> None:
         """The configured layout, or the padded one where the model's attention does not take a mask of ours."""
         args, attention = self.args, self.model.config._attn_implementation
+        if attention == "flex_attention" and self.accelerator.device.type in ("cpu", "mps"):
+            raise ValueError(
+                "attn_implementation is 'flex_attention', which PyTorch does not train on a CPU: set it to 'sdpa' in "
+                "model_init_kwargs"
+            )
         self.token_layout, self.layout_checked = args.token_layout, args.token_layout == "padded"
         self.packed_row_tokens = args.packed_row_tokens or default_row_tokens(self.model.config.get_text_config())
         if self.token_layout != "padded" and attention not in ATTENTION:
-            self._fall_back(f"attn_implementation is {attention!r}, and only {' and '.join(ATTENTION)} take any mask")
+            self._fall_back(f"attn_implementation is {attention!r}, and only {', '.join(ATTENTION)} take any mask")
 
     def _fall_back(self, reason: str) -> None:
         logger.warning(f"token_layout is {self.token_layout!r} and 'padded' is used: {reason}.")

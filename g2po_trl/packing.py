@@ -18,13 +18,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
 LAYOUTS = ("shared", "packed", "padded")
-ATTENTION = ("sdpa", "eager")  # implementations that take any mask
+ATTENTION = ("sdpa", "eager", "flex_attention")  # implementations that take any mask
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,28 @@ def attention_mask(ends: torch.Tensor) -> torch.Tensor:
     return ((place <= place[:, None]) & (place[:, None] < ends[:, None, :])).unsqueeze(1)
 
 
+def added_mask(ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same as what SDPA and eager attention add to scores.
+
+    In the dtype of the arithmetic: all layers then keep this one tensor for their backward pass, and none a converted
+    copy.
+    """
+    visible = attention_mask(ends)
+    added = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return added.masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def block_mask(ends: torch.Tensor) -> BlockMask:
+    """The same for flex attention, which leaves out blocks of 128 x 128 in which nothing is seen."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(row, head, token, other):
+        return (other <= token) & (token < ends[row, other])
+
+    rows, length = ends.shape
+    return create_block_mask(sees, rows, None, length, length, device=ends.device)
+
+
 def packed_log_probs(
     model, body: torch.nn.Module, layout: dict[str, torch.Tensor], mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -158,17 +183,16 @@ def packed_log_probs(
         body: the model without its LM head, inside all wrappers.
         mask: (rows, C) of reply tokens; as many are set as are scored.
     """
-    visible = attention_mask(layout["packed_ends"])
-    kind = visible.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else body.dtype
-    # Added to scores, and in the dtype of the arithmetic: all layers then keep this one tensor for their backward
-    # pass, and none a converted copy.
-    added = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    added.masked_fill_(~visible, torch.finfo(dtype).min)
+    ends = layout["packed_ends"]
+    if body.config._attn_implementation == "flex_attention":
+        visible = block_mask(ends)
+    else:
+        kind = ends.device.type
+        visible = added_mask(ends, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else body.dtype)
     with _only(body, layout["scored_from"]):
         outputs = model(
             input_ids=layout["packed_ids"],
-            attention_mask=added,
+            attention_mask=visible,
             position_ids=layout["packed_positions"],
             shift_labels=layout["scored_ids"][None],
             fused_lm_head=True,

@@ -9,12 +9,13 @@ import torch
 from accelerate.utils import gather_object
 
 from .callbacks import RolloutBar
+from .encoding import ChatEncoder
 from .environment import TextEnvironment
 from .environment_pool import EnvironmentPool
 from .generation import Sampling, make_engine
 from .panel import PanelTrainer
 from .prompting import PromptTemplate
-from .rollout import ChatEncoder, RolloutStats, run_episodes
+from .rollout import RolloutStats, run_episodes
 from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys
 from .task_errors import TaskErrorReport, TaskErrors
 from .tasks import task_id_of

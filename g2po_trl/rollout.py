@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from .encoding import ChatEncoder
 from .environment_pool import EnvironmentPool
 from .episodes import Episode, play_turns
 from .prompting import FittedPrompt, PromptTemplate, PromptTooLongError, fit_prompt
@@ -30,6 +31,7 @@ class RolloutStats:
     truncated_replies: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
+    tokenized_tokens: int = 0
     # Of the prompts for which the engine says what its prefix cache held: all tokens, and those.
     cacheable_tokens: int = 0
     cached_tokens: int = 0
@@ -61,26 +63,9 @@ class RolloutStats:
             "rollout/truncated_replies": self.truncated_replies,
             "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.live_steps),
             "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
+            "rollout/tokenized_fraction": self.tokenized_tokens / max(1, self.prompt_tokens),
             **cache,
         }
-
-
-class ChatEncoder:
-    """Chat messages -> token ids and text, by the tokenizer's chat template."""
-
-    def __init__(self, tokenizer, chat_template_kwargs: dict[str, Any] | None = None):
-        self.tokenizer = tokenizer
-        self.kwargs = chat_template_kwargs or {}
-
-    def text(self, messages: list[dict[str, str]]) -> str:
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.kwargs)
-
-    def __call__(self, messages: list[dict[str, str]]) -> tuple[list[int], str]:
-        text = self.text(messages)
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"], text
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def run_episodes(
@@ -115,29 +100,33 @@ def run_episodes(
     started = time.perf_counter()
     stats = RolloutStats()
 
-    def act(live: list[Episode]) -> list[Step | None]:
+    prompts: dict[int, FittedPrompt] = {}
+
+    def prepare(live: list[Episode]) -> None:
         clock = time.perf_counter()
-        built = _build_prompts(live, encode, template, history_length, max_prompt_length)
-        prompts = [prompt for prompt in built if prompt is not None]
+        tokenized = encode.tokenized
+        prompts.update(_build_prompts(live, encode, template, history_length, max_prompt_length))
+        stats.tokenized_tokens += encode.tokenized - tokenized
         stats.prompt_time += time.perf_counter() - clock
+
+    def act(live: list[Episode]) -> list[Step]:
+        read = [prompts.pop(episode.number) for episode in live]
         clock = time.perf_counter()
-        replies = generate([prompt.ids for prompt in prompts])
+        replies = generate([prompt.ids for prompt in read])
         stats.generation_time += time.perf_counter() - clock
-        stats.truncated_prompts += sum(prompt.truncated for prompt in prompts)
-        stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
+        stats.truncated_prompts += sum(prompt.truncated for prompt in read)
+        stats.prompt_tokens += sum(len(prompt.ids) for prompt in read)
         stats.generated_tokens += sum(len(reply.ids) for reply in replies)
         stats.truncated_replies += sum(not reply.complete for reply in replies)
-        for prompt, reply in zip(prompts, replies):
+        for prompt, reply in zip(read, replies):
             if reply.cached_tokens is not None:
                 stats.cacheable_tokens += len(prompt.ids)
                 stats.cached_tokens += reply.cached_tokens
-        answers = iter(replies)
-        return [
-            None if prompt is None else _make_step(episode, prompt, next(answers), encode, template)
-            for episode, prompt in zip(live, built)
-        ]
+        return [_make_step(*row, encode, template) for row in zip(live, read, replies)]
 
-    trajectories, cost = play_turns(pool, act, tasks, task_ids, groups, max_turns, any_live, on_turn, overlap=overlap)
+    trajectories, cost = play_turns(
+        pool, act, tasks, task_ids, groups, max_turns, any_live, on_turn, prepare=prepare, overlap=overlap
+    )
     stats.turns, stats.live_steps, stats.environment_time = cost.turns, cost.live_steps, cost.environment_time
     stats.total_time = time.perf_counter() - started
     return trajectories, stats
@@ -149,23 +138,19 @@ def _build_prompts(
     template: PromptTemplate,
     history_length: int,
     max_prompt_length: int | None,
-) -> list[FittedPrompt | None]:
-    """The prompts of live episodes. One that cannot be made to fit ends its episode as an error: `None`."""
+) -> dict[int, FittedPrompt]:
+    """The prompts of episodes, by their numbers. One that cannot be made to fit ends its episode as an error."""
     arguments = [prompt_contents(episode, history_length) for episode in episodes]
-    if not arguments:
-        return []
     texts = [encode.text(template.messages(**kwargs)) for kwargs in arguments]
-    encoded = encode.tokenizer(texts, add_special_tokens=False)["input_ids"]  # one call for all is much faster
-    prompts: list[FittedPrompt | None] = []
-    for episode, ids, text, kwargs in zip(episodes, encoded, texts, arguments):
+    prompts = {}
+    for episode, ids, text, kwargs in zip(episodes, encode.ids(texts), texts, arguments):
         if max_prompt_length is None or len(ids) <= max_prompt_length:
-            prompts.append(FittedPrompt(ids, text, False))
+            prompts[episode.number] = FittedPrompt(ids, text, False)
             continue
         try:
-            prompts.append(fit_prompt(template, encode, max_prompt_length, **kwargs))
+            prompts[episode.number] = fit_prompt(template, encode, max_prompt_length, **kwargs)
         except PromptTooLongError as error:
             episode.fail(f"prompt: {error}")
-            prompts.append(None)
     return prompts
 
 

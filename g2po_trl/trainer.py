@@ -23,8 +23,6 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import use_adapter
 
 from .batch import StepBatch, loss_scale, make_micro_batches
 from .callbacks import CollapseStop, IterationLine
@@ -32,8 +30,7 @@ from .config import G2POConfig
 from .environment import TextEnvironment
 from .estimators import estimator_name, make_estimator
 from .graph import StateGraph, record
-from .importance import SamplingStatistics, importance_ratio
-from .layout import LayoutTrainer
+from .log_probs import LogProbsTrainer
 from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
 from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import RolloutStats
@@ -48,7 +45,7 @@ def _environment_reward(**kwargs):
     raise RuntimeError("rewards come from the environment; this function is never called")
 
 
-class G2POTrainer(LayoutTrainer):
+class G2POTrainer(LogProbsTrainer):
     """Trains a language model as an agent by Group-Graph Policy Optimization.
 
     Args:
@@ -193,7 +190,7 @@ class G2POTrainer(LayoutTrainer):
         started = time.perf_counter()
         slices, update_metrics = self._micro_batches(batch)
         batch_time, started = time.perf_counter() - started, time.perf_counter()
-        update_metrics |= self._add_logps([micro_batch for part in slices for micro_batch in part])
+        self.add_log_probs([micro_batch for part in slices for micro_batch in part])
         logps_time = time.perf_counter() - started
         times = {"time/advantage": advantage_time, "time/batch": batch_time, "time/logps": logps_time}
         self._log_rollout(trajectories, stats, graph, times, update_metrics)
@@ -222,46 +219,6 @@ class G2POTrainer(LayoutTrainer):
             self.token_layout,
             self.packed_row_tokens,
         )
-
-    def _add_logps(self, micro_batches: list[dict[str, Any]]) -> dict[str, float]:
-        """Log-probabilities under the policy that acted, if it will have moved on, and under the reference.
-
-        Where the engine gave its own, also the importance ratios that correct for it. Returns `sampling/*` metrics.
-        """
-        moves_on = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) != 0
-        corrects = self.use_vllm and self.vllm_importance_sampling_correction
-        statistics = SamplingStatistics()
-        unwrapped = self.accelerator.unwrap_model(self.model)
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            for micro_batch in micro_batches:
-                if moves_on or corrects:
-                    micro_batch["old_per_token_logps"] = self.log_probs(self.model, micro_batch)
-                    if "sampling_per_token_logps" in micro_batch:
-                        self._compare_with_engine(micro_batch, corrects, statistics)
-                if self.beta != 0.0 and self.ref_model is not None:
-                    micro_batch["ref_per_token_logps"] = self.log_probs(self.ref_model, micro_batch)
-                elif self.beta != 0.0:  # the adapter switched off, or its copy from before training
-                    with use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None):
-                        micro_batch["ref_per_token_logps"] = self.log_probs(self.model, micro_batch)
-        return SamplingStatistics.metrics(gather_object([statistics.summary()]))
-
-    def _compare_with_engine(
-        self, micro_batch: dict[str, Any], corrects: bool, statistics: SamplingStatistics
-    ) -> None:
-        names = ("old_per_token_logps", "sampling_per_token_logps", "completion_mask")
-        logps, sampling_logps, mask = (micro_batch[name].to(self.accelerator.device) for name in names)
-        ratio = outside = None
-        if corrects:
-            ratio, outside = importance_ratio(
-                logps,
-                sampling_logps,
-                mask,
-                self.vllm_importance_sampling_mode,
-                self.vllm_importance_sampling_clip_min,
-                self.vllm_importance_sampling_clip_max,
-            )
-            micro_batch["importance_sampling_ratio"] = ratio
-        statistics.add(logps, sampling_logps, mask, ratio, outside)
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -296,11 +253,12 @@ class G2POTrainer(LayoutTrainer):
         if self._step % (slices_per_rollout * self.num_iterations) == 0:
             metrics["time/update"].append(self._update_time)
             self._update_time = 0.0
+            if not self.policy_moves_on:
+                self.log_sampling()
         return loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        with self.in_layout(inputs):
-            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss * inputs["loss_scale"]
 
     # -- metrics ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Token layouts: what is laid out where, who sees whom, and that the gradient is that of padded rows."""
 
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from letter_environment import LongLetterEnvironment
 from letter_trainer import TASKS
 from peft import LoraConfig
 from test_trainer import gradient
+from torch.nn.attention import flex_attention as torch_flex_attention
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from g2po_trl.batch import StepBatch, make_micro_batches
 from g2po_trl.packing import attention_mask, common_prefix, default_row_tokens, lay_out, make_packs, split_packs
@@ -163,12 +166,64 @@ def test_gradients_are_those_of_padded_rows(make_trainer, options):
         trainer.token_layout = layout
         slices, metrics = trainer.cut([batch])
         part = [micro_batch for part in slices for micro_batch in part]
-        trainer._add_logps(part)
+        trainer.add_log_probs(part)
         gradients[layout], forwarded[layout] = gradient(trainer, part), metrics["update/forwarded_tokens"]
     assert gradients["padded"].norm() > 0
     for layout in ("packed", "shared"):
         assert (gradients[layout] - gradients["padded"]).norm() < 1e-5 * gradients["padded"].norm()
     assert forwarded["shared"] < forwarded["padded"]
+
+
+@pytest.fixture
+def flex_attention(monkeypatch):
+    """Flex attention as PyTorch defines it, uncompiled: it has a gradient on a CPU too, though PyTorch forbids it."""
+    monkeypatch.setattr(torch_flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: torch_flex_attention.flex_attention)
+
+
+def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
+    options = {"max_completion_length": 4, "beta": 0.1, "max_tokens_per_micro_batch": 300, "packed_row_tokens": 150}
+    trainer = make_trainer(LongLetterEnvironment, **options)
+    batch = rollout_of(trainer)
+    move(trainer)
+    gradients = {}
+    for layout, attention in (("padded", "sdpa"), ("packed", "flex_attention"), ("shared", "flex_attention")):
+        trainer.token_layout = layout
+        for model in (trainer.model, trainer.ref_model):
+            model.set_attn_implementation(attention)
+        (part,), _ = trainer.cut([batch])
+        trainer.add_log_probs(part)
+        gradients[layout] = gradient(trainer, part)
+    for layout in ("packed", "shared"):
+        assert (gradients[layout] - gradients["padded"]).norm() < 1e-5 * gradients["padded"].norm()
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="compiles for the CPU, and there is no C++ compiler")
+def test_compiled_flex_attention_has_the_same_log_probabilities(make_trainer):
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
+    ((micro_batch,),), _ = trainer.cut([rollout_of(trainer)])
+    with torch.no_grad():
+        wanted = trainer.log_probs(trainer.model, micro_batch)
+        trainer.model.set_attn_implementation("flex_attention")
+        assert torch.allclose(trainer.log_probs(trainer.model, micro_batch), wanted, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch trains flex attention on GPUs only")
+def test_training_with_flex_attention(make_trainer):
+    trainer = make_trainer(
+        LongLetterEnvironment,
+        max_completion_length=4,
+        use_cpu=False,
+        model_init_kwargs={"attn_implementation": "flex_attention"},
+    )
+    trainer.train()
+    assert trainer.token_layout == "shared" and trainer.layout_checked
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is trained")
+def test_flex_attention_is_refused_on_a_cpu(make_trainer):
+    with pytest.raises(ValueError, match="attn_implementation is 'flex_attention', which PyTorch does not train"):
+        make_trainer(LongLetterEnvironment, model_init_kwargs={"attn_implementation": "flex_attention"})
 
 
 def test_half_precision_is_within_its_rounding(make_trainer):

@@ -6,9 +6,10 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment
 from toy_environments import Countdown
 
 from g2po_trl import EnvironmentPool, PromptTemplate
+from g2po_trl.encoding import ChatEncoder
 from g2po_trl.generation import Reply
 from g2po_trl.prompting import parse_plain
-from g2po_trl.rollout import ChatEncoder, run_episodes
+from g2po_trl.rollout import run_episodes
 
 TEMPLATE = PromptTemplate(
     first="{task}|{observation}|{actions}", later="{task}|{history}|{observation}|{actions}", parse_reply=parse_plain
@@ -85,7 +86,7 @@ def test_prompts_over_the_limit_are_cut_and_counted(encode):
 def test_a_prompt_that_cannot_fit_ends_its_episode_as_an_error(encode):
     trajectories, _, calls = play(encode, [{"turns": 2}] * 2, max_prompt_length=10)
     assert [t.outcome for t in trajectories] == ["error", "error"]
-    assert "max_prompt_length=10" in trajectories[0].error and calls == [[]]
+    assert "max_prompt_length=10" in trajectories[0].error and calls == []
 
 
 def test_invalid_replies_are_played_all_the_same(encode):

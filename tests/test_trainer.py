@@ -52,7 +52,7 @@ def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
             trainer.args.loss_type, micro_batch, len(batch), batch.num_tokens, 1, trainer.args.steps_per_generation
         )
         part = [micro_batch]
-    trainer._add_logps(part)
+    trainer.add_log_probs(part)
     return part
 
 

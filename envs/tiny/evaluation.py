@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from g2po_trl.encoding import ChatEncoder
 from g2po_trl.environment import Observation, StepResult, TextEnvironment
 from g2po_trl.generation import Reply
 from g2po_trl.prompting import PromptTemplate
-from g2po_trl.rollout import ChatEncoder, run_episodes
+from g2po_trl.rollout import run_episodes
 from g2po_trl.trajectory import Trajectory
 
 

@@ -1,0 +1,193 @@
+"""Token ids put together from known words are the tokenizer's own, for every kind of tokenizer."""
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from toy_environments import Countdown
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from g2po_envs.alfworld.tiny import tiny_model_path
+from g2po_trl import EnvironmentPool, PromptTemplate, encoding
+from g2po_trl.encoding import ChatEncoder, word_cuts
+from g2po_trl.generation import Reply
+from g2po_trl.prompting import parse_plain
+from g2po_trl.rollout import run_episodes
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CORPUS = [
+    "Your task is to: put a mug in cabinet 12.\n\nYou see: a desk 1, a drawer 2.\nActions:\ngo to desk 1\nlook\n",
+    "'You're at shelf 3', it said. See http://a.b/c and\n/home/x.\n  in\n\n- item (one) [two] <three> §4 — café\n",
+] * 5
+
+
+def words_of(expression=None, prefix_space=False):
+    """Pre-tokenizers of bytes, GPT-2's expression without one of their own."""
+    if expression is None:
+        return pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    split = pre_tokenizers.Split(Regex(expression), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def trained(pre_tokenizer, normalizer=None, added=()):
+    tokenizer = Tokenizer(models.BPE())
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens(list(added))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+CUT = {
+    "qwen": lambda: AutoTokenizer.from_pretrained(str(tiny_model_path())),  # with tokens such as " 1" added
+    "gpt2": lambda: trained(words_of()),
+    "llama3": lambda: trained(words_of(LLAMA3)),
+    "o200k": lambda: trained(words_of(O200K), normalizers.NFC()),
+}
+WHOLE = {
+    "sentencepiece": lambda: trained(None, normalizers.Replace(" ", "▁")),
+    "metaspace": lambda: trained(pre_tokenizers.Metaspace()),
+    "spaces split from words": lambda: trained(pre_tokenizers.Split(" ", "merged_with_previous")),
+    "prefix space": lambda: trained(words_of(prefix_space=True)),
+    "takes the newline before it": lambda: trained(words_of(), added=[AddedToken("<mask>", lstrip=True)]),
+    "takes the space behind it": lambda: trained(words_of(), added=[AddedToken("<end>", rstrip=True)]),
+    "a token of two words": lambda: trained(words_of(), added=["drawer 2"]),
+    "a token that ends with a space": lambda: trained(words_of(), added=["INST "]),
+}
+PIECES = st.sampled_from(
+    [" ", "  ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n", "\u00a0", "\u2028", "\u3000", "\u200b", "\x00"]
+    + [
+        "a",
+        "Z",
+        "go",
+        " to",
+        "1",
+        "12",
+        " 7",
+        "'s",
+        "'",
+        '"',
+        ".",
+        ".\n",
+        ":",
+        "/",
+        "-",
+        "[",
+        "§",
+        "é",
+        "e\u0301",
+        "中",
+        "😀",
+    ]
+    + ["<|im_end|>", "<|im_start|>", "<think>", "<mask>", "<end>", "drawer 2", "INST "]
+)
+
+
+@pytest.fixture(scope="module")
+def encoders():
+    return {name: ChatEncoder(make()) for name, make in (CUT | WHOLE).items()}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_is_cut_and_what_is_not(encoders, name):
+    parts = encoders[name].cuts.split("a b.\nYou  see 1\n\nx ü\tz\n c\n")
+    assert parts == ["a", " b.\n", "You  see", " 1\n\nx ü\tz\n c\n"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_tokenizers_without_words_are_not_cut(encoders, name):
+    assert encoders[name].cuts is None
+
+
+def test_a_character_that_sticks_to_the_newline_before_it(encoders):
+    """Of its own words, o200k's expression keeps a slash with what is before it."""
+    assert encoders["o200k"].cuts.split("see.\n/home\nx /y") == ["see.\n/home\n", "x /y"]
+    assert encoders["llama3"].cuts.split("see.\n/home\nx /y") == ["see.\n", "/home\n", "x", " /y"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(PIECES, max_size=12).map("".join) | st.text(max_size=12), max_size=3))
+def test_ids_are_those_of_the_whole_text(encoders, texts):
+    for name, encoder in encoders.items():
+        wanted = [encoder.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        assert encoder.ids(texts) == wanted, name
+
+
+@pytest.mark.parametrize("name", ["qwen", "sentencepiece"])
+def test_what_is_known_is_not_tokenized_again(name):
+    encoder = ChatEncoder((CUT | WHOLE)[name]())
+    first = encoder.ids(CORPUS)
+    tokenized = encoder.tokenized
+    assert encoder.tokens == sum(map(len, first)) > tokenized > 0, "the corpus says everything five times"
+    assert encoder.ids(CORPUS[:2]) == first[:2] and encoder.tokenized == tokenized
+    encoder.ids(["Actions:\nlook\n" + CORPUS[0]])
+    assert encoder.tokenized == tokenized + (
+        0 if name == "qwen" else len(encoder.ids(["Actions:\nlook\n" + CORPUS[0]])[0])
+    )
+
+
+def test_what_is_known_stays_bounded(monkeypatch):
+    monkeypatch.setattr(encoding, "_KNOWN_TOKENS", 50)
+    encoder = ChatEncoder(CUT["gpt2"]())
+    for number in range(300):
+        text = f"word{number} and {CORPUS[0]}"
+        assert encoder.ids([text]) == encoder.tokenizer([text])["input_ids"]
+        assert len(encoder._known) < 60
+
+
+def test_a_slow_tokenizer_is_not_cut():
+    class Slow:
+        def __call__(self, texts, add_special_tokens):
+            return {"input_ids": [[len(text)] for text in texts]}
+
+    assert word_cuts(Slow()) is None and ChatEncoder(Slow()).ids(["a b", "c"]) == [[3], [1]]
+
+
+TEMPLATE = PromptTemplate(
+    first="{task}\n{observation}", later="{task}\n{history}\n{observation}", parse_reply=parse_plain
+)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_prompts_are_made_while_the_model_is_at_work(overlap):
+    """In two halves those of later turns are made by the thread that steps the environments, none after the last."""
+    encoder, made = ChatEncoder(CUT["qwen"]()), []
+
+    def ids(texts):
+        made.append((threading.current_thread() is threading.main_thread(), len(texts)))
+        return ChatEncoder.ids(encoder, texts)
+
+    encoder.ids = ids
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        trajectories, stats = run_episodes(
+            pool,
+            lambda prompts: [Reply(encoder.tokenizer("go<|im_end|>")["input_ids"]) for _ in prompts],
+            encoder,
+            TEMPLATE,
+            [{"turns": 9}] * 4,
+            list("abcd"),
+            [0] * 4,
+            max_turns=3,
+            history_length=2,
+            max_prompt_length=None,
+            overlap=overlap,
+        )
+    assert [len(t.steps) for t in trajectories] == [3] * 4
+    assert made == [(True, 4)] + ([(False, 2)] * 4 if overlap else [(True, 4)] * 2)
+    assert stats.prompt_tokens == sum(len(s.prompt_ids) for t in trajectories for s in t.steps)
+    assert 0 < stats.tokenized_tokens < stats.prompt_tokens / 5

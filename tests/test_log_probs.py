@@ -1,0 +1,107 @@
+"""Fewer passes: what the update knows by itself is not computed before it, and the gradient is the same."""
+
+import numpy as np
+import pytest
+import torch
+from letter_environment import LongLetterEnvironment
+from test_packing import move, rollout_of
+from test_trainer import gradient
+
+from g2po_trl import G2POTrainer
+
+
+class Passes:
+    """Counts forward passes of a model."""
+
+    def __init__(self, model):
+        self.number = 0
+        model.base_model.register_forward_pre_hook(self.count)
+
+    def count(self, module, arguments):
+        self.number += 1
+
+
+def gradients(trainer, micro_batches, monkeypatch, moves_on):
+    """The gradient, forward passes it took, and `sampling/*`."""
+    monkeypatch.setattr(G2POTrainer, "policy_moves_on", moves_on)
+    micro_batches = [dict(micro_batch) for micro_batch in micro_batches]
+    passes = Passes(trainer.model)
+    trainer.add_log_probs(micro_batches)
+    found = gradient(trainer, micro_batches)
+    if not moves_on:
+        trainer.log_sampling()
+    logged = trainer._metrics["train"].items()
+    metrics = {name: values.pop() for name, values in logged if name.startswith("sampling") and values}
+    return found, passes.number, metrics
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "vespo"])
+@pytest.mark.parametrize("layout", ["shared", "padded"])
+def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypatch, mode, loss_type, layout):
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, loss_type=loss_type, token_layout=layout)
+    trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
+    trainer.vllm_importance_sampling_mode, trainer.vllm_importance_sampling_clip_max = mode, 1.05
+    batch = rollout_of(trainer)
+    rng = np.random.default_rng(1)
+    ((plain,), _) = trainer.cut([batch])
+    trainer.model.eval()
+    with torch.no_grad():  # an engine that is off by a little, and gave no number for one token
+        exact = [trainer.log_probs(trainer.model, micro_batch) for micro_batch in plain]
+    for micro_batch, logps in zip(plain, exact):
+        noise = torch.from_numpy(rng.normal(size=logps.shape).astype(np.float32))
+        micro_batch["sampling_per_token_logps"] = logps + 0.1 * noise
+    plain[0]["sampling_per_token_logps"][0, 0] = float("nan")
+    before, passes_before, metrics_before = gradients(trainer, plain, monkeypatch, moves_on=True)
+    inside, passes, metrics = gradients(trainer, plain, monkeypatch, moves_on=False)
+    assert (inside - before).norm() < 1e-5 * before.norm() and before.norm() > 0
+    assert passes == len(plain) and passes_before == 2 * passes
+    assert metrics == pytest.approx(metrics_before, abs=1e-5) and len(metrics) == 6
+    assert 0 < metrics["sampling/importance_sampling_ratio/clipped_fraction"] < 1
+    trainer.vllm_importance_sampling_correction = False
+    uncorrected, _, metrics = gradients(trainer, plain, monkeypatch, moves_on=False)
+    assert (uncorrected - before).norm() > 1e-3 * before.norm(), "or nothing was corrected"
+    assert set(metrics) == {"sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"}
+
+
+def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer):
+    for options, moves_on in (
+        ({}, False),
+        ({"steps_per_generation": 2, "gradient_accumulation_steps": 2}, False),
+        ({"steps_per_generation": 2}, True),
+        ({"num_iterations": 2}, True),
+    ):
+        trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, **options)
+        slices, _ = trainer.cut([rollout_of(trainer)])
+        passes = Passes(trainer.model)
+        trainer.add_log_probs([micro_batch for part in slices for micro_batch in part])
+        assert trainer.policy_moves_on == moves_on
+        assert passes.number == moves_on * sum(map(len, slices))
+        move(trainer)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_iterations": 2}], ids=["one step", "two steps"])
+def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
+    """For any engine that gives its log-probabilities; here one that is half a nat too sure."""
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, max_steps=4, **options)
+    generate, cut = trainer.engine.generate, trainer.cut
+
+    def with_logprobs(prompts, sampling):
+        replies = generate(prompts, sampling)
+        for reply in replies:
+            reply.logprobs = [0.0] * len(reply.ids)
+        return replies
+
+    def half_a_nat(batches):
+        slices, metrics = cut(batches)
+        for micro_batch in (micro_batch for part in slices for micro_batch in part):
+            with torch.no_grad():
+                logps = trainer.log_probs(trainer.model, micro_batch)
+            micro_batch["sampling_per_token_logps"] += logps.cpu() + 0.5
+        return slices, metrics
+
+    trainer.engine.generate, trainer.cut = with_logprobs, half_a_nat
+    trainer.train()
+    name = "sampling/sampling_logp_difference/mean"
+    logged = [log[name] for log in trainer.state.log_history if name in log]
+    assert logged == pytest.approx([0.5] * (4 // trainer.num_iterations), abs=1e-5)
