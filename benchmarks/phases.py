@@ -2,6 +2,7 @@
 
     python benchmarks/phases.py --output benchmarks/results/phases [--repetitions 5] [--trajectories FILE]
         [--model PATH | --shape 1.5b] [--episodes 64] [--max_tokens 2048] [--prompt compact|full]
+        [--attention sdpa|eager|flex_attention]
 
 Trajectories are a run's `trajectories/train-*.jsonl`, or 64 episodes that the tiny model plays first (8 generated
 ALFWorld games, 8 each; kept in OUTPUT). The model is the tiny one; or `--model`, a checkpoint, on the same token ids;
@@ -58,6 +59,7 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
 from g2po_trl.batch import StepBatch, loss_scale
 from g2po_trl.encoding import ChatEncoder
+from g2po_trl.packing import ATTENTION
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, vocabulary
     "0.5b": (896, 4864, 24, 14, 2, 151936),
@@ -104,6 +106,7 @@ def make_trainer(folder: Path, options: argparse.Namespace) -> tuple[G2POTrainer
         max_completion_length=24,
         max_tokens_per_micro_batch=options.max_tokens,
         packed_row_tokens=options.row_tokens,
+        model_init_kwargs={"attn_implementation": options.attention},
         bf16=on_gpu,
         use_cpu=not on_gpu,
         gradient_checkpointing=options.gradient_checkpointing,
@@ -296,6 +299,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a checkpoint instead of the tiny model")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this size instead of the tiny model")
     parser.add_argument("--prompt", choices=list(PROMPTS), default="compact")
+    parser.add_argument("--attention", choices=ATTENTION, default="sdpa")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--max_tokens", type=int, default=2048)
     parser.add_argument("--row_tokens", type=int)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .packing import lay_out, make_packs, split_packs
+from .packing import lay_out, lexicographic, make_packs, split_packs
 from .trajectory import Trajectory
 
 # How a TRL loss averages, and so how micro-batches of it add up.
@@ -33,6 +33,7 @@ MICRO_BATCH_TOKEN_MEAN_LOSSES = ("bnpo",)
 TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
 
 _PACKS_A_RANK = 8
+_NEIGHBOURS = 8
 
 
 @dataclass
@@ -169,12 +170,16 @@ def deal_rows(
         [slice][rank] -> row numbers, longest first.
     """
     total = np.array([prompt + reply for prompt, reply in lengths], dtype=np.int64)
-    return [_deal(part, total, num_ranks) for part in slice_rows(len(lengths), num_slices, rng)]
+    return [_deal(part, total, num_ranks) for part in slice_rows(range(len(lengths)), num_slices, rng)]
 
 
-def slice_rows(num_rows: int, num_slices: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Rows of each slice, by chance, in equal numbers give or take one."""
-    return np.array_split(rng.permutation(num_rows), num_slices)
+def slice_rows(
+    order: Sequence[int], num_slices: int, rng: np.random.Generator, neighbours: int = 1
+) -> list[np.ndarray]:
+    """Rows of each slice, in equal numbers give or take one; by chance, as many at a time as are `neighbours`."""
+    order = np.asarray(order, dtype=np.int64)
+    runs = np.array_split(order, max(1, -(-len(order) // neighbours)))
+    return np.array_split(np.concatenate([runs[run] for run in rng.permutation(len(runs))]), num_slices)
 
 
 def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:
@@ -248,7 +253,8 @@ def make_micro_batches(
     num_tokens = batch.num_tokens
     num_items = torch.tensor(num_tokens)
     slices, tokens, forwarded = [], np.zeros(num_ranks), 0
-    for part in slice_rows(len(batch), num_slices, rng):
+    # Alike rows go to a slice together: far more of them is shared, whatever the number of slices.
+    for part in slice_rows(lexicographic(sequences), num_slices, rng, _NEIGHBOURS):
         if layout == "padded":
             packs, units, sizes = None, [[row] for row in part.tolist()], [lengths[row] for row in part]
         else:

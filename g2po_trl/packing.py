@@ -53,10 +53,7 @@ def make_packs(sequences: Sequence[np.ndarray], max_tokens: int, share: bool = T
         max_tokens: of a packed row; a longer sequence has one of its own.
         share: forward what sequences have in common once; `False` only puts them end to end, longest first.
     """
-    if share:
-        order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
-    else:
-        order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
+    order = lexicographic(sequences) if share else sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
     packs: list[Pack] = []
     rows: list[int] = []
     shared: list[int] = []
@@ -70,6 +67,11 @@ def make_packs(sequences: Sequence[np.ndarray], max_tokens: int, share: bool = T
         shared.append(common)
         num_tokens += len(sequences[row]) - common
     return [*packs, Pack(rows, shared, num_tokens)] if rows else packs
+
+
+def lexicographic(sequences: Sequence[np.ndarray]) -> list[int]:
+    """Their numbers, so that each begins as much like the one before it as there is one that does."""
+    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
 
 
 def split_packs(packs: Sequence[Pack], sequences: Sequence[np.ndarray], num_ranks: int) -> list[Pack]:

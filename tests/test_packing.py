@@ -13,11 +13,22 @@ from letter_trainer import TASKS
 from peft import LoraConfig
 from test_trainer import gradient
 from torch.nn.attention import flex_attention as torch_flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 from transformers.integrations.flex_attention import WrappedFlexAttention
+from trl.kernels import chunked_logprob
+from trl.trainer import utils as trl_utils
 
 from g2po_trl.batch import StepBatch, make_micro_batches
-from g2po_trl.packing import attention_mask, common_prefix, default_row_tokens, lay_out, make_packs, split_packs
+from g2po_trl.packing import (
+    LAYOUTS,
+    attention_mask,
+    common_prefix,
+    default_row_tokens,
+    lay_out,
+    make_packs,
+    split_packs,
+)
 
 
 def arrays(*sequences):
@@ -129,6 +140,28 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
     assert (made[0][1]["update/repeated_token_fraction"] > 0) == (layout == "shared")
     for m in micro_batches:
         assert m["packed_ids"].numel() <= 60 or len(m["packed_ids"]) == 1
+
+
+def test_alike_rows_go_to_a_slice_together():
+    """In runs of eight, in every layout alike, and however many slices there are as much is shared, or nearly."""
+    rng = np.random.default_rng(0)
+    prompts = [np.array([*([n // 32] * 20), *([n // 8] * 20)], dtype=np.int32) for n in range(256)]
+    replies = [rng.integers(0, 9, 5).astype(np.int32) for _ in prompts]
+    batch = StepBatch(prompts, replies, np.arange(256, dtype=np.float32), np.ones(256, dtype=bool))
+
+    def cut(num_slices, layout):
+        slices, metrics = make_micro_batches(
+            [batch], 0, num_slices, 2000, "dapo", 0, None, np.random.default_rng(3), layout, 1000
+        )
+        rows = [sorted(row for m in part for row in m["advantages"].int().tolist()) for part in slices]
+        return rows, metrics["update/repeated_token_fraction"]
+
+    (rows, shared), (same_rows, _), (rows_of_one, shared_of_one) = cut(4, "shared"), cut(4, "padded"), cut(1, "shared")
+    assert rows == same_rows and sorted(sum(rows, [])) == sum(rows_of_one, []) == list(range(256))
+    assert [len(part) for part in rows] == [64] * 4
+    assert all(part[i] // 8 == part[i + 7] // 8 for part in rows for i in range(0, 64, 8))
+    assert rows != [list(range(i, i + 64)) for i in range(0, 256, 64)], "by chance"
+    assert shared_of_one - 0.1 < shared <= shared_of_one
 
 
 def rollout_of(trainer):
@@ -244,6 +277,35 @@ def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
     )
     trainer.log_probs(trainer.model, micro_batch)
     assert seen == [int(micro_batch["completion_mask"].sum())]
+
+
+class BesideVocabulary(TorchDispatchMode):
+    """Of all tensors that operations make and that reach over the vocabulary, the most rows of one."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.vocabulary, self.rows = vocabulary, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        made = function(*arguments, **(named or {}))
+        for tensor in made if isinstance(made, (list, tuple)) else [made]:
+            if isinstance(tensor, torch.Tensor) and self.vocabulary in tensor.shape:
+                self.rows = max(self.rows, tensor.numel() // self.vocabulary)
+        return made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_tensor_is_tokens_by_vocabulary(make_trainer, monkeypatch, layout):
+    """With TRL's tiles scaled down as the model is. What reaches over the vocabulary is the LM head's weights."""
+    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 32)
+    monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 100)
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, token_layout=layout)
+    ((micro_batch,),), _ = trainer.cut([rollout_of(trainer)])
+    config = trainer.model.config
+    with BesideVocabulary(config.vocab_size) as seen:
+        trainer.add_log_probs([micro_batch])
+        gradient(trainer, [micro_batch])
+    assert seen.rows == config.hidden_size < micro_batch["completion_mask"].sum() / 3
 
 
 def test_training_keeps_the_layout_and_reports_it(make_trainer):
