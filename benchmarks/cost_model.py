@@ -191,12 +191,8 @@ def measure(points: dict[str, Point]) -> None:
             add("plan {} episodes, {} ranks, {}+{} tokens".format(*arguments), use, *plan(*arguments))
     for prompt in ("compact", "full"):
         chosen = [(use, e, t) for use, made in PLAYED.items() for e, t, wording in made if wording == prompt]
-        options = argparse.Namespace(
-            episodes=16 + sum(e for _, e, _ in chosen), max_tokens=2048, row_tokens=None, shape=None, prompt=prompt
-        )
-        options.gradient_checkpointing = False
         with tempfile.TemporaryDirectory() as folder:
-            trainer, tasks = make_trainer(Path(folder), options)
+            trainer, tasks = make_trainer(Path(folder), 16 + sum(e for _, e, _ in chosen), prompt=prompt)
             play_iteration(trainer, tasks[-16:], 2)  # starts two workers
             for use, episodes, turns in chosen:
                 own, tasks = tasks[:episodes], tasks[episodes:]

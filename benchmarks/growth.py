@@ -203,15 +203,13 @@ def main() -> None:
     parser.add_argument("--turn_episodes", type=int, default=16, help="of the series of turns, a multiple of 8")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--max_tokens", type=int, default=2048)
-    # What `make_trainer` reads besides.
-    parser.set_defaults(row_tokens=None, gradient_checkpointing=False, shape=None, prompt="compact")
     options = parser.parse_args()
     torch.set_num_threads(1)
     path = options.output / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {"commands": [], "series": {}}
     for series in options.series.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            trainer, tasks = make_trainer(Path(folder), options)
+            trainer, tasks = make_trainer(Path(folder), options.episodes, options.max_tokens)
             if series == "episodes":
                 points = episode_points(trainer, tasks)
             else:

@@ -93,23 +93,34 @@ def make_shape(folder: Path, shape: str) -> Path:
     return folder
 
 
-def make_trainer(folder: Path, options: argparse.Namespace) -> tuple[G2POTrainer, list[dict[str, Any]]]:
-    generate_games(folder / "games", "train", options.episodes // 8, seed=0, size="tiny")
+def make_trainer(
+    folder: Path,
+    episodes: int,
+    max_tokens: int = 2048,
+    row_tokens: int | None = None,
+    prompt: str = "compact",
+    model: Path | None = None,
+    shape: str | None = None,
+    attention: str = "sdpa",
+    gradient_checkpointing: bool = False,
+) -> tuple[G2POTrainer, list[dict[str, Any]]]:
+    """A trainer and the tasks of as many episodes; other arguments as the command's."""
+    generate_games(folder / "games", "train", episodes // 8, seed=0, size="tiny")
     manifest = Manifest.scan(folder / "games")
     on_gpu = torch.cuda.is_available()
     args = G2POConfig(
         str(folder / "out"),
-        per_device_train_batch_size=options.episodes,
+        per_device_train_batch_size=episodes,
         num_generations=8,
         max_turns=15,
         max_prompt_length=1024,
         max_completion_length=24,
-        max_tokens_per_micro_batch=options.max_tokens,
-        packed_row_tokens=options.row_tokens,
-        model_init_kwargs={"attn_implementation": options.attention},
+        max_tokens_per_micro_batch=max_tokens,
+        packed_row_tokens=row_tokens,
+        model_init_kwargs={"attn_implementation": attention},
         bf16=on_gpu,
         use_cpu=not on_gpu,
-        gradient_checkpointing=options.gradient_checkpointing,
+        gradient_checkpointing=gradient_checkpointing,
         beta=0.01,
         report_to="none",
         save_strategy="no",
@@ -117,13 +128,13 @@ def make_trainer(folder: Path, options: argparse.Namespace) -> tuple[G2POTrainer
         disable_tqdm=True,
     )
     trainer = G2POTrainer(
-        str(make_shape(folder / "model", options.shape) if options.shape else options.model or tiny_model_path()),
+        str(make_shape(folder / "model", shape) if shape else model or tiny_model_path()),
         args,
         Dataset.from_list(manifest.rows()),
         environment_factory=partial(
             AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False
         ),
-        prompt_template=PROMPTS[options.prompt],
+        prompt_template=PROMPTS[prompt],
     )
     trainer.current_gradient_accumulation_steps = 1  # what `train` would set
     return trainer, [row for row in manifest.rows() for _ in range(8)]
@@ -310,7 +321,17 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        trainer, tasks = make_trainer(Path(folder), options)
+        trainer, tasks = make_trainer(
+            Path(folder),
+            options.episodes,
+            options.max_tokens,
+            options.row_tokens,
+            options.prompt,
+            options.model,
+            options.shape,
+            options.attention,
+            options.gradient_checkpointing,
+        )
         path = options.trajectories or options.output / "trajectories.jsonl"
         if not path.exists():
             write_jsonl(path, trainer.play(tasks, groups=[i // 8 for i in range(len(tasks))])[0])

@@ -37,9 +37,9 @@ class G2POConfig(GRPOConfig):
 
     Batch sizes count *trajectories*: `per_device_train_batch_size` x processes x `steps_per_generation` trajectories
     are rolled out together (`num_generations` of each task, one group). Their step samples, however many, are spread
-    over the `steps_per_generation` slices, and each slice is cut into micro-batches of at most
-    `max_tokens_per_micro_batch` tokens. With `gradient_accumulation_steps=1` an iteration makes
-    `steps_per_generation` optimizer steps.
+    over the `steps_per_generation` slices by chance (eight alike ones together), and each slice is cut into
+    micro-batches of at most `max_tokens_per_micro_batch` tokens. With `gradient_accumulation_steps=1` an iteration
+    makes `steps_per_generation` optimizer steps.
 
     Args:
         gamma: discount of the return gamma^(T-j+1) R.
