@@ -35,9 +35,14 @@ def gradients(trainer, micro_batches, monkeypatch, moves_on):
     return found, passes.number, metrics
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "vespo"])
-@pytest.mark.parametrize("layout", ["shared", "padded"])
+@pytest.mark.parametrize(
+    ("mode", "loss_type", "layout"),
+    [
+        ("token_truncate", "dapo", "shared"),
+        ("sequence_mask", "grpo", "padded"),
+        ("token_truncate", "vespo", "shared"),
+    ],
+)
 def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypatch, mode, loss_type, layout):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, loss_type=loss_type, token_layout=layout)
     trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
