@@ -59,7 +59,7 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
 from g2po_trl.batch import StepBatch, loss_scale
 from g2po_trl.encoding import ChatEncoder
-from g2po_trl.packing import ATTENTION
+from g2po_trl.packing import ATTENTION, make_packs
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, vocabulary
     "0.5b": (896, 4864, 24, 14, 2, 151936),
@@ -210,13 +210,25 @@ def peak_memory(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> fl
     return peak / 2**20
 
 
-def variants(trainer: G2POTrainer, batch: StepBatch, max_tokens: int) -> dict[str, list[dict[str, Any]]]:
-    """Micro-batches of each layout."""
+def variants(
+    trainer: G2POTrainer, batch: StepBatch, max_tokens: int
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, int]]:
+    """Micro-batches of each layout, and tokens in them, without padding."""
     made = {"trl": trl_micro_batches(trainer, batch, max_tokens)}
+    tokens = {"trl": sum(map(sum, batch.lengths(range(len(batch)))))}
     for layout in LAYOUTS[1:]:
         trainer.token_layout = layout
-        ((made[layout],), _) = trainer.cut([batch])
-    return made
+        ((made[layout],), metrics) = trainer.cut([batch])
+        tokens[layout] = round(metrics["update/forwarded_tokens"] * (1 - metrics["update/padding_fraction"]))
+    return made, tokens
+
+
+def by_kind(batch: StepBatch, tokens: int, positions: int) -> dict[str, int]:
+    """Positions that pass through the model: tokens that are different (each node of the samples' prefix tree once),
+    tokens that another sample's beginning holds already, padding."""
+    sequences = [np.concatenate(pair) for pair in zip(batch.prompt_ids, batch.completion_ids)]
+    different = sum(pack.num_tokens for pack in make_packs(sequences, sys.maxsize))
+    return {"different": different, "repeated": tokens - different, "padding": positions - tokens}
 
 
 def prompt_texts(trainer: G2POTrainer, trajectories: list) -> list[list[str]]:
@@ -351,17 +363,17 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
     advantage_time = time.perf_counter() - started
     batch = StepBatch.from_trajectories([t for group in groups for t in group], advantages)
     started = time.perf_counter()
-    made = variants(trainer, batch, options.max_tokens)
+    made, tokens = variants(trainer, batch, options.max_tokens)
     batch_time = (time.perf_counter() - started) / len(made)
-    tokens = sum(map(sum, batch.lengths(range(len(batch)))))
-    unique = sum(int((m["packed_ends"] > 0).sum()) for m in made["shared"])
-    mean_length = round(tokens / len(batch))
+    counts = {name: count(micro_batches, trainer.model) for name, micro_batches in made.items()}
+    kinds = {name: by_kind(batch, tokens[name], counts[name]["positions"]) for name in made}
+    mean_length = round(tokens["trl"] / len(batch))
     runs: dict[str, Callable[[], None]] = {}
     for name, micro_batches in made.items():
         runs[f"logps {name}"] = partial(trainer.add_log_probs, micro_batches)
         runs[f"update {name}"] = partial(update, trainer, micro_batches)
     rows = max(1, options.max_tokens // mean_length)
-    runs["update floor"] = partial(floor, trainer, rows, mean_length, unique)
+    runs["update floor"] = partial(floor, trainer, rows, mean_length, kinds["trl"]["different"])
     texts = prompt_texts(trainer, trajectories)
     runs["prompts tokenized"] = partial(tokenize, trainer, texts)
     encoders = [ChatEncoder(trainer.processing_class) for _ in range(options.repetitions + 2)]
@@ -378,7 +390,6 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
                 gradients[name.split()[1]] = gradient(trainer)
     medians = {name: median(values) for name, values in seconds.items()}
     whole = {name: medians[f"logps {name}"] + medians[f"update {name}"] for name in made}
-    counts = {name: count(micro_batches, trainer.model) for name, micro_batches in made.items()}
     base = gradients["padded"]
     look_up(encoders[0], texts)
     return {
@@ -387,9 +398,10 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
         "versions": {name: version(name) for name in ("trl", "transformers", "torch")},
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "step samples": len(batch),
-        "tokens": tokens,
+        "tokens": tokens["trl"],
         "tokens of a packed row": trainer.packed_row_tokens,
         "counts": counts,
+        "positions by kind": kinds,
         "positions, trl's by": {
             name: round(counts["trl"]["positions"] / c["positions"], 2) for name, c in counts.items()
         },

@@ -259,9 +259,11 @@ def make_micro_batches(
             packs, units, sizes = None, [[row] for row in part.tolist()], [lengths[row] for row in part]
         else:
             own = [sequences[row] for row in part]
+            packs = make_packs(own, row_tokens, layout == "shared")
             # Several packs a rank, and as many on each, or they cannot be dealt evenly.
-            even = sum(map(len, own)) // (_PACKS_A_RANK * num_ranks) if num_ranks > 1 else row_tokens
-            packs = make_packs(own, max(1, min(row_tokens, even)), layout == "shared")
+            even = sum(pack.num_tokens for pack in packs) // (_PACKS_A_RANK * num_ranks)
+            if num_ranks > 1 and even < row_tokens:
+                packs = make_packs(own, max(1, even), layout == "shared")
             packs = split_packs(packs, own, num_ranks)
             packs = [replace(pack, rows=part[pack.rows].tolist()) for pack in packs]
             units, sizes = [pack.rows for pack in packs], [(pack.num_tokens, 0) for pack in packs]

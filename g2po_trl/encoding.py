@@ -27,8 +27,7 @@ class ChatEncoder:
         self.kwargs = chat_template_kwargs or {}
         self.cuts = word_cuts(tokenizer)
         self.tokens = self.tokenized = 0
-        self._known: dict[str, list[int]] = {}
-        self._known_tokens = 0
+        self.forget()
 
     def text(self, messages: list[dict[str, str]]) -> str:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.kwargs)
@@ -37,10 +36,15 @@ class ChatEncoder:
         text = self.text(messages)
         return self.ids([text])[0], text
 
+    def forget(self) -> None:
+        """Know no word. Once a rollout, so that what one tokenizes does not depend on those before it."""
+        self._known: dict[str, list[int]] = {}
+        self._known_tokens = 0
+
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text; what is new in them goes through the tokenizer in one call."""
         if self._known_tokens > _KNOWN_TOKENS:
-            self._known, self._known_tokens = {}, 0
+            self.forget()
         known = self._known
         parts = [self.cuts.split(text) if self.cuts else [text] for text in texts]
         new = list({part: None for of_text in parts for part in of_text if part not in known})

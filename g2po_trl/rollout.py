@@ -101,6 +101,7 @@ def run_episodes(
     stats = RolloutStats()
 
     prompts: dict[int, FittedPrompt] = {}
+    encode.forget()
 
     def prepare(live: list[Episode]) -> None:
         clock = time.perf_counter()

@@ -20,6 +20,9 @@ def test_phases(tmp_path):
     found = json.loads((tmp_path / "results.json").read_text())
     positions = {layout: counted["positions"] for layout, counted in found["counts"].items()}
     assert positions["trl"] > positions["padded"] >= positions["packed"] > positions["shared"] > 0
+    for layout, kinds in found["positions by kind"].items():
+        assert sum(kinds.values()) == positions[layout] and min(kinds.values()) >= 0
+    assert found["positions by kind"]["shared"]["repeated"] < found["positions by kind"]["packed"]["repeated"] / 2
     assert all(float(distance) < 1e-5 for distance in found["gradient, relative distance to padded"].values())
     assert 0 < found["prompt tokens that were tokenized"] < found["prompt tokens"] < found["tokens"]
     assert set(found["whole iterations"]["medians"]) >= {"generation", "update", "iteration"}

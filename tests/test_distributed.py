@@ -42,8 +42,10 @@ def one_process(tmp_path_factory, tiny_model_dir):
     return play
 
 
-DEPENDS_ON_THE_CUT = tuple(
-    f"update/{name}" for name in ("micro_batches", "forwarded_tokens", "repeated_token_fraction", "padding_fraction")
+DEPENDS_ON_THE_CUT = (
+    "rollout/tokenized_fraction",  # each rank knows words of its own
+    *(f"update/{name}" for name in ("micro_batches", "forwarded_tokens", "repeated_token_fraction")),
+    "update/padding_fraction",
 )
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
@@ -99,7 +101,7 @@ def test_two_processes_train_the_same_model_as_one(
     rollouts = [entry for entry in log_of_two if "update/step_samples" in entry]
     if scenario == "three times the samples":
         assert rollouts[0]["rollout/token_imbalance"] > 1.4, "rank 0 played three quarters of the steps"
-        assert all(entry["update/token_imbalance"] < 1.05 for entry in rollouts)
+        assert max(entry["update/token_imbalance"] for entry in rollouts) < 1.05
     if scenario == "a rank of errors":
         assert all(entry["episode/error_rate"] == 0.5 for entry in rollouts)
         assert [entry["rollout/token_imbalance"] for entry in rollouts] == [2.0, 2.0]
