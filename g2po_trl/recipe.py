@@ -57,9 +57,13 @@ def run_recipe(
         print(format_table({"before": before, "after": after}))
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")
     trainer.close()
+    exit_code = 0
     if args.push_to_hub:
         try:
             trainer.push_to_hub(dataset_name=dataset_name)
         except HubError as error:
             print(error, file=sys.stderr)
-            sys.exit(EXIT_NOT_PUSHED)
+            exit_code = EXIT_NOT_PUSHED
+    trainer.accelerator.end_training()  # threads of a process group that is still there may abort Python as it exits
+    if exit_code:
+        sys.exit(exit_code)

@@ -96,6 +96,7 @@ def main(model, output, scenario, loss_type, kind="none", resume=None):
         with open(f"{output}/log.json", "w") as file:
             json.dump(trainer.state.log_history, file)
     trainer.close()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -48,3 +48,4 @@ if __name__ == "__main__":
         assert [reply.ids for reply in replies] == [[prompt[-1]] * 3 + [7] for prompt in prompts], (rank, replies)
         assert all(reply.complete and len(reply.logprobs) == 4 for reply in replies)
     assert EchoServer.calls == (4 if rank == 0 else 0), "nothing is asked when no rank has a prompt"
+    accelerator.end_training()  # its threads may abort Python as it exits
