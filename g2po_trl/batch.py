@@ -33,7 +33,7 @@ MICRO_BATCH_TOKEN_MEAN_LOSSES = ("bnpo",)
 TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
 
 _PACKS_A_RANK = 8
-_NEIGHBOURS = 8
+_NEIGHBOURS = 8  # alike rows that go to a slice together: more share little more, and make slices less alike
 
 
 @dataclass

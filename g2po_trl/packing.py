@@ -70,7 +70,7 @@ def make_packs(sequences: Sequence[np.ndarray], max_tokens: int, share: bool = T
 
 
 def lexicographic(sequences: Sequence[np.ndarray]) -> list[int]:
-    """Their numbers, so that each begins as much like the one before it as there is one that does."""
+    """Their numbers in the order of their tokens: none of those before has more in common with one than the last."""
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
 
 
