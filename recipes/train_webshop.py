@@ -42,7 +42,9 @@ class ScriptArguments:
     num_eval_goals: int = field(default=192, metadata={"help": "Goals of the fixed panel, of other products."})
     prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
     partial_reward: bool = field(default=False, metadata={"help": "Pay for the score, not only for a full one."})
-    plain: bool = field(default=False, metadata={"help": "Click products by their place: for tiny models."})
+    plain: bool = field(
+        default=False, metadata={"help": "Small letters, and products clicked by their place: for tiny models."}
+    )
     nouns: str = field(default="textblob", metadata={"help": "Tagger of the score: 'textblob' or 'spacy'."})
 
 
