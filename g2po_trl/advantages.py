@@ -18,7 +18,7 @@ group that may differ in nothing else, and grow a hundredfold.
 deviation of A_EP run over steps, so a long episode weighs more, and the penalty is taken off the step's score in A_EP
 and off the value of the node it led to in A_NC.
 
-Steps of trajectories with outcome `"error"` have advantage 0 and enter no set.
+Steps of trajectories with outcome `"error"` or `"lost"` have advantage 0 and enter no set.
 """
 
 from __future__ import annotations

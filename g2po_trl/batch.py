@@ -58,10 +58,10 @@ class StepBatch:
     def from_trajectories(
         cls, trajectories: Sequence[Trajectory], advantages: Sequence[float], mask_truncated: bool = False
     ) -> StepBatch:
-        """Rows of all steps of the trajectories that did not end in an error.
+        """Rows of all steps of the trajectories that came to a result.
 
         Args:
-            advantages: one for each step of each trajectory, in order (those of `error` trajectories included).
+            advantages: one for each step of each trajectory, in order (those that are not counted included).
             mask_truncated: do not train replies that were cut off by the length limit.
 
         Raises:
@@ -71,7 +71,7 @@ class StepBatch:
         advantages = np.asarray(advantages, dtype=np.float32)
         if advantages.shape != (len(steps),):
             raise ValueError(f"advantages have shape {advantages.shape}, the trajectories have {len(steps)} steps")
-        kept = [i for i, (trajectory, _) in enumerate(steps) if trajectory.outcome != "error"]
+        kept = [i for i, (trajectory, _) in enumerate(steps) if trajectory.counted]
         for i in kept:
             if not steps[i][1].prompt_ids or not steps[i][1].completion_ids:
                 raise ValueError(

@@ -16,16 +16,16 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         task_types: the kind of task of each trajectory, for success by kind; `None` where there is none.
 
     Returns:
-        `success_rate`, `reward`, `turns` (of the episodes that did not end in an error), `turns_to_success`,
-        `valid_action_ratio`, `truncated_rate`, `error_rate`, `episodes`, and `success_rate_by_type`; `score`, when
-        episodes have one in their `info` (others count 0). Rates are fractions; a number without any episode behind it
-        is `nan`.
+        `success_rate`, `reward`, `turns` (of the episodes that came to a result), `turns_to_success`,
+        `valid_action_ratio`, `truncated_rate`, `error_rate`, `lost_rate`, `episodes`, and `success_rate_by_type`;
+        `score`, when episodes have one in their `info` (others count 0). Rates are fractions; a number without any
+        episode behind it is `nan`.
     """
-    finished = [t for t in trajectories if t.outcome != "error"]
+    finished = [t for t in trajectories if t.counted]
     scores = {"score": _mean([float(t.info.get("score", 0.0)) for t in finished])}
     by_type = defaultdict(list)
     for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
-        if kind is not None and trajectory.outcome != "error":
+        if kind is not None and trajectory.counted:
             by_type[kind].append(trajectory.success)
     return {
         "success_rate": _mean([t.success for t in finished]),
@@ -36,6 +36,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         "valid_action_ratio": _mean([step.valid for t in finished for step in t.steps]),
         "truncated_rate": _mean([t.outcome == "truncated" for t in finished]),
         "error_rate": _mean([t.outcome == "error" for t in trajectories]),
+        "lost_rate": _mean([t.outcome == "lost" for t in trajectories]),
         "episodes": len(trajectories),
         "success_rate_by_type": {kind: _mean(successes) for kind, successes in sorted(by_type.items())},
         "episodes_by_type": {kind: len(successes) for kind, successes in sorted(by_type.items())},

@@ -12,8 +12,8 @@ node (◉) of its own, which is worth what the episode paid.
 - Keys are compared by a 128-bit hash, so a rank can send its part of a group without the texts.
 - A step's return is gamma^(T-j+1) R: the last step (j = T) has gamma R. A node's value is the mean return over all
   its visits, each visit of a loop included.
-- Trajectories with outcome `"error"` keep their place in the arrays, so that arrays line up with the input, but are in
-  no node (-1), have return 0 and are masked out by `counted`. Nothing else depends on them.
+- Trajectories with outcome `"error"` or `"lost"` keep their place in the arrays, so that arrays line up with
+  the input, but are in no node (-1), have return 0 and are masked out by `counted`. Nothing else depends on them.
 
 The graph is built from trajectories, before any batching: no padding or copies of rows ever enter it.
 """
@@ -28,7 +28,7 @@ from itertools import chain
 import numpy as np
 import xxhash
 
-from .trajectory import Trajectory
+from .trajectory import UNCOUNTED, Trajectory
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ class TrajectoryRecord:
     valid: list[bool]
     reward: float
     outcome: str
+
+    @property
+    def counted(self) -> bool:
+        """`Trajectory.counted`."""
+        return self.outcome not in UNCOUNTED
 
 
 def record(trajectory: Trajectory) -> TrajectoryRecord:
@@ -70,17 +75,17 @@ class StateGraph:
     Args:
         gamma: discount.
         num_groups: groups of the batch.
-        node: (S,) node a step was taken in; -1 in an `error` trajectory.
-        next_node: (S,) node it led to; N + m for the terminal node of trajectory m; -1 in an `error` trajectory.
+        node: (S,) node a step was taken in; -1 in one that is not counted.
+        next_node: (S,) node it led to; N + m for the terminal node of trajectory m; -1 in one that is not counted.
         trajectory, group: (S,) trajectory and group of a step.
         position: (S,) place of a step in its trajectory, from 0.
         valid: (S,) bool, whether the reply had the required format.
-        counted: (S,) bool, False for the steps of `error` trajectories: they are in no statistic.
-        returns: (S,) gamma^(T-j+1) R with j = position + 1; 0 in an `error` trajectory.
-        rewards: (M,) R; 0 for an `error` trajectory.
+        counted: (S,) bool, False for the steps of `error` and `lost` trajectories: they are in no statistic.
+        returns: (S,) gamma^(T-j+1) R with j = position + 1; 0 in one that is not counted.
+        rewards: (M,) R; 0 for one that is not counted.
         lengths: (M,) T, number of steps.
         trajectory_group: (M,) group of a trajectory.
-        trajectory_counted: (M,) bool, False for `error` trajectories.
+        trajectory_counted: (M,) bool, False for those with outcome `"error"` or `"lost"`.
         node_values: (N + M,) value of each node, then of each trajectory's terminal node (R).
         node_group: (N,) group of a node.
         node_visits: (N,) number of steps taken in a node.
@@ -110,7 +115,8 @@ class StateGraph:
 
         Raises:
             ValueError: for gamma outside (0, 1], no groups, a group without trajectories or with several tasks, and,
-                unless its outcome is `"error"`, a trajectory without steps or with a reward that is not finite.
+                unless its outcome is `"error"` or `"lost"`, a trajectory without steps or with a reward that
+                is not finite.
         """
         return cls.from_records([[record(trajectory) for trajectory in group] for group in groups], gamma)
 
@@ -121,8 +127,8 @@ class StateGraph:
         records = [r for group in groups for r in group]
         lengths = np.array([len(r.keys) for r in records], dtype=np.int64)
         trajectory_group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-        trajectory_counted = np.array([r.outcome != "error" for r in records], dtype=bool)
-        rewards = np.array([r.reward if r.outcome != "error" else 0.0 for r in records], dtype=np.float64)
+        trajectory_counted = np.array([r.counted for r in records], dtype=bool)
+        rewards = np.array([r.reward if r.counted else 0.0 for r in records], dtype=np.float64)
 
         trajectory = np.repeat(np.arange(len(records)), lengths)
         group = trajectory_group[trajectory]
@@ -172,17 +178,17 @@ class StateGraph:
 
     @property
     def values(self) -> np.ndarray:
-        """(S,) value of the node a step was taken in, V(s_j); 0 in an `error` trajectory."""
+        """(S,) value of the node a step was taken in, V(s_j); 0 in one that is not counted."""
         return np.where(self.counted, self.node_values[self.node], 0.0)
 
     @property
     def next_values(self) -> np.ndarray:
-        """(S,) value of the node a step led to, V(s_{j+1}), R for a last step; 0 in an `error` trajectory."""
+        """(S,) value of the node a step led to, V(s_{j+1}), R for a last step; 0 in one that is not counted."""
         return np.where(self.counted, self.node_values[self.next_node], 0.0)
 
     @property
     def next_returns(self) -> np.ndarray:
-        """(S,) return of the next step of the same trajectory, R for a last step; 0 in an `error` trajectory."""
+        """(S,) return of the next step of the same trajectory, R for a last step; 0 in one that is not counted."""
         following = np.append(self.returns[1:], 0.0)[: self.num_steps]
         last = self.position == self.lengths[self.trajectory] - 1
         return np.where(self.counted, np.where(last, self.rewards[self.trajectory], following), 0.0)
@@ -239,7 +245,7 @@ def _check(groups: Sequence[Sequence[TrajectoryRecord]], gamma: float) -> None:
             name = f"trajectory {place} of group {number} (task {r.task_id})"
             if len(r.keys) != len(r.valid):
                 raise ValueError(f"{name} has {len(r.keys)} keys and {len(r.valid)} validity flags")
-            if r.outcome == "error":
+            if not r.counted:
                 continue
             if not r.keys:
                 raise ValueError(f"{name} has no steps; an episode that could not start has outcome 'error'")

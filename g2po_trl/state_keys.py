@@ -87,10 +87,10 @@ def assign_keys(trajectories: Iterable[Trajectory], key: Callable[[Step], str]) 
 
 
 def keys_of_groups(trajectories: Iterable[Trajectory], groups: Iterable[int]) -> dict[int, set[str]]:
-    """The distinct keys of each group; `error` trajectories are in no graph and left out."""
+    """The distinct keys of each group; trajectories without a result are in no graph and left out."""
     keys: dict[int, set[str]] = {}
     for trajectory, group in zip(trajectories, groups):
-        if trajectory.outcome != "error":
+        if trajectory.counted:
             keys.setdefault(group, set()).update(step.key for step in trajectory.steps)
     return keys
 

@@ -33,6 +33,8 @@ class TaskErrors:
         """Take note of a rollout, all ranks' trajectories."""
         failed: dict[str, bool] = {}
         for record in records:
+            if record.outcome == "lost":  # says nothing about its task
+                continue
             failed[record.task_id] = failed.get(record.task_id, True) and record.outcome == "error"
         for task, all_failed in failed.items():
             if task in self:

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-OUTCOMES = ("success", "failure", "truncated", "error")
+OUTCOMES = ("success", "failure", "truncated", "error", "lost")
+UNCOUNTED = ("error", "lost")  # no result: in no statistic, trains nothing
 
 
 @dataclass
@@ -49,8 +50,9 @@ class Trajectory:
     """One episode of one task.
 
     `reward` is what the episode paid in total. `outcome` is one of `"success"`, `"failure"`, `"truncated"` (out of
-    turns: a failure, recorded apart) and `"error"` (the environment died: in no statistic, trains nothing; `error`
-    then holds the reason).
+    turns: a failure, recorded apart), `"error"` (the environment raised, hung or died) and `"lost"` (another episode
+    took its worker along, and it could not be played again). The last two are in no statistic and train nothing;
+    `error` then holds the reason.
     """
 
     task_id: str
@@ -68,6 +70,11 @@ class Trajectory:
     @property
     def success(self) -> bool:
         return self.outcome == "success"
+
+    @property
+    def counted(self) -> bool:
+        """Did it come to a result? Trajectories without one are in no statistic and train nothing."""
+        return self.outcome not in UNCOUNTED
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

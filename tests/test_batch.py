@@ -102,17 +102,18 @@ def step(ids):
     return Step("o", "a", prompt_ids=[1], completion_ids=ids, completion_truncated=ids[-1] != 9)
 
 
-def test_rows_come_from_every_trajectory_but_errors():
+def test_rows_come_from_every_trajectory_with_a_result():
     trajectories = [
         Trajectory("t", [step([5]), step([6, 9])], 1.0, "success"),
         Trajectory("t", [step([7])], 0.0, "error"),
         Trajectory("t", [step([8, 9])], 0.0, "truncated"),
+        Trajectory("t", [step([4, 9])], 0.0, "lost"),
     ]
-    batch = StepBatch.from_trajectories(trajectories, [1, 2, 3, 4], mask_truncated=True)
+    batch = StepBatch.from_trajectories(trajectories, [1, 2, 3, 4, 5], mask_truncated=True)
     assert [ids.tolist() for ids in batch.completion_ids] == [[5], [6, 9], [8, 9]]
     assert batch.advantages.tolist() == [1, 2, 4]
     assert batch.trained.tolist() == [False, True, True]
-    with pytest.raises(ValueError, match="4 steps"):
+    with pytest.raises(ValueError, match="5 steps"):
         StepBatch.from_trajectories(trajectories, [1, 2, 3])
     with pytest.raises(ValueError, match="prompt_ids"):
         StepBatch.from_trajectories([Trajectory("t", [Step("o", "a")], 0.0, "failure")], [1.0])

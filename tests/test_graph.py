@@ -96,10 +96,11 @@ def test_nodes_and_values_agree_with_a_plain_dictionary():
 # --- error trajectories ---------------------------------------------------------------------------------------------
 
 
-def test_error_trajectories_keep_their_place_and_enter_nothing():
+@pytest.mark.parametrize("outcome", ["error", "lost"])
+def test_trajectories_without_a_result_keep_their_place_and_enter_nothing(outcome):
     alone = StateGraph.from_groups([[episode("hk", 8.0), episode("h", 0.0)]], gamma=0.5)
-    died = episode("hz", float("nan"), outcome="error")
-    never_started = episode("", 0.0, outcome="error")
+    died = episode("hz", float("nan"), outcome=outcome)
+    never_started = episode("", 0.0, outcome=outcome)
     graph = StateGraph.from_groups([[died, episode("hk", 8.0), never_started, episode("h", 0.0)]], gamma=0.5)
     np.testing.assert_array_equal(graph.counted, [False, False, True, True, True])
     np.testing.assert_array_equal(graph.trajectory_counted, [False, True, False, True])

@@ -22,6 +22,15 @@ def test_only_rollouts_of_nothing_but_errors_in_a_row_count():
     assert errors.set_aside == ["a", "b"]
 
 
+def test_lost_episodes_say_nothing_about_their_task():
+    errors = TaskErrors(2)
+    errors.count(rollout(a=["error", "lost"], b=["error"]))
+    errors.count(rollout(a=["lost", "lost"], b=["lost"], c=["lost"]))
+    assert errors.in_a_row == {"a": 1, "b": 1}
+    errors.count(rollout(a=["lost", "error"], b=["lost", "failure"]))
+    assert errors.set_aside == ["a"]
+
+
 class OneBadTask(LetterEnvironment):
     resets = 0
 

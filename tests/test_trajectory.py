@@ -5,6 +5,8 @@ import json
 import pytest
 
 from g2po_trl import Step, Trajectory, read_jsonl, write_jsonl
+from g2po_trl.evaluation import summarize
+from g2po_trl.graph import record
 
 
 def trajectory(task="put a clean mug on the desk – ✓", outcome="success") -> Trajectory:
@@ -23,9 +25,18 @@ def test_a_step_is_told_apart_by_its_observation_unless_it_has_a_key():
     assert Step("text", "go", state_key="").key == ""
 
 
-@pytest.mark.parametrize("outcome", ["success", "failure", "truncated", "error"])
-def test_success_is_one_of_four_outcomes(outcome):
-    assert trajectory(outcome=outcome).success is (outcome == "success")
+@pytest.mark.parametrize("outcome", ["success", "failure", "truncated", "error", "lost"])
+def test_success_is_one_of_five_outcomes_and_two_do_not_count(outcome):
+    one = trajectory(outcome=outcome)
+    assert one.success is (outcome == "success")
+    assert one.counted is record(one).counted is (outcome not in ("error", "lost"))
+
+
+def test_what_did_not_come_to_a_result_is_in_no_rate_and_counted_apart():
+    outcomes = ["success", "failure", "error", "lost", "lost"]
+    summary = summarize([trajectory(outcome=outcome) for outcome in outcomes], ["kind"] * 5)
+    assert (summary["success_rate"], summary["error_rate"], summary["lost_rate"]) == (0.5, 0.2, 0.4)
+    assert (summary["episodes"], summary["episodes_by_type"]) == (5, {"kind": 2})
 
 
 def test_unknown_outcome_is_named_with_the_remedy():

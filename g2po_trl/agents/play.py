@@ -130,7 +130,7 @@ class PanelPlayer:
         number = self.numbers[episode.number]
         self.tasks[number] = episode.task
         trajectory = episode.trajectory()
-        over = trajectory.outcome in ("success", "error") or self.trial == self.agent.trials - 1
+        over = trajectory.success or not trajectory.counted or self.trial == self.agent.trials - 1
         read, written = self.tokens[number]
         facts: dict[str, Any] = {
             "panel_index": number,

@@ -151,7 +151,7 @@ function showCase(one) {
 
 // -- the graph --------------------------------------------------------------------------------------------------------
 
-const ENDS = { success: "won", failure: "lost", truncated: "out of turns" };
+const ENDS = { success: "won", failure: "failed", truncated: "out of turns", lost: "lost with its worker" };
 
 function mix(low, high, part) {
   const read = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
