@@ -16,31 +16,7 @@ from accelerate.utils import gather_object, is_peft_model
 from transformers import GenerationConfig
 from trl.models import unwrap_model_for_generation
 
-from .config import G2POConfig
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. Temperature 0 is greedy; `None` and 0 switch a filter off."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float | None = None
-
-    @classmethod
-    def for_training(cls, args: G2POConfig) -> Sampling:
-        return cls(args.temperature, args.top_p, args.top_k, args.min_p)
-
-    @classmethod
-    def for_evaluation(cls, args: G2POConfig) -> Sampling:
-        """`eval_temperature`, `eval_top_p` and `eval_top_k`; without filters of its own, those of training."""
-        return cls(
-            args.eval_temperature,
-            args.top_p if args.eval_top_p is None else args.eval_top_p,
-            args.top_k if args.eval_top_k is None else args.eval_top_k,
-            args.min_p,
-        )
+from .sampling import Sampling, generate_batch, generation_config
 
 
 @dataclass
@@ -79,6 +55,16 @@ class Engine:
         """One reply to each prompt, in their order."""
         raise NotImplementedError
 
+    def _generation_config(self, sampling: Sampling, stop_sequences: Sequence[str] = ()) -> GenerationConfig:
+        args = self.trainer.args
+        options = {
+            "repetition_penalty": args.repetition_penalty,
+            "cache_implementation": args.cache_implementation,
+            **(args.generation_kwargs or {}),
+        }
+        tokenizer, ends = self.trainer.processing_class, sorted(self.ends)
+        return generation_config(tokenizer, sampling, args.max_completion_length, ends, stop_sequences, **options)
+
     def _reply(self, ids: list[int], logprobs: list[float] | None = None) -> Reply:
         """Cut off what follows the end of a reply: padding."""
         end = next((position + 1 for position, token in enumerate(ids) if token in self.ends), None)
@@ -109,10 +95,18 @@ class TransformersEngine(Engine):
         replies: list[Reply] = [None] * len(prompts)
         if not prompts and not self.is_collective:
             return replies
-        config = generation_config(self.trainer, sampling)
+        config = self._generation_config(sampling, self.stop_sequences)
         with _model_for_generation(self.trainer, config) as model:
             for rows in self._batches(prompts):
-                for row, ids in zip(rows, self._generate_batch(model, [prompts[r] for r in rows], config)):
+                new = generate_batch(
+                    model,
+                    self.trainer.processing_class,
+                    [prompts[row] for row in rows],
+                    config,
+                    synced_gpus=self.is_collective,
+                    device=self.trainer.accelerator.device,
+                )
+                for row, ids in zip(rows, new):
                     replies[row] = self._reply(ids)
         return replies
 
@@ -128,24 +122,6 @@ class TransformersEngine(Engine):
             size = max(1, self.trainer.args.generation_batch_tokens // width)
             yield rows[start : start + size]
             start += size
-
-    def _generate_batch(self, model, prompts: list[Sequence[int]], config: GenerationConfig) -> list[list[int]]:
-        pad, device = config.pad_token_id, self.trainer.accelerator.device
-        rows = prompts or [[pad]]
-        width = max(map(len, rows))
-        input_ids = torch.full((len(rows), width), pad, dtype=torch.long)
-        mask = torch.zeros_like(input_ids)
-        for row, ids in enumerate(rows):
-            input_ids[row, width - len(ids) :] = torch.tensor(ids, dtype=torch.long)
-            mask[row, width - len(ids) :] = 1
-        output = model.generate(
-            input_ids=input_ids.to(device),
-            attention_mask=mask.to(device),
-            generation_config=config,
-            synced_gpus=self.is_collective,
-            tokenizer=self.trainer.processing_class if self.stop_sequences else None,
-        )
-        return output[: len(prompts), width:].tolist()
 
 
 class ContinuousBatchingEngine(Engine):
@@ -163,7 +139,7 @@ class ContinuousBatchingEngine(Engine):
             "seed": int(torch.randint(2**31, ())),  # from the random state that checkpoints keep
             **(self.trainer.args.transformers_continuous_batching_config or {}),
         }
-        config = generation_config(self.trainer, sampling)
+        config = self._generation_config(sampling)
         with _model_for_generation(self.trainer, config) as model:
             outputs = model.generate_batch(
                 [list(prompt) for prompt in prompts],
@@ -280,32 +256,6 @@ def make_engine(trainer) -> Engine:
     if trainer.args.use_transformers_continuous_batching:
         return ContinuousBatchingEngine(trainer)
     return TransformersEngine(trainer)
-
-
-def generation_config(trainer, sampling: Sampling) -> GenerationConfig:
-    """The options of one `generate` call."""
-    args, tokenizer = trainer.args, trainer.processing_class
-    options = {"do_sample": False}
-    if sampling.temperature > 0:
-        options = {
-            "do_sample": True,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-        }
-    if args.stop_sequences and not args.use_transformers_continuous_batching:
-        options["stop_strings"] = list(args.stop_sequences)
-    return GenerationConfig(
-        max_new_tokens=args.max_completion_length,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=trainer.eos_token_ids,
-        repetition_penalty=args.repetition_penalty,
-        cache_implementation=args.cache_implementation,
-        disable_compile=True,
-        **{**options, **(args.generation_kwargs or {})},
-    )
 
 
 @contextmanager

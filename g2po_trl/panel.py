@@ -13,9 +13,9 @@ from accelerate.utils import gather_object, is_peft_model
 from trl.trainer.utils import get_config_model_id
 
 from .evaluation import summarize
-from .generation import Sampling
 from .model_card import build_model_card, describe_adapter
 from .persistence import PersistentTrainer
+from .sampling import Sampling
 from .tasks import tasks_hash
 from .trajectory import Trajectory, write_jsonl
 

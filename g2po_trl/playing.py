@@ -12,10 +12,11 @@ from .callbacks import RolloutBar
 from .encoding import ChatEncoder
 from .environment import TextEnvironment
 from .environment_pool import EnvironmentPool
-from .generation import Sampling, make_engine
+from .generation import make_engine
 from .panel import PanelTrainer
 from .prompting import PromptTemplate
 from .rollout import RolloutStats, run_episodes
+from .sampling import Sampling
 from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys
 from .task_errors import TaskErrorReport, TaskErrors
 from .tasks import task_id_of

@@ -6,7 +6,8 @@ import torch
 from accelerate import Accelerator
 from trl.generation.vllm_generation import VLLMGeneration
 
-from g2po_trl.generation import Sampling, VLLMEngine
+from g2po_trl.generation import VLLMEngine
+from g2po_trl.sampling import Sampling
 
 
 class EchoServer:

@@ -10,11 +10,14 @@ import pytest
 import torch
 from conftest import build_tokenizer
 from letter_environment import LongLetterEnvironment
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from g2po_trl import G2POConfig
-from g2po_trl.generation import Engine, Sampling, VLLMEngine
+from g2po_trl.generation import Engine, VLLMEngine
 from g2po_trl.importance import SamplingStatistics, importance_ratio
 from g2po_trl.rollout import RolloutStats
+from g2po_trl.sampling import Sampling, generate_batch, generation_config
 
 
 def prompts_of(trainer, *texts):
@@ -98,6 +101,32 @@ def test_greedy_is_greedy(make_trainer):
     prompts = prompts_of(trainer, "go north", "take key")
     first, second = (trainer.engine.generate(prompts, Sampling(temperature=0.0)) for _ in range(2))
     assert [reply.ids for reply in first] == [reply.ids for reply in second]
+
+
+def test_the_checkpoints_own_sampling_defaults_have_no_part_in_it(make_trainer, tiny_model_dir, tmp_path):
+    """A base model that may not say anything twice: the trainer does not know of it, so replies must not either."""
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+    for kwargs in ({}, {"peft_config": lora}):
+        trainer = make_trainer(max_completion_length=12, **kwargs)
+        prompts = prompts_of(trainer, "go north", "take key")
+        expected = trainer.engine.generate(prompts, Sampling(temperature=0.0))
+        model = trainer.model.get_base_model() if kwargs else trainer.model
+        strange = GenerationConfig(no_repeat_ngram_size=1, repetition_penalty=3.0, min_p=0.5, suppress_tokens=[5])
+        model.generation_config = trainer.model.generation_config = strange
+        assert trainer.engine.generate(prompts, Sampling(temperature=0.0)) == expected
+        assert model.generation_config is trainer.model.generation_config is strange, "put back"
+        again = trainer.model.generate(torch.tensor(prompts[:1]), max_new_tokens=12, pad_token_id=0)
+        assert again[0, len(prompts[0]) :].tolist() != expected[0].ids, "it would have made a difference"
+
+
+def test_generate_batch_needs_no_trainer(tiny_model_dir):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval(), build_tokenizer()
+    prompts = tokenizer(["go north", "take"])["input_ids"]
+    config = generation_config(tokenizer, Sampling(temperature=0.0), 5, [tokenizer.eos_token_id])
+    together = generate_batch(model, tokenizer, prompts, config)
+    assert [len(ids) for ids in together] == [5, 5]
+    assert together == [generate_batch(model, tokenizer, [prompt], config)[0] for prompt in prompts]
+    assert generate_batch(model, tokenizer, [], config) == []
 
 
 # -- continuous batching ----------------------------------------------------------------------------------------------
