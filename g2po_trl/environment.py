@@ -37,7 +37,8 @@ class StepResult:
 
     `reward` is what this step paid; the episode's reward is the sum. `terminated`: the task is over; `truncated`: the
     environment cut it short. `info["success"]` says whether a terminated episode succeeded; without it an episode
-    that paid more than 0 did. `info` must be picklable.
+    that paid more than 0 did. `info["failure_reason"]` may say, as `"kind"` or `"kind: detail"`, that the agent itself
+    ended the episode (its code ran into a time limit, say); kinds are counted. `info` must be picklable.
     """
 
     observation: Observation | str

@@ -31,6 +31,7 @@ class Episode:
     reward: float = 0.0
     outcome: str | None = None
     error: str | None = None
+    failure_reason: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
     def open(self, seen: Observation | EnvironmentFailure) -> None:
@@ -65,16 +66,29 @@ class Episode:
             self.info = result.info
             success = result.info.get("success", self.reward > 0)
             self.outcome = "truncated" if not result.terminated else "success" if success else "failure"
+            if self.outcome != "success" and (reason := result.info.get("failure_reason")):
+                self.failure_reason = str(reason)
 
     def fail(self, reason: str) -> None:
         """End without a result: it is in no statistic."""
         self.outcome, self.error = "error", reason
 
+    def give_up(self, reason: str) -> None:
+        """End as a failure of the agent, with the reward paid so far. `reason`: "kind" or "kind: detail"."""
+        self.outcome, self.failure_reason = "failure", reason
+
     def trajectory(self) -> Trajectory:
         """What it leaves behind. An episode without an outcome ran out of turns."""
         final = self.observation.text if self.observation else None
         return Trajectory(
-            self.task_id, self.steps, self.reward, self.outcome or "truncated", final, self.error, self.info
+            self.task_id,
+            self.steps,
+            self.reward,
+            self.outcome or "truncated",
+            final,
+            self.error,
+            self.info,
+            self.failure_reason,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,12 +17,14 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
 
     Returns:
         `success_rate`, `reward`, `turns` (of the episodes that came to a result), `turns_to_success`,
-        `valid_action_ratio`, `truncated_rate`, `error_rate`, `lost_rate`, `episodes`, and `success_rate_by_type`;
-        `score`, when episodes have one in their `info` (others count 0). Rates are fractions; a number without any
-        episode behind it is `nan`.
+        `valid_action_ratio`, `truncated_rate`, `failure_reason_rate`, `error_rate`, `lost_rate`, `episodes`, and
+        `success_rate_by_type`; `failure_reasons`, the number of episodes by the kind of their `failure_reason` (what
+        stands before its first colon); `score`, when episodes have one in their `info` (others count 0). Rates are
+        fractions; a number without any episode behind it is `nan`.
     """
     finished = [t for t in trajectories if t.counted]
     scores = {"score": _mean([float(t.info.get("score", 0.0)) for t in finished])}
+    reasons = Counter(t.failure_reason.split(":")[0].strip() for t in finished if t.failure_reason)
     by_type = defaultdict(list)
     for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
         if kind is not None and trajectory.counted:
@@ -35,11 +37,13 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         "turns_to_success": _mean([len(t.steps) for t in finished if t.success]),
         "valid_action_ratio": _mean([step.valid for t in finished for step in t.steps]),
         "truncated_rate": _mean([t.outcome == "truncated" for t in finished]),
+        "failure_reason_rate": _mean([t.failure_reason is not None for t in finished]),
         "error_rate": _mean([t.outcome == "error" for t in trajectories]),
         "lost_rate": _mean([t.outcome == "lost" for t in trajectories]),
         "episodes": len(trajectories),
         "success_rate_by_type": {kind: _mean(successes) for kind, successes in sorted(by_type.items())},
         "episodes_by_type": {kind: len(successes) for kind, successes in sorted(by_type.items())},
+        "failure_reasons": dict(sorted(reasons.items())),
     }
 
 

@@ -34,7 +34,14 @@ def without_texts(trajectory: Trajectory) -> Trajectory:
     """What `summarize` needs of a trajectory, small enough to gather."""
     steps = [Step(observation="", action="", valid=step.valid) for step in trajectory.steps]
     info = {name: value for name, value in trajectory.info.items() if name == "score"}
-    return Trajectory(trajectory.task_id, steps, trajectory.reward, trajectory.outcome, info=info)
+    return Trajectory(
+        trajectory.task_id,
+        steps,
+        trajectory.reward,
+        trajectory.outcome,
+        info=info,
+        failure_reason=trajectory.failure_reason,
+    )
 
 
 def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> None:

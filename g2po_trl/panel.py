@@ -47,9 +47,9 @@ class PanelTrainer(PersistentTrainer):
         summary = summarize(trajectories, [row.get("task_type") for row in rows])
         if self.accelerator.is_main_process:
             self._write_evaluation(metric_key_prefix, summary, trajectories, rows)
-        by_type = summary.pop("success_rate_by_type")
-        summary.pop("episodes_by_type")
-        metrics = {f"{metric_key_prefix}_{name}": float(value) for name, value in summary.items()}
+        by_type = summary["success_rate_by_type"]
+        numbers = {name: value for name, value in summary.items() if not isinstance(value, dict)}
+        metrics = {f"{metric_key_prefix}_{name}": float(value) for name, value in numbers.items()}
         metrics |= {f"{metric_key_prefix}_success_rate/{kind}": value for kind, value in by_type.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
         self.log(dict(metrics))

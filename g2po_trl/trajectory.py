@@ -52,7 +52,9 @@ class Trajectory:
     `reward` is what the episode paid in total. `outcome` is one of `"success"`, `"failure"`, `"truncated"` (out of
     turns: a failure, recorded apart), `"error"` (the environment raised, hung or died) and `"lost"` (another episode
     took its worker along, and it could not be played again). The last two are in no statistic and train nothing;
-    `error` then holds the reason.
+    `error` then holds the reason. `failure_reason` says why the agent itself ended an episode before its task was
+    over, as `"kind"` or `"kind: detail"`, e.g. `"prompt too long: …"`; `None` if it did not. Such an episode is a
+    failure.
     """
 
     task_id: str
@@ -62,6 +64,7 @@ class Trajectory:
     final_observation: str | None = None
     error: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    failure_reason: str | None = None
 
     def __post_init__(self):
         if self.outcome not in OUTCOMES:

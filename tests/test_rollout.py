@@ -57,9 +57,15 @@ def test_who_says_what_success_is(encode):
             {"turns": 1, "reward": 0.5, "success": False},
             {"turns": 1, "reward": 0.0, "success": True},
             {"turns": 1, "reward": 1.0, "truncates": True},
+            {"turns": 1, "reward": 0.5, "success": False, "failure_reason": "own loop: 100 s"},
+            {"turns": 1, "reward": 0.0, "failure_reason": "own loop: 100 s", "truncates": True},
         ],
     )
-    assert [t.outcome for t in trajectories] == ["failure", "success", "failure", "success", "truncated"]
+    assert [t.outcome for t in trajectories] == [
+        *("failure", "success", "failure", "success", "truncated", "failure", "truncated")
+    ]
+    assert [t.failure_reason for t in trajectories] == [None] * 5 + ["own loop: 100 s"] * 2
+    assert [t.reward for t in trajectories[5:]] == [0.5, 0.0]
 
 
 def test_steps_hold_what_the_engine_read_and_wrote(encode):

@@ -46,11 +46,15 @@ def test_unknown_outcome_is_named_with_the_remedy():
 
 def test_jsonl_gives_back_what_was_written(tmp_path):
     path = tmp_path / "trajectories" / "step_1.jsonl"
-    written = [trajectory("a"), Trajectory("b", [], 0.0, "error", error="TimeoutError: 30 s")]
+    written = [
+        trajectory("a"),
+        Trajectory("b", [], 0.0, "error", error="TimeoutError: 30 s"),
+        Trajectory("c", [], 0.0, "failure", failure_reason="prompt too long: 900 tokens"),
+    ]
     write_jsonl(path, written)
     write_jsonl(path, [trajectory("c")], append=True)
     assert list(read_jsonl(path)) == [*written, trajectory("c")]
-    assert len(path.read_text(encoding="utf-8").splitlines()) == 3
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 4
     write_jsonl(path, [])
     assert list(read_jsonl(path)) == []
 
@@ -78,6 +82,19 @@ def test_unknown_fields_are_named():
     data["colour"], data["steps"][1]["smell"] = "red", "sweet"
     with pytest.raises(ValueError, match=r"unknown trajectory fields \['colour', 'steps.smell'\]"):
         Trajectory.from_dict(data)
+
+
+def test_reasons_of_failures_are_counted_by_kind():
+    played = [
+        Trajectory("a", [], 10.0, "success"),
+        Trajectory("b", [], 0.0, "failure", failure_reason="prompt too long: 900 tokens"),
+        Trajectory("c", [], 0.0, "failure", failure_reason="prompt too long: 800 tokens"),
+        Trajectory("d", [], 0.0, "truncated", failure_reason="own time limit"),
+        Trajectory("e", [], 0.0, "error", error="died"),
+    ]
+    summary = summarize(played)
+    assert summary["success_rate"] == 1 / 4 and summary["failure_reason_rate"] == 3 / 4
+    assert summary["failure_reasons"] == {"own time limit": 1, "prompt too long": 2}
 
 
 def test_defaults_are_not_shared():

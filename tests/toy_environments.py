@@ -114,20 +114,21 @@ RESULTS = {
 class Countdown(TextEnvironment):
     """Ends after `turns` steps; pays and judges as told."""
 
-    def reset(self, turns, reward=10.0, success=None, truncates=False):
-        self.left, self.reward, self.success, self.truncates = turns, reward, success, truncates
+    def reset(self, turns, reward=10.0, success=None, truncates=False, failure_reason=None):
+        self.left, self.reward, self.truncates = turns, reward, truncates
+        facts = {"success": success, "failure_reason": failure_reason}
+        self.info = {name: fact for name, fact in facts.items() if fact is not None}
         return Observation(f"left {self.left}", state_key=f"k{self.left}", admissible_actions=["go"], task="TASK")
 
     def step(self, action):
         self.left -= 1
         done = self.left == 0
-        info = {} if self.success is None else {"success": self.success}
         return StepResult(
             Observation(f"left {self.left}", state_key=f"k{self.left}", admissible_actions=["go"]),
             reward=self.reward if done else 0.0,
             terminated=done and not self.truncates,
             truncated=done and self.truncates,
-            info=info,
+            info=self.info,
         )
 
 
