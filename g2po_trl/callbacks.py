@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
+
+from .iteration_log import IterationLog
 
 
 class IterationLine(TrainerCallback):
@@ -15,22 +20,31 @@ class IterationLine(TrainerCallback):
     def __init__(self, steps_per_iteration: int):
         self.steps_per_iteration = steps_per_iteration
         self.started = time.perf_counter()
+        self.log = IterationLog()
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.started = time.perf_counter()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if not state.is_world_process_zero or not logs or "episode/success_rate" not in logs:
-            return
-        iteration = -(-state.global_step // self.steps_per_iteration)
-        total = -(-state.max_steps // self.steps_per_iteration)
-        phases = " ".join(f"{name} {logs[f'time/{name}']:.1f}" for name in ("rollout", "logps", "update"))
+        if state.is_world_process_zero and logs:
+            for entry in self.log.add({**logs, "step": state.global_step}):
+                self._print(entry, state.max_steps)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        for entry in self.log.close():
+            self._print(entry, state.max_steps)
+
+    def _print(self, entry: Mapping[str, Any], max_steps: int) -> None:
+        iteration = -(-entry["step"] // self.steps_per_iteration)
+        total = -(-max_steps // self.steps_per_iteration)
+        phases = [(name, entry.get(f"time/{name}")) for name in ("rollout", "logps", "update")]
         print_line(
-            f"iteration {iteration:>3}/{total} | success {_percent(logs['episode/success_rate'])} | "
-            f"{_score(logs.get('episode/score'))}"
-            f"reward {_number(logs['episode/reward'])} | turns {_number(logs['episode/turns'])} | "
-            f"valid {_percent(logs['episode/valid_action_ratio'])} | kl {logs.get('kl') or 0.0:.4f} | "
-            f"seconds: {phases} | elapsed {time.perf_counter() - self.started:.0f} s"
+            f"iteration {iteration:>3}/{total} | success {_percent(entry.get('episode/success_rate'))} | "
+            f"{_score(entry.get('episode/score'))}"
+            f"reward {_number(entry.get('episode/reward'))} | turns {_number(entry.get('episode/turns'))} | "
+            f"valid {_percent(entry.get('episode/valid_action_ratio'))} | kl {entry.get('kl') or 0.0:.4f} | "
+            f"seconds: {' '.join(f'{name} {value:.1f}' for name, value in phases if value is not None)} | "
+            f"elapsed {time.perf_counter() - self.started:.0f} s"
         )
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
@@ -108,12 +122,12 @@ def print_line(text: str) -> None:
 
 
 def _score(value: float | None) -> str:
-    return "" if value is None else f"score {_percent(value)} | "
+    return "" if value is None or math.isnan(value) else f"score {_percent(value)} | "
 
 
 def _percent(value: float | None) -> str:
-    return "  n/a" if value is None else f"{100 * value:4.1f}%"
+    return "  n/a" if value is None or math.isnan(value) else f"{100 * value:4.1f}%"
 
 
 def _number(value: float | None) -> str:
-    return " n/a" if value is None else f"{value:5.2f}"
+    return "  n/a" if value is None or math.isnan(value) else f"{value:5.2f}"

@@ -52,9 +52,16 @@ class PanelTrainer(PersistentTrainer):
         metrics = {f"{metric_key_prefix}_{name}": float(value) for name, value in numbers.items()}
         metrics |= {f"{metric_key_prefix}_success_rate/{kind}": value for kind, value in by_type.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
-        self.log(dict(metrics))
+        self._log_evaluation(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _log_evaluation(self, metrics: dict[str, float]) -> None:
+        """Log an evaluation alone. In training mode TRL would add the iteration's metrics, and forget them."""
+        training = self.model.training
+        self.model.eval()
+        self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
+        self.model.train(training)
 
     def _play_panel(self, rows: list[dict[str, Any]]) -> tuple[list[Trajectory], list[dict[str, Any]]]:
         """All ranks' episodes of the panel, `per_device_eval_batch_size` at a time on each."""

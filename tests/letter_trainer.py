@@ -19,7 +19,7 @@ OPTIONS = {
     "report_to": "none",
     "save_strategy": "no",
     "num_environment_workers": 1,
-    "disable_tqdm": True,
+    "disable_tqdm": False,
     "seed": 0,
 }
 

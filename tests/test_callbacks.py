@@ -1,4 +1,4 @@
-"""The best checkpoint is the one that wins, and a run that comes apart is stopped."""
+"""What is logged when, the best checkpoint is the one that wins, and a run that comes apart is stopped."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,44 @@ from safetensors.torch import load_file
 from transformers import TrainerControl
 
 from g2po_trl.callbacks import CollapseStop
+from g2po_trl.iteration_log import IterationLog
+
+
+@pytest.mark.parametrize(("logging_steps", "eval_steps"), [(1, 1), (None, 1), (3, 2)])
+def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, capsys, logging_steps, eval_steps):
+    """Two optimizer steps an iteration: the iteration's metrics are logged once, an evaluation logs itself alone."""
+    trainer = make_trainer(
+        steps_per_generation=2,
+        per_device_train_batch_size=4,
+        max_steps=6,
+        logging_steps=logging_steps,
+        eval_strategy="steps",
+        eval_steps=eval_steps,
+        eval_dataset=TASKS.select(range(2)),
+    )
+    trainer.train()
+    history = trainer.state.log_history
+    evaluations = [entry for entry in history if "eval_success_rate" in entry]
+    assert len(evaluations) == 6 // eval_steps
+    about = {"epoch", "step", "num_tokens"}
+    assert {name for entry in evaluations for name in entry if not name.startswith("eval_")} <= about
+    iterations = [entry for entry in history if "episode/success_rate" in entry]
+    # A line inside an iteration has its rollout; every third step, a line holds one or two iterations.
+    assert len(iterations) == (2 if logging_steps == 3 else 3)
+    assert all(name in entry for entry in iterations for name in ("time/rollout", "kl", "episode/turns"))
+    assert sum("time/update" in entry for entry in history) == (2 if logging_steps == 3 else 3)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
+    assert [int(line.split()[1].split("/")[0]) for line in printed] == ([2, 3] if logging_steps == 3 else [1, 2, 3])
+    assert all("rollout" in line and "update" in line for line in printed)
+
+
+def test_the_update_joins_its_rollout():
+    log, played = IterationLog(), {"episode/success_rate": 0.5}
+    lines = [{"step": 3, **played}, {"step": 6, **played, "time/update": 1.0}, {"step": 9, "time/update": 2.0}, {}]
+    found = [entry for line in lines for entry in log.add(line)]
+    assert [(entry["step"], entry["time/update"]) for entry in found] == [(3, 1.0), (6, 2.0)]
+    assert list(log.add({"step": 10, "episode/success_rate": None})) == []
+    assert [entry["step"] for entry in log.close()] == [10] and list(log.close()) == []
 
 
 def test_the_best_checkpoint_wins(make_trainer, tmp_path):
