@@ -29,6 +29,7 @@ from g2po_envs.alfworld import (
     Manifest,
     generate_games,
 )
+from g2po_envs.alfworld.environment import KEYS
 from g2po_envs.alfworld.official import PREFIX, official_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
@@ -60,6 +61,10 @@ class ScriptArguments:
     hidden_actions: list[str] = field(
         default_factory=lambda: ["help"], metadata={"help": "First words of actions left out of the list."}
     )
+    key: str = field(
+        default="released",
+        metadata={"help": "What tells states apart: 'released' (the paper's code), or 'memory' (and what was done)."},
+    )
 
 
 def load_games(directory: str | None, split: str, number: int, script_args: ScriptArguments) -> Manifest:
@@ -83,6 +88,8 @@ def main(
     script_args, args, model_args = TrlParser((ScriptArguments, config_class, ModelConfig)).parse_args_and_config()
     if script_args.prompt not in PROMPTS:
         raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
+    if script_args.key not in KEYS:
+        raise SystemExit(f"key is {script_args.key!r}: choose one of {', '.join(KEYS)}")
 
     # data
     try:
@@ -110,6 +117,7 @@ def main(
             train.merged(held_out),
             hidden_actions=tuple(script_args.hidden_actions),
             intro=script_args.intro,
+            key=script_args.key,
         ),
         prompt_template=PROMPTS[script_args.prompt],
         peft_config=get_peft_config(model_args),

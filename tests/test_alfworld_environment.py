@@ -84,23 +84,6 @@ def test_a_failed_action_keeps_the_state(manifest):
     assert environment.step("").observation.state_key == moved.state_key
 
 
-@pytest.mark.parametrize(
-    "task_type, verb",
-    [
-        ("pick_heat_then_place_in_recep", "You heat"),
-        ("pick_cool_then_place_in_recep", "You cool"),
-        ("pick_clean_then_place_in_recep", "You clean"),
-        ("look_at_obj_in_light", "You turn on"),
-    ],
-)
-def test_a_change_s_key_holds_the_observation_before(manifest, task_type, verb):
-    _, first, results = play(manifest, task_type)
-    seen = [first, *(result.observation for result in results)]
-    before, after = next((a, b) for a, b in zip(seen, seen[1:]) if b.text.startswith(verb))
-    assert after.state_key.startswith(f"{before.text}\n{after.text}\n")
-    assert before.state_key.startswith(before.text)
-
-
 def test_the_same_state_by_another_way_has_the_same_key(manifest):
     environment = AlfworldEnvironment(manifest)
     first = environment.reset(task_id=next(iter(manifest.games)))

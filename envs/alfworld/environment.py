@@ -1,25 +1,31 @@
 """ALFWorld as a `TextEnvironment`: household tasks in text, played by the real TextWorld engine.
 
-State keys follow the paper's released code: the observation and the list of admissible actions (what is carried shows
-through that list). Two quirks of it are kept, and mean this here:
+What tells states apart in the graph is `key`:
 
-1. "Nothing happens." is no state of its own: an action that failed keeps the key of the state it was tried in, so it
-   is a self-loop of the graph.
-2. After "You heat/cool/clean … " and "You turn on …" the key joins this observation with the one before. These
-   sentences do not say where in the plan they were heard; the one before does.
+- `"released"`, the rule of the paper's released code: the observation and the list of admissible actions (what is
+  carried shows through that list). After "You heat/cool/clean … " or "You turn on …" the next state's key is joined
+  with that sentence's own, so what was done is remembered for one state and then forgotten.
+- `"memory"`: the same without that quirk, and what has been done so far that no text shows any longer: which objects
+  were heated or cooled (the last of the two counts), cleaned, switched on.
 
-Keys do not depend on `hidden_actions` or `intro`: how a state is shown does not change which state it is.
+With both, "Nothing happens." is no state: an action that failed keeps the key of the state it was tried in, so it is
+a self-loop of the graph. Keys do not depend on `hidden_actions` or `intro`: how a state is shown does not change which
+state it is.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from g2po_envs.alfworld import engine
 from g2po_envs.alfworld.manifest import Manifest, game_id
 from g2po_trl.environment import Observation, StepResult, TextEnvironment
 
+KEYS = ("released", "memory")
 _CHANGES = ("You heat", "You cool", "You clean", "You turn on")
+_CHANGE = re.compile(r"You (heat|cool|clean|turn on) the (.+?)(?: using the .+)?\.")
+_UNDONE_BY = {"heat": "cool", "cool": "heat"}
 
 
 class AlfworldEnvironment(TextEnvironment):
@@ -32,6 +38,7 @@ class AlfworldEnvironment(TextEnvironment):
         success_reward: paid when the task is done; everything else pays 0.
         intro: the first observation is the engine's whole welcome, task included, as in the paper; else it is the
             description of the room alone (the task is in `Observation.task` either way).
+        key: what tells states apart: "released" or "memory".
     """
 
     def __init__(
@@ -40,13 +47,17 @@ class AlfworldEnvironment(TextEnvironment):
         hidden_actions: Sequence[str] = ("help",),
         success_reward: float = 10.0,
         intro: bool = True,
+        key: str = "released",
     ):
         if isinstance(hidden_actions, str):
             raise TypeError("hidden_actions must be a sequence of words, not one string")
+        if key not in KEYS:
+            raise ValueError(f"key is {key!r}: choose one of {', '.join(map(repr, KEYS))}")
         self.manifest = manifest
         self.hidden_actions = frozenset(hidden_actions)
         self.success_reward = success_reward
         self.intro = intro
+        self.key = key
         self._session: engine.Session | None = None
 
     def reset(self, task_id: str, **ignored_columns) -> Observation:
@@ -60,24 +71,20 @@ class AlfworldEnvironment(TextEnvironment):
             raise engine.CorruptGameError(f"{path}: the engine cannot load this game ({error!r})") from error
         self._session = engine.Session(game)
         text = self._session.reset()
-        self._task, self._key, self._previous = game.task, "", text
-        return self._observe(text if self.intro else _room(text), self._make_key(text))
+        self._task, self._last, self._done = game.task, "", set()
+        self._enter(text)
+        return self._observe(text if self.intro else _room(text))
 
     def step(self, action: str) -> StepResult:
         """Play an action; one that cannot be done here is answered with "Nothing happens."."""
         if self._session is None:
             raise RuntimeError("call reset before step")
         text = self._session.step(action)
-        if text == engine.NOTHING_HAPPENS:
-            key = self._key
-        elif text.startswith(_CHANGES):
-            key = self._make_key(f"{self._previous}\n{text}")
-        else:
-            key = self._make_key(text)
-        self._previous = text
+        if text != engine.NOTHING_HAPPENS:
+            self._enter(text)
         won = self._session.won
         return StepResult(
-            self._observe(text, key),
+            self._observe(text),
             reward=self.success_reward if won else 0.0,
             terminated=won,
             info={"success": won},
@@ -92,13 +99,22 @@ class AlfworldEnvironment(TextEnvironment):
             raise engine.CorruptGameError(f"{path}: changed since the manifest was made; scan the folder again")
         return game
 
-    def _make_key(self, text: str) -> str:
-        return "\n".join((text, *self._session.admissible))
+    def _enter(self, text: str) -> None:
+        """Take up the key of the state that this text led to."""
+        state = "\n".join((text, *self._session.admissible))
+        if self.key == "memory":
+            if change := _CHANGE.match(text):
+                verb, thing = change.groups()
+                self._done.discard((thing, _UNDONE_BY.get(verb)))
+                self._done.add((thing, verb))
+            self._state_key = "\n".join((state, *(f"{thing}: {verb}" for thing, verb in sorted(self._done))))
+        else:
+            self._state_key = f"{self._last}\n{state}" if self._last.startswith(_CHANGES) else state
+        self._last = state
 
-    def _observe(self, text: str, key: str) -> Observation:
-        self._key = key
+    def _observe(self, text: str) -> Observation:
         shown = [a for a in self._session.admissible if a.split(" ", 1)[0] not in self.hidden_actions]
-        return Observation(text, key, shown, self._task)
+        return Observation(text, self._state_key, shown, self._task)
 
 
 def _room(intro: str) -> str:

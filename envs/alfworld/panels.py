@@ -29,7 +29,12 @@ possible."""
 
 
 def load_panel(
-    name: str = "tiny", number: int = 192, seed: int = 0, compact: bool = False, cache_dir: str = "~/.cache/g2po_trl"
+    name: str = "tiny",
+    number: int = 192,
+    seed: int = 0,
+    compact: bool = False,
+    cache_dir: str = "~/.cache/g2po_trl",
+    key: str = "released",
 ) -> Panel:
     """A panel by name.
 
@@ -38,6 +43,7 @@ def load_panel(
             generated games; or a folder of games.
         number, seed, cache_dir: of generated games.
         compact: for a folder: play as the tiny model was taught.
+        key: of `AlfworldEnvironment`: what tells states apart in the trajectories that are written.
     """
     if name == "tiny":
         from g2po_envs.alfworld.games import generate_games
@@ -52,7 +58,7 @@ def load_panel(
     return Panel(
         name=f"ALFWorld {name}",
         rows=games.rows(),
-        environment_factory=partial(tiny_environment if compact else AlfworldEnvironment, games),
+        environment_factory=partial(tiny_environment if compact else AlfworldEnvironment, games, key=key),
         prompt_template=ALFWORLD_COMPACT_PROMPT if compact else ALFWORLD_PROMPT,
         max_turns=15 if compact else 50,
         history_length=HISTORY_LENGTH,

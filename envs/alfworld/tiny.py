@@ -17,6 +17,6 @@ def tiny_model_path() -> Path:
     return Path(__file__).parent / "tiny_model"
 
 
-def tiny_environment(manifest: Manifest) -> AlfworldEnvironment:
+def tiny_environment(manifest: Manifest, key: str = "released") -> AlfworldEnvironment:
     """The environment as the tiny model was taught in it; to be used with `ALFWORLD_COMPACT_PROMPT`."""
-    return AlfworldEnvironment(manifest, hidden_actions=HIDDEN_ACTIONS, intro=False)
+    return AlfworldEnvironment(manifest, hidden_actions=HIDDEN_ACTIONS, intro=False, key=key)
