@@ -2,9 +2,9 @@
 
     python benchmarks/keys.py --output benchmarks/results/keys [--seeds 0 1 2] [--keys released memory] [--jobs 1]
 
-Each run is what `make train` runs, with `--seed` and `--key`. A run that is complete is not run again, and one that was
-interrupted goes on from its last iteration. The training episodes of every run are then replayed with both keys, so
-that the keys are compared on the same steps:
+Each run is what `make train` runs, with `--seed` and `--key`. A run that is complete is not run again, and one that
+was interrupted goes on from its last iteration. The training episodes of every run are then replayed with both keys,
+so that the keys are compared on the same steps:
 
 - within: the share of the variance of returns (around their group's mean) that lies within states;
 - singletons: the share of steps in a state visited once, whose action is compared with no other;
@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev

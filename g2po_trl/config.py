@@ -187,7 +187,7 @@ class G2POConfig(GRPOConfig):
             similarity == 1 or find_spec("datasketch") is not None,
             "state_similarity",
             similarity,
-            "below 1 it needs datasketch: pip install 'g2po-trl[similarity]'",
+            "below 1 it needs datasketch: pip install -e '.[similarity]' in a clone of g2po-trl",
         )
         self._check_estimator()
         _require(self.max_turns >= 1, "max_turns", self.max_turns, "an episode needs at least 1 turn")

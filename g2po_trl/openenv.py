@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         import uvicorn
     except ImportError as error:
-        raise SystemExit("serving needs openenv: pip install 'g2po-trl[openenv]'") from error
+        raise SystemExit("serving needs openenv: pip install -e '.[openenv]' in a clone of g2po-trl") from error
     from .check import load
 
     uvicorn.run(make_app(load(args.environment), args.max_sessions), host=args.host, port=args.port)

@@ -61,7 +61,7 @@ def test_lora_resumes(make_trainer, tmp_path):
 
 
 def test_qlora(make_trainer, tmp_path):
-    bnb = pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install g2po-trl[qlora]")
+    bnb = pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install -e '.[qlora]'")
     from transformers import BitsAndBytesConfig
 
     quantization = BitsAndBytesConfig(
@@ -83,7 +83,7 @@ def test_qlora(make_trainer, tmp_path):
 
 
 def test_qlora_with_vllm_is_refused(make_trainer):
-    pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install g2po-trl[qlora]")
+    pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install -e '.[qlora]'")
     from transformers import BitsAndBytesConfig
 
     with pytest.raises(ValueError, match="use_vllm.*4 or 8 bits"):

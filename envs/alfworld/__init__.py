@@ -1,4 +1,4 @@
-"""ALFWorld: household tasks in text, on the real TextWorld engine (`pip install g2po-trl[alfworld]`)."""
+"""ALFWorld: household tasks in text, on the real TextWorld engine (`pip install -e ".[alfworld]"`)."""
 
 from g2po_envs.alfworld.engine import CorruptGameError
 from g2po_envs.alfworld.environment import AlfworldEnvironment

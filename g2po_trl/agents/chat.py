@@ -233,7 +233,9 @@ class ServerChat(ChatModel):
         try:
             from openai import OpenAI
         except ImportError as error:
-            raise ImportError("a server is asked by the package openai: pip install g2po-trl[agents]") from error
+            raise ImportError(
+                "openai is not installed: servers need it; pip install -e '.[agents]' in a clone of g2po-trl"
+            ) from error
         self.model, self.parallel, self.base_url = model, parallel, base_url
         key = os.environ.get(key_variable) or "none"
         self.client = OpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=timeout)

@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         from . import plots
     except ImportError as error:
-        raise SystemExit("plots need matplotlib: pip install 'g2po-trl[plots]'") from error
+        raise SystemExit("plots need matplotlib: pip install -e '.[plots]' in a clone of g2po-trl") from error
 
     output = args.output or args.run / "report"
     output.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,10 @@ def library() -> str:
     found = find_spec("pyvis")
     paths = sorted(Path(found.origin).parent.glob("lib/vis-*/vis-network.min.js")) if found else []
     if not paths:
-        raise ImportError("the viewer draws graphs by vis-network, which comes with pyvis: pip install g2po-trl[view]")
+        raise ImportError(
+            "the viewer draws graphs by vis-network, which comes with pyvis: pip install -e '.[view]' in a clone of "
+            "g2po-trl"
+        )
     return paths[-1].read_text(encoding="utf-8")
 
 
