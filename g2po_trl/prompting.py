@@ -20,24 +20,72 @@ class ParsedReply(NamedTuple):
     valid: bool
 
 
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
-_CJK = re.compile(r"[一-鿿]")
 # Of a reply without an action, its end is played all the same: this many characters, as in the released code.
 _FALLBACK_CHARACTERS = 30
+_CJK = re.compile(r"[一-鿿]")
 
 
 def parse_think_action(reply: str, prompt_end: str = "") -> ParsedReply:
-    """Read `<think>…</think><action>…</action>`.
+    """Read `<think>…</think><action>…</action>`: the first action that is not part of the thought, as written.
 
-    Invalid when a tag is missing or the reply holds CJK characters; an invalid reply is played all the same (its
-    action if there is one, else its last 30 characters). `prompt_end` is the end of the prompt as the model saw it:
-    some chat templates open `<think>` themselves, and then the reply need not.
+    Invalid when a tag is missing. An invalid reply is played all the same: its action if there is one, else its last
+    30 characters. `prompt_end` is the end of the prompt as the model saw it: where the chat template has opened
+    `<think>`, the reply need not, and where it has closed it again (thinking switched off), an action is all it takes.
     """
-    action = _ACTION.search(reply)
-    thought_opened = "<think>" in reply or prompt_end.rstrip().endswith("<think>")
-    valid = action is not None and thought_opened and "</think>" in reply and not _CJK.search(reply)
-    text = action.group(1) if action else reply[-_FALLBACK_CHARACTERS:]
-    return ParsedReply(text.strip().lower(), valid)
+    action, thought = read_after_thought(reply, "action", prompt_end)
+    text = reply[-_FALLBACK_CHARACTERS:] if action is None else action
+    return ParsedReply(text.strip(), action is not None and thought)
+
+
+def read_after_thought(reply: str, tag: str, prompt_end: str = "") -> tuple[str | None, bool]:
+    """The content of the first `<tag>…</tag>` that no thought quotes, and whether the thought was begun and ended.
+
+    A thought may quote the tags of a thought ("inside <think> </think>, then …"): they nest. Where they do not pair
+    up, the thought ends at its last `</think>`; where it never ends, the first `<tag>…</tag>` is taken all the same.
+    """
+    prompt = prompt_end.rstrip()
+    begun, closed = prompt.endswith(("<think>", "</think>")), prompt.endswith("</think>")
+    depth, after_end, ended = int(begun and not closed), closed, closed
+    outside = behind = first = None  # outside of all thoughts; behind the last `</think>`; anywhere
+    tags = re.compile(rf"<think>|</think>|<{tag}>((?:(?!</?(?:think|{tag})>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
+    for found in tags.finditer(reply):
+        content = found.group(1)
+        if content is not None:
+            outside = content if outside is None and depth == 0 else outside
+            behind = content if behind is None and after_end else behind
+            first = content if first is None else first
+            continue
+        after_end = found.group().startswith("</")
+        depth = max(0, depth - 1) if after_end else depth + 1
+        begun, ended, behind = begun or not after_end, ended or after_end, None
+    chosen = outside if outside is not None else behind
+    return (first if chosen is None else chosen), chosen is not None and begun and ended
+
+
+def parse_as_released(
+    reply: str, prompt_end: str = "", fallback_characters: int = _FALLBACK_CHARACTERS
+) -> ParsedReply:
+    """Read `<think>…</think><action>…</action>` by the rule of the paper's released code.
+
+    In lower case; from the first `<action>` to the first `</action>`, also inside the thought; invalid when a tag is
+    missing or the reply holds CJK characters. Of a reply without an action the last `fallback_characters` are played.
+    `prompt_end`: as in `parse_think_action`; the released code knows no template that opens or closes `<think>`.
+    """
+    text = reply.lower()
+    start, end = text.find("<action>"), text.find("</action>")
+    found = start >= 0 and end >= 0
+    action = text[start + len("<action>") : end] if found else text[-fallback_characters:]
+    prompt = prompt_end.rstrip()
+    opened, closed = "<think>" in reply or prompt.endswith("<think>"), "</think>" in reply
+    thought = prompt.endswith("</think>") or (opened and closed)
+    return ParsedReply(action.strip(), found and thought and not _CJK.search(reply))
+
+
+def listed_spelling(action: str, admissible_actions: Sequence[str] | None) -> str:
+    """The one admissible action that differs from `action` in case alone; without one, `action` itself."""
+    listed = admissible_actions or ()
+    alike = {other for other in listed if other.casefold() == action.casefold()}
+    return alike.pop() if action not in alike and len(alike) == 1 else action
 
 
 def parse_plain(reply: str, prompt_end: str = "") -> ParsedReply:
@@ -57,6 +105,8 @@ class PromptTemplate:
         history_separator, actions_separator: what joins the entries and the admissible actions.
         system: a system message, or `None`.
         parse_reply: reply text and end of the prompt -> `ParsedReply`.
+        match_case: whether an action must have the letter case of the admissible one; by default the admissible action
+            that differs in case alone is played.
     """
 
     first: str
@@ -66,6 +116,12 @@ class PromptTemplate:
     actions_separator: str = "\n"
     system: str | None = None
     parse_reply: Callable[[str, str], ParsedReply] = parse_think_action
+    match_case: bool = False
+
+    def read(self, reply: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None) -> ParsedReply:
+        """The action in a reply to a prompt that listed `admissible_actions` and ended with `prompt_end`."""
+        action, valid = self.parse_reply(reply, prompt_end)
+        return ParsedReply(action if self.match_case else listed_spelling(action, admissible_actions), valid)
 
     def messages(
         self,

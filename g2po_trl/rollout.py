@@ -170,7 +170,7 @@ def _make_step(
     episode: Episode, prompt: FittedPrompt, reply: Reply, encode: ChatEncoder, template: PromptTemplate
 ) -> Step:
     text = encode.decode(reply.ids)
-    action, valid = template.parse_reply(text, prompt.text[-64:])
+    action, valid = template.read(text, prompt.text[-64:], episode.observation.admissible_actions)
     return episode.step(
         action,
         text,

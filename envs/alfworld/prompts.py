@@ -2,12 +2,12 @@
 
 Both have the paper's slots (task, steps taken, the last observations and actions, current step, observation,
 admissible actions) and the same reply, `<think>…</think>` and then `<action>…</action>`; the compact one is for models
-that know the reply's format from training and need not be told.
+that know the reply's format from training and need not be told. Replies are read as the released code does.
 """
 
 from __future__ import annotations
 
-from g2po_trl.prompting import PromptTemplate
+from g2po_trl.prompting import PromptTemplate, parse_as_released
 
 # What prompts have in common comes first: it passes through the model once.
 _ALWAYS = """You are an agent in a house simulated in text (ALFRED). You solve household tasks by acting in it.
@@ -33,10 +33,14 @@ You are now at step {current_step}. What you see now: {observation}
 Actions admissible now:
 {actions}""",
     history_entry="Step {step}: you saw '{observation}' and you did '{action}'",
+    parse_reply=parse_as_released,
+    match_case=True,
 )
 
 ALFWORLD_COMPACT_PROMPT = PromptTemplate(
     first="Task: {task}\nSeen: {observation}\nActions:\n{actions}",
     later="Task: {task}\nDone:\n{history}\nSeen: {observation}\nActions:\n{actions}",
     history_entry="{observation} > {action}",
+    parse_reply=parse_as_released,
+    match_case=True,
 )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from g2po_trl.prompting import ParsedReply, PromptTemplate
+from g2po_trl.prompting import ParsedReply, PromptTemplate, read_after_thought
 
-_CODE = re.compile(r"<code>(.*?)</code>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"^\s*```(?:python)?\s*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
@@ -15,13 +14,9 @@ def parse_think_code(reply: str, prompt_end: str = "") -> ParsedReply:
 
     Invalid when a tag is missing; the code is run all the same if there is some, else nothing is.
     """
-    code = _CODE.search(reply)
-    thought_opened = "<think>" in reply or prompt_end.rstrip().endswith("<think>")
-    text = code.group(1) if code else ""
-    fenced = _FENCE.match(text)
-    return ParsedReply(
-        (fenced.group(1) if fenced else text).strip(), bool(code) and thought_opened and "</think>" in reply
-    )
+    code, thought = read_after_thought(reply, "code", prompt_end)
+    fenced = _FENCE.match(code or "")
+    return ParsedReply((fenced.group(1) if fenced else code or "").strip(), code is not None and thought)
 
 
 # What prompts have in common comes first: it passes through the model once.

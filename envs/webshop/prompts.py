@@ -1,8 +1,17 @@
-"""What the model reads in WebShop: one wording for language models of any size, and one of few words for tiny ones."""
+"""What the model reads in WebShop: one wording for language models of any size, and one of few words for tiny ones.
+
+Replies are read as the released code does.
+"""
 
 from __future__ import annotations
 
-from g2po_trl.prompting import PromptTemplate
+from g2po_trl.prompting import ParsedReply, PromptTemplate, parse_as_released
+
+
+def parse_shopping(reply: str, prompt_end: str = "") -> ParsedReply:
+    """`parse_as_released`, which in WebShop plays the last 20 characters of a reply without an action."""
+    return parse_as_released(reply, prompt_end, fallback_characters=20)
+
 
 # What prompts have in common comes first: it passes through the model once.
 _ALWAYS = """You are a shopper in an online shop. Find and buy what you are asked for.
@@ -29,6 +38,8 @@ You are now at step {current_step}. The page you see: {observation}
 Actions available now:
 {actions}""",
     history_entry="Step {step}: you saw {observation} and you did '{action}'",
+    parse_reply=parse_shopping,
+    match_case=True,
 )
 
 # A page shows what can be clicked: no list of actions. What was chosen does not show on it: past actions are told.
@@ -36,4 +47,6 @@ WEBSHOP_COMPACT_PROMPT = PromptTemplate(
     first="Task: {task}\nSeen: {observation}",
     later="Task: {task}\nDone:\n{history}\nSeen: {observation}",
     history_entry="{action}",
+    parse_reply=parse_shopping,
+    match_case=True,
 )
