@@ -19,11 +19,12 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         `success_rate`, `reward`, `turns` (of the episodes that came to a result), `turns_to_success`,
         `valid_action_ratio`, `truncated_rate`, `failure_reason_rate`, `error_rate`, `lost_rate`, `episodes`, and
         `success_rate_by_type`; `failure_reasons`, the number of episodes by the kind of their `failure_reason` (what
-        stands before its first colon); `score`, when episodes have one in their `info` (others count 0). Rates are
-        fractions; a number without any episode behind it is `nan`.
+        stands before its first colon); `score`, and every `score_…`, that episodes have in their `info` (others count
+        0). Rates are fractions; a number without any episode behind it is `nan`.
     """
     finished = [t for t in trajectories if t.counted]
-    scores = {"score": _mean([float(t.info.get("score", 0.0)) for t in finished])}
+    names = sorted({name for t in finished for name in t.info if name == "score" or name.startswith("score_")})
+    scores = {name: _mean([float(t.info.get(name, 0.0)) for t in finished]) for name in names}
     reasons = Counter(t.failure_reason.split(":")[0].strip() for t in finished if t.failure_reason)
     by_type = defaultdict(list)
     for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
@@ -32,7 +33,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     return {
         "success_rate": _mean([t.success for t in finished]),
         "reward": _mean([t.reward for t in finished]),
-        **(scores if any("score" in t.info for t in finished) else {}),
+        **scores,
         "turns": _mean([len(t.steps) for t in finished]),
         "turns_to_success": _mean([len(t.steps) for t in finished if t.success]),
         "valid_action_ratio": _mean([step.valid for t in finished for step in t.steps]),

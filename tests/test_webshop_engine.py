@@ -13,6 +13,7 @@ pytest.importorskip("snowballstemmer")
 from g2po_envs.webshop import Catalogue, Goal, Shop, human_goals, synthetic_goals
 from g2po_envs.webshop.reward import score
 from g2po_envs.webshop.search import SearchIndex, analyse
+from g2po_envs.webshop.words import split_words
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "webshop"
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the recordings are not here (../shared/golden/webshop)")
@@ -140,6 +141,34 @@ def test_actions_that_break_the_official_engine_do_not_break_ours(recorded, noun
             shop.act(action)
         shop.act(row["action"])
         assert shop.text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("กาแฟดำ 250g", "กาแฟดำ 250g"),  # scripts without spaces (line-break class SA): a run is one word: Thai,
+        ("ສະບາຍດີ សួស្តី မင်္ဂလာပါ", "ສະບາຍດີ សួស្តី မင်္ဂလာပါ"),  # Lao, Khmer, Burmese
+        ("cafeกาแฟx", "cafe กาแฟ x"),  # letters of other scripts are not of the run,
+        ("ร้าน๑๒", "ร้าน ๑๒"),  # nor are its own digits, which are numbers like any
+        ("🇫🇷🇩🇪", "🇫🇷 🇩🇪"),  # two regional indicators are a flag,
+        ("🇫🇷🇩 x", "🇫🇷 x"),  # one alone is nothing
+        ("henry ⅷ, xⅷ, ⓐ", "henry ⅷ xⅷ ⓐ"),  # alphabetic though no letters: word-break class ALetter
+        ("1½ ½ m² x²y ① ⑴", "1 m x y"),  # other numbers have no word-break class: they end a word and are dropped
+        ("１２ ٣٤ 3.5mm 10:30", "１２ ٣٤ 3.5mm 10 30"),  # digits of every script; a full stop joins them, a colon not
+        ("usbケーブル ﾃｽﾄ", "usb ケーブル ﾃｽﾄ"),  # katakana is a run of its own, of half width too
+        ("紅茶 おちゃ 한국어a", "紅 茶 お ち ゃ 한국어a"),  # ideographs and hiragana one by one; Hangul is letters
+        ('צה"ל ג\' abc\' "x"', "צה\"ל ג' abc x"),  # quotation marks belong to Hebrew words, to no others
+        ("👩‍💻👍🏽❤️ #️⃣ # ★☆", "👩‍💻 👍🏽 ❤️ #️⃣ ★"),  # an emoji with all that modifies it; ☆ is no pictograph
+        ("a🏽 b️c", "a 🏽 b️c"),  # a skin tone is an emoji; another mark belongs to its letter,
+        ("x \u0301 y", "x y"),  # and to no word when it follows none
+        ("_ _a_ __ a_ケ_1", "_a_ a_ケ_1"),  # underscores join anything and are nothing alone
+        ("b" * 300, f"{'b' * 255} {'b' * 45}"),  # 255 characters at most
+        ("b" * 254 + "'d", f"{'b' * 254} d"),  # what joins is not seen when its other side is beyond
+    ],
+)
+def test_words_by_hand(text, words):
+    """As the grammar of Lucene 8's StandardTokenizer says; its recordings have few such characters."""
+    assert list(split_words(text)) == words.split(" ")
 
 
 def test_bm25_by_hand():

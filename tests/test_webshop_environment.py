@@ -1,7 +1,9 @@
 """WebShop as an environment: the invented shop can be won, its splits do not meet, and it is the same everywhere."""
 
+import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +11,9 @@ pytest.importorskip("thefuzz")
 pytest.importorskip("snowballstemmer")
 pytest.importorskip("textblob")
 
-from g2po_envs.webshop import ShopSource, WebshopEnvironment
+from g2po_envs.webshop import Catalogue, ShopSource, WebshopEnvironment, synthetic_goals
+from g2po_envs.webshop.nouns import textblob_nouns
+from g2po_envs.webshop.reward import score
 
 SOURCE = ShopSource(products=60)
 
@@ -38,7 +42,11 @@ def test_every_goal_of_the_invented_shop_can_be_won():
             assert action in observation.admissible_actions or action.startswith("search["), action
             result = environment.step(action)
             observation = result.observation
-        assert (result.reward, result.terminated, result.info) == (10.0, True, {"success": True, "score": 1.0})
+        assert (result.reward, result.terminated, result.info) == (
+            10.0,
+            True,
+            {"success": True, "score": 1.0, "score_corrected": 1.0},
+        )
 
 
 def test_a_purchase_that_lacks_something_pays_nothing_or_its_score(row):
@@ -50,6 +58,23 @@ def test_a_purchase_that_lacks_something_pays_nothing_or_its_score(row):
         result = [environment.step(action) for action in actions][-1]
         assert 0 < result.info["score"] < 1 and not result.info["success"] and result.terminated
         assert result.reward == (10 * result.info["score"] if partial_reward else 0)
+
+
+def test_a_goal_the_official_score_does_not_recognise_has_a_corrected_one():
+    """Officially the chosen "blackwhite" becomes "black", and is compared with the text of ("color", "blackwhite")."""
+    catalogue = SOURCE.load()[0]
+    product = next(p for p in catalogue.products.values() if p.instruction and "color" in p.options)
+    product = replace(product, options={"color": ("blackwhite", "pink")})
+    goals = {goal.options["color"]: goal for goal in synthetic_goals(Catalogue({"x": product}), random.Random(0))}
+    scores = {}
+    for asked in ("blackwhite", "pink"):
+        for chosen in ("blackwhite", "pink"):
+            bought = (product, goals[asked], product.price, {"color": chosen}, textblob_nouns)
+            scores[asked, chosen] = (score(*bought)[0], score(*bought, corrected=True)[0])
+    assert scores["blackwhite", "blackwhite"][0] < 1 == scores["blackwhite", "blackwhite"][1]
+    assert scores["pink", "pink"] == (1, 1)
+    for asked, chosen in (("pink", "blackwhite"), ("blackwhite", "pink")):
+        assert scores[asked, chosen][0] == scores[asked, chosen][1] < 1, "a wrong colour is wrong in both"
 
 
 def test_chosen_options_are_in_the_key_and_not_in_the_text(row):

@@ -68,7 +68,9 @@ class WebshopEnvironment(TextEnvironment):
         outcome = self.shop.act(action)
         won = outcome.reward == 1.0
         paid = outcome.reward if self.partial_reward else float(won)
-        info = {"success": won, "score": outcome.reward} if outcome.done else {}
+        info = {}
+        if outcome.done:
+            info = {"success": won} | {name: self.shop.purchase[name] for name in ("score", "score_corrected")}
         return StepResult(self._observe(), self.success_reward * paid, terminated=outcome.done, info=info)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from g2po_trl.tasks import Panel
 ABOUT = """You shop for somebody in an online shop. search[words] searches, where there is a search bar; \
 click[target] clicks what the page shows: a product's number, an option, a page. Choose every option that was asked \
 for, and end with click[buy now]: what you buy then is compared with what was asked for."""
-COLUMNS = {"Score": "score", "Succ.": "success_rate"}
+COLUMNS = {"Score": "score", "Succ.": "success_rate", "Corrected": "score_corrected"}
 
 
 def load_panel(

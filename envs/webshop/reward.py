@@ -26,13 +26,21 @@ COLOURS = (
 
 
 def score(
-    product: Product, goal: Goal, price: float, options: Mapping[str, str], nouns: Callable[[str], Sequence[str]]
+    product: Product,
+    goal: Goal,
+    price: float,
+    options: Mapping[str, str],
+    nouns: Callable[[str], Sequence[str]],
+    corrected: bool = False,
 ) -> tuple[float, dict]:
     """The reward of buying a product, and its parts.
 
     Args:
         options: chosen, group -> value.
         nouns: title -> its nouns, in lower case and in order.
+        corrected: compare the options of a synthetic goal by their values, as those of human goals are. Officially a
+            chosen value is compared with the pair (group, value): what was asked for is then not always recognised,
+            and such a goal cannot be reached.
 
     Returns:
         The score in [0, 1]; and `r_type`, `r_att`, `r_option` and `w_option` (when options were asked for), `r_price`,
@@ -40,7 +48,7 @@ def score(
     """
     kind = _kind(product, goal, nouns)
     attributes = sum(_has_attribute(product, attribute) for attribute in goal.attributes)
-    wanted = _wanted_options(goal)
+    wanted = _wanted_options(goal, corrected)
     matched = _options_matched(list(options.values()), wanted)
     in_price = price <= goal.price_upper
     total = len(goal.attributes) + len(wanted) + 1
@@ -83,13 +91,15 @@ def _has_attribute(product: Product, attribute: str) -> bool:
     return any(attribute in text.lower() for text in (product.title, " ".join(product.bullets), product.description))
 
 
-def _wanted_options(goal: Goal) -> list[str]:
+def _wanted_options(goal: Goal, corrected: bool) -> list[str]:
     """What each option asked for is compared as.
 
     A synthetic goal's pair (group, value) is compared whole, as the official engine does, unless one of the two is a
     colour.
     """
     if isinstance(goal.options, Mapping):
+        if corrected:
+            return [_colour(value) for value in goal.options.values()]
         return [
             next((colour for colour in COLOURS if colour in pair), None) or str(pair) for pair in goal.options.items()
         ]

@@ -11,31 +11,26 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import regex
 import snowballstemmer
+
+from .words import split_words
 
 K1, B = 0.9, 0.4
 _STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
     "to was will with".split()
 )
-_BOUNDARY = regex.compile(r"(?wV1)\b")  # word boundaries of Unicode's annex 29, as in Lucene's StandardTokenizer
-_WORD = regex.compile(r"[\p{L}\p{Nd}\p{M}\p{Extended_Pictographic}]")
 _POSSESSIVE = ("'s", "\u2019s", "\uff07s")
-_LONGEST_TOKEN = 255
 _stem = snowballstemmer.stemmer("porter").stemWord
 
 
 def analyse(text: str) -> list[str]:
     """A text's terms: words in lower case, without possessives and stop words, stemmed (Porter)."""
     terms = []
-    for word in _BOUNDARY.split(text.lower()):
-        if _WORD.search(word):
-            for start in range(0, len(word), _LONGEST_TOKEN):
-                piece = word[start : start + _LONGEST_TOKEN]
-                piece = piece[:-2] if piece.endswith(_POSSESSIVE) else piece
-                if piece not in _STOP_WORDS:
-                    terms.append(_stemmed(piece))
+    for word in split_words(text.lower()):
+        word = word[:-2] if word.endswith(_POSSESSIVE) else word
+        if word not in _STOP_WORDS:
+            terms.append(_stemmed(word))
     return terms
 
 

@@ -162,8 +162,16 @@ class Shop:
 
     def _buy(self) -> Outcome:
         product = self._product
-        value, parts = score(product, self.goal, product.price, self.options, self.nouns)
-        self.purchase = {"asin": product.asin, "options": dict(self.options), "score": value, **parts}
+        bought = (product, self.goal, product.price, self.options, self.nouns)
+        value, parts = score(*bought)
+        corrected, _ = score(*bought, corrected=True)
+        self.purchase = {
+            "asin": product.asin,
+            "options": dict(self.options),
+            "score": value,
+            "score_corrected": corrected,
+            **parts,
+        }
         self._show_done(value)
         return Outcome(value, True)
 
