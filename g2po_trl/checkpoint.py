@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.trainer_utils import get_last_checkpoint
 
+from .json_text import write_json
+
 STAGING = "unfinished-checkpoint"
 _STATE = "g2po_state.json"
 _LATEST = ("true", "latest", "last")
@@ -72,7 +74,7 @@ def save_rollout_state(
     if tensors:
         save_file(tensors, folder / f"step_samples_{rank}.safetensors", metadata={"numbers": json.dumps(numbers)})
     if is_main:
-        (folder / _STATE).write_text(json.dumps(dict(state), indent=1), encoding="utf-8")
+        write_json(folder / _STATE, dict(state), indent=1)
 
 
 def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:

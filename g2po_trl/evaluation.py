@@ -49,7 +49,10 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
 
 
 def format_table(columns: dict[str, dict[str, Any]]) -> str:
-    """Summaries side by side, e.g. `{"before": …, "after": …}`, as a text table with a last column of differences."""
+    """Summaries side by side, e.g. `{"before": …, "after": …}`, as a text table with a last column of differences.
+
+    They may come from a file, where a number without an episode behind it is `None`.
+    """
     names = list(columns)
     summaries = list(columns.values())
     kinds = sorted({kind for summary in summaries for kind in summary["success_rate_by_type"]})
@@ -69,6 +72,7 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
     header = " " * width + "".join(f"{name:>10}" for name in names) + (f"{'change':>10}" if len(names) == 2 else "")
     lines = [header, "-" * len(header)]
     for label, values, scale in rows:
+        values = [float("nan") if value is None else value for value in values]
         cells = [f"{value:10d}" if scale == 0 else f"{value * scale:10.1f}" for value in values]
         if len(names) == 2 and scale:
             cells.append(f"{(values[1] - values[0]) * scale:+10.1f}")

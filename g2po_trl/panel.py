@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from accelerate.utils import gather_object, is_peft_model
 from trl.trainer.utils import get_config_model_id
 
 from .evaluation import summarize
+from .json_text import to_json, write_json
 from .model_card import build_model_card, describe_adapter
 from .persistence import PersistentTrainer
+from .run_description import FILE, describe_run
 from .sampling import Sampling
 from .tasks import tasks_hash
 from .trajectory import Trajectory, write_jsonl
@@ -24,6 +27,8 @@ class PanelTrainer(PersistentTrainer):
     """A trainer that plays panels. `play`, `pool`, `estimator_name` and `card_facts` are the subclass's."""
 
     evaluations: list[dict[str, Any]]
+    # What a recipe adds to run.json.
+    run_settings: Mapping[str, Any] = MappingProxyType({})
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Play the panel at `eval_temperature`, every row `num_generations_eval` times, from `eval_seed`.
@@ -94,7 +99,18 @@ class PanelTrainer(PersistentTrainer):
         """The file holds this run's evaluations and no others: not those a killed run made after its checkpoint."""
         path = Path(self.args.output_dir, "evaluations.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(entry) + "\n" for entry in self.evaluations), encoding="utf-8")
+        path.write_text("".join(to_json(entry) + "\n" for entry in self.evaluations), encoding="utf-8")
+
+    def write_run(self) -> None:
+        """output_dir/run.json, see `run_description`, and the panels' rows."""
+        folder = Path(self.args.output_dir)
+        write_json(folder / FILE, {**describe_run(self), **self.run_settings}, indent=2)
+        panels = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
+        for name, dataset in panels.items():
+            if dataset is not None:
+                path = folder / "panels" / f"{name}.jsonl"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("".join(to_json(dict(row)) + "\n" for row in dataset), encoding="utf-8")
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""

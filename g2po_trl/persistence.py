@@ -22,8 +22,8 @@ from .tasks import tasks_hash
 
 logger = logging.getLogger(__name__)
 
-# Not for the Hub: every prompt and reply of a run, and checkpoints.
-_NOT_PUSHED = ("trajectories/", f"{STAGING}/", "checkpoint-*/")
+# Not for the Hub: every prompt and reply of a run, the tasks it is judged by, and checkpoints.
+_NOT_PUSHED = ("trajectories/", "panels/", f"{STAGING}/", "checkpoint-*/")
 _REFUSED_BY_HUB = (400, 401, 403, 404)
 
 
@@ -68,6 +68,9 @@ class PersistentTrainer(GRPOTrainer):
     def load_more(self, folder: str) -> None:
         """Take up what `save_more` wrote; called on every process."""
 
+    def write_run(self) -> None:
+        """Write down how the run is made; called on the main process before it trains."""
+
     def run_identity(self) -> dict[str, Any]:
         """What must be the same for a run to be continued."""
         args = self.args
@@ -98,6 +101,9 @@ class PersistentTrainer(GRPOTrainer):
             self.load_more(checkpoint)
             if self.is_world_process_zero():
                 print(f"Resuming from {checkpoint}", flush=True)
+        if self.is_world_process_zero():
+            self.write_run()
+        if checkpoint is not None:
             finished = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
             if 0 < self.args.max_steps <= finished.global_step:  # transformers would make one more step
                 return self._take_up_finished_run(checkpoint, finished)
@@ -217,7 +223,7 @@ class PersistentTrainer(GRPOTrainer):
             raise HubError(
                 f"the model was not pushed to the Hub: {_first_line(error)}\nIt is in {folder!r}. To push it later:\n"
                 f"    hf upload {self.hub_model_id or self.args.hub_model_id or Path(folder).name} {folder} "
-                f"--exclude 'trajectories/*' --exclude 'checkpoint-*'"
+                f"--exclude 'trajectories/*' --exclude 'panels/*' --exclude 'checkpoint-*'"
             ) from error
 
     def _write_gitignore(self) -> None:

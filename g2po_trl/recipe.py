@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
@@ -42,9 +40,7 @@ def run_recipe(
         SystemExit: with code 3 when all went well but the Hub did not take the model.
     """
     args = trainer.args
-    if trainer.accelerator.is_main_process:
-        run = {"trainer": args.to_dict(), **settings}
-        Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2, default=str))
+    trainer.run_settings = settings
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.evaluate()
 

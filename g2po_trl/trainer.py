@@ -37,7 +37,7 @@ from .rollout import RolloutStats
 from .sample_table import SampleTable
 from .tasks import check_datasets, groups_of
 from .tool_environment import TOOL_PROMPT, ToolEnvironment, is_tool_environment
-from .trajectory import Step, Trajectory, write_jsonl
+from .trajectory import Step, Trajectory, note_advantages, write_jsonl
 
 
 def _environment_reward(**kwargs):
@@ -100,6 +100,7 @@ class G2POTrainer(LogProbsTrainer):
                 "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
                 "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
             )
+        self.environment_factory = environment_factory
         if is_tool_environment(environment_factory):
             environment_factory = partial(ToolEnvironment, environment_factory, args.max_turns)
             prompt_template = TOOL_PROMPT if prompt_template is DEFAULT_PROMPT else prompt_template
@@ -186,6 +187,7 @@ class G2POTrainer(LogProbsTrainer):
         advantage_time = time.perf_counter() - started
 
         own = advantages[steps_before : steps_before + num_steps]
+        note_advantages(trajectories, own, groups)
         batch = StepBatch.from_trajectories(trajectories, own, self.args.mask_truncated_completions)
         started = time.perf_counter()
         slices, update_metrics = self._micro_batches(batch)

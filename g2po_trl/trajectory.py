@@ -7,10 +7,12 @@ rollout (state graph, advantages, step batch, viewer) is computed from these two
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from .json_text import to_json
 
 OUTCOMES = ("success", "failure", "truncated", "error", "lost")
 UNCOUNTED = ("error", "lost")  # no result: in no statistic, trains nothing
@@ -23,7 +25,7 @@ class Step:
     `state_key` is what tells states apart in the graph; `None` means the observation's text does. `valid` says that
     the reply had the required format. `prompt_ids`, `completion_ids` and `logprobs` are what the engine read, wrote
     and how likely it found it: they are the training sample, never decoded and encoded again. `prompt` is for agents
-    that are asked by text: the last message they read.
+    that are asked by text: the last message they read. `advantage` is what the step was trained with.
     """
 
     observation: str
@@ -39,6 +41,7 @@ class Step:
     prompt_truncated: bool = False
     completion_truncated: bool = False
     prompt: str | None = None
+    advantage: float | None = None
 
     @property
     def key(self) -> str:
@@ -54,7 +57,7 @@ class Trajectory:
     took its worker along, and it could not be played again). The last two are in no statistic and train nothing;
     `error` then holds the reason. `failure_reason` says why the agent itself ended an episode before its task was
     over, as `"kind"` or `"kind: detail"`, e.g. `"prompt too long: …"`; `None` if it did not. Such an episode is a
-    failure.
+    failure. `group` numbers the trajectories of a rollout that were compared with each other.
     """
 
     task_id: str
@@ -65,6 +68,7 @@ class Trajectory:
     error: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
     failure_reason: str | None = None
+    group: int | None = None
 
     def __post_init__(self):
         if self.outcome not in OUTCOMES:
@@ -91,13 +95,23 @@ class Trajectory:
         return cls(**{**data, "steps": [Step(**step) for step in data["steps"]]})
 
 
+def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[float], groups: Sequence[int]) -> None:
+    """Write down in trajectories what they are trained with: `advantages` of their steps in order, and `groups`."""
+    of_step = iter(advantages)
+    for trajectory, group in zip(trajectories, groups, strict=True):
+        trajectory.group = group
+        for step in trajectory.steps:
+            advantage = float(next(of_step))
+            step.advantage = advantage if trajectory.counted else None
+
+
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bool = False) -> None:
     """Write one trajectory a line."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a" if append else "w", encoding="utf-8") as file:
         for trajectory in trajectories:
-            file.write(json.dumps(trajectory.to_dict(), ensure_ascii=False) + "\n")
+            file.write(to_json(trajectory.to_dict()) + "\n")
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:

@@ -7,9 +7,11 @@ import threading
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
 
 from g2po_trl import Step, Trajectory, write_jsonl
+from g2po_trl.json_text import to_json, write_json
 from g2po_trl.view import Run
 from g2po_trl.view.__main__ import main
 from g2po_trl.view.data import _disagreements
@@ -67,6 +69,72 @@ def test_values_and_advantages_by_hand(run):
     # A_EC: gains 3.75, 5 | 0, 3.75, 5 | 0, -1.25 have mean 16.25 / 7.
     assert [[round(s[2] + 16.25 / 7, 3) for s in t] for t in steps[:3]] == [[3.75, 5], [0, 3.75, 5], [0, -1.25]]
     assert steps[3] == [] and first["trajectories"][3]["error"] == "exception: boom"
+
+
+def test_advantages_are_shown_as_they_were_trained(make_trainer, tmp_path):
+    """Of an estimator that the viewer cannot know, and whose settings it would have to guess."""
+    trained = []
+
+    def mine(graph):
+        trained.append(np.arange(graph.num_steps) / 8 - 0.5)
+        return trained[-1]
+
+    make_trainer(advantage_fn=mine, max_steps=1, scale_rewards="none").train()
+    groups = Run(tmp_path / "out").iteration(1)["groups"]
+    assert len(groups) == 2 and all(group["stored"] and not group["adds_up"] for group in groups)
+    shown = [step["trained"] for group in groups for t in group["trajectories"] for step in t["steps"]]
+    assert shown == np.round(trained[0], 4).tolist()
+
+
+def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
+    options = {"scale_rewards": "none", "invalid_action_penalty": 0.3, "step_advantage_weight": 0.5}
+    make_trainer(max_steps=1, use_edge_advantage=False, episode_statistics="step", **options).train()
+    groups = Run(tmp_path / "out").iteration(1)["groups"]
+    assert all(group["stored"] and group["adds_up"] for group in groups)
+    assert any(not step["ok"] for group in groups for t in group["trajectories"] for step in t["steps"])
+
+
+def test_groups_of_one_task_stay_apart(run):
+    path = run / "trajectories" / "train-000001.jsonl"
+    groups = [trajectory("one", "ha", 10.0), trajectory("one", "ha", 0.0)]
+    for number, member in enumerate(groups):
+        member.group = number
+    write_jsonl(path, groups)
+    assert [len(group["trajectories"]) for group in Run(run).iteration(1)["groups"]] == [1, 1]
+
+
+def strict(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture
+def lost(tmp_path):
+    """A run that began at 0 %, as it was written, NaN and all. All episodes of its second group were errors."""
+    folder = tmp_path / "lost-run"
+    played = [trajectory("one", "ha", 0.0), trajectory("one", "hb", 0.0, "truncated")]
+    broken = [Trajectory("two", [], 0.0, "error", error="exception: boom") for _ in range(2)]
+    write_jsonl(folder / "trajectories" / "train-000001.jsonl", [*played, *broken])
+    nan = float("nan")
+    entry = {"step": 1, "episode/success_rate": 0.0, "episode/turns_to_success": nan, "kl": nan, "time/update": nan}
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 1, "log_history": [entry]}))
+    evaluations = [{"step": 0, "success_rate": 0.0, "turns_to_success": nan}, {"step": 1, "success_rate": nan}]
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
+    return folder
+
+
+def test_a_run_without_any_success_is_json(lost):
+    overview = strict(to_json(Run(lost).overview()))
+    assert overview["evaluations"][0]["turns_to_success"] is None and overview["curves"][0]["success"] == 0
+    assert "kl" not in overview["curves"][0] and overview["curves"][0]["times"] == {}
+    assert strict(to_json(Run(lost).iteration(1)))["groups"][1]["nodes"] == []
+    for data in (to_json, lambda data: (write_json(lost / "x.json", data), (lost / "x.json").read_text())[1]):
+        text = data(
+            {"a": [np.float32("nan"), np.int64(3), float("inf")], "b": {"c": np.arange(2)}, "d": "half \ud800"}
+        )
+        assert strict(text) == {"a": [None, 3, None], "b": {"c": [0, 1]}, "d": "half ?"}
 
 
 def test_the_overview(run):
@@ -228,3 +296,18 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     assert len(cases) >= 1
     if served:
         server.shutdown()
+
+
+def test_the_page_of_a_run_without_any_success(lost, browser):
+    from selenium.webdriver.common.by import By
+
+    main([str(lost), "--no-open"])
+    opened(browser, (lost / "view.html").as_uri())
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#curves circle")) == 1, "an evaluation of errors alone has none"
+    groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
+    assert [group.text for group in groups] == ["1: 0/2", "2: 0/2"]
+    assert "0 of 2 episodes won; 3 states" in panel(browser) and "Advantages are computed now" in panel(browser)
+    groups[1].click()
+    wait_for(browser, "No episode came to a result")
+    browser.find_element(By.CSS_SELECTOR, "#panel button").click()
+    wait_for(browser, "exception: boom")

@@ -1,6 +1,6 @@
 """The paper's analyses of a run.
 
-    python -m g2po_trl.report RUN [--output RUN/report] [--gamma 0.95]
+    python -m g2po_trl.report RUN [--output RUN/report] [--gamma GAMMA]
 
 Reads RUN/trajectories and writes analysis.json and plots: group sizes, how far returns of one state lie apart, turns
 of won episodes, and how exact values are beside the paper's assumptions.
@@ -9,11 +9,12 @@ of won episodes, and how exact values are beside the paper's assumptions.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 
+from ..json_text import write_json
+from ..run_description import read_run
 from . import analysis
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -77,10 +78,11 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path, help="output_dir of a run")
     parser.add_argument("--output", type=Path, help="where to write; default: RUN/report")
-    parser.add_argument("--gamma", type=float, default=0.95)
+    parser.add_argument("--gamma", type=float, help="discount; default: the run's, 0.95 if it does not say")
     args = parser.parse_args(argv)
     try:
-        numbers, shown = analyse(args.run, args.gamma)
+        gamma = read_run(args.run).get("trainer", {}).get("gamma", 0.95) if args.gamma is None else args.gamma
+        numbers, shown = analyse(args.run, gamma)
     except ValueError as error:
         raise SystemExit(str(error)) from error
     try:
@@ -89,8 +91,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit("plots need matplotlib: pip install -e '.[plots]' in a clone of g2po-trl") from error
 
     output = args.output or args.run / "report"
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "analysis.json").write_text(json.dumps(numbers, indent=1))
+    write_json(output / "analysis.json", numbers, indent=1)
     rows = numbers["iterations"]
     at = [row["iteration"] for row in rows]
     sizes = [row["group_size"] for row in rows]
@@ -105,8 +106,8 @@ def main(argv: list[str] | None = None) -> None:
         "turns_to_finish": plots.turns_to_finish(at, shown["turns"]),
         "variances": plots.variances(SIZES, analysis.simulate_variances(SIZES)),
     }
-    if log := analysis.load_log(args.run):
-        times = [{k.removeprefix("time/"): v for k, v in entry.items() if k.startswith("time/")} for entry in log]
+    if log := [entry for entry in analysis.load_log(args.run) if entry.get("episode/success_rate") is not None]:
+        times = [{k.removeprefix("time/"): v or 0.0 for k, v in e.items() if k.startswith("time/")} for e in log]
         figures["phase_times"] = plots.phase_times(range(1, len(log) + 1), times)
         success = [entry["episode/success_rate"] for entry in log]
         figures["learning_curve"] = plots.learning_curves({args.run.resolve().name: [success]})

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from ..graph import StateGraph
+from ..iteration_log import IterationLog
 from ..trajectory import Trajectory, read_jsonl
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """A rollout of a run: its number, from 1, and its groups (trajectories of one task)."""
+    """A rollout of a run: its number, from 1, and its groups (trajectories that were compared with each other)."""
 
     number: int
     groups: list[list[Trajectory]]
@@ -36,7 +37,7 @@ class Iteration:
 
 
 def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
-    """The rollouts a run wrote to RUN/trajectories, files of all ranks together. A task's trajectories are a group.
+    """The rollouts a run wrote to RUN/trajectories, files of all ranks together, by group.
 
     Raises:
         ValueError: when there are none.
@@ -62,11 +63,12 @@ def load_iteration(run: str | Path, number: int, name: str = "train") -> Iterati
 
 
 def load_log(run: str | Path) -> list[dict[str, Any]]:
-    """What the trainer logged of each rollout, as of the end of the run or of its newest checkpoint."""
+    """What the trainer logged of each iteration, as of the end of the run or of its newest checkpoint."""
     states = [*Path(run).glob("checkpoint-*/trainer_state.json"), *Path(run).glob("trainer_state.json")]
     logs = [json.loads(path.read_text(encoding="utf-8")) for path in states]
     newest = max(logs, key=lambda state: state["global_step"], default={"log_history": []})
-    return [entry for entry in newest["log_history"] if "episode/success_rate" in entry]
+    log = IterationLog()
+    return [*(entry for line in newest["log_history"] for entry in log.add(line)), *log.close()]
 
 
 def _files(run: str | Path, name: str) -> dict[int, list[Path]]:
@@ -77,9 +79,10 @@ def _files(run: str | Path, name: str) -> dict[int, list[Path]]:
 
 
 def _read_iteration(number: int, paths: Sequence[Path]) -> Iteration:
-    groups: dict[str, list[Trajectory]] = {}
+    groups: dict[Any, list[Trajectory]] = {}  # by task in files that do not number groups
     for trajectory in (trajectory for path in paths for trajectory in read_jsonl(path)):
-        groups.setdefault(trajectory.task_id, []).append(trajectory)
+        name = trajectory.task_id if trajectory.group is None else trajectory.group
+        groups.setdefault(name, []).append(trajectory)
     return Iteration(number, list(groups.values()))
 
 

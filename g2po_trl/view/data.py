@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ _CURVES = {  # the log's names -> the page's
     "kl": "kl",
 }
 _SETTINGS = (
-    "advantage_estimator gamma step_advantage_weight invalid_action_penalty episode_statistics learning_rate beta "
+    "estimator_name gamma step_advantage_weight invalid_action_penalty episode_statistics learning_rate beta "
     "num_generations max_turns temperature seed"
 ).split()
 NUM_DISAGREEMENTS = 8
@@ -54,22 +55,29 @@ class Run:
             )
         self.numbers = sorted(numbers)
         self._tokenizer, self._looked_for_tokenizer = tokenizer, tokenizer is not None
-        settings = self._read("run.json") or {}
-        self.settings: dict[str, Any] = settings.get("trainer", {})
+        described = self._read("run.json") or {}
+        # Older runs have no part of their own for what the estimator was told.
+        self.settings: dict[str, Any] = {**described.get("trainer", {}), **described.get("estimator", {})}
+        self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
 
     def overview(self) -> dict[str, Any]:
         """Curves, phase times, evaluations and settings: all that is shown before an iteration is chosen."""
+        per_iteration = self.steps_per_iteration
+        settings = {"estimator_name": self.settings.get("advantage_estimator"), **self.settings}
         curves = [
             {
-                "n": number,
-                **{ours: entry[theirs] for theirs, ours in _CURVES.items() if entry.get(theirs) is not None},
-                "times": {k.removeprefix("time/"): v for k, v in entry.items() if k.startswith("time/")},
+                "n": -(-entry["step"] // per_iteration) if per_iteration else number,
+                **{ours: entry[theirs] for theirs, ours in _CURVES.items() if _is_number(entry.get(theirs))},
+                "times": {
+                    k.removeprefix("time/"): v for k, v in entry.items() if k.startswith("time/") and _is_number(v)
+                },
             }
             for number, entry in enumerate(load_log(self.folder), 1)
         ]
         return {
             "name": self.folder.resolve().name,
-            "settings": {name: self.settings[name] for name in _SETTINGS if name in self.settings},
+            "settings": {name: settings[name] for name in _SETTINGS if settings.get(name) is not None},
+            "optimizer_steps_per_iteration": per_iteration,
             "curves": curves,
             "evaluations": self._evaluations(),
             "iterations": self.numbers,
@@ -89,12 +97,15 @@ class Run:
     def _group(self, group: Sequence[Trajectory], texts: _Texts, prompts: bool) -> dict[str, Any]:
         args = self.settings
         graph = StateGraph.from_groups([group], gamma=args.get("gamma", 0.95))
-        scale, statistics = args.get("scale_by_std", True), args.get("episode_statistics", "trajectory")
+        scale = args.get("scale_by_std", args.get("scale_rewards", "group") == "group")
+        statistics = args.get("episode_statistics", "trajectory")
         penalty = args.get("invalid_action_penalty", 0.0)
         weight = args.get("step_advantage_weight", 1.0)
+        aggregate = args.get("use_group_aggregation", True)
         episode = episode_advantage(graph, scale, penalty, statistics)
-        node = node_advantage(graph, scale, penalty if statistics == "step" else 0.0)
-        edge = edge_advantage(graph, scale)
+        node = node_advantage(graph, scale, penalty if statistics == "step" else 0.0, aggregate)
+        edge = edge_advantage(graph, scale, aggregate)
+        node, edge = node * args.get("use_node_advantage", True), edge * args.get("use_edge_advantage", True)
         parts = np.column_stack([episode, weight * node, weight * edge])
         steps = [step for trajectory in group for step in trajectory.steps]
         trajectories, at = [], 0
@@ -105,7 +116,7 @@ class Run:
                 {
                     "outcome": trajectory.outcome,
                     "reward": trajectory.reward,
-                    "error": trajectory.error,
+                    "error": trajectory.error or trajectory.failure_reason,
                     "final": texts.number(trajectory.final_observation),
                     "steps": [
                         {
@@ -117,6 +128,7 @@ class Run:
                             "node": int(graph.node[i]),
                             "next": int(graph.next_node[i]),
                             "adv": [round(float(x), 4) for x in parts[i]],
+                            "trained": None if steps[i].advantage is None else round(steps[i].advantage, 4),
                         }
                         for i in mine
                     ],
@@ -134,6 +146,12 @@ class Run:
                 }
         return {
             "task": group[0].task_id,
+            "stored": any(step.advantage is not None for step in steps),
+            "adds_up": all(
+                abs(step.advantage - own) < 1e-3
+                for step, own in zip(steps, parts.sum(axis=1))
+                if step.advantage is not None
+            ),
             "success": sum(t.success for t in group),
             "trajectories": trajectories,
             "nodes": nodes,
@@ -156,6 +174,10 @@ class Run:
         if not path.is_file():
             return []
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 class _Texts:

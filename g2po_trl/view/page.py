@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 import html
-import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..json_text import to_json
 from .data import Run
 
 _STATIC = Path(__file__).parent / "static"
@@ -85,5 +85,5 @@ def write_page(run: Run, path: str | Path, iterations: Sequence[int] | None = No
 
 
 def _block(name: str, data: Any) -> str:
-    packed = gzip.compress(json.dumps(data, ensure_ascii=False).encode(), 6, mtime=0)
+    packed = gzip.compress(to_json(data).encode(), 6, mtime=0)
     return f'<script type="text/plain" id="{name}">{base64.b64encode(packed).decode()}</script>'

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from ..json_text import to_json
 from .data import Run
 from .page import shell
 
@@ -21,10 +21,10 @@ def make_server(run: Run, port: int = 0) -> ThreadingHTTPServer:
             elif self.path == "/":
                 self.answer(200, page, "text/html; charset=utf-8")
             elif self.path == "/overview":
-                self.answer(200, json.dumps(Run(run.folder).overview()).encode(), "application/json")
+                self.answer(200, to_json(Run(run.folder).overview()).encode(), "application/json")
             elif found := re.fullmatch(r"/iteration/(\d+)", self.path):
                 try:
-                    self.answer(200, json.dumps(run.iteration(int(found[1]))).encode(), "application/json")
+                    self.answer(200, to_json(run.iteration(int(found[1]))).encode(), "application/json")
                 except KeyError as error:
                     self.answer(404, str(error).encode(), "text/plain")
             else:

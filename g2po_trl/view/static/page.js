@@ -90,7 +90,12 @@ function chart(title, series, { points = [], top = null, bars = null, colours = 
     svg.append(drawn("polyline", { points: path, fill: "none", stroke: colours[i] || css("--accent"),
       "stroke-width": 1.8, "vector-effect": "non-scaling-stroke" }));
   });
-  points.forEach((p) => svg.append(drawn("circle", { cx: x(p.x), cy: y(p.y), r: 4, fill: css("--up") })));
+  points.forEach((p) => {
+    const title = drawn("title");
+    title.textContent = p.title;
+    svg.append(drawn("circle", { cx: x(p.x), cy: y(p.y), r: 4, fill: p.hollow ? css("--card") : css("--up"),
+      stroke: css("--up"), "stroke-width": 1.5 }, title));
+  });
   if (shown) svg.append(drawn("line", { class: "now", x1: x(shown.n), x2: x(shown.n), y1: 4, y2: height - bottom,
     stroke: css("--accent"), "stroke-dasharray": "3 3" }));
   svg.addEventListener("click", (event) => {
@@ -103,11 +108,14 @@ function chart(title, series, { points = [], top = null, bars = null, colours = 
 
 function drawCurves() {
   const of = (name, scale = 1) => run.curves.map((c) => (c[name] === undefined ? NaN : c[name] * scale));
-  const steps = run.curves.length ? Math.max(...run.evaluations.map((e) => e.step), 1) : 1;
+  const last = Math.max(...run.evaluations.map((e) => e.step), 1);  // older runs do not say how long an iteration is
+  const steps = run.optimizer_steps_per_iteration || last / (run.curves.length || 1);
   const points = run.evaluations.filter((e) => Number.isFinite(e.success_rate))
-    .map((e) => ({ x: (e.step / steps) * (run.curves.length || 1), y: e.success_rate * 100 }));
-  const charts = [chart("success of training (%), dots: held-out panel", [{ values: of("success", 100) }],
-    { top: 100, points })];
+    .map((e) => ({ x: e.step / steps, y: e.success_rate * 100, hollow: e.name === "report",
+      title: `${e.name || "eval"}, step ${e.step}: ${(e.success_rate * 100).toFixed(1)} %` }));
+  const reported = points.some((p) => p.hollow) ? ", circles: reported panel" : "";
+  const charts = [chart(`success of training (%), dots: held-out panel${reported}`,
+    [{ values: of("success", 100) }], { top: 100, points })];
   if (run.curves.length) {
     charts.push(chart("turns of an episode", [{ values: of("turns") }]));
     charts.push(chart("valid replies (%)", [{ values: of("valid", 100) }], { top: 100 }));
@@ -175,7 +183,7 @@ function edgesOf(one) {
     if (!edges.has(key)) edges.set(key, { from: step.node, to, count: 0, advantage: 0, actions: new Map() });
     const edge = edges.get(key);
     edge.count += 1;
-    edge.advantage += step.adv[0] + step.adv[1] + step.adv[2];
+    edge.advantage += total(step);
     edge.actions.set(step.a, (edge.actions.get(step.a) || 0) + 1);
   }));
   edges.forEach((edge) => { edge.advantage /= edge.count; });
@@ -230,7 +238,7 @@ function showGroup(number) {
   const edges = edgesOf(group);
   const at = places(group, edges);
   const values = group.nodes.map((n) => n.v);
-  const low = Math.min(...values), high = Math.max(...values);
+  const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 0];  // none: all errors
   const part = (v) => (high > low ? (v - low) / (high - low) : 0.5);
   const nodes = group.nodes.map((node, i) => ({
     id: i, ...at.get(i), label: node.v.toFixed(1), shape: "dot", size: 8 + 4 * Math.sqrt(node.visits),
@@ -281,10 +289,12 @@ function fill(...children) {
 }
 
 const number = (x) => make("td", { class: x > 0.005 ? "plus" : x < -0.005 ? "minus" : null }, signed(x));
-const total = (step) => step.adv[0] + step.adv[1] + step.adv[2];
+// What the step was trained with; a run that did not write it down gets the sum of its parts.
+const total = (step) => step.trained ?? step.adv[0] + step.adv[1] + step.adv[2];
+const totalName = () => (group.stored ? "trained" : "sum");
 
 function steps(rows) {
-  const heads = ["action", "A_EP", "A_NC", "A_EC", "sum", "episode"].map((name) => make("th", {}, name));
+  const heads = ["action", "A_EP", "A_NC", "A_EC", totalName(), "episode"].map((name) => make("th", {}, name));
   return make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {},
     ...rows.map(([step, t, s]) => make("tr", { onclick: () => showTrajectory(t, s) }, make("td", {}, step.a),
       ...step.adv.map(number), number(total(step)),
@@ -300,15 +310,21 @@ function allSteps(wanted) {
 }
 
 function showOverview() {
-  const counted = run.settings.advantage_estimator && run.settings.advantage_estimator !== "g2po";
+  const estimator = run.settings.estimator_name || "g2po";
+  const notes = [];
+  if (!group.nodes.length) notes.push("No episode came to a result: there is no graph.");
+  if (!group.stored && group.nodes.length) notes.push("This run did not store what its steps were trained with. " +
+    "Advantages are computed now, with the settings in run.json.");
+  if (!estimator.startsWith("g2po")) notes.push(`This run was trained with ${estimator}. A_EP, A_NC and A_EC are what ` +
+    "G2PO computes on the same graph.");
+  else if (!group.adds_up) notes.push("A_EP, A_NC and A_EC are computed now, and do not add up to what was trained.");
   fill(make("h2", {}, `Task ${group.task}`),
     make("p", {}, `${group.success} of ${group.trajectories.length} episodes won; ${group.nodes.length} states. ` +
       "Click a state or an edge, or read an episode:"),
     make("div", {}, ...group.trajectories.map((t, i) => make("button", { type: "button", class: t.outcome,
       style: "margin: 0 6px 6px 0", onclick: () => showTrajectory(i, 0) }, `${i + 1}: ${ENDS[t.outcome] || t.outcome}, ` +
       `${t.steps.length} steps`))),
-    counted ? make("p", {}, `This run was trained by ${run.settings.advantage_estimator}; A_EP, A_NC and A_EC are what ` +
-      "G2PO would say.") : null);
+    ...notes.map((note) => make("p", { class: "note" }, note)));
 }
 
 function showNode(node) {
@@ -338,7 +354,7 @@ function showTrajectory(t, at) {
       step.ok ? "" : " ", step.ok ? null : make("span", { class: "tag" }, "invalid reply")),
     make("pre", {}, shown.texts[step.o]), make("div", { class: "act" }, `→ ${step.a}`),
     make("div", { class: "adv" }, `A_EP ${signed(step.adv[0])}  A_NC ${signed(step.adv[1])}  ` +
-      `A_EC ${signed(step.adv[2])}  sum ${signed(total(step))}`),
+      `A_EC ${signed(step.adv[2])}  ${totalName()} ${signed(total(step))}`),
     text("reply", step.r), text("prompt", step.p)));
   const move = (way) => () => showTrajectory((t + way + group.trajectories.length) % group.trajectories.length, 0);
   fill(

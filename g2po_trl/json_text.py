@@ -1,0 +1,46 @@
+"""JSON that every reader takes: no NaN, no Infinity, no half a character."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def to_json(data: Any, **options: Any) -> str:
+    """JSON text of plain data.
+
+    A float that is not finite becomes `null`, a numpy value a number or a list, a lone surrogate "?", and any other
+    object its text. `options` are those of `json.dumps`.
+    """
+    options = {"ensure_ascii": False, "allow_nan": False, **options}
+    try:
+        text = json.dumps(data, **options)
+    except (TypeError, ValueError):  # seldom: looking at every value first would cost more than writing them
+        text = json.dumps(_plain(data), **options)
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def write_json(path: str | Path, data: Any, **options: Any) -> None:
+    """Write `to_json` and a line's end. A kill leaves the old file or the new one, not half of it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.write_text(to_json(data, **options) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(part) for part in value]
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars, torch's tensors
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value)

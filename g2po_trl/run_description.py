@@ -1,0 +1,143 @@
+"""`run.json`: what a run was trained with, as evaluation, viewer and report need it, and how they take it up.
+
+{"trainer": {…},                    every field of the configuration
+ "environment": {"import": …},      where its class can be imported from, with the arguments bound to it
+ "prompt": {…},                     every field of the PromptTemplate; its parser by where it can be imported from
+ "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments
+ "estimator": {…},                  its name and everything its advantages depend on
+ "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
+ …}                                 and what a recipe adds, e.g. "evaluation": arguments of `g2po_trl.evaluate`
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .check import load
+from .prompting import PromptTemplate
+
+FILE = "run.json"
+PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets", "vllm")
+
+
+def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
+    """Versions of those of the packages that are there."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """A run's description; empty for a folder that is none. Of a checkpoint, that of its run.
+
+    Raises:
+        ValueError: when the file is not valid JSON.
+    """
+    for place in (Path(folder), Path(folder).resolve().parent):
+        path = place / FILE
+        if path.is_file() and (place == Path(folder) or Path(folder).resolve().name.startswith("checkpoint-")):
+            try:
+                return json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(f"{path} is not valid JSON ({error}): restore it, or delete it") from error
+    return {}
+
+
+def describe_object(value: Any) -> dict[str, Any] | None:
+    """Where a class or function can be imported from, with the arguments that a `partial` binds to it.
+
+    Returns:
+        `{"import": "module:name"}` or `{"import": "file.py:name"}`, with "args" and "kwargs"; `None` for what cannot
+        be imported (a lambda, a local function) or has arguments that are not plain data.
+    """
+    args, kwargs = (), {}
+    while isinstance(value, partial):
+        args, kwargs, value = (*value.args, *args), {**value.keywords, **kwargs}, value.func
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not module or not name or not name.isidentifier():
+        return None
+    try:
+        if json.loads(json.dumps([args, kwargs])) != [list(args), kwargs]:
+            return None
+    except (TypeError, ValueError):
+        return None
+    loaded = sys.modules.get(module)
+    if module == "__main__" or (loaded is not None and not loaded.__package__):  # a file, not part of a package
+        if not getattr(loaded, "__file__", None):
+            return None  # a notebook's
+        module = str(Path(loaded.__file__).resolve())
+    described: dict[str, Any] = {"import": f"{module}:{name}"}
+    return described | ({"args": list(args)} if args else {}) | ({"kwargs": kwargs} if kwargs else {})
+
+
+def load_object(description: Mapping[str, Any]) -> Callable:
+    """What `describe_object` described.
+
+    Raises:
+        SystemExit: when it cannot be imported.
+    """
+    loaded = load(description["import"])
+    args, kwargs = description.get("args", ()), description.get("kwargs", {})
+    return partial(loaded, *args, **kwargs) if args or kwargs else loaded
+
+
+def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
+    """The fields of a template; callables as `describe_object` has them."""
+    values = {field.name: getattr(template, field.name) for field in fields(template)}
+    return {name: describe_object(value) if callable(value) else value for name, value in values.items()}
+
+
+def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
+    """The template that `describe_prompt` described.
+
+    Raises:
+        ValueError: when its parser could not be described, or the fields are those of another version.
+    """
+    values = {
+        name: load_object(value) if isinstance(value, Mapping) and "import" in value else value
+        for name, value in description.items()
+    }
+    if values.get("parse_reply", "") is None:
+        raise ValueError(
+            "the run's prompt has a parse_reply that cannot be imported (a lambda or a local function): define it in "
+            "a module, or pass --prompt module:TEMPLATE"
+        )
+    try:
+        return PromptTemplate(**values)
+    except TypeError as error:
+        raise ValueError(f"the run's prompt was written by another version of g2po_trl ({error})") from error
+
+
+def describe_run(trainer) -> dict[str, Any]:
+    """The description of a trainer's run. Plain data: `write_json` can write it."""
+    args = trainer.args
+    names = ("gamma", "scale_by_std", "step_advantage_weight", "invalid_action_penalty", "episode_statistics")
+    names += ("use_node_advantage", "use_edge_advantage", "use_group_aggregation", "advantage_estimator")
+    play = ("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences")
+    play += ("chat_template_kwargs", "repetition_penalty", "min_p")
+    return {
+        "trainer": args.to_dict(),
+        "model": trainer.model.config._name_or_path,
+        "environment": describe_object(trainer.environment_factory),
+        "prompt": describe_prompt(trainer.prompt_template),
+        "play": {
+            **{name: getattr(args, name) for name in play},
+            "temperature": args.eval_temperature,
+            "top_p": args.top_p if args.eval_top_p is None else args.eval_top_p,
+            "top_k": args.top_k if args.eval_top_k is None else args.eval_top_k,
+        },
+        "estimator": {"estimator_name": trainer.estimator_name, **{name: getattr(args, name) for name in names}},
+        "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,
+        "versions": installed_versions(),
+    }
