@@ -1,29 +1,33 @@
-"""The process that hosts environments: `python -m g2po_trl.environment_worker FD FOLDER`, started by the pool.
+"""The process that hosts environments, started by the pool.
 
 It is a program of its own and not a `multiprocessing` child: those import the user's script again, which trains a
 second time when its author forgot `if __name__ == "__main__"`, and a notebook has no script to import.
 
-The pool sends ("reset", [(slot, task), …]) or ("step", [(slot, action), …]); every slot is answered by one message
-(slot, result), (slot, (kind, message)) when it failed. At the end of the pipe the process ends; FOLDER, where its
-temporary files are, ends with it.
+The pool sends what makes an environment, and then lists of jobs. The worker says with an empty message that it has
+loaded the one, and that it takes up each of the others; every job is answered by one message `(seconds, mark,
+answer)`, in their order: an `Observation` or `StepResult`, `(kind, message)` when it failed, and `None` when it was
+played again and its answer had the mark it should. When the pool has gone the process ends, and its temporary files
+with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import pickle
 import select
 import shutil
 import signal
-import sys
 import threading
 import time
 import traceback
-from multiprocessing.connection import Connection
 from typing import Any
 
-import dill
+import cloudpickle
 
+from .environment import Observation, StepResult
+from .environment_channel import WorkerEnd
 from .environment_check import EnvironmentContractError, checked_observation, checked_step, factory_name
 
 
@@ -47,10 +51,16 @@ class Host:
         self.playing.clear()
         self.seconds.clear()
 
-    def reset(self, slot: int, task: dict[str, Any]):
+    def reset(self, slot: int, task: bytes):
+        arguments = pickle.loads(task)
+        if slot in self.playing:  # of an episode that was played before this slot's
+            self.idle.append(self.playing.pop(slot))
+        self.seconds.pop(slot, None)
         environment = self.idle.pop() if self.idle else self.factory()
         with self._closed_on_failure(environment):
-            observation = checked_observation(environment.reset(**task), f"{self.name}.reset", self.max_characters)
+            observation = checked_observation(
+                environment.reset(**arguments), f"{self.name}.reset", self.max_characters
+            )
         self.playing[slot] = environment
         return observation
 
@@ -90,36 +100,58 @@ class Host:
                 environment.close()
 
 
-def serve(connection: Connection) -> None:
+def mark(answer: Observation | StepResult) -> bytes:
+    """16 bytes that tell all an agent would notice of an answer."""
+    seen, facts = answer, ()
+    if isinstance(answer, StepResult):
+        seen, facts = answer.observation, (answer.reward, answer.terminated, answer.truncated)
+    text = repr((seen.text, seen.state_key, seen.admissible_actions, seen.task, facts))
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def work(host: Host, command: str, slot: int, argument: Any, expected: bytes | None) -> tuple[bytes | None, Any]:
+    """Do one job: its mark and its answer."""
+    call = f"{host.name}.{command}"
+    shown = f"({argument!r})" if command == "step" else ""
     try:
-        host = Host(*dill.loads(connection.recv_bytes()))
-        unusable = None
+        answer = host.play(command, slot, argument)
+    except EpisodeTooLongError as error:
+        return None, ("timeout", f"{call}: {error}")
+    except EnvironmentContractError as error:
+        return None, ("invalid", f"{error} {shown}".rstrip())
+    except Exception:
+        return None, ("exception", f"{call}{shown} raised\n{traceback.format_exc()}")
+    if expected is None:
+        return mark(answer), answer
+    if mark(answer) == expected:
+        return expected, None
+    text = (answer.observation if isinstance(answer, StepResult) else answer).text
+    return None, ("lost", f"{call} answers otherwise than before: {text[:200]!r}")
+
+
+def serve(pool: WorkerEnd) -> None:
+    host = unusable = None
+    try:
+        host = Host(*cloudpickle.loads(pool.receive()))
+    except EOFError:
+        return
     except Exception:  # every episode is told, else the pool would start a worker for each
-        host, unusable = None, f"the environment_factory cannot be loaded in a worker\n{traceback.format_exc()}"
-    while True:
-        try:
-            command, jobs = connection.recv()
-        except (EOFError, OSError):
-            break
-        if unusable:
-            for slot, _ in jobs:
-                connection.send((slot, ("exception", unusable)))
-            continue
-        if command == "reset":
-            host.release()
-        for slot, argument in jobs:
-            try:
-                answer = host.play(command, slot, argument)
-            except EpisodeTooLongError as error:
-                answer = ("timeout", f"{host.name}.{command}: {error}")
-            except EnvironmentContractError as error:
-                answer = ("invalid", f"{error} (task or action: {argument!r})")
-            except Exception:
-                answer = ("exception", f"{host.name}.{command}({argument!r}) raised\n{traceback.format_exc()}")
-            try:
-                connection.send((slot, answer))
-            except OSError:
-                return
+        unusable = "exception", f"the environment_factory cannot be loaded in a worker\n{traceback.format_exc()}"
+    with contextlib.suppress(EOFError, OSError):
+        pool.send(b"")
+        while True:
+            release, jobs = pickle.loads(pool.receive())
+            pool.send(b"")
+            if release and host is not None:
+                host.release()
+            failed = set()
+            for slot, command, argument, expected in jobs:
+                started, made = time.perf_counter(), (None, unusable)
+                if host is not None and slot not in failed:  # what follows a failure has nothing to be played in
+                    made = work(host, command, slot, argument, expected)
+                    if isinstance(made[1], tuple):
+                        failed.add(slot)
+                pool.send(pickle.dumps((time.perf_counter() - started, *made)))
     if host is not None:
         host.close()
 
@@ -135,9 +167,8 @@ def end_with(descriptor: int, scratch: str, patience: float = 5.0) -> None:
     os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(1)
 
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the pipe
-    pipe, scratch_folder = int(sys.argv[1]), sys.argv[2]
-    threading.Thread(target=end_with, args=(pipe, scratch_folder), daemon=True).start()
-    serve(Connection(pipe))
-    shutil.rmtree(scratch_folder, ignore_errors=True)
+def main(descriptor: int, scratch: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the channel
+    threading.Thread(target=end_with, args=(descriptor, scratch), daemon=True).start()
+    serve(WorkerEnd(descriptor))
+    shutil.rmtree(scratch, ignore_errors=True)

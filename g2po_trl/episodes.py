@@ -37,7 +37,7 @@ class Episode:
     def open(self, seen: Observation | EnvironmentFailure) -> None:
         """Take what the environment's reset answered."""
         if isinstance(seen, EnvironmentFailure):
-            self.fail(f"{seen.kind}: {seen.message}")
+            self._end_without_result(seen)
         else:
             self.observation, self.task = seen, seen.task or ""
 
@@ -56,7 +56,7 @@ class Episode:
     def advance(self, result: StepResult | EnvironmentFailure) -> None:
         """Take what the environment answered to the last step."""
         if isinstance(result, EnvironmentFailure):
-            self.fail(f"{result.kind}: {result.message}")
+            self._end_without_result(result)
             return
         self.history.append((self.observation.text, self.steps[-1].action))
         self.observation = result.observation
@@ -76,6 +76,11 @@ class Episode:
     def give_up(self, reason: str) -> None:
         """End as a failure of the agent, with the reward paid so far. `reason`: "kind" or "kind: detail"."""
         self.outcome, self.failure_reason = "failure", reason
+
+    def _end_without_result(self, failure: EnvironmentFailure) -> None:
+        self.fail(f"{failure.kind}: {failure.message}")
+        if failure.kind == "lost":
+            self.outcome = "lost"
 
     def trajectory(self) -> Trajectory:
         """What it leaves behind. An episode without an outcome ran out of turns."""
@@ -129,7 +134,8 @@ def play_turns(
             is prepared, in a thread of their own.
 
     Returns:
-        One trajectory a task, in order. Environment failures are data: such a trajectory has outcome `"error"`.
+        One trajectory a task, in order. Environment failures are data: such a trajectory has outcome `"error"` or
+        `"lost"`.
     """
     cost = Turns()
     episodes = [Episode(task_id, number) for number, task_id in enumerate(task_ids)]

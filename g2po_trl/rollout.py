@@ -95,7 +95,8 @@ def run_episodes(
         overlap: environments work while the other half of the episodes is asked for its actions.
 
     Returns:
-        One trajectory a task, in order. Environment failures are data: such a trajectory has outcome `"error"`.
+        One trajectory a task, in order. Environment failures are data: such a trajectory has outcome `"error"` or
+        `"lost"`.
     """
     started = time.perf_counter()
     stats = RolloutStats()

@@ -1,0 +1,174 @@
+"""A worker process, seen from the pool: how it is started, spoken to and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from .environment_channel import Channel
+
+# sys.path goes as an argument: as PYTHONPATH it would go on to every Python that an environment starts.
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from g2po_trl.environment_worker import main; main(int(sys.argv[1]), sys.argv[2])"
+)
+_SECRET = re.compile(
+    r"(^|_)(TOKENS?|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|PAT|AUTH)($|_)|PASSWORD|APIKEY|^AWS_", re.IGNORECASE
+)
+
+
+def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
+    """Environment variables of this process that look like a secret by their names, but for those passed.
+
+    Raises:
+        ValueError: when a name to be passed is not set.
+    """
+    unknown = sorted(set(passed) - set(os.environ))
+    if unknown:
+        raise ValueError(f"environment_variables names {', '.join(unknown)}, not set here: export it, or leave it out")
+    return sorted(name for name in os.environ if _SECRET.search(name) and name not in passed)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One reset or step.
+
+    Args:
+        argument: of a reset the pickled task, of a step the action.
+        expected: the mark of its answer when it is played again.
+        limit: seconds it may take.
+        kind: which times it is to be measured with.
+    """
+
+    slot: int
+    command: str
+    argument: Any
+    expected: bytes | None
+    limit: float
+    kind: str
+
+
+class WorkerProcess:
+    """One process, its channel, and the jobs it still owes an answer for, in the order it works on them.
+
+    Args:
+        setup: its first message.
+        withheld: environment variables it does not get.
+        load_limit: seconds importing the environment may take.
+    """
+
+    def __init__(self, setup: bytes, withheld: Sequence[str], load_limit: float):
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        self.scratch = tempfile.mkdtemp(prefix="g2po-worker-")  # goes with the worker, however that ends
+        path = json.dumps([folder or os.getcwd() for folder in sys.path])
+        variables = {name: value for name, value in os.environ.items() if name not in withheld}
+        # -P: modules come from where the trainer takes them, not from a copy in the current folder.
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, path, str(theirs.fileno()), self.scratch],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,  # input() raises instead of reading the trainer's terminal
+            env={**variables, "OMP_NUM_THREADS": "1", "TMPDIR": self.scratch},
+            process_group=0,  # what an environment starts ends with its worker
+        )
+        theirs.close()
+        self.owed: deque[Job] = deque()
+        self.loaded = False  # has it loaded the environment's class?
+        self.begun = False  # has it taken up its jobs? Until then none of them can have killed it
+        self.holds_old_episodes = False
+        self.resets = 0
+        self.load_limit = load_limit
+        self.deadline = time.monotonic() + load_limit
+        self.channel.send(setup)
+
+    def send(self, message: bytes, jobs: Sequence[Job]) -> None:
+        self.owed = deque(jobs)
+        self.begun = self.holds_old_episodes = False
+        self.resets += sum(job.command == "reset" for job in jobs)
+        if self.loaded:
+            self.start_next()
+        self.channel.send(message)
+
+    def start_next(self) -> None:
+        """Its next job has its time from now on."""
+        if self.owed:
+            self.deadline = time.monotonic() + self.owed[0].limit
+
+    def taken_up(self) -> None:
+        """It says that it has loaded the environment, or else that it begins with its jobs."""
+        self.begun, self.loaded = self.loaded, True
+        self.start_next()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def is_dead(self) -> bool:
+        return self.process.poll() is not None
+
+    def memory(self) -> int:
+        """Resident bytes of the process and of what it started; 0 when it has died."""
+        try:
+            process = psutil.Process(self.pid)
+            return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+        except psutil.Error:
+            return 0
+
+    def end(self, patience: float = 0.0) -> int:
+        """Close the channel, and kill the process unless it ends by itself in time, and whatever it started or left.
+
+        Returns:
+            Its exit status.
+        """
+        self.channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, patience))
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # no process of the group is left
+            os.killpg(self.pid, signal.SIGKILL)
+        status = self.process.wait()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        return status
+
+
+def end_all(workers: list[WorkerProcess | None], owner: int) -> None:
+    """End all workers at the same time, unless this process is a fork of the one that plays with them."""
+    if os.getpid() != owner:
+        return
+    for worker in workers:
+        if worker is not None:
+            worker.channel.close()  # all learn it at the same time
+    deadline = time.monotonic() + 2.0
+    for worker in workers:
+        if worker is not None:
+            worker.end(patience=deadline - time.monotonic())
+    workers.clear()
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:  # real-time signals have no name
+        return f"signal {-status}"
+
+
+def usable_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

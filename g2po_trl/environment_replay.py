@@ -1,0 +1,79 @@
+"""An episode in the pool: what it is made of, so that it can be played again, and how it can end without a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .environment_placement import STEP
+from .environment_process import Job
+
+
+@dataclass(frozen=True)
+class EnvironmentFailure:
+    """What came instead of an observation.
+
+    Args:
+        kind: `"exception"` (raised), `"timeout"` (hung), `"crash"` (its process died), `"invalid"` (broke its
+            contract), `"lost"` (another episode took its worker along, and it could not be played again).
+        message: what happened where, with the worker's traceback if there is one.
+    """
+
+    kind: str
+    message: str
+
+
+@dataclass
+class Episode:
+    """An episode under way.
+
+    Args:
+        pickled: the task, as it is sent.
+        worker: number of the worker that plays it; `None`: it has to be played from the start.
+        actions, marks: played so far, and the marks of the answers, the reset's first.
+        moves: workers it lost in a row through nobody's fault.
+        why_moved: how it lost its worker.
+    """
+
+    slot: int
+    task: Mapping[str, Any]
+    pickled: bytes
+    group: int
+    worker: int | None = None
+    actions: list[str] = field(default_factory=list)
+    marks: list[bytes] = field(default_factory=list)
+    moves: int = 0
+    why_moved: str = ""
+
+    def from_the_start(self, reset_timeout: float, step_timeout: float, kind: str) -> list[Job]:
+        """Reset and the actions so far, whose answers must have the marks they had. `kind`: of the reset's time."""
+        first = self.marks[0] if self.marks else None
+        played = zip(self.actions, self.marks[1:])
+        return [
+            Job(self.slot, "reset", self.pickled, first, reset_timeout, kind),
+            *(Job(self.slot, "step", action, mark, step_timeout, STEP) for action, mark in played),
+        ]
+
+    def note(self, job: Job, mark: bytes) -> bool:
+        """Take down a new answer. Was the episode played again for it?"""
+        again = bool(self.why_moved and self.marks)
+        self.marks.append(mark)
+        if job.command == "step":
+            self.actions.append(job.argument)
+        self.moves, self.why_moved = 0, ""
+        return again
+
+    def failure(self, kind: str, message: str) -> EnvironmentFailure:
+        """The failure that ends it, with its task."""
+        text = f"{_shortened(message, 8_000)}\nslot {self.slot}, task {_shortened(repr(self.task), 1_000)}"
+        return EnvironmentFailure(kind, text.encode("utf-8", "backslashreplace").decode())
+
+    def lost(self, message: str) -> EnvironmentFailure:
+        """The same, when it failed while it was played again."""
+        return self.failure("lost", f"{self.why_moved}. Played again, {message}")
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The text without its middle when it is long: the end of a traceback says most."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-(limit // 2) :]}"

@@ -1,0 +1,131 @@
+"""One episode goes wrong, the others go on: as in an undisturbed run, whatever happened to their worker."""
+
+import os
+import signal
+import time
+
+import pytest
+from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
+
+from g2po_trl import EnvironmentPool, StepResult, TextEnvironment
+
+WALK = KEY_DOOR_WALKTHROUGHS["garden"]
+
+
+class Mortal(KeyDoorEnvironment):
+    """Suffers what the action says; hangs in reset once, if there is a file that it then removes."""
+
+    def reset(self, sign="", **task):
+        if sign and os.path.exists(sign):
+            os.remove(sign)
+            self.suffer("hang")
+        return super().reset(**task)
+
+    def step(self, action):
+        self.suffer(action)
+        return super().step(action)
+
+    def suffer(self, what):
+        if what == "hang":
+            time.sleep(60)
+        elif what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "exit":
+            os._exit(3)
+
+
+def walk(pool, tasks, faults, groups=None):
+    """Everybody walks to the garden and back, but for `{(slot, turn): action}`. All that was answered, by slot."""
+    seen = [[first] for first in pool.reset(tasks, groups)]
+    for turn, action in enumerate(WALK):
+        live = [slot for slot in range(len(tasks)) if is_live(seen[slot][-1])]
+        for slot, result in pool.step({slot: faults.get((slot, turn), action) for slot in live}).items():
+            seen[slot].append(result)
+    return seen
+
+
+def is_live(answer):
+    return not hasattr(answer, "kind") and not getattr(answer, "terminated", False)
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("hang", "timeout"), ("kill", "crash"), ("exit", "crash")])
+def test_one_of_eight_goes_wrong_and_seven_are_played_to_their_ends(fault, kind):
+    with EnvironmentPool(Mortal, num_workers=1, step_timeout=4) as pool:
+        undisturbed = walk(pool, [{}] * 8, {})
+        assert all(answers[-1].terminated for answers in undisturbed)
+        before = pool.worker_pids
+        seen = walk(pool, [{}] * 8, {(3, 2): fault})
+        assert [seen[slot] == undisturbed[slot] for slot in range(8)] == [slot != 3 for slot in range(8)]
+        assert seen[3][:3] == undisturbed[3][:3] and seen[3][3].kind == kind and "slot 3" in seen[3][3].message
+        assert pool.replayed == 7 and pool.worker_pids != before
+
+
+def test_a_worker_that_is_killed_while_idle_costs_no_episode():
+    with EnvironmentPool(Mortal, num_workers=2) as pool:
+        undisturbed = walk(pool, [{}] * 4, {})
+        first = pool.reset([{}] * 4)
+        for turn, action in enumerate(WALK):
+            os.kill(pool.worker_pids[turn % 2], signal.SIGKILL)
+            results = pool.step(dict.fromkeys(range(4), action))
+            assert [results[slot] for slot in range(4)] == [undisturbed[slot][turn + 1] for slot in range(4)]
+        assert first == [answers[0] for answers in undisturbed]
+
+
+def test_a_reset_that_hangs_costs_one_episode(tmp_path):
+    (tmp_path / "sign").touch()
+    with EnvironmentPool(Mortal, num_workers=1, reset_timeout=3) as pool:
+        seen = walk(pool, [{"sign": str(tmp_path / "sign")}] * 8, {})
+    assert [slot for slot in range(8) if not is_live(seen[slot][0])] == [0] and seen[0][0].kind == "timeout"
+    assert all(answers[-1].terminated for answers in seen[1:])
+
+
+class Endless(TextEnvironment):
+    def reset(self, hangs=False):
+        time.sleep(60 * hangs)
+        return "x"
+
+    def step(self, action):
+        time.sleep(60 * (action == "hang"))
+        return StepResult("y")
+
+
+def test_a_group_whose_reset_hangs_costs_two_limits():
+    with EnvironmentPool(Endless, num_workers=1, reset_timeout=3) as pool:
+        pool.reset([{}])  # started
+        clock = time.monotonic()
+        results = pool.reset([{"hangs": True}] * 8 + [{}] * 2, groups=[0] * 8 + [1] * 2)
+        assert [getattr(result, "kind", "") for result in results] == ["timeout"] * 8 + [""] * 2
+        assert "not tried" in results[7].message and time.monotonic() - clock < 4 * 3
+
+
+def test_when_all_steps_hang_three_limits_pass():
+    with EnvironmentPool(Endless, num_workers=1, step_timeout=2) as pool:
+        pool.reset([{}] * 8)
+        clock = time.monotonic()
+        results = pool.step(dict.fromkeys(range(8), "hang"))
+        assert {result.kind for result in results.values()} == {"timeout"}
+        assert "given up" in results[7].message and time.monotonic() - clock < 6 * 2
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "message"),
+    [
+        ("time.sleep(60)", "timeout", "loading Late in a worker took more than 3 s"),
+        ("os._exit(4)", "crash", "exit status 4) when it was loaded"),
+    ],
+)
+def test_what_happens_at_import_is_said_and_nothing_waits_for_ever(tmp_path, monkeypatch, statement, kind, message):
+    """Also when a task is larger than what a pipe holds."""
+    (tmp_path / "late_import.py").write_text(
+        f"import os, time\nfrom g2po_trl import TextEnvironment\nif {os.getpid()} != os.getpid(): {statement}\n"
+        "class Late(TextEnvironment): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "late_import", raising=False)
+    from late_import import Late
+
+    with EnvironmentPool(Late, num_workers=1, load_timeout=3) as pool:
+        clock = time.monotonic()
+        results = pool.reset([{"text": "x" * 3_000_000}] * 4)
+        assert {result.kind for result in results} == {kind} and message in results[3].message
+        assert time.monotonic() - clock < 12
