@@ -76,6 +76,8 @@ class G2POConfig(GRPOConfig):
         environment_episode_timeout: seconds reset and steps of one episode may take together. `None`: no limit.
         environment_worker_resets, environment_worker_memory_mb: a worker process that has reset as many episodes, or
             holds as many megabytes, is replaced before the next rollout: environments leak. `None`: never.
+        environment_variables: names of environment variables that environments get although they look like a secret
+            (`HF_TOKEN`, `OPENAI_API_KEY`, …); others of that kind stay with the trainer.
         task_error_patience: after so many rollouts in a row of nothing but environment errors a task is set aside,
             and named at the end.
         max_error_rate: the run stops when a larger share of a rollout's trajectories ends in environment errors.
@@ -140,6 +142,9 @@ class G2POConfig(GRPOConfig):
     )
     environment_worker_memory_mb: float | None = field(
         default=None, metadata={"help": "Megabytes beyond which a worker process is replaced."}
+    )
+    environment_variables: list[str] | None = field(
+        default=None, metadata={"help": "Variables that look like a secret and that environments get all the same."}
     )
     task_error_patience: int = field(
         default=2, metadata={"help": "Rollouts of nothing but errors after which a task is set aside."}

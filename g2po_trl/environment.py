@@ -38,7 +38,8 @@ class StepResult:
     `reward` is what this step paid; the episode's reward is the sum. `terminated`: the task is over; `truncated`: the
     environment cut it short. `info["success"]` says whether a terminated episode succeeded; without it an episode
     that paid more than 0 did. `info["failure_reason"]` may say, as `"kind"` or `"kind: detail"`, that the agent itself
-    ended the episode (its code ran into a time limit, say); kinds are counted. `info` must be picklable.
+    ended the episode (its code ran into a time limit, say); kinds are counted. `info` is written as JSON:
+    numpy's values become numbers and lists, NaN becomes `None`, and what is not plain data its text.
     """
 
     observation: Observation | str

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .environment import Observation, StepResult, TextEnvironment
+from .json_text import plain
 
 
 class EnvironmentContractError(ValueError):
@@ -44,6 +44,7 @@ def checked_observation(value: Any, where: str, max_characters: int | None = Non
         text = getattr(value, name)
         texts[name] = None if text is None else _plain_text(text, f"{where}: Observation.{name}")
     actions = value.admissible_actions
+    actions = actions.tolist() if hasattr(actions, "tolist") else actions
     if actions is not None:
         if (
             isinstance(actions, str)
@@ -73,8 +74,9 @@ def checked_step(value: Any, where: str, max_characters: int | None = None) -> S
             f"{where} returned {_show(value)}; return StepResult(observation, reward, terminated)"
         )
     try:
-        reward = math.nan if isinstance(value.reward, (str, bytes, bool)) else float(value.reward)
-    except (TypeError, ValueError, OverflowError):
+        paid = value.reward.item() if hasattr(value.reward, "item") else value.reward  # numpy's, torch's
+        reward = math.nan if isinstance(paid, (str, bytes, bool)) else float(paid)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         reward = math.nan
     if not math.isfinite(reward):
         raise EnvironmentContractError(f"{where}: reward is {_show(value.reward)}; give a finite number")
@@ -84,14 +86,26 @@ def checked_step(value: Any, where: str, max_characters: int | None = None) -> S
         if not isinstance(end, bool) and type(end).__name__ not in ("bool", "bool_"):  # numpy's, by either name
             raise EnvironmentContractError(f"{where}: {name} is {_show(end)}; give True or False")
         ends[name] = bool(end)
-    if not isinstance(value.info, dict):
-        raise EnvironmentContractError(f"{where}: info is {_show(value.info)}; give a dict")
-    try:
-        pickle.loads(pickle.dumps(value.info))
-    except Exception as error:
-        raise EnvironmentContractError(f"{where}: info cannot be pickled ({error}); keep plain data in it") from error
     observation = checked_observation(value.observation, where, max_characters)
-    return StepResult(observation, reward, info=value.info, **ends)
+    return StepResult(observation, reward, info=_checked_info(value.info, where), **ends)
+
+
+def _checked_info(info: Any, where: str) -> dict[str, Any]:
+    """The info as plain data: trajectories hold it, and are written as JSON."""
+    if not isinstance(info, dict):
+        raise EnvironmentContractError(f"{where}: info is {_show(info)}; give a dict")
+    try:
+        data = plain(info)
+    except Exception as error:  # refers to itself, or raises when it is asked for its text
+        raise EnvironmentContractError(f"{where}: info is no plain data ({error!r}); keep plain data in it") from error
+    score, success = data.get("score", 0.0), data.get("success", True)
+    if isinstance(score, bool) or not isinstance(score, (int, float)):
+        raise EnvironmentContractError(f"{where}: info['score'] is {_show(info['score'])}; give a finite number")
+    if success is None:  # not known: the reward tells
+        del data["success"]
+    elif success not in (True, False):
+        raise EnvironmentContractError(f"{where}: info['success'] is {_show(info['success'])}; give True or False")
+    return data
 
 
 def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:

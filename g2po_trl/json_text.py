@@ -19,7 +19,7 @@ def to_json(data: Any, **options: Any) -> str:
     try:
         text = json.dumps(data, **options)
     except (TypeError, ValueError):  # seldom: looking at every value first would cost more than writing them
-        text = json.dumps(_plain(data), **options)
+        text = json.dumps(plain(data), **options)
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -32,13 +32,14 @@ def write_json(path: str | Path, data: Any, **options: Any) -> None:
     beside.replace(path)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as data that JSON has, by the rules of `to_json`."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if hasattr(value, "tolist"):  # numpy's arrays and scalars, torch's tensors
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):

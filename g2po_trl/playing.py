@@ -47,6 +47,7 @@ class PlayingTrainer(PanelTrainer):
             episode_timeout=args.environment_episode_timeout,
             max_worker_resets=args.environment_worker_resets,
             max_worker_memory=(args.environment_worker_memory_mb or 0) * 2**20 or None,
+            environment_variables=args.environment_variables or (),
         )
         self.pool.check(first_task)
         self.task_errors = TaskErrors(args.task_error_patience)

@@ -14,8 +14,9 @@ import pytest
 from letter_environment import LetterEnvironment
 from toy_environments import KEY_DOOR_WALKTHROUGHS, FaultyEnvironment, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, Observation, Step, StepResult, TextEnvironment, read_jsonl, write_jsonl
 from g2po_trl.environment_check import EnvironmentContractError
+from g2po_trl.episodes import Episode
 
 
 class Reporter(TextEnvironment):
@@ -45,8 +46,6 @@ class Reporter(TextEnvironment):
             return StepResult("x", reward=float("nan"))
         if action == "none":
             return None
-        if action == "lambda":
-            return StepResult("x", info={"f": (i for i in ())})
         if action == "long":
             return StepResult("x" * 2000)
         return StepResult(f"{self.seed} {action} {self.steps}", reward=self.steps, terminated=action == "end")
@@ -114,7 +113,6 @@ def test_results_do_not_depend_on_workers(num_workers):
         ("raise", "exception", "the door is stuck"),
         ("nan", "invalid", "reward is nan"),
         ("none", "invalid", "returned None"),
-        ("lambda", "invalid", "pickle"),
         ("long", "invalid", "2000 characters"),
     ],
 )
@@ -271,7 +269,9 @@ def test_groups_of_unequal_size_are_balanced():
         ("surrogate", "not valid unicode"),
         ("bytes", "returned b'x'"),
         ("terminated", "terminated is 'no'"),
-        ("unloadable", "info cannot be pickled"),
+        ("itself", "info is no plain data"),
+        ("score", "info['score'] is nan; give a finite number"),
+        ("success", "info['success'] is [True]; give True or False"),
     ],
 )
 def test_nonsense_is_invalid(fault, message):
@@ -281,6 +281,23 @@ def test_nonsense_is_invalid(fault, message):
         assert results[0].observation.text == "3 go"
         assert results[1].kind == "invalid" and message in results[1].message
         assert "FaultyEnvironment.step" in results[1].message and "task {'number': 4}" in results[1].message
+
+
+def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(tmp_path):
+    """A whole run would end at its first trajectory otherwise."""
+    with faulty_pool() as pool:
+        pool.reset([{}])
+        result = pool.step({0: "result numpy"})[0]
+    assert (type(result.reward), result.reward, result.terminated) == (float, 0.5, True)
+    assert result.observation.admissible_actions == ["a", "b"]
+    plain = {"success": True, "score": 0.5, "counts": [1, 2], "loss": None, "path": "half \ud800", "1": [None, None]}
+    assert {name: value for name, value in result.info.items() if name != "object"} == plain
+    assert "Unloadable" in result.info["object"]
+    episode = Episode("task", observation=Observation("x"), steps=[Step("x", "a")])
+    episode.advance(result)
+    write_jsonl(tmp_path / "t.jsonl", [episode.trajectory()])
+    (read,) = read_jsonl(tmp_path / "t.jsonl")
+    assert read.success and read.info == {**result.info, "path": "half ?"}
 
 
 def test_subclasses_of_str_arrive_as_text():

@@ -1,4 +1,4 @@
-"""Thousands of episodes of an environment that fails in every way: none lost, no zombie, no leaked file.
+"""Thousands of episodes of an environment that fails in every way: each ends as it must, no zombie, no leaked file.
 
 `make test ARGS="-m endurance"` plays 10,000 of them; the suite plays 300.
 """
@@ -101,13 +101,7 @@ def test_no_episode_is_lost_and_nothing_is_left(number):
     outcomes = play(number)
     assert sum(outcomes.values()) == number
     for (fault, ending), count in outcomes.items():
-        if fault in EXPECTED:
-            # Its own failure; or that of a neighbour that took the worker down while it was live.
-            assert ending in (EXPECTED[fault], "crash", "timeout"), (fault, ending, count)
-        else:
-            assert ending in ("ended", "crash", "timeout"), (fault, ending, count)
-    assert sum(count for (fault, ending), count in outcomes.items() if fault in EXPECTED and ending == EXPECTED[fault])
-    assert sum(count for (_, ending), count in outcomes.items() if ending == "ended") > number * 0.3
+        assert ending == EXPECTED.get(fault, "ended"), (fault, ending, count)  # whatever its neighbours did
     deadline = time.monotonic() + 10
     while len(this.children(recursive=True)) > children and time.monotonic() < deadline:
         time.sleep(0.1)

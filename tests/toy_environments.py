@@ -60,6 +60,28 @@ class Unloadable:
         return int, ("not a number",)
 
 
+def circular():
+    info = {}
+    info["itself"] = info
+    return info
+
+
+def numpy_values():
+    import numpy as np
+
+    info = {
+        "success": np.True_,
+        "score": np.float32(0.5),
+        "counts": np.array([1, 2]),
+        "loss": float("nan"),
+        "path": "half \ud800",
+        "object": Unloadable(),
+        1: {np.inf, -np.inf},
+    }
+    seen = Observation("x", admissible_actions=np.array(["a", "b"]))
+    return StepResult(seen, np.array([0.5]), np.bool_(True), info=info)
+
+
 class FaultyEnvironment(TextEnvironment):
     """Does what the action says."""
 
@@ -106,7 +128,10 @@ RESULTS = {
     "surrogate": lambda: StepResult("half a character: \ud800"),
     "bytes": lambda: StepResult(b"x"),
     "terminated": lambda: StepResult("x", terminated="no"),
-    "unloadable": lambda: StepResult("x", info={"a": Unloadable()}),
+    "itself": lambda: StepResult("x", info=circular()),
+    "score": lambda: StepResult("x", info={"score": float("nan")}),
+    "success": lambda: StepResult("x", terminated=True, info={"success": [True]}),
+    "numpy": lambda: numpy_values(),
     "text": lambda: StepResult(Observation(Text("x"), state_key=Text("y"), admissible_actions=[Text("z")])),
 }
 
