@@ -22,6 +22,7 @@ from datasets import Dataset
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installation
+from g2po_envs.appworld.environment import STEP_GRACE
 from g2po_envs.appworld.setup import set_up
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.checkpoint import find_checkpoint
@@ -38,6 +39,9 @@ class ScriptArguments:
     tiny: bool = field(default=False, metadata={"help": "Set up and play a few tasks of our own, in APPWORLD-tiny."})
     train_split: str = field(default="train", metadata={"help": "Tasks to train on."})
     eval_split: str = field(default="dev", metadata={"help": "Tasks of the fixed panel."})
+    difficulties: list[int] = field(default_factory=list, metadata={"help": "Only tasks of these; none: all."})
+    refused: list[str] = field(default_factory=list, metadata={"help": "Code with one of these texts is not run."})
+    code_timeout: float = field(default=40.0, metadata={"help": "Seconds a piece of code may run."})
     key: str = field(default="output", metadata={"help": "A state is its 'output', or 'output and calls'."})
     max_worlds: int = field(default=50, metadata={"help": "Worlds after which a server is replaced."})
     max_server_memory_mb: float = field(default=2000.0, metadata={"help": "Size beyond which a server is replaced."})
@@ -56,9 +60,15 @@ def main() -> None:
             set_up(installation.directory, tiny=True)
         try:
             installation.check()
-            train, held_out = (installation.task_ids(s) for s in (script_args.train_split, script_args.eval_split))
-        except FileNotFoundError as error:
+            splits = (script_args.train_split, script_args.eval_split)
+            train, held_out = (installation.task_ids(split, script_args.difficulties) for split in splits)
+        except (FileNotFoundError, ValueError) as error:
             raise SystemExit(str(error)) from error
+    if args.environment_step_timeout <= script_args.code_timeout + STEP_GRACE:
+        raise SystemExit(
+            f"environment_step_timeout is {args.environment_step_timeout:g}: set it above code_timeout + "
+            f"{STEP_GRACE:g} = {script_args.code_timeout + STEP_GRACE:g}, or endless code ends a worker"
+        )
 
     checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
     args.eval_on_start = checkpoint is None
@@ -80,6 +90,8 @@ def main() -> None:
             installation,
             key=script_args.key,
             max_turns=args.max_turns,
+            code_timeout=script_args.code_timeout,
+            refused=tuple(script_args.refused),
             max_worlds=script_args.max_worlds,
             max_memory=script_args.max_server_memory_mb * 2**20,
         ),

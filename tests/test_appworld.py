@@ -1,13 +1,17 @@
 """AppWorld: code and replies read by hand; with `make test-appworld`, real worlds, played, killed, hung and grown."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
+from http.server import HTTPServer
 from pathlib import Path
 
+import fake_appworld
 import psutil
 import pytest
 
@@ -33,6 +37,8 @@ RIGHT = {
     ],
     "tiny000_2": ["apis.supervisor.complete_task(answer='scarf')"],
 }
+ENDLESS = "while True:\n    pass"
+UNSTOPPABLE = "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass"
 WRONG = ["print(1 / 0)", "apis.supervisor.complete_task(answer='hat')"]
 
 
@@ -80,6 +86,90 @@ def test_what_is_not_there_is_named(tmp_path):
         Installation(str(tmp_path)).task_ids("train")
     with pytest.raises(ValueError, match="key is 'colour'"):
         AppworldEnvironment(Installation(str(tmp_path)), key="colour")
+
+
+def test_tasks_are_chosen_by_difficulty(tmp_path):
+    installation = Installation(str(tmp_path))
+    for task_id, difficulty in (("a", 1), ("b", 3), ("c", 2), ("d", 1)):
+        truth = installation.root / "data" / "tasks" / task_id / "ground_truth"
+        truth.mkdir(parents=True)
+        (truth / "metadata.json").write_text(json.dumps({"difficulty": difficulty}))
+    (installation.root / "data" / "datasets").mkdir()
+    (installation.root / "data" / "datasets" / "train.txt").write_text("a\nb\nc\nd\n")
+    assert installation.task_ids("train", [1, 2]) == ["a", "c", "d"]
+    assert installation.task_ids("train") == ["a", "b", "c", "d"]
+    with pytest.raises(ValueError, match=r"difficulties is \[4\]: the tasks of 'train' have \[1, 2, 3\]"):
+        installation.task_ids("train", [4])
+
+
+# -- with a server that stands in for AppWorld's: what is ours around it ----------------------------------------------
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    fake_appworld.install(tmp_path)
+    return Installation(str(tmp_path))
+
+
+def test_endless_code_costs_a_step_or_its_own_episode_never_its_neighbours(stand_in, monkeypatch):
+    monkeypatch.setattr("g2po_envs.appworld.environment._NO_ANSWER", 1.0)
+    worlds = [AppworldEnvironment(stand_in, code_timeout=1.0) for _ in range(2)]
+    for world in worlds:
+        world.reset("task")
+    one, two = worlds
+    one.step("kept = 7")
+    stopped = one.step(ENDLESS)
+    assert "Execution timed out after 1 seconds." in stopped.observation.text and not stopped.terminated
+    assert one.step("print(kept)").observation.text.strip() == "7", "the world goes on"
+    started = time.monotonic()
+    ended = one.step(UNSTOPPABLE)
+    assert time.monotonic() - started < 5
+    assert ended.terminated and ended.reward == 0 and "timed out after 1 seconds" in ended.observation.text
+    assert ended.info["failure_reason"].startswith("endless code:") and not ended.info["success"]
+    assert two.step("print(8)").observation.text.strip() == "8"
+    assert one.reset("task") and one.step("done = 1").reward == 10.0, "in a new server"
+    for world in worlds:
+        world.close()
+
+
+def test_refused_code_is_not_run(stand_in):
+    world = AppworldEnvironment(stand_in, refused=["...", "except"])
+    world.reset("task")
+    for code, word in (("print(1)\n...", "..."), ("try:\n    done = 1\nEXCEPT: pass", "except")):
+        result = world.step(code)
+        assert result.observation.text == f"Execution failed. {word!r} is not allowed in your code."
+        assert not result.terminated
+    assert world.step("print(1)").observation.text.strip() == "1"
+    world.close()
+    for options, message in (({"refused": "..."}, "refused is '...'"), ({"code_timeout": 0.5}, "code_timeout is 0.5")):
+        with pytest.raises(ValueError, match=message):
+            AppworldEnvironment(stand_in, **options)
+
+
+def test_no_answer_is_ever_anothers(stand_in):
+    """Whoever gets the port of a server that died, another AppWorld for one, is not asked in its place."""
+    server = AppworldServer(stand_in)
+    assert "supervisor" in server.call("initialize", task_id="t", timeout_seconds=1)
+    with pytest.raises(OSError, match="in use"):
+        HTTPServer(("127.0.0.1", server.port), fake_appworld.Handler)
+    server.process.kill()
+    server.process.wait()
+    impostor = HTTPServer(("127.0.0.1", server.port), fake_appworld.Handler)
+    threading.Thread(target=impostor.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(AppworldServerError, match=r"task_completed lost the server \(died by SIGKILL\)"):
+            server.call("task_completed")
+    finally:
+        impostor.shutdown()
+        impostor.server_close()
+
+
+def test_code_that_takes_all_memory_gets_an_error(stand_in):
+    world = AppworldEnvironment(stand_in, max_memory=2.5e8)
+    world.reset("task")
+    assert "MemoryError" in world.step("kept = bytearray(10**9)").observation.text
+    assert world.step("print(1)").observation.text.strip() == "1"
+    world.close()
 
 
 # -- with AppWorld ----------------------------------------------------------------------------------------------------
@@ -171,7 +261,7 @@ class TestRealWorlds:
             assert last.terminated and last.info == {"success": False, "score": 0.0, "completed": False}
 
     def test_a_server_killed_and_one_made_to_hang(self):
-        with make_pool(call_timeout=15.0) as pool:
+        with make_pool(code_timeout=5.0) as pool:
             tasks = [{"task_id": "tiny000_2"}] * 4
             pool.reset(tasks)
             killed, hung, *_ = servers()
@@ -179,12 +269,23 @@ class TestRealWorlds:
             os.kill(hung.pid, signal.SIGSTOP)
             last = pool.step(dict.fromkeys(range(4), "print(7)"))
             failures = [r for r in last.values() if isinstance(r, EnvironmentFailure)]
-            assert len(failures) == 2
-            assert sorted("took more than 15 s" in f.message for f in failures) == [False, True]
-            assert any("died by SIGKILL" in f.message for f in failures)
+            assert len(failures) == 1 and "died by SIGKILL" in failures[0].message
+            assert sum(isinstance(r, StepResult) and r.terminated for r in last.values()) == 1, "no answer: given up"
             assert sum(isinstance(r, StepResult) and r.observation.text == "7" for r in last.values()) == 2
             assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the run goes on"
             assert len(servers()) == 4
+
+    def test_endless_code(self):
+        """The limits are in order: AppWorld's own, the server's, the step's."""
+        with EnvironmentPool(partial(AppworldEnvironment, INSTALLATION, code_timeout=2.0), num_workers=1) as pool:
+            pool.reset([{"task_id": "tiny000_2"}] * 2)
+            first = pool.step({0: f"kept = 7\n{ENDLESS}", 1: "print(8)"})
+            assert "timed out after 2 seconds" in first[0].observation.text and not first[0].terminated
+            assert first[1].observation.text == "8"
+            assert pool.step({0: "print(kept)"})[0].observation.text == "7"
+            second = pool.step({0: UNSTOPPABLE, 1: RIGHT["tiny000_2"][0]})
+            assert second[0].terminated and second[0].info["failure_reason"].startswith("endless code")
+            assert second[1].reward == 10.0
 
     def test_servers_that_are_old_or_big_are_replaced(self):
         old, big = (AppworldEnvironment(INSTALLATION, **limit) for limit in ({"max_worlds": 2}, {"max_memory": 4e8}))

@@ -2,19 +2,27 @@
 
 An environment owns a server (see `server.py`) and gives it one world after the other, so a worker process of the pool
 has as many servers as episodes at a time. When a worker ends, whatever way, its servers end with it.
+
+Code that does not end is stopped by AppWorld after `code_timeout` seconds, says so, and the world goes on. What even
+that does not stop (a loop around `try: … except: pass`) ends with its server, and the episode with it: as a failure of
+the agent, whose code it was.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import time
+from collections.abc import Sequence
 
-from g2po_envs.appworld.server import AppworldServer, Installation, evaluation
+from g2po_envs.appworld.server import AppworldServer, AppworldTimeoutError, Installation, evaluation
 from g2po_trl.environment import Observation, StepResult, TextEnvironment
 
 KEYS = ("output", "output and calls")
 _LONGEST_OUTPUT = 20_000
 _FUNCTION = re.compile(r"apis\.\w+\.\w+")
+# Seconds beyond `code_timeout` after which a server does not answer any more, and in which a step has ended.
+_NO_ANSWER, STEP_GRACE = 10.0, 15.0
 
 
 class AppworldEnvironment(TextEnvironment):
@@ -26,6 +34,10 @@ class AppworldEnvironment(TextEnvironment):
         key: what a state is. "output": what the last code printed, as in the paper's released code, where every
             "Execution successful." is one state. "output and calls": and which functions of apps it called.
         max_turns: code blocks of an episode; the last is judged as if the task had been called done. The trainer's.
+        code_timeout: seconds a piece of code may run. A step takes 15 more at most: keep the pool's step limit above
+            (the trainer's `environment_step_timeout`), or the step ends with its worker.
+        refused: code that holds one of these texts, in whatever case, is not run and told so. The paper's released
+            code refuses "..." and "except".
         start_timeout, call_timeout, max_worlds, max_memory: see `AppworldServer`.
     """
 
@@ -35,14 +47,23 @@ class AppworldEnvironment(TextEnvironment):
         success_reward: float = 10.0,
         key: str = "output",
         max_turns: int | None = None,
+        code_timeout: float = 40.0,
+        refused: Sequence[str] = (),
         start_timeout: float = 60.0,
-        call_timeout: float = 60.0,
+        call_timeout: float = 45.0,
         max_worlds: int = 50,
         max_memory: float = 2e9,
     ):
         if key not in KEYS:
             raise ValueError(f"key is {key!r}: choose one of {', '.join(map(repr, KEYS))}")
+        if code_timeout < 1:
+            raise ValueError(
+                f"code_timeout is {code_timeout}: set it to at least 1 second, AppWorld counts whole ones"
+            )
+        if isinstance(refused, str):
+            raise ValueError(f"refused is {refused!r}: pass a list of texts, e.g. ['...', 'except']")
         installation.check()
+        self.code_timeout, self.refused = code_timeout, tuple(refused)
         self.installation, self.success_reward, self.key, self.max_turns = installation, success_reward, key, max_turns
         self.limits = {
             "start_timeout": start_timeout,
@@ -62,7 +83,12 @@ class AppworldEnvironment(TextEnvironment):
         self.task_id, self._turns = task_id, 0
         self._server.worlds += 1
         opened = self._server.call(
-            "initialize", task_id=task_id, experiment_name="g2po_trl", max_interactions=10_000, raise_on_failure=False
+            "initialize",
+            task_id=task_id,
+            experiment_name="g2po_trl",
+            max_interactions=10_000,
+            raise_on_failure=False,
+            timeout_seconds=int(self.code_timeout),
         )
         person = opened["supervisor"]
         task = (
@@ -76,13 +102,16 @@ class AppworldEnvironment(TextEnvironment):
         if self._server is None:
             raise RuntimeError("call reset before step")
         self._turns += 1
-        output = str(self._server.call("execute", task_id=self.task_id, code=action)).strip()
-        done = bool(self._server.call("task_completed", task_id=self.task_id))
+        deadline = time.monotonic() + self.code_timeout + STEP_GRACE
+        try:
+            output = self._run(action)
+        except AppworldTimeoutError:
+            return self._lost_to_endless_code()
+        done = bool(self._call_before(deadline, "task_completed"))
         observation = Observation(_shortened(output), self._key_of(output, action))
         if not done and (self.max_turns is None or self._turns < self.max_turns):
             return StepResult(observation)
-        judged = self._server.call("evaluate", task_id=self.task_id, suppress_errors=True)
-        success, score = evaluation(judged)
+        success, score = evaluation(self._call_before(deadline, "evaluate", suppress_errors=True))
         info = {"success": success, "score": score, "completed": done}
         return StepResult(observation, self.success_reward * success, terminated=True, info=info)
 
@@ -90,6 +119,27 @@ class AppworldEnvironment(TextEnvironment):
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def _run(self, code: str) -> str:
+        """What the code printed, or why it did not run."""
+        word = next((word for word in self.refused if word.lower() in code.lower()), None)
+        if word is not None:
+            return f"Execution failed. {word!r} is not allowed in your code."
+        output = self._server.call("execute", self.code_timeout + _NO_ANSWER, task_id=self.task_id, code=code)
+        return str(output).strip()
+
+    def _call_before(self, deadline: float, name: str, **arguments):
+        left = max(1.0, deadline - time.monotonic())
+        return self._server.call(name, left, task_id=self.task_id, **arguments)
+
+    def _lost_to_endless_code(self) -> StepResult:
+        """The server did not survive it, and the world was the server's."""
+        self.close()
+        limit = f"{int(self.code_timeout)} seconds"
+        text = f"Execution failed. Traceback:\nExecution timed out after {limit}. The world had to be closed."
+        reason = f"endless code: it ran on after AppWorld stopped it at {limit}"
+        info = {"success": False, "score": 0.0, "completed": False, "failure_reason": reason}
+        return StepResult(Observation(text), terminated=True, info=info)
 
     def _key_of(self, output: str, code: str) -> str | None:
         return None if self.key == "output" else f"{_shortened(output)}\n{', '.join(called_functions(code))}"

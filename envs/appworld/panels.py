@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from g2po_envs.appworld.environment import AppworldEnvironment
@@ -18,15 +19,23 @@ COLUMNS = {"Succ.": "success_rate", "Score": "score"}
 
 
 def load_panel(
-    name: str = "test_normal", installation: str = "~/.cache/g2po_trl/appworld", max_turns: int = 40
+    name: str = "test_normal",
+    installation: str = "~/.cache/g2po_trl/appworld",
+    max_turns: int = 50,
+    difficulties: Sequence[int] = (),
+    refused: Sequence[str] = (),
 ) -> Panel:
-    """A dataset of AppWorld ("train", "dev", "test_normal", "test_challenge") of an installation."""
+    """A dataset of AppWorld ("train", "dev", "test_normal", "test_challenge") of an installation.
+
+    Args:
+        difficulties: only tasks of these; none: all. refused: see `AppworldEnvironment`.
+    """
     place = Installation(installation)
     place.check()
     return Panel(
-        name=f"AppWorld {name}",
-        rows=[{"task_id": task_id} for task_id in place.task_ids(name)],
-        environment_factory=partial(AppworldEnvironment, place, max_turns=max_turns),
+        name=f"AppWorld {name}" + (f", difficulty {', '.join(map(str, difficulties))}" if difficulties else ""),
+        rows=[{"task_id": task_id} for task_id in place.task_ids(name, difficulties)],
+        environment_factory=partial(AppworldEnvironment, place, max_turns=max_turns, refused=tuple(refused)),
         prompt_template=APPWORLD_PROMPT,
         max_turns=max_turns,
         history_length=10,

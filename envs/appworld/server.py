@@ -7,17 +7,17 @@ environment, and nothing of it is ever imported here: it is asked by HTTP.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 _APP = "appworld.serve.environment:app"
+_KEEP_ALIVE = 10**6  # seconds the connection may be silent: a model may think for long
 _LAST_LINES = 2_000  # characters of the server's output in an error
 
 
@@ -64,55 +65,84 @@ class Installation:
                     f"AppWorld's {what} is not at {path}: run `python -m g2po_envs.appworld.setup {self.directory}`"
                 )
 
-    def task_ids(self, dataset: str) -> list[str]:
-        """Ids of a dataset ("train", "dev", "test_normal", "test_challenge"), in order of its file."""
+    def task_ids(self, dataset: str, difficulties: Collection[int] = ()) -> list[str]:
+        """Ids of a dataset ("train", "dev", "test_normal", "test_challenge"), in order of its file.
+
+        Args:
+            difficulties: only tasks of these (AppWorld says 1, 2 or 3 of each); none: all.
+
+        Raises:
+            FileNotFoundError: when there is no such dataset. ValueError: when no task is so difficult.
+        """
         path = self.root / "data" / "datasets" / f"{dataset}.txt"
         if not path.is_file():
             there = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
             raise FileNotFoundError(f"there is no dataset {dataset!r} at {path}; there are: {there}")
-        return path.read_text().split()
+        ids = path.read_text().split()
+        chosen = [task_id for task_id in ids if not difficulties or self._difficulty(task_id) in difficulties]
+        if not chosen:
+            there = sorted({self._difficulty(task_id) for task_id in ids})
+            raise ValueError(f"difficulties is {list(difficulties)}: the tasks of {dataset!r} have {there}")
+        return chosen
+
+    def _difficulty(self, task_id: str) -> int:
+        path = self.root / "data" / "tasks" / task_id / "ground_truth" / "metadata.json"
+        return int(json.loads(path.read_text())["difficulty"])
 
 
 class AppworldServerError(RuntimeError):
     """A server died, did not answer in time, or refused."""
 
 
+class AppworldTimeoutError(AppworldServerError):
+    """A server did not answer in time."""
+
+
 class AppworldServer:
     """A server process for one world at a time.
 
     Args:
-        start_timeout, call_timeout: seconds it may take to start, and to answer a call.
-        max_worlds, max_memory: after so many worlds, or beyond so many bytes, `fresh` is False: they grow.
+        start_timeout, call_timeout: seconds it may take to start, and to answer a call that is given no other time.
+        max_worlds, max_memory: after so many worlds, or beyond so many bytes, `fresh` is False: they grow. What would
+            take twice as many bytes, in whatever world, gets a MemoryError (on Linux).
     """
 
     def __init__(
         self,
         installation: Installation,
         start_timeout: float = 60.0,
-        call_timeout: float = 60.0,
+        call_timeout: float = 45.0,
         max_worlds: int = 50,
         max_memory: float = 2e9,
     ):
         self.call_timeout, self.max_worlds, self.max_memory = call_timeout, max_worlds, max_memory
         self.worlds = 0
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the server)
         # A root of its own: AppWorld keeps a world's state in a folder named after the task, and members of a group
         # play the same one at the same time.
         self._root = tempfile.TemporaryDirectory(prefix="appworld-", ignore_cleanup_errors=True)
         Path(self._root.name, "data").symlink_to(installation.root / "data")
-        self.process = subprocess.Popen(
-            [str(installation.python), "-m", "uvicorn", _APP, "--host", "127.0.0.1", "--port", str(self.port)],
-            cwd=self._root.name,
-            env={**installation.variables, "APPWORLD_ROOT": self._root.name},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
+        with socket.socket() as bound:
+            # The server is handed the socket itself. A port that was only known to be free could be another's by the
+            # time it listens, and answers would come from there.
+            bound.bind(("127.0.0.1", 0))
+            self.port = bound.getsockname()[1]
+            command = [str(installation.python), "-m", "uvicorn", _APP, "--fd", str(bound.fileno())]
+            self.process = subprocess.Popen(
+                [*command, "--timeout-keep-alive", str(_KEEP_ALIVE)],
+                pass_fds=[bound.fileno()],
+                cwd=self._root.name,
+                env={**installation.variables, "APPWORLD_ROOT": self._root.name},
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+            )
         self._finalizer = weakref.finalize(self, _end, self.process, self._root)
-        self._wait_until_it_listens(start_timeout)
+        if hasattr(resource, "prlimit"):
+            with contextlib.suppress(ProcessLookupError):  # it has died: connecting will tell
+                resource.prlimit(self.process.pid, resource.RLIMIT_AS, (2 * int(max_memory),) * 2)
+        # One connection for all calls, so that nobody who gets the port after the server's death is ever asked.
+        self._connection = self._connect(start_timeout)
 
     @property
     def memory(self) -> int:
@@ -128,49 +158,55 @@ class AppworldServer:
         """May it open another world?"""
         return self.process.poll() is None and self.worlds < self.max_worlds and self.memory < self.max_memory
 
-    def call(self, name: str, **arguments: Any) -> Any:
+    def call(self, name: str, timeout: float | None = None, /, **arguments: Any) -> Any:
         """POST to one of the server's functions and give its output.
 
+        Args:
+            timeout: seconds to wait; `None`: `call_timeout`.
+
         Raises:
-            AppworldServerError: when it does not answer in time (it is then killed), has died, or refuses.
+            AppworldTimeoutError: when it does not answer in time; it is then killed.
+            AppworldServerError: when it has died, or refuses.
         """
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/{name}",
-            data=json.dumps(arguments).encode(),
-            headers={"Content-Type": "application/json"},
-        )
+        timeout = self.call_timeout if timeout is None else timeout
         try:
-            with _OPENER.open(request, timeout=self.call_timeout) as answer:
-                return json.load(answer)["output"]
-        except urllib.error.HTTPError as error:
-            raise AppworldServerError(f"{name} was refused ({error}): {self._last_output()}") from error
-        except (OSError, ValueError) as error:
-            late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-            if not late:  # its sockets close a moment before its end can be seen
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(1.0)
-            dead = self.process.poll() is not None
-            what = (
-                f"took more than {self.call_timeout:g} s"
-                if late and not dead
-                else f"lost the server ({_how_it_ended(self.process)})"
-            )
+            if self._connection.sock is None:
+                raise ConnectionError("the connection is closed")
+            self._connection.sock.settimeout(timeout)
+            body, headers = json.dumps(arguments), {"Content-Type": "application/json"}
+            self._connection.request("POST", f"/{name}", body, headers)
+            answer = self._connection.getresponse()
+            content = answer.read()
+        except TimeoutError as error:
             self.close()
-            raise AppworldServerError(f"{name} {what}: {error!r}. {self._last_output()}") from error
+            raise AppworldTimeoutError(f"{name} took more than {timeout:g} s. {self._last_output()}") from error
+        except (OSError, http.client.HTTPException) as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its sockets close a moment before its end is seen
+                self.process.wait(1.0)
+            how = _how_it_ended(self.process)
+            self.close()
+            raise AppworldServerError(f"{name} lost the server ({how}): {error!r}. {self._last_output()}") from error
+        if answer.status != 200:
+            raise AppworldServerError(f"{name} was refused ({answer.status}): {self._last_output()}")
+        return json.loads(content)["output"]
 
     def close(self) -> None:
         """Kill the process. It holds nothing that is to be kept."""
+        self._connection.close()
         self._finalizer()
 
-    def _wait_until_it_listens(self, timeout: float) -> None:
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        """Wait until it listens."""
         deadline = time.monotonic() + timeout
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         while self.process.poll() is None and time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
+            with contextlib.suppress(ConnectionRefusedError):
+                connection.connect()
+                connection.auto_open = 0  # never another connection
+                return connection
             time.sleep(0.05)
         how = "did not listen in time" if self.process.poll() is None else _how_it_ended(self.process)
-        self.close()
+        self._finalizer()
         raise AppworldServerError(f"the AppWorld server {how}: {self._last_output()}")
 
     def _last_output(self) -> str:
@@ -179,10 +215,6 @@ class AppworldServer:
             self._output.seek(max(0, size - _LAST_LINES))
             return f"its last output:\n{self._output.read().decode(errors='replace')}"
         return "it left no output"
-
-
-# Loopback is never asked by way of a proxy.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _end(process: subprocess.Popen, root: tempfile.TemporaryDirectory) -> None:

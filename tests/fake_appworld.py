@@ -1,0 +1,73 @@
+"""Stands in for AppWorld's server where AppWorld is not installed: the same calls, of which `execute` runs Python."""
+
+import contextlib
+import io
+import json
+import signal
+import socket
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+WORLD = {"limit": 1}
+
+
+def initialize(task_id, timeout_seconds, **_):
+    WORLD.update(limit=timeout_seconds)
+    person = dict.fromkeys(("first_name", "last_name", "email", "phone_number"), "x")
+    return {"instruction": task_id, "supervisor": person, "datetime": "now"}
+
+
+def execute(code, **_):
+    def late(*_):
+        raise TimeoutError(f"Execution timed out after {WORLD['limit']} seconds.")
+
+    printed = io.StringIO()
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(WORLD["limit"])
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(code, WORLD)
+    except Exception as error:
+        return f"Execution failed. Traceback:\n{error!r}"
+    finally:
+        signal.alarm(0)
+    return printed.getvalue() or "Execution successful."
+
+
+FUNCTIONS = {
+    "initialize": initialize,
+    "execute": execute,
+    "task_completed": lambda **_: "done" in WORLD,
+    "evaluate": lambda **_: {"success": True, "passes": [1], "failures": []},
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        arguments = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = json.dumps({"output": FUNCTIONS[self.path[1:]](**arguments)}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+def install(directory: Path) -> None:
+    """Make `directory` look like an installation whose Python starts this file."""
+    (directory / "venv" / "bin").mkdir(parents=True)
+    (directory / "root" / "data" / "tasks").mkdir(parents=True)
+    python = directory / "venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "$@"\n')
+    python.chmod(0o755)
+
+
+if __name__ == "__main__":
+    server = HTTPServer(("", 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
+    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # another may have the port after it
+    server.server_activate()
+    server.serve_forever()
