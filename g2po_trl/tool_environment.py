@@ -9,6 +9,10 @@
 What `GRPOTrainer(environment_factory=Safe)` takes trains here unchanged: a reply with tool calls is a step, the tools'
 answer is the next observation, and the first reply without a call ends the episode, which then pays `get_reward()`.
 So does the last turn: an episode that is out of turns is paid for what it has reached, as in TRL.
+
+`reset`, tools, `get_reward` and `close` may be `async`: an environment has one event loop all its life, so that what
+`reset` opened lives in its tools. What a tool raises is its answer to the model, but for `BrokenEnvironmentError` and
+a lost connection (`ConnectionError`): the environment is at fault then, and its episode is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .environment import Observation, StepResult, TextEnvironment
@@ -34,19 +39,55 @@ _HOW_TO_CALL = (
 )
 
 
+class BrokenEnvironmentError(RuntimeError):
+    """Raise it in a tool when the environment is at fault and not the call: the episode ends as an error."""
+
+
 def is_tool_environment(environment_factory: Callable) -> bool:
     """Is it a class in TRL's style: `reset` and no `step`? Of a plain function nothing is known: wrap it yourself."""
+    made = _unwrapped(environment_factory)
+    return inspect.isclass(made) and callable(getattr(made, "reset", None)) and not hasattr(made, "step")
+
+
+def text_environment_factory(environment_factory: Callable[[], Any], max_turns: int) -> Callable[[], TextEnvironment]:
+    """A factory of either kind as one of `TextEnvironment`s: classes in TRL's style are wrapped, others are as they
+    were.
+
+    The functions of a class are described here and not in each worker, where that would load torch.
+
+    Raises:
+        ValueError: when a tool cannot be described: an argument without a type, or no docstring.
+    """
+    if not is_tool_environment(environment_factory):
+        return environment_factory
+    described = describe_tools(dict(_class_tools(_unwrapped(environment_factory))))
+    return functools.partial(ToolEnvironment, environment_factory, max_turns, described)
+
+
+def _unwrapped(environment_factory: Callable) -> Callable:
     while isinstance(environment_factory, functools.partial):
         environment_factory = environment_factory.func
-    return (
-        inspect.isclass(environment_factory)
-        and callable(getattr(environment_factory, "reset", None))
-        and not hasattr(environment_factory, "step")
-    )
+    return environment_factory
+
+
+def _tool_names(environment_class: type) -> list[str]:
+    return [name for name in dir(environment_class) if not name.startswith("_") and name not in _NOT_TOOLS]
+
+
+def _class_tools(environment_class: type) -> Iterator[tuple[str, Callable]]:
+    """The tools of a class without an instance: methods are bound to nothing, for their description alone."""
+    for name in _tool_names(environment_class):
+        defined, found = inspect.getattr_static(environment_class, name), getattr(environment_class, name)
+        if callable(found):
+            yield name, types.MethodType(found, object()) if inspect.isfunction(defined) else found
 
 
 def parse_tool_calls(reply: str, prompt_end: str = "") -> ParsedReply:
-    """A reply's tool calls as the action; the whole reply when it makes none. Invalid: a call that is no JSON."""
+    """A reply's tool calls as the action; the whole reply when it makes none. Invalid: a call that is no JSON.
+
+    A thought that was ended is left out: calls it quotes are not made.
+    """
+    reply = reply.rpartition("</think>")[2]
     if _OPEN not in reply:
         return ParsedReply(reply.strip(), bool(reply.strip()))
     calls = "".join(f"{_OPEN}{call.strip()}</tool_call>" for call in _CALL.findall(reply))
@@ -94,24 +135,24 @@ class ToolEnvironment(TextEnvironment):
     Args:
         environment_factory: makes it.
         max_turns: replies of an episode; the last one is paid whatever it says. The trainer's `max_turns`.
+        described: what the model is told of the tools, from `describe_tools`; `None`: found out here, which imports
+            transformers and torch.
 
     Raises:
         TypeError: when it has no `get_reward`, or no tool.
     """
 
-    def __init__(self, environment_factory: Callable[[], Any], max_turns: int):
+    def __init__(self, environment_factory: Callable[[], Any], max_turns: int, described: str | None = None):
+        self._loop = asyncio.Runner()
         self.inner, self.max_turns = environment_factory(), max_turns
         name = type(self.inner).__name__
         if not callable(getattr(self.inner, "get_reward", None)):
             raise TypeError(f"{name} has no get_reward: add it, it says what an episode is worth when it has ended")
-        self.tools = {
-            method: getattr(self.inner, method)
-            for method in dir(type(self.inner))
-            if not method.startswith("_") and method not in _NOT_TOOLS and callable(getattr(self.inner, method))
-        }
+        methods = {method: getattr(self.inner, method) for method in _tool_names(type(self.inner))}
+        self.tools = {method: tool for method, tool in methods.items() if callable(tool)}
         if not self.tools:
             raise TypeError(f"{name} has no tool: every public method but reset, get_reward and close is one")
-        self._told = _HOW_TO_CALL.format(tools=_schemas(self.tools))
+        self._told = _HOW_TO_CALL.format(tools=describe_tools(self.tools) if described is None else described)
 
     def reset(self, **row) -> Observation:
         """Start a task. The row's `prompt` (a text, or chat messages) and the functions are told at every step."""
@@ -119,7 +160,7 @@ class ToolEnvironment(TextEnvironment):
         prompt = row.get("prompt") or ""
         if not isinstance(prompt, str):
             prompt = "\n\n".join(_text(message["content"]) for message in prompt)
-        begun = _await(self.inner.reset(**row))
+        begun = self._await(self.inner.reset(**row))
         return Observation("" if begun is None else _text(begun), task="\n\n".join(filter(None, [self._told, prompt])))
 
     def step(self, action: str) -> StepResult:
@@ -130,14 +171,21 @@ class ToolEnvironment(TextEnvironment):
         last = self._turns >= self.max_turns
         if calls_something and not last:
             return StepResult(answer)
-        reward = float(_await(self.inner.get_reward()))
+        reward = float(self._await(self.inner.get_reward()))
         return StepResult(
             answer, reward, terminated=True, info={"success": reward > 0, "out_of_turns": calls_something}
         )
 
     def close(self) -> None:
-        if callable(getattr(self.inner, "close", None)):
-            self.inner.close()
+        """Close the environment, then its event loop."""
+        try:
+            if callable(getattr(self.inner, "close", None)):
+                self._await(self.inner.close())
+        finally:
+            self._loop.close()
+
+    def _await(self, value: Any) -> Any:
+        return self._loop.run(_awaited(value)) if inspect.isawaitable(value) else value
 
     def _call_all(self, action: str) -> str:
         try:
@@ -147,23 +195,39 @@ class ToolEnvironment(TextEnvironment):
         return "\n".join(self._call(name, arguments) for name, arguments in calls)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What a tool raises is its answer, as in TRL."""
+        """What a tool raises is its answer, as in TRL, unless it says that the environment is at fault."""
         if name not in self.tools:
             return _error(f"there is no function {name!r}; there are {', '.join(self.tools)}")
         try:
-            return _text(_await(self.tools[name](**arguments)))
+            return _text(self._await(self.tools[name](**arguments)))
+        except (BrokenEnvironmentError, ConnectionError):
+            raise
         except Exception as error:
             return _error(str(error) or type(error).__name__)
 
 
-def _schemas(tools: Mapping[str, Callable]) -> str:
+def describe_tools(tools: Mapping[str, Callable]) -> str:
+    """Name, purpose and arguments of each tool as a line of JSON.
+
+    Raises:
+        ValueError: for one that lacks a docstring or the type of an argument.
+    """
     from transformers.utils import get_json_schema
 
-    return "\n".join(json.dumps(get_json_schema(tool)["function"]) for tool in tools.values())
+    lines = []
+    for name, tool in tools.items():
+        try:
+            lines.append(json.dumps(get_json_schema(tool)["function"]))
+        except Exception as error:
+            raise ValueError(
+                f"the tool {name} cannot be described to the model ({error}): give each argument a type, and a "
+                "docstring that says what the tool does, with a line for each argument under Args"
+            ) from error
+    return "\n".join(lines)
 
 
-def _await(value: Any) -> Any:
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+async def _awaited(value: Any) -> Any:
+    return await value
 
 
 def _text(content: Any) -> str:

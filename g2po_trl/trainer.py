@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +35,7 @@ from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import RolloutStats
 from .sample_table import SampleTable
 from .tasks import check_datasets, groups_of
-from .tool_environment import TOOL_PROMPT, ToolEnvironment, is_tool_environment
+from .tool_environment import TOOL_PROMPT, is_tool_environment, text_environment_factory
 from .trajectory import Step, Trajectory, note_advantages, write_jsonl
 
 
@@ -102,7 +101,7 @@ class G2POTrainer(LogProbsTrainer):
             )
         self.environment_factory = environment_factory
         if is_tool_environment(environment_factory):
-            environment_factory = partial(ToolEnvironment, environment_factory, args.max_turns)
+            environment_factory = text_environment_factory(environment_factory, args.max_turns)
             prompt_template = TOOL_PROMPT if prompt_template is DEFAULT_PROMPT else prompt_template
         check_datasets(environment_factory, train_dataset, eval_dataset)
         _check_writable(Path(args.output_dir))

@@ -1,44 +1,31 @@
 """Environments in TRL's style: calls by hand, and one class that trains under both trainers."""
 
 import json
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
 from letter_trainer import make_config
+from tools_by_hand import Safe, Telephone
 
-from g2po_trl import G2POTrainer, PromptTemplate, TextEnvironment, ToolEnvironment, check_environment
+from g2po_trl import (
+    EnvironmentPool,
+    G2POTrainer,
+    Observation,
+    PromptTemplate,
+    StepResult,
+    TextEnvironment,
+    ToolEnvironment,
+    check_environment,
+)
+from g2po_trl.environment_pool import EnvironmentFailure
 from g2po_trl.prompting import ParsedReply
-from g2po_trl.tool_environment import is_tool_environment, parse_tool_calls, read_calls
-
-
-class Safe:
-    """A dial with the digits of a code; it opens when they have been turned in order."""
-
-    def reset(self, code: str = "12", **row) -> str | None:
-        self.code, self.turned, self.closed = code, "", False
-        return "The safe is locked."
-
-    def turn(self, digit: int) -> str:
-        """
-        Turn the dial.
-
-        Args:
-            digit: where to.
-        """
-        self.turned += str(digit)
-        return "click" if self.code.startswith(self.turned) else "clack"
-
-    async def listen(self) -> str:
-        """
-        Listen at the door.
-        """
-        return f"{len(self.turned)} digits"
-
-    def get_reward(self) -> float:
-        return 10.0 * (self.turned == self.code)
-
-    def close(self):
-        self.closed = True
+from g2po_trl.tool_environment import (
+    is_tool_environment,
+    parse_tool_calls,
+    read_calls,
+    text_environment_factory,
+)
 
 
 def call(name, **arguments):
@@ -88,6 +75,49 @@ def test_an_episode_by_hand():
     assert (end.reward, end.terminated, end.info) == (10.0, True, {"success": True, "out_of_turns": False})
     safe.close()
     assert safe.inner.closed
+
+
+def test_a_call_that_a_thought_quotes_is_not_made():
+    quoted = f"<think>I could {call('turn', digit=1)}</think>"
+    assert parse_tool_calls(f"{quoted} Done.") == ("Done.", True)
+    assert parse_tool_calls(quoted + call("listen")) == (call("listen"), True)
+
+
+def test_a_connection_opened_in_reset_lives_in_tools():
+    telephone = ToolEnvironment(Telephone, 9)
+    assert telephone.reset().text == "It rings."
+    for word in ("hello", "again"):
+        assert telephone.step(call("say", word=word)).observation == word.upper()
+    telephone.close()
+    assert telephone.inner.hung_up
+
+
+def test_the_environments_own_failure_is_an_error_and_no_answer_to_the_model():
+    with EnvironmentPool(text_environment_factory(Telephone, 9), num_workers=1) as pool:
+        for calls, message in (
+            ([call("hang_up"), call("say", word="x")], "the line is dead"),
+            ([call("smash")], "in pieces"),
+        ):
+            pool.reset([{}])
+            results = [pool.step({0: action})[0] for action in calls]
+            assert isinstance(results[-1], EnvironmentFailure) and message in results[-1].message
+            assert all(isinstance(result, StepResult) for result in results[:-1])
+
+
+def test_workers_need_no_torch_to_describe_tools():
+    factory = text_environment_factory(Safe, 5)
+    with EnvironmentPool(factory, num_workers=1) as pool:
+        (first,) = pool.reset([{"code": "12"}])
+        assert isinstance(first, Observation) and first.task == ToolEnvironment(Safe, 5).reset(code="12").task
+        assert "torch" not in Path(f"/proc/{pool.worker_pids[0]}/maps").read_text()
+    assert text_environment_factory(TextEnvironment, 5) is TextEnvironment
+
+    class Mumbling(Safe):
+        def kick(self, where):
+            pass
+
+    with pytest.raises(ValueError, match="the tool kick cannot be described to the model"):
+        text_environment_factory(Mumbling, 5)
 
 
 def test_the_last_turn_is_paid():

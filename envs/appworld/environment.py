@@ -78,12 +78,14 @@ class AppworldEnvironment(TextEnvironment):
         if self._server is not None and not self._server.fresh:
             self._server.close()
             self._server = None
+        deadline = time.monotonic() + self.limits["start_timeout"] + self.limits["call_timeout"]
         if self._server is None:
             self._server = AppworldServer(self.installation, **self.limits)
         self.task_id, self._turns = task_id, 0
         self._server.worlds += 1
         opened = self._server.call(
             "initialize",
+            deadline - time.monotonic(),
             task_id=task_id,
             experiment_name="g2po_trl",
             max_interactions=10_000,
