@@ -13,24 +13,30 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+from .chat_template import ChatTemplate, tokenizer_of
+
 _KNOWN_TOKENS = 500_000  # some 20 MB of Python integers
+# What replies are read by: kept in their text where a tokenizer has them among its special tokens.
+_TAGS = {f"<{end}{name}>" for name in ("think", "action", "code", "tool_call") for end in ("", "/")}
 
 
 class ChatEncoder:
-    """Chat messages -> token ids and text, by the tokenizer's chat template.
+    """Chat messages -> token ids and text, by the chat template of a tokenizer or processor (`ChatTemplate`).
 
     `tokens` counts the tokens of all texts encoded so far, `tokenized` those that the tokenizer had to make.
     """
 
-    def __init__(self, tokenizer, chat_template_kwargs: dict[str, Any] | None = None):
-        self.tokenizer = tokenizer
-        self.kwargs = chat_template_kwargs or {}
-        self.cuts = word_cuts(tokenizer)
+    def __init__(self, processing_class, chat_template_kwargs: dict[str, Any] | None = None):
+        self.tokenizer = tokenizer_of(processing_class)
+        self.text = ChatTemplate(processing_class, chat_template_kwargs)
+        self.cuts = word_cuts(self.tokenizer)
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        special = {number: token.content for number, token in added.items() if token.special}
+        # Special tokens to leave out of a reply's text one by one; `None`: the tokenizer leaves them all out.
+        self._left_out = special.keys() - {n for n, text in special.items() if text in _TAGS}
+        self._left_out = None if len(self._left_out) == len(special) else self._left_out
         self.tokens = self.tokenized = 0
         self.forget()
-
-    def text(self, messages: list[dict[str, str]]) -> str:
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self.kwargs)
 
     def __call__(self, messages: list[dict[str, str]]) -> tuple[list[int], str]:
         text = self.text(messages)
@@ -58,7 +64,10 @@ class ChatEncoder:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        """The text of a reply, without special tokens other than the tags it is read by."""
+        if self._left_out is None:
+            return self.tokenizer.decode(ids, skip_special_tokens=True)
+        return self.tokenizer.decode([number for number in ids if number not in self._left_out])
 
 
 def word_cuts(tokenizer) -> re.Pattern[str] | None:

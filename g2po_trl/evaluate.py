@@ -61,7 +61,8 @@ def make_agent(args: argparse.Namespace, panel: Panel):
     if args.agent == "direct":
         length = panel.history_length if args.history_length is None else args.history_length
         return DirectAgent(panel.prompt_template, length)
-    options = {"about": panel.about, "form": panel.action_form, "lower_case": panel.lower_case}
+    options = {"about": panel.about, "form": panel.action_form}
+    options |= {"multiline": panel.multiline, "lower_case": panel.lower_case}
     if args.history_length is not None:
         options["history_length"] = args.history_length
     if args.agent == "react":

@@ -16,6 +16,7 @@ from accelerate.utils import gather_object, is_peft_model
 from transformers import GenerationConfig
 from trl.models import unwrap_model_for_generation
 
+from .chat_template import tokenizer_of
 from .sampling import Sampling, generate_batch, generation_config
 
 
@@ -43,6 +44,7 @@ class Engine:
 
     def __init__(self, trainer):
         self.trainer = trainer
+        self.tokenizer = tokenizer_of(trainer.processing_class)
         self.ends = set(trainer.eos_token_ids)
         self.stop_sequences = list(trainer.args.stop_sequences or [])
 
@@ -62,8 +64,8 @@ class Engine:
             "cache_implementation": args.cache_implementation,
             **(args.generation_kwargs or {}),
         }
-        tokenizer, ends = self.trainer.processing_class, sorted(self.ends)
-        return generation_config(tokenizer, sampling, args.max_completion_length, ends, stop_sequences, **options)
+        ends = sorted(self.ends)
+        return generation_config(self.tokenizer, sampling, args.max_completion_length, ends, stop_sequences, **options)
 
     def _reply(self, ids: list[int], logprobs: list[float] | None = None) -> Reply:
         """Cut off what follows the end of a reply: padding."""
@@ -78,7 +80,7 @@ class Engine:
         return Reply(list(ids), None if logprobs is None else list(logprobs[: len(ids)]), end is not None)
 
     def _stopped(self, ids: Sequence[int]) -> bool:
-        text = self.trainer.processing_class.decode(ids)
+        text = self.tokenizer.decode(ids)
         return any(stop in text for stop in self.stop_sequences)
 
 
@@ -100,7 +102,7 @@ class TransformersEngine(Engine):
             for rows in self._batches(prompts):
                 new = generate_batch(
                     model,
-                    self.trainer.processing_class,
+                    self.tokenizer,
                     [prompts[row] for row in rows],
                     config,
                     synced_gpus=self.is_collective,
@@ -210,7 +212,7 @@ class VLLMEngine(Engine):
             **({"stop": self.stop_sequences, "include_stop_str_in_output": True} if self.stop_sequences else {}),
             **(args.generation_kwargs or {}),
         }
-        dummies = [[self.trainer.processing_class.pad_token_id]] * (number - len(prompts))
+        dummies = [[self.tokenizer.pad_token_id]] * (number - len(prompts))
         with self._cached_tokens(number) as cached:
             _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
         replies = [

@@ -12,6 +12,8 @@ node (◉) of its own, which is worth what the episode paid.
 - Keys are compared by a 128-bit hash, so a rank can send its part of a group without the texts.
 - A step's return is gamma^(T-j+1) R: the last step (j = T) has gamma R. A node's value is the mean return over all
   its visits, each visit of a loop included.
+- A trajectory without steps has no node. If it failed with a `failure_reason` (its first prompt could not be made to
+  fit), it counts in A_EP's statistics with its reward; otherwise it is refused.
 - Trajectories with outcome `"error"` or `"lost"` keep their place in the arrays, so that arrays line up with
   the input, but are in no node (-1), have return 0 and are masked out by `counted`. Nothing else depends on them.
 
@@ -39,7 +41,7 @@ class TrajectoryRecord:
         task_id: the trajectory's task.
         keys: 16 bytes for each step, the hash of its key.
         valid: for each step, whether its reply had the required format.
-        reward, outcome: the trajectory's.
+        reward, outcome, failure_reason: the trajectory's.
     """
 
     task_id: str
@@ -47,6 +49,7 @@ class TrajectoryRecord:
     valid: list[bool]
     reward: float
     outcome: str
+    failure_reason: str | None = None
 
     @property
     def counted(self) -> bool:
@@ -62,6 +65,7 @@ def record(trajectory: Trajectory) -> TrajectoryRecord:
         [bool(step.valid) for step in trajectory.steps],
         float(trajectory.reward),
         trajectory.outcome,
+        trajectory.failure_reason,
     )
 
 
@@ -247,7 +251,9 @@ def _check(groups: Sequence[Sequence[TrajectoryRecord]], gamma: float) -> None:
                 raise ValueError(f"{name} has {len(r.keys)} keys and {len(r.valid)} validity flags")
             if not r.counted:
                 continue
-            if not r.keys:
-                raise ValueError(f"{name} has no steps; an episode that could not start has outcome 'error'")
+            if not r.keys and not r.failure_reason:
+                raise ValueError(
+                    f"{name} has no steps; an episode that could not start has outcome 'error', or a failure_reason"
+                )
             if not math.isfinite(r.reward):
                 raise ValueError(f"{name} has reward {r.reward}; it must be finite")

@@ -38,6 +38,7 @@ class PlayingTrainer(PanelTrainer):
         self.prompt_template = prompt_template
         self.state_key = make_state_key(state_key, args.state_key_ignores)
         self.encode = ChatEncoder(self.processing_class, args.chat_template_kwargs)
+        self.encode(prompt_template.messages("observation", "task"))  # a template that refuses does so now
         self.engine = make_engine(self)
         self.pool = EnvironmentPool(
             environment_factory,
@@ -120,6 +121,13 @@ class PlayingTrainer(PanelTrainer):
             merge_similar_keys(trajectories, groups, self.args.state_similarity, gathered)
 
     def _check_errors(self, trajectories: list[Trajectory], records) -> None:
+        not_begun = [r.failure_reason for r in records if r.counted and not r.keys]
+        if len(not_begun) / len(records) > self.args.max_error_rate:
+            raise RuntimeError(
+                f"{len(not_begun) / len(records):.0%} of the trajectories ended before their first step, more than "
+                f"max_error_rate={self.args.max_error_rate:.0%}, and nothing is learned from them. The first: "
+                f"{not_begun[0]}"
+            )
         rate = sum(r.outcome == "error" for r in records) / len(records)
         if rate > self.args.max_error_rate:
             reasons = gather_object([t.error for t in trajectories if t.outcome == "error"][:1])

@@ -44,8 +44,8 @@ def read_after_thought(reply: str, tag: str, prompt_end: str = "") -> tuple[str 
     up, the thought ends at its last `</think>`; where it never ends, the first `<tag>…</tag>` is taken all the same.
     """
     prompt = prompt_end.rstrip()
-    begun, closed = prompt.endswith(("<think>", "</think>")), prompt.endswith("</think>")
-    depth, after_end, ended = int(begun and not closed), closed, closed
+    ended = after_end = prompt.endswith("</think>")
+    thoughts = depth = int(prompt.endswith("<think>"))
     outside = behind = first = None  # outside of all thoughts; behind the last `</think>`; anywhere
     tags = re.compile(rf"<think>|</think>|<{tag}>((?:(?!</?(?:think|{tag})>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
     for found in tags.finditer(reply):
@@ -55,11 +55,15 @@ def read_after_thought(reply: str, tag: str, prompt_end: str = "") -> tuple[str 
             behind = content if behind is None and after_end else behind
             first = content if first is None else first
             continue
-        after_end = found.group().startswith("</")
-        depth = max(0, depth - 1) if after_end else depth + 1
-        begun, ended, behind = begun or not after_end, ended or after_end, None
+        behind, after_end = None, found.group().startswith("</")
+        if not after_end:
+            thoughts, depth = thoughts + 1, depth + 1
+        elif thoughts:
+            depth, ended = max(0, depth - 1), True
+        else:  # what came before was a thought, though nothing began it
+            outside = None
     chosen = outside if outside is not None else behind
-    return (first if chosen is None else chosen), chosen is not None and begun and ended
+    return (first if chosen is None else chosen), chosen is not None and ended
 
 
 def parse_as_released(

@@ -141,7 +141,7 @@ def _build_prompts(
     history_length: int,
     max_prompt_length: int | None,
 ) -> dict[int, FittedPrompt]:
-    """The prompts of episodes, by their numbers. One that cannot be made to fit ends its episode as an error."""
+    """The prompts of episodes, by their numbers. One that cannot be made to fit ends its episode as a failure."""
     arguments = [prompt_contents(episode, history_length) for episode in episodes]
     texts = [encode.text(template.messages(**kwargs)) for kwargs in arguments]
     prompts = {}
@@ -152,7 +152,7 @@ def _build_prompts(
         try:
             prompts[episode.number] = fit_prompt(template, encode, max_prompt_length, **kwargs)
         except PromptTooLongError as error:
-            episode.fail(f"prompt: {error}")
+            episode.give_up(f"prompt too long: {error}")
     return prompts
 
 

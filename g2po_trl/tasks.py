@@ -23,8 +23,10 @@ class Panel:
     Args:
         name: for tables. rows: the tasks. environment_factory: plays them.
         prompt_template, max_turns, history_length: of a trained agent, as its recipe sets them.
-        about, action_form, lower_case: for prompting agents: what the environment is and what can be done in it, how
-            an action is written, and whether it is lower case.
+        about, action_form: for prompting agents: what the environment is and what can be done in it, and how an action
+            is written.
+        multiline, lower_case: for the same: whether an action may have several lines, and whether it is played in
+            lower case (else as listed, regardless of case, or as written).
         columns: the row of the paper's table: heading -> what `g2po_trl.evaluation.summarize` calls it; a kind of task
             as "success_rate_by_type/<kind>".
     """
@@ -37,7 +39,8 @@ class Panel:
     history_length: int = 2
     about: str = "You act in an environment that answers in text."
     action_form: str = "the action, exactly as listed"
-    lower_case: bool = True
+    multiline: bool = False
+    lower_case: bool = False
     columns: Mapping[str, str] = field(default_factory=lambda: {"Succ.": "success_rate"})
 
 

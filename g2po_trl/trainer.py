@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, ProgressCallback, Trainer
 
 from .batch import StepBatch, loss_scale, make_micro_batches
 from .callbacks import CollapseStop, IterationLine
+from .chat_template import template_of
 from .config import G2POConfig
 from .environment import TextEnvironment
 from .estimators import estimator_name, make_estimator
@@ -60,7 +61,7 @@ class G2POTrainer(LogProbsTrainer):
         prompt_template: the words around an observation, and the reply's parser.
         advantage_fn: `StateGraph -> array(num_steps)`, in place of `advantage_estimator`.
         state_key: `Step -> str`, what tells states apart, in place of the environment's own key or the observation.
-        processing_class: the tokenizer, with a chat template.
+        processing_class: the tokenizer, with a chat template; of a multimodal checkpoint its processor.
         card_facts: more rows of the model card, e.g. the data's version.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
 
@@ -82,7 +83,7 @@ class G2POTrainer(LogProbsTrainer):
         prompt_template: PromptTemplate = DEFAULT_PROMPT,
         advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
         state_key: Callable[[Step], str] | None = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         card_facts: dict[str, str] | None = None,
         **kwargs,
     ):
@@ -115,7 +116,7 @@ class G2POTrainer(LogProbsTrainer):
             processing_class=processing_class,
             **kwargs,
         )
-        if getattr(self.processing_class, "chat_template", None) is None:
+        if template_of(self.processing_class) is None:
             raise ValueError(
                 f"the tokenizer of {self.model.config._name_or_path or 'the model'} has no chat template: use an "
                 "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class`"
@@ -214,7 +215,7 @@ class G2POTrainer(LogProbsTrainer):
             args.steps_per_generation,
             args.max_tokens_per_micro_batch,
             args.loss_type,
-            self.processing_class.pad_token_id,
+            self.encode.tokenizer.pad_token_id,
             args.pad_to_multiple_of,
             np.random.default_rng([args.seed, self._step, 0]),  # the same on every rank
             self.token_layout,

@@ -59,21 +59,24 @@ def test_long_conversations_lose_their_middle():
 @pytest.mark.parametrize(
     ("reply", "action", "valid"),
     [
-        ("Thought: so\nAction: Go to Desk 1", "go to desk 1", True),
+        ("Thought: so\nAction: Go to Desk 1", "Go to Desk 1", True),
+        ("Thought: so\nAction: go EAST", "Go East", True),
+        ("<think>\nAction: go east\n</think>\nAction: look", "look", True),
         ("Thought: so\nACTION : look\nObservation: x", "look", True),
         ("Action: look\nAction: go", "look", True),
-        ("I will look", "i will look", False),
+        ("I will look", "I will look", False),
         ("", "", False),
         ("Action:", "", False),
         ("Action:\n```\nlook\n```", "look", True),
     ],
 )
 def test_actions_are_read(reply, action, valid):
-    assert ReActAgent("x").read(reply, "") == (action, valid)
+    assert ReActAgent("x").read(reply, "", ["Go East", "Look around"]) == (action, valid)
+    assert ReActAgent("x", lower_case=True).read(reply, "", ["Go East"]) == (action.lower(), valid)
 
 
 def test_code_is_read_as_a_whole():
-    agent = ReActAgent("x", lower_case=False)
+    agent = ReActAgent("x", multiline=True)
     assert agent.read("Thought: a\nAction:\n```python\nA = 1\nprint(A)\n```\nmore", "") == ("A = 1\nprint(A)", True)
     assert agent.read("Thought: a\nAction: A = 1\nprint(A)", "") == ("A = 1\nprint(A)", True)
 

@@ -113,6 +113,26 @@ def test_trajectories_without_a_result_keep_their_place_and_enter_nothing(outcom
     assert graph.statistics() == alone.statistics()
 
 
+def test_an_episode_that_failed_before_its_first_step_counts_for_the_others():
+    """Its first prompt could not be made to fit: it has no node, and the others are compared with it."""
+    never_started = Trajectory("t", [], 0.0, "failure", failure_reason="prompt too long")
+    graph = StateGraph.from_groups([[episode("hk", 8.0), never_started, episode("h", 4.0)]], gamma=0.5)
+    alone = StateGraph.from_groups([[episode("hk", 8.0), episode("h", 4.0)]], gamma=0.5)
+    np.testing.assert_array_equal(graph.trajectory_counted, [True] * 3)
+    np.testing.assert_array_equal(graph.lengths, [2, 0, 1])
+    np.testing.assert_array_equal(graph.trajectory, [0, 0, 2])
+    np.testing.assert_array_equal(graph.node, alone.node)
+    np.testing.assert_array_equal(graph.next_node, [1, 2, 4])
+    np.testing.assert_array_equal(graph.next_values, alone.next_values)
+    np.testing.assert_allclose(
+        advantages.episode_advantage(graph, scale_by_std=False), [4, 4, 0], err_msg="the mean of 8, 0, 4"
+    )
+    np.testing.assert_allclose(advantages.rloo(graph), [6, 6, 0])
+    np.testing.assert_array_equal(advantages.node_advantage(graph), advantages.node_advantage(alone))
+    only = StateGraph.from_groups([[never_started, never_started]])
+    assert only.num_steps == 0 and len(g2po(only)) == 0 and set(only.statistics().values()) == {0.0}
+
+
 def test_nothing_but_errors_is_an_empty_graph():
     graph = StateGraph.from_groups([[episode("", 0.0, outcome="error"), episode("a", 1.0, outcome="error")]])
     assert (graph.num_nodes, graph.num_steps) == (0, 1)

@@ -27,6 +27,7 @@ OPEN, CLOSED = "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"
         ("<think>I should</think><action>look</action>", OPEN, ("look", True)),
         ("I should</think><action>look</action>", "assistant\n", ("look", False)),
         ("<action>look</action>", OPEN, ("look", False)),
+        ("not <action>one</action></think><action>two</action>", "assistant\n", ("two", False)),
         ("<think>看</think><action>去厨房</action>", "", ("去厨房", True)),
         ("<think>x</think> take the apple from table 1", "", ("k> take the apple from table 1", False)),
         ("", "", ("", False)),

@@ -3,10 +3,11 @@
 import pytest
 from conftest import build_tokenizer
 from letter_environment import LETTER_PROMPT, LetterEnvironment
-from toy_environments import Countdown
+from toy_environments import Countdown, Overwhelming
 
-from g2po_trl import EnvironmentPool, PromptTemplate
+from g2po_trl import EnvironmentPool, PromptTemplate, Trajectory
 from g2po_trl.encoding import ChatEncoder
+from g2po_trl.evaluation import summarize
 from g2po_trl.generation import Reply
 from g2po_trl.prompting import parse_plain
 from g2po_trl.rollout import run_episodes
@@ -89,10 +90,28 @@ def test_prompts_over_the_limit_are_cut_and_counted(encode):
     assert all("TASK" in encode.tokenizer.decode(step.prompt_ids) for step in cut.steps)
 
 
-def test_a_prompt_that_cannot_fit_ends_its_episode_as_an_error(encode):
-    trajectories, _, calls = play(encode, [{"turns": 2}] * 2, max_prompt_length=10)
-    assert [t.outcome for t in trajectories] == ["error", "error"]
-    assert "max_prompt_length=10" in trajectories[0].error and calls == []
+def test_a_prompt_that_cannot_fit_is_a_failure_of_the_agent(encode):
+    """It stays in the denominator: half the tasks unplayable are a success rate of one half, not of one."""
+    tasks = [{"actions": 1}, {"actions": 2}, {"actions": 100}, {"actions": 1}]
+    limit = 150
+    trajectories, _, calls = play(encode, tasks, Overwhelming, max_turns=1, max_prompt_length=limit)
+    assert [(t.outcome, len(t.steps)) for t in trajectories] == [
+        *(("truncated", 1), ("truncated", 1), ("failure", 0), ("truncated", 1))
+    ]
+    failed = trajectories[2]
+    assert failed.error is None and failed.failure_reason.startswith(
+        "prompt too long: the task and the 100 admissible"
+    )
+    assert all(len(prompt) <= limit for prompts in calls for prompt in prompts)
+    summary = summarize([*trajectories[:3], Trajectory("x", [], 1.0, "success")])
+    assert summary["success_rate"] == 0.25 and summary["error_rate"] == 0 and summary["episodes"] == 4
+    assert summary["failure_reasons"] == {"prompt too long": 1}
+
+
+def test_a_prompt_that_grows_too_long_keeps_what_was_played(encode):
+    (trajectory,), _, calls = play(encode, [{"actions": 1}], Overwhelming, max_prompt_length=150)
+    assert (trajectory.outcome, trajectory.reward, len(trajectory.steps), len(calls)) == ("failure", 1.0, 1, 1)
+    assert "max_prompt_length=150" in trajectory.failure_reason and trajectory.steps[0].completion_ids
 
 
 def test_invalid_replies_are_played_all_the_same(encode):

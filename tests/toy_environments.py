@@ -157,6 +157,20 @@ class Countdown(TextEnvironment):
         )
 
 
+class Overwhelming(TextEnvironment):
+    """Lists `actions` actions, and a hundred more each time one of them is played, which pays 1; ends after three."""
+
+    def reset(self, actions):
+        self.actions = [f"go {number}" for number in range(actions)]
+        self.played = 0
+        return Observation("hall", admissible_actions=self.actions)
+
+    def step(self, action):
+        self.played += 1
+        self.actions += [f"go {number}" for number in range(100)]
+        return StepResult(Observation("hall", admissible_actions=self.actions), 1.0, terminated=self.played == 3)
+
+
 class Waiting(TextEnvironment):
     """An even episode's step ends when an odd episode has been asked for an action."""
 

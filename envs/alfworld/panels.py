@@ -63,5 +63,6 @@ def load_panel(
         max_turns=15 if compact else 50,
         history_length=HISTORY_LENGTH,
         about=ABOUT,
+        lower_case=True,
         columns=COLUMNS,
     )

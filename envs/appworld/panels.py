@@ -41,6 +41,6 @@ def load_panel(
         history_length=10,
         about=ABOUT,
         action_form="a piece of Python between ```python and ```",
-        lower_case=False,
+        multiline=True,
         columns=COLUMNS,
     )

@@ -37,6 +37,7 @@ def load_panel(
         max_turns=12 if tiny else 15,
         history_length=HISTORY_LENGTH if tiny else 2,
         about=ABOUT,
+        lower_case=True,
         action_form="search[words] or click[target]",
         columns=COLUMNS,
     )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..episodes import Episode
-from ..prompting import ParsedReply, PromptTemplate
+from ..prompting import ParsedReply, PromptTemplate, listed_spelling
 from ..rollout import prompt_contents
 from ..trajectory import Trajectory
 from .chat import Conversation
@@ -45,8 +45,8 @@ class Agent:
         """The conversation that the next reply answers. `notes`: what was said after earlier trials."""
         raise NotImplementedError
 
-    def read(self, reply: str, prompt_end: str) -> ParsedReply:
-        """The action in a reply."""
+    def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedReply:
+        """The action in a reply to a prompt that listed `admissible_actions`."""
         raise NotImplementedError
 
     def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> Conversation | None:
@@ -65,8 +65,8 @@ class DirectAgent(Agent):
     def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
         return self.template.messages(**prompt_contents(episode, self.history_length))
 
-    def read(self, reply: str, prompt_end: str) -> ParsedReply:
-        return self.template.parse_reply(reply, prompt_end)
+    def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedReply:
+        return self.template.read(reply, prompt_end, admissible_actions)
 
 
 @dataclass
@@ -76,13 +76,15 @@ class ReActAgent(Agent):
     Args:
         about: what the environment is and what can be done in it.
         form: how an action is written.
-        lower_case: actions are (code is not).
+        multiline: an action may have several lines (code); else it ends with its line.
+        lower_case: actions are played in lower case; else as listed, regardless of case, or as written.
         history_length: exchanges shown; older ones are left out of the middle.
     """
 
     about: str
     form: str = "the action, exactly as listed"
-    lower_case: bool = True
+    multiline: bool = False
+    lower_case: bool = False
     history_length: int = 30
     name = "react"
     stop = ("\nObservation:",)
@@ -112,22 +114,19 @@ class ReActAgent(Agent):
             conversation[-1]["content"] += "\nActions you can take now:\n" + "\n".join(actions)
         return conversation
 
-    def read(self, reply: str, prompt_end: str) -> ParsedReply:
-        """The text after the first "Action:", to the end of its line; a fenced block as a whole."""
-        found = _ACTION.search(reply)
-        if not found:
-            last = reply.strip().splitlines()
-            return ParsedReply(self._cased(last[-1]) if last else "", False)
-        rest = reply[found.end() :]
-        fenced = _FENCE.match(rest)
-        if self.lower_case:
-            action = (fenced.group(1) if fenced else rest.strip()).split("\n")[0]
-        else:
-            action = fenced.group(1) if fenced else rest
-        return ParsedReply(self._cased(action), bool(action.strip()))
+    def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedReply:
+        """The text after the first "Action:", to the end of its line; code as a whole, without its fence.
 
-    def _cased(self, action: str) -> str:
-        return action.strip().lower() if self.lower_case else action.strip()
+        What a reasoning model thinks before it answers (up to the last `</think>`) is not looked at.
+        """
+        reply = reply.rpartition("</think>")[2]
+        found = _ACTION.search(reply)
+        rest = (reply[found.end() :] if found else (reply.strip().splitlines() or [""])[-1]).strip()
+        fenced = _FENCE.match(rest) if found else None
+        action = fenced.group(1) if fenced else rest
+        action = (action if self.multiline else action.split("\n")[0]).strip()
+        action = action.lower() if self.lower_case else listed_spelling(action, admissible_actions)
+        return ParsedReply(action, bool(found and action))
 
 
 @dataclass

@@ -92,10 +92,10 @@ class PanelPlayer:
         ):
             self._count(number, reply)
             if reply.error:
-                episode.fail(f"prompt: {reply.error}")
+                episode.give_up(f"context overflow: {reply.error}")
                 steps.append(None)
                 continue
-            action, valid = self.agent.read(reply.text, reply.prompt_end)
+            action, valid = self.agent.read(reply.text, reply.prompt_end, episode.observation.admissible_actions)
             steps.append(
                 episode.step(
                     action,
