@@ -6,6 +6,7 @@ The second room depends on what was said in the first, so that a group's graph h
 import os
 import signal
 import time
+from dataclasses import replace
 
 from g2po_trl import Observation, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.prompting import ParsedReply
@@ -55,6 +56,13 @@ class SuicidalEnvironment(LetterEnvironment):
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+
+class WordyLetterEnvironment(LetterEnvironment):
+    """The goal of every other task is too long for a short prompt."""
+
+    def reset(self, seed):
+        return replace(super().reset(seed), task="go " * (200 * (seed % 2) + 1))
 
 
 class RaisingEnvironment(LetterEnvironment):

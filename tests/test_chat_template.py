@@ -211,3 +211,52 @@ def test_a_processor_is_used_by_its_tokenizer(tmp_path, template):
     assert ids == processor.tokenizer(text, add_special_tokens=False)["input_ids"] and encode.cuts is not None
     assert encode.decode(ids[:-1] + [tokenizer.eos_token_id]).endswith("model" if template is STRICT else "assistant")
     assert ChatEncoder(tokenizer)(CONVERSATION) == (ids, text), "the same checkpoint by its tokenizer"
+
+
+def test_a_multimodal_checkpoint_trains_and_is_saved_with_its_processor(tmp_path):
+    """Gemma 3 made from nothing. With stop sequences, which are looked for in the text of a reply."""
+    import torch
+    from letter_trainer import TASKS, make_letter_trainer
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    processor = build_processor(STRICT.replace("{{ bos_token }}", ""))
+    tokenizer = processor.tokenizer
+    config = Gemma3Config(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": None,
+        },
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        mm_tokens_per_image=4,
+        **{f"{name}_token_index": tokenizer.convert_tokens_to_ids(getattr(tokenizer, f"{name}_token"))
+           for name in ("boi", "eoi", "image")},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    trainer = make_letter_trainer(
+        tmp_path / "model", tmp_path / "out", eval_dataset=TASKS.select(range(2)), max_steps=1, stop_sequences=["zz"]
+    )
+    assert isinstance(trainer.processing_class, Gemma3Processor)
+    trainer.train()
+    (entry,) = (e for e in trainer.state.log_history if "episode/turns" in e)
+    assert entry["episode/turns"] == 2 and entry["update/step_samples"] == 16 and entry["grad_norm"] > 0
+    assert trainer.evaluate()["eval_turns"] == 2
+    trainer.save_model()
+    trainer.close()
+    assert isinstance(AutoProcessor.from_pretrained(tmp_path / "out"), Gemma3Processor)

@@ -16,6 +16,7 @@ from letter_environment import (
     NumberEnvironment,
     RaisingEnvironment,
     SuicidalEnvironment,
+    WordyLetterEnvironment,
 )
 from letter_trainer import TASKS, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -253,6 +254,25 @@ def test_too_many_errors_stop_the_run_and_say_why(make_trainer):
     class_of_error = RaisingEnvironment
     with pytest.raises(ValueError, match="the door is stuck"):
         make_trainer(class_of_error)
+
+
+def test_prompts_that_cannot_be_made_to_fit_are_failures_until_too_many(make_trainer, tmp_path):
+    """Of eight tasks four have a goal that is too long; the other four train."""
+    options = {"per_device_train_batch_size": 32, "max_prompt_length": 60, "max_steps": 1}
+    trainer = make_trainer(WordyLetterEnvironment, eval_dataset=TASKS, **options)
+    trainer.train()
+    (entry,) = (e for e in trainer.state.log_history if "episode/error_rate" in e)
+    assert entry["episode/failure_reason_rate"] == 0.5 and entry["episode/error_rate"] == 0
+    assert entry["episode/success_rate"] <= 0.5 and entry["update/step_samples"] == 32
+    metrics = trainer.evaluate()
+    assert metrics["eval_failure_reason_rate"] == 0.5 and metrics["eval_success_rate"] <= 0.5
+    written = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert written["failure_reasons"] == {"prompt too long": 4}
+    trainer = make_trainer(WordyLetterEnvironment, max_error_rate=0.4, **options)
+    with pytest.raises(
+        RuntimeError, match=r"50% of the trajectories ended before their first step.*raise max_prompt_l"
+    ):
+        trainer.train()
 
 
 @pytest.mark.parametrize("environment", [NoneEnvironment, NumberEnvironment, NanRewardEnvironment])
