@@ -80,7 +80,8 @@ class G2POConfig(GRPOConfig):
             (`HF_TOKEN`, `OPENAI_API_KEY`, …); others of that kind stay with the trainer.
         task_error_patience: after so many rollouts in a row of nothing but environment errors a task is set aside,
             and named at the end.
-        max_error_rate: the run stops when a larger share of a rollout's trajectories ends in environment errors.
+        max_error_rate: the run stops when a larger share of a rollout's trajectories ends in environment errors, or
+            before its first step.
         save_trajectories: write every trajectory to output_dir/trajectories.
         log_trajectories_every: iterations between two tables of sample trajectories, logged where the curves are
             (Trackio, W&B, TensorBoard); 0: none.
