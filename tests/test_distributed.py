@@ -4,10 +4,9 @@ import functools
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -16,16 +15,13 @@ SCRIPT = Path(__file__).parent / "distributed_script.py"
 
 
 def train(output, model, scenario, loss_type, processes, sharding="none", resume="", timeout=300):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     output.mkdir(exist_ok=True)
-    run = subprocess.run(
-        [sys.executable, *(launcher if processes > 1 else []), SCRIPT]
-        + [model, output, scenario, loss_type, sharding, *([resume] if resume else [])],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    arguments = [SCRIPT, model, output, scenario, loss_type, sharding, *([resume] if resume else [])]
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    if processes > 1:
+        run = programs.run_ranks(processes, *arguments, env=env, timeout=timeout)
+    else:
+        run = programs.run(*arguments, env=env, timeout=timeout)
     assert run.returncode == 0, run.stderr[-3000:]
     weights = [torch.load(path, weights_only=True) for path in sorted(output.glob("weights-*.pt"))]
     return weights, json.loads((output / "log.json").read_text()), output

@@ -5,11 +5,10 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import programs
 import pytest
 import torch
 from datasets import Dataset
@@ -27,12 +26,7 @@ SCRIPT = Path(__file__).parent / "resume_script.py"
 
 
 def start(model, output, resume, log, **environment):
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, model, output, resume],
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+    return programs.start(SCRIPT, model, output, resume, stdout=log.name, env={**os.environ, **environment})
 
 
 def finish(process, log_path):
