@@ -1,6 +1,6 @@
 """Programs in processes of their own, as `python …` runs them, whose imports are paid for once.
 
-    run(script, "--flag")     run("-m", "g2po_trl.check", …)     run("-c", code)     start(…)     run_ranks(2, script, …)
+    run(script, "--flag")    run("-m", "g2po_trl.check", …)    run("-c", code)    start(…)    run_ranks(2, script, …)
 
 Importing torch, transformers and TRL takes a process some eight seconds of CPU. Here a server (`multiprocessing`'s
 fork server, one for each pytest worker) has imported them, and a program runs in a fork of it: as `__main__`, with its
@@ -118,7 +118,8 @@ def run_ranks(number: int, *arguments, env=None, timeout: float = 300) -> subpro
 
 
 def _main(arguments: list[str], stdout: str, stderr: str, cwd: str, environment: dict[str, str]) -> None:
-    """In the fork: become the program."""
+    """In the fork: become the program, in a session of its own."""
+    os.setsid()
     for path, number in ((stdout, 1), (stderr, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.clear()

@@ -1,18 +1,15 @@
 """Prompted agents: what they ask and read; real servers, a scripted model, a real tiny one; killed and resumed."""
 
-import functools
 import http.server
 import json
-import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
+import programs
 import pytest
 
 from g2po_trl import Observation, read_jsonl
@@ -244,13 +241,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.model, self.url = str(model), f"http://127.0.0.1:{self.port}/v1"
-        self.log = (folder / "log").open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, HERE / "scripted_server.py", script, str(self.port)],
-            stdout=self.log,
-            stderr=self.log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        self.process = programs.start(HERE / "scripted_server.py", script, self.port, stdout=folder / "log")
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and self.process.poll() is None:
             with socket.socket() as probe:
@@ -261,8 +252,6 @@ class Server:
 
     def close(self):
         self.process.kill()
-        self.process.wait()
-        self.log.close()
 
 
 def flags_for(games, output, *more):
@@ -337,13 +326,10 @@ def test_killed_and_resumed_gives_the_same_numbers(games, tmp_path):
 
     flags = ["--model", str(tiny_model_path()), "--max-tokens", "24", "--batch-size", "2", "--seeds", "2"]
     flags += ["--temperature", "1.0"]
-    command = [sys.executable, "-m", "g2po_trl.evaluate"]
-    run = functools.partial(
-        subprocess.run, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True
-    )
-    run([*command, *flags_for(games, tmp_path / "whole", *flags)])
+    command = ("-m", "g2po_trl.evaluate")
+    programs.run(*command, *flags_for(games, tmp_path / "whole", *flags)).check_returncode()
 
-    process = subprocess.Popen([*command, *flags_for(games, tmp_path / "killed", *flags)])
+    process = programs.start(*command, *flags_for(games, tmp_path / "killed", *flags), stdout=tmp_path / "log")
     path = tmp_path / "killed" / "trajectories" / "direct-0.jsonl"
     deadline = time.monotonic() + 120
     while not (path.exists() and path.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
@@ -353,7 +339,7 @@ def test_killed_and_resumed_gives_the_same_numbers(games, tmp_path):
     assert not (tmp_path / "killed" / "results.json").exists()
     with path.open("a") as file:
         file.write('{"task_id": "half a li')
-    run([*command, *flags_for(games, tmp_path / "killed", *flags)])
+    programs.run(*command, *flags_for(games, tmp_path / "killed", *flags)).check_returncode()
 
     whole, killed = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed"))
     assert whole["seeds"] == killed["seeds"] and whole["seeds"][0] != whole["seeds"][1]

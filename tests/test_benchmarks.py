@@ -1,21 +1,16 @@
 """A benchmark runs as its first lines say, on the smallest of inputs, and its numbers fit together."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+import programs
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_phases(tmp_path):
     options = ["--episodes", "8", "--repetitions", "1", "--max_tokens", "1024", "--threads", "1"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks/phases.py", "--output", tmp_path, *options],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = programs.run(ROOT / "benchmarks/phases.py", "--output", tmp_path, *options)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "results.json").read_text())
     positions = {layout: counted["positions"] for layout, counted in found["counts"].items()}

@@ -1,10 +1,9 @@
 """`python -m g2po_trl.check`: each finding is found in an environment that has it, and in no other."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 from letter_environment import LetterEnvironment
 from toy_environments import KeyDoorEnvironment
@@ -141,9 +140,7 @@ def test_what_is_broken(environment, text):
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "g2po_trl.check", *arguments], cwd=TESTS, capture_output=True, text=True, check=False
-    )
+    return programs.run("-m", "g2po_trl.check", *arguments, cwd=TESTS)
 
 
 def test_the_command():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 from letter_trainer import make_letter_trainer
 
@@ -40,8 +41,7 @@ def test_every_metric_is_explained(tiny_model_dir, tmp_path):
 
 @functools.cache
 def help_of(*command):
-    run = subprocess.run([sys.executable, *command, "--help"], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    return run.stdout
+    return programs.run(*command, "--help", cwd=ROOT, timeout=120).stdout
 
 
 COMMANDS = sorted(

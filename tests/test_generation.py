@@ -1,11 +1,10 @@
 """Engines: where a reply ends, what they say of its probability, and that every rank gets its own replies."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import programs
 import pytest
 import torch
 from conftest import build_tokenizer
@@ -153,14 +152,8 @@ def test_continuous_batching_gives_the_trainers_probabilities(make_trainer, temp
 
 
 def test_server_mode_with_unequal_numbers_of_prompts():
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        + [Path(__file__).parent / "engine_script.py"],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = programs.run_ranks(2, Path(__file__).parent / "engine_script.py", env=env, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]  # the script's own assertions, on both ranks
 
 

@@ -11,6 +11,8 @@ pytest.importorskip("alfworld")
 
 from fake_hub import fake_hub
 
+pytestmark = pytest.mark.slow  # three runs of the recipe
+
 ROOT = Path(__file__).parents[1]
 
 

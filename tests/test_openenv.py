@@ -3,11 +3,11 @@
 import signal
 import socket
 import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
 
+import programs
 import pytest
 
 pytest.importorskip("openenv")
@@ -26,13 +26,7 @@ def start_server(name, port=None):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "g2po_trl.openenv", name, "--port", str(port)],
-        cwd=TESTS,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    process = programs.start("-m", "g2po_trl.openenv", name, "--port", port, cwd=TESTS, stdout="/dev/null")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with socket.socket() as probe:

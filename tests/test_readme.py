@@ -1,11 +1,9 @@
 """Programs of README and docs run as they stand, but for the size of their model, and links lead somewhere."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -31,14 +29,7 @@ def test_programs_run(block, tmp_path, tiny_model_dir):
     program = program.replace("max_completion_length=64", "max_completion_length=4")
     script = tmp_path / "program.py"
     script.write_text(program)
-    run = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    run = programs.run(script, cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-2000:]
     if "trainer.train()" in program:
         assert "iteration   1/1 | success" in run.stdout

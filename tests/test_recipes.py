@@ -2,11 +2,9 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 import yaml
 
@@ -94,13 +92,9 @@ def test_the_papers_appworld_setting(tmp_path):
 
 def test_the_webshop_recipe_trains(tmp_path):
     flags = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --num_goals 6 --num_eval_goals 6"
-    run = subprocess.run(
-        [sys.executable, RECIPES / "train_webshop.py", *flags.split(), "--output_dir", tmp_path / "run"]
-        + ["--num_environment_workers", "1"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    run = programs.run(
+        *(RECIPES / "train_webshop.py", *flags.split(), "--output_dir", tmp_path / "run"),
+        *("--num_environment_workers", "1"),
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "success: all" in run.stdout and "score" in run.stdout
@@ -112,13 +106,9 @@ def test_the_webshop_recipe_trains(tmp_path):
 
 def test_the_ppo_recipe_trains(tmp_path):
     flags = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --num_games 6 --num_eval_games 6"
-    run = subprocess.run(
-        [sys.executable, RECIPES / "train_alfworld_ppo.py", *flags.split(), "--output_dir", tmp_path / "run"]
-        + ["--cache_dir", tmp_path / "cache", "--num_environment_workers", "1"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    run = programs.run(
+        *(RECIPES / "train_alfworld_ppo.py", *flags.split(), "--output_dir", tmp_path / "run"),
+        *("--cache_dir", tmp_path / "cache", "--num_environment_workers", "1"),
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "success: all" in run.stdout

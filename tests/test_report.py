@@ -1,10 +1,9 @@
 """Analyses by hand and against simulated truth, plots as files, and the command on a real run's output."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
+import programs
 import pytest
 
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
@@ -141,9 +140,7 @@ def test_the_command_writes_numbers_and_plots(run, capsys):
 
 
 def test_the_command_says_what_is_missing(tmp_path):
-    command = subprocess.run(
-        [sys.executable, "-m", "g2po_trl.report", str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    command = programs.run("-m", "g2po_trl.report", tmp_path)
     assert command.returncode == 1 and "no trajectories/train" in command.stderr and "Traceback" not in command.stderr
 
 

@@ -4,9 +4,8 @@ import glob
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 
+import programs
 import pytest
 from letter_trainer import make_config, make_letter_trainer
 
@@ -57,14 +56,8 @@ def test_wandb_and_trackio(tiny_model_dir, tmp_path, backend):
         f"options = dict(report_to=[{backend!r}], log_trajectories_every=2, max_steps=2, run_name='mine')\n"
         f"make_letter_trainer({str(tiny_model_dir)!r}, {str(tmp_path / 'run')!r}, **options).train()\n"
     )
-    run = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env={**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    env = {**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio"), "OMP_NUM_THREADS": "1"}
+    run = programs.run(script, cwd=tmp_path, env=env)
     assert run.returncode == 0, run.stderr[-3000:]
     if backend == "wandb":
         (table,) = glob.glob(f"{tmp_path}/wandb/offline-run-*/files/media/table/trajectories*.json")
