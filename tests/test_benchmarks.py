@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import programs
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_phases(tmp_path):
     options = ["--episodes", "8", "--repetitions", "1", "--max_tokens", "1024", "--threads", "1"]
     done = programs.run(ROOT / "benchmarks/phases.py", "--output", tmp_path, *options)

@@ -126,6 +126,7 @@ def test_two_processes_resume_in_the_middle_of_an_iteration(tmp_path, tiny_model
     assert torch.equal(again, whole) and torch.equal(other, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sharding", ["none", "fsdp2", pytest.param("zero3", marks=[pytest.mark.deepspeed, needs_deepspeed])]
 )

@@ -131,7 +131,7 @@ def test_generate_batch_needs_no_trainer(tiny_model_dir):
 # -- continuous batching ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.7])
 def test_continuous_batching_gives_the_trainers_probabilities(make_trainer, temperature):
     trainer = make_trainer(
         LongLetterEnvironment,

@@ -231,6 +231,7 @@ def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
         assert (gradients[layout] - gradients["padded"]).norm() < 1e-5 * gradients["padded"].norm()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("c++"), reason="compiles for the CPU, and there is no C++ compiler")
 def test_compiled_flex_attention_has_the_same_log_probabilities(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)

@@ -93,7 +93,9 @@ def play(number, batch=100, seed=0):
     return outcomes
 
 
-@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize(
+    "number", [100, pytest.param(300, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.endurance)]
+)
 def test_no_episode_is_lost_and_nothing_is_left(number):
     play(100, seed=9)  # what is made once is made
     this = psutil.Process()

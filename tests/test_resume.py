@@ -55,11 +55,12 @@ def uninterrupted(tmp_path_factory, tiny_model_dir):
     return output / "run"
 
 
-def test_killed_five_times_and_continued(uninterrupted, tmp_path, tiny_model_dir):
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_again_and_again_and_continued(uninterrupted, tmp_path, tiny_model_dir, times):
     run, rng, kills = tmp_path / "run", random.Random(0), []
     with (tmp_path / "log").open("a") as log:
         newest = 0
-        for _ in range(5):
+        for _ in range(times):
             step = newest + rng.randint(1, 3)
             process = start(tiny_model_dir, run, "auto", log)
             moment = rng.uniform(0, 0.25)  # saving, rolling out, updating: whatever it does then
@@ -68,12 +69,12 @@ def test_killed_five_times_and_continued(uninterrupted, tmp_path, tiny_model_dir
                 newest = checkpoints[-1]
                 kills.append((step, round(moment, 3), newest))
                 assert newest >= step
-        assert len(kills) == 5, kills
+        assert len(kills) == times, kills
         finish(start(tiny_model_dir, run, "auto", log), tmp_path / "log")
     print("killed at (awaited checkpoint, seconds after, newest checkpoint):", kills)
     ours, theirs = load_file(run / "model.safetensors"), load_file(uninterrupted / "model.safetensors")
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert (tmp_path / "log").read_text().count("Resuming from") == 5
+    assert (tmp_path / "log").read_text().count("Resuming from") == times
 
     def evaluations(folder):
         return [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
