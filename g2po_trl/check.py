@@ -2,6 +2,9 @@
 
     python -m g2po_trl.check module:Environment --task '{"seed": 1}' [--tasks tasks.jsonl] [--episodes 8] [--turns 30]
 
+The environment may be a `TextEnvironment`, a class in TRL's style (random calls are made of its tools then), or the
+address of an OpenEnv server, `http://127.0.0.1:8000`.
+
 `check_environment` says whether an environment keeps its contract; `examine` plays random episodes besides and says
 whether it will train well: does a task start the same in another process, are admissible actions admissible, how fast
 is a step, do states repeat so that there is a graph, does chance ever win? Exit code 1 when something is broken.
@@ -17,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +29,7 @@ from .environment import TextEnvironment
 from .environment_check import EnvironmentContractError, check_environment, checked_observation, checked_step
 from .environment_pool import EnvironmentFailure, EnvironmentPool
 from .graph import StateGraph
+from .tool_environment import ToolEnvironment, random_call, text_environment_factory
 from .trajectory import Step, Trajectory
 
 LEVELS = ("broken", "doubtful", "good")
@@ -58,6 +63,10 @@ def examine(
         episodes: of each task; as many as a group will have.
         turns: steps of an episode at most.
     """
+    try:
+        environment_factory = text_environment_factory(environment_factory, turns)
+    except ValueError as error:
+        return [Finding("broken", str(error))]
     findings: list[Finding] = []
     for task in tasks:
         try:
@@ -155,8 +164,11 @@ def _play(
             played.has_task &= bool(observation.task)
             steps, reward, outcome = [], 0.0, "truncated"
             for _ in range(turns):
-                played.lists_actions &= observation.admissible_actions is not None
-                action = rng.choice(observation.admissible_actions or ["look"])
+                if isinstance(environment, ToolEnvironment):
+                    action = random_call(environment.described, rng)
+                else:
+                    played.lists_actions &= observation.admissible_actions is not None
+                    action = rng.choice(observation.admissible_actions or ["look"])
                 steps.append(Step(observation.text, action, state_key=observation.state_key))
                 started = time.perf_counter()
                 result = checked_step(environment.step(action), "step")
@@ -275,11 +287,15 @@ def _outcomes(played: _Played, turns: int) -> list[Finding]:
 
 
 def load(name: str) -> Callable[[], TextEnvironment]:
-    """`module:Class`, `package.module:function` or `file.py:Class`.
+    """`module:Class`, `package.module:function`, `file.py:Class`, or the address of an OpenEnv server.
 
     Raises:
         SystemExit: when there is no such thing.
     """
+    if name.startswith(("http://", "https://")):
+        from .openenv import RemoteEnvironment
+
+        return partial(RemoteEnvironment, [name])
     module, _, attribute = name.partition(":")
     if not attribute:
         raise SystemExit(f"{name!r} names no environment: write module:Class, e.g. my_game:MyEnvironment")
@@ -298,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m g2po_trl.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("environment", help="module:Class, or file.py:Class")
+    parser.add_argument("environment", help="module:Class, file.py:Class, or an OpenEnv server's address")
     parser.add_argument("--task", action="append", default=[], help="a dataset row as JSON; may be repeated")
     parser.add_argument("--tasks", type=Path, help="a file with one row a line; the first 5 are played")
     parser.add_argument("--episodes", type=int, default=8, help="of each task")

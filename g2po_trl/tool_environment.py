@@ -21,6 +21,7 @@ import asyncio
 import functools
 import inspect
 import json
+import random
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,7 +153,8 @@ class ToolEnvironment(TextEnvironment):
         self.tools = {method: tool for method, tool in methods.items() if callable(tool)}
         if not self.tools:
             raise TypeError(f"{name} has no tool: every public method but reset, get_reward and close is one")
-        self._told = _HOW_TO_CALL.format(tools=describe_tools(self.tools) if described is None else described)
+        self.described = describe_tools(self.tools) if described is None else described
+        self._told = _HOW_TO_CALL.format(tools=self.described)
 
     def reset(self, **row) -> Observation:
         """Start a task. The row's `prompt` (a text, or chat messages) and the functions are told at every step."""
@@ -224,6 +226,33 @@ def describe_tools(tools: Mapping[str, Callable]) -> str:
                 "docstring that says what the tool does, with a line for each argument under Args"
             ) from error
     return "\n".join(lines)
+
+
+def random_call(described: str, chance: random.Random) -> str:
+    """A call of some tool, each argument with some value of its type: what a player who knows nothing would say.
+
+    Args:
+        described: the tools, from `describe_tools`.
+    """
+    tool = json.loads(chance.choice(described.splitlines()))
+    arguments = {name: _some_value(about, chance) for name, about in tool["parameters"].get("properties", {}).items()}
+    call = json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
+    return f"{_OPEN}{call}</tool_call>"
+
+
+def _some_value(about: Mapping[str, Any], chance: random.Random) -> Any:
+    if about.get("enum"):
+        return chance.choice(about["enum"])
+    kind = about.get("type", "string")
+    kind = chance.choice(kind) if isinstance(kind, list) else kind
+    return {
+        "integer": chance.randrange(10),
+        "number": float(chance.randrange(10)),
+        "boolean": chance.random() < 0.5,
+        "array": [],
+        "object": {},
+        "null": None,
+    }.get(kind, chance.choice("abcdefgh"))
 
 
 async def _awaited(value: Any) -> Any:

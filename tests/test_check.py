@@ -6,6 +6,7 @@ from pathlib import Path
 import programs
 import pytest
 from letter_environment import LetterEnvironment
+from tools_by_hand import Safe
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import Observation, StepResult, TextEnvironment
@@ -115,6 +116,21 @@ def test_nothing_is_wrong_with_a_good_environment():
 )
 def test_doubts(environment, text):
     assert any(text in doubt for doubt in doubts(environment)), doubts(environment)
+
+
+def test_a_class_in_trls_style():
+    """Tools are called at random, arguments by their types."""
+    findings = examine(Safe, [{"code": "1"}], episodes=40, turns=3)
+    texts = [finding.text for finding in findings]
+    assert {finding.level for finding in findings} <= {"good", "doubtful"}, texts
+    assert any("rewards from 0 to 10" in text for text in texts), "the digit is found by chance"
+    assert not any("no admissible actions" in text for text in texts)
+
+    class Mumbling(Safe):
+        def kick(self, where):
+            pass
+
+    assert "the tool kick cannot be described" in broken(Mumbling)[0]
 
 
 def test_the_end_that_pays_twice():

@@ -14,7 +14,8 @@ pytest.importorskip("openenv")
 
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation
+from g2po_trl import EnvironmentPool, Observation, check_environment
+from g2po_trl.check import load
 from g2po_trl.environment_pool import EnvironmentFailure
 from g2po_trl.openenv import RemoteEnvironment, read_observation
 
@@ -65,6 +66,10 @@ def test_a_remote_episode_is_the_local_one(server):
         actions = ["nonsense", *actions]
         assert play(remote, room, actions) == play(local, room, actions)
     remote.close()
+
+
+def test_a_servers_address_is_an_environment_to_check(server):
+    check_environment(load(server), {"key_room": "hall"})
 
 
 def test_many_episodes_at_a_time_by_the_pool(server):
