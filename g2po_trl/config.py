@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 
 from trl import GRPOConfig
@@ -29,6 +29,17 @@ _REFUSED = {
 }
 _ESTIMATORS = ("g2po", "gigpo", "grpo", "rloo")
 _EPISODE_STATISTICS = ("trajectory", "step")
+# What an `advantage_fn` takes the place of. Keys of states and `gamma` are not among them: they make its graph.
+_READ_BY_ESTIMATORS = (
+    "advantage_estimator",
+    "use_node_advantage",
+    "use_edge_advantage",
+    "use_group_aggregation",
+    "step_advantage_weight",
+    "invalid_action_penalty",
+    "episode_statistics",
+    "scale_rewards",
+)
 
 
 @dataclass
@@ -44,7 +55,8 @@ class G2POConfig(GRPOConfig):
     Args:
         gamma: discount of the return gamma^(T-j+1) R.
         advantage_estimator: `"g2po"`, or a baseline: `"gigpo"`, `"grpo"` (whole episodes), `"rloo"` (leave-one-out,
-            never scaled). An `advantage_fn` given to the trainer replaces it.
+            never scaled). An `advantage_fn` given to the trainer replaces it, and the options of the
+            built-in estimators are then refused.
         step_advantage_weight: w in A = A_EP + w (A_NC + A_EC), or in GiGPO's A = A_EP + w A_S.
         use_node_advantage, use_edge_advantage, use_group_aggregation: the paper's ablations of G2PO: without A_NC,
             without A_EC, with a step's own return in place of its node's mean.
@@ -310,6 +322,23 @@ class G2POConfig(GRPOConfig):
                 field_name,
                 getattr(self, field_name),
                 f"advantage_estimator={name!r} does not use it; leave it at {default!r}",
+            )
+
+    def check_advantage_fn(self) -> None:
+        """Refuse what only the built-in estimators read: with an `advantage_fn` it would be ignored.
+
+        Raises:
+            ValueError: for the first such field that is not at its default.
+        """
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in _READ_BY_ESTIMATORS:
+            value, default = getattr(self, name), defaults[name]
+            _require(
+                value == default,
+                name,
+                value,
+                f"advantage_fn replaces the estimator, and nothing else reads {name}. Apply it inside advantage_fn, e.g. "
+                f"advantage_fn=functools.partial(g2po_trl.g2po, …), and leave it at {default!r}; or remove advantage_fn",
             )
 
     def _check_vllm(self) -> None:

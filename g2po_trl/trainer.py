@@ -59,7 +59,7 @@ class G2POTrainer(LogProbsTrainer):
             worker processes, so it must be picklable. A class in TRL's own style (`reset`, tool methods, `get_reward`;
             no `step`) is taken as it is, see `g2po_trl.tool_environment`.
         prompt_template: the words around an observation, and the reply's parser.
-        advantage_fn: `StateGraph -> array(num_steps)`, in place of `advantage_estimator`.
+        advantage_fn: `StateGraph -> array(num_steps)`, in place of `advantage_estimator` and its options.
         state_key: `Step -> str`, what tells states apart, in place of the environment's own key or the observation.
         processing_class: the tokenizer, with a chat template; of a multimodal checkpoint its processor.
         card_facts: more rows of the model card, e.g. the data's version.
@@ -101,6 +101,8 @@ class G2POTrainer(LogProbsTrainer):
                 "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
             )
         self.environment_factory = environment_factory
+        if advantage_fn is not None:
+            args.check_advantage_fn()
         if is_tool_environment(environment_factory):
             environment_factory = text_environment_factory(environment_factory, args.max_turns)
             prompt_template = TOOL_PROMPT if prompt_template is DEFAULT_PROMPT else prompt_template
@@ -154,11 +156,6 @@ class G2POTrainer(LogProbsTrainer):
         """The estimator and its name."""
         if advantage_fn is None:
             return make_estimator(self.args), estimator_name(self.args)
-        configured = estimator_name(self.args)
-        if configured != "g2po":
-            raise ValueError(
-                f"advantage_fn is given and the configuration asks for {configured}: choose one of the two"
-            )
         return advantage_fn, getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
 
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:

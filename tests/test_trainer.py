@@ -171,9 +171,20 @@ def test_estimators_are_chosen_by_name(make_trainer, tmp_path, options, name, ex
     assert f"Advantages: `{name}`" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_two_estimators_at_once(make_trainer):
-    with pytest.raises(ValueError, match="choose one of the two"):
-        make_trainer(advantage_estimator="grpo", advantage_fn=lambda graph: np.zeros(graph.num_steps))
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("advantage_estimator", "grpo"),
+        ("use_edge_advantage", False),
+        ("step_advantage_weight", 0.5),
+        ("invalid_action_penalty", 0.0),
+        ("episode_statistics", "step"),
+        ("scale_rewards", "none"),
+    ],
+)
+def test_an_advantage_fn_ignores_no_option_of_the_estimators(make_trainer, option, value):
+    with pytest.raises(ValueError, match=f"^{option} is {value!r}: advantage_fn replaces the estimator.*leave it at"):
+        make_trainer(advantage_fn=lambda graph: np.zeros(graph.num_steps), **{option: value})
 
 
 def test_zero_advantages_and_no_kl_change_nothing(make_trainer):
