@@ -337,8 +337,8 @@ class G2POConfig(GRPOConfig):
                 value == default,
                 name,
                 value,
-                f"advantage_fn replaces the estimator, and nothing else reads {name}. Apply it inside advantage_fn, e.g. "
-                f"advantage_fn=functools.partial(g2po_trl.g2po, …), and leave it at {default!r}; or remove advantage_fn",
+                f"advantage_fn replaces the estimator, and nothing else reads {name}. Apply it inside advantage_fn, "
+                f"e.g. functools.partial(g2po_trl.g2po, …), and leave it at {default!r}; or remove advantage_fn",
             )
 
     def _check_vllm(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, send_to_device
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, ProgressCallback, Trainer
 
@@ -35,6 +35,7 @@ from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
 from .prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout import RolloutStats
 from .sample_table import SampleTable
+from .sharding import keep_outputs_exact
 from .tasks import check_datasets, groups_of
 from .tool_environment import TOOL_PROMPT, is_tool_environment, text_environment_factory
 from .trajectory import Step, Trajectory, note_advantages, write_jsonl
@@ -152,6 +153,11 @@ class G2POTrainer(LogProbsTrainer):
                 CollapseStop(args.min_valid_action_ratio, args.min_success_of_best, args.collapse_patience)
             )
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """The accelerator as transformers makes it; called before any model is prepared, the reference included."""
+        super().create_accelerator_and_postprocess()
+        keep_outputs_exact(getattr(self.accelerator.state, "fsdp_plugin", None))
+
     def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
         """The estimator and its name."""
         if advantage_fn is None:
@@ -222,10 +228,10 @@ class G2POTrainer(LogProbsTrainer):
     # -- training --------------------------------------------------------------------------------------------------
 
     def _prepare_inputs(self, inputs):
-        """Micro-batches go to the device; there is nothing else left to prepare."""
+        """Micro-batches go to the device as they are: transformers casts floats to DeepSpeed's dtype."""
         if not isinstance(inputs, dict):
             raise TypeError("dataset rows cannot be prepared one batch at a time: use `evaluate` or `play`")
-        return Trainer._prepare_inputs(self, inputs)
+        return send_to_device(inputs, self.accelerator.device)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """One slice of the rollout: forward and backward of its micro-batches. Rolls out first when it is time."""
@@ -240,10 +246,11 @@ class G2POTrainer(LogProbsTrainer):
         loss = torch.zeros((), device=self.accelerator.device)
         ends_step = self.accelerator.sync_gradients
         for index, micro_batch in enumerate(micro_batches):
-            # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there.
+            # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
+            # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
             last = index == len(micro_batches) - 1
             self.accelerator.gradient_state._set_sync_gradients(ends_step and last)
-            with nullcontext() if last else self.accelerator.no_sync(model):
+            with nullcontext() if last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
                 loss += Trainer.training_step(self, model, micro_batch, num_items_in_batch)
         merge_micro_batch_metrics(metrics, marks, [m["weight"] for m in micro_batches])
 

@@ -1,0 +1,154 @@
+"""The same recorded step samples in several precisions and shardings, one after the other; alone or under torchrun.
+
+For each, written to `OUTPUT/<precision>-<sharding>-<rank>.json`: of a policy that begins as the reference, the KL of
+four updates at learning rate 1e-3; of one a known step away, the KL, its log-probabilities and its ratio to itself.
+"""
+
+import hashlib
+import json
+import os
+import sys
+
+import numpy as np
+import sharding
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from datasets import Dataset
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from letter_trainer import make_config
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from g2po_trl import G2POTrainer, Step, Trajectory
+from g2po_trl.rollout import RolloutStats
+
+PRECISIONS = {
+    "float32": (torch.float32, False),
+    "autocast": (torch.float32, True),
+    "weights": (torch.bfloat16, False),
+}
+
+
+def recorded(number: int) -> Trajectory:
+    """A trajectory of random tokens: three steps, prompts that begin alike."""
+    rng = np.random.default_rng(number)
+    start = np.random.default_rng(number // 4).integers(3, 300, 20).tolist()
+    steps = []
+    for turn in range(3):
+        start = [*start, *rng.integers(3, 300, 10).tolist()]
+        reply = rng.integers(3, 300, int(rng.integers(2, 9))).tolist()
+        steps.append(Step(f"room {turn}", "go", prompt_ids=start, completion_ids=reply, logprobs=None))
+    return Trajectory(f"task {number // 4}", steps, float(number % 2), "success" if number % 2 else "failure")
+
+
+class RecordedTrainer(G2POTrainer):
+    """Trains on recorded trajectories, and keeps what its policy gave their tokens."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.log_probs_of, self.furthest_ratio, self.gradient_bytes, self._inputs = {}, [], [], None
+        backward = self.accelerator.backward
+
+        def measured(*args, **kwargs):
+            backward(*args, **kwargs)
+            self.gradient_bytes.append(sharding.gradient_bytes(self.model))
+
+        self.accelerator.backward = measured
+
+    def play(self, tasks, sampling=None, groups=None, description="rollout"):
+        first = self.accelerator.process_index * len(tasks)
+        return [recorded(first + i) for i in range(len(tasks))], RolloutStats()
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        self._inputs = inputs
+        try:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        finally:
+            self._inputs = None
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._inputs is not None:
+            mask = self._inputs["completion_mask"].bool()
+            ratio = (outputs[0].detach() - self._inputs["old_per_token_logps"]).exp() - 1
+            self.furthest_ratio.append((self._step, float(ratio[mask].abs().max()) if mask.any() else 0.0))
+            for i in mask.any(1).nonzero().flatten().tolist():
+                row = torch.cat([self._inputs["prompt_ids"][i], self._inputs["completion_ids"][i][mask[i]]])
+                row = row[row != self.processing_class.pad_token_id]
+                name = hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16]
+                if name not in self.log_probs_of:
+                    self.log_probs_of[name] = outputs[0][i][mask[i]].detach().float().tolist()
+        return outputs
+
+
+def train(model, origin, output, precision, kind, **options):
+    """`model` (folder) as the policy, `origin` (folder) as the reference."""
+    dtype, autocast = PRECISIONS[precision]
+    environment = dict(os.environ)
+    options = {
+        "per_device_train_batch_size": 8 // int(os.environ.get("WORLD_SIZE", 1)),
+        "steps_per_generation": 2,
+        "max_steps": 4,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "beta": 0.1,
+        "logging_steps": 1,
+        "bf16": autocast,
+        "max_tokens_per_micro_batch": 200,
+        "packed_row_tokens": 150,
+        "save_trajectories": False,
+        "weight_decay": 0.0,
+        **options,
+    }
+    args = make_config(output, **{**options, **sharding.prepare(kind, autocast)})
+    sharding.pretend(kind)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    policy.config._name_or_path = str(origin)  # where the reference is loaded from
+    args.model_init_kwargs = {"dtype": dtype}
+    tasks = Dataset.from_list([{"seed": seed} for seed in range(4)])
+    trainer = RecordedTrainer(
+        policy,
+        args,
+        tasks,
+        None,
+        LetterEnvironment,
+        LETTER_PROMPT,
+        lambda graph: np.sin(np.arange(graph.num_steps)),
+        processing_class=AutoTokenizer.from_pretrained(origin),
+    )
+    trainer.train()
+    sharding.check(trainer, kind)
+    assert trainer.ref_model is not None
+    trainer.close()
+    os.environ.clear()
+    os.environ.update(environment)
+    for state in (AcceleratorState, PartialState, GradientState):
+        state._shared_state.clear()
+    return trainer
+
+
+def main(model, moved, output, cells):
+    torch.set_num_threads(1)
+    for cell in cells:
+        precision, kind = cell.split(":")
+        steps = train(model, model, output, precision, kind)
+        known = train(moved, model, output, precision, kind, max_steps=1)
+        kl = [entry["kl"] for entry in steps.state.log_history if "kl" in entry]
+        measured = {
+            "kl": kl,
+            "kl_of_known_step": known.state.log_history[0]["kl"],
+            "ratio_before_any_step": max(far for step, far in known.furthest_ratio if step == 0),
+            "ratio_after_a_step": max(far for step, far in steps.furthest_ratio if step == 1),
+            "log_probs": known.log_probs_of,
+            "layout": steps.token_layout,
+            "gradient_bytes": max(steps.gradient_bytes),
+            "whole_gradient_bytes": 4 * sum(p.numel() for p in steps.model.parameters()),
+        }
+        rank = os.environ.get("RANK", "0")
+        with open(f"{output}/{precision}-{kind}-{rank}.json", "w") as file:
+            json.dump(measured, file)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], sys.argv[4:])
