@@ -218,7 +218,7 @@ def variants(
     tokens = {"trl": sum(map(sum, batch.lengths(range(len(batch)))))}
     for layout in LAYOUTS[1:]:
         trainer.token_layout = layout
-        ((made[layout],), metrics) = trainer.cut([batch])
+        ((made[layout],), metrics) = trainer.cut(batch)
         tokens[layout] = round(metrics["update/forwarded_tokens"] * (1 - metrics["update/padding_fraction"]))
     return made, tokens
 

@@ -7,33 +7,31 @@ the cut:
 - `num_items_in_batch`, what TRL's token-mean losses (dapo, cispo, vespo) divide by: reply tokens of the rollout;
 - `loss_scale`, what a micro-batch's loss is multiplied by for losses that average inside a micro-batch.
 
-Several ranks plan together: every rank gets the same number of micro-batches with the same number of rows in each
-(TRL gathers a metric per row, and a sharded model must run the same number of forward passes everywhere). What a rank
-lacks is filled with rows of mask 0. Nothing is dropped.
+Who trains what is planned from lengths (`planning`), the rows that move are exchanged (`exchange`), and each rank
+makes the tensors of its own.
 
 The loss sees padded rows. What passes through the model is up to the layout (`packing`): those rows, or packed ones in
-which each token that rows have in common stands once. A *unit* is what is dealt and cut: a row, or a packed row.
+which each token that rows have in common stands once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from .packing import lay_out, lexicographic, make_packs, split_packs
+from .ordering import Ordering
+from .packing import Pack, common_prefix, lay_out
+from .planning import MicroBatchPlan, Rows, plan_update
 from .trajectory import Trajectory
 
 # How a TRL loss averages, and so how micro-batches of it add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
 MICRO_BATCH_TOKEN_MEAN_LOSSES = ("bnpo",)
 TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
-
-_PACKS_A_RANK = 8
-_NEIGHBOURS = 8  # alike rows that go to a slice together: more share little more, and make slices less alike
 
 
 @dataclass
@@ -113,6 +111,16 @@ class StepBatch:
         """Reply tokens of the rows that are trained."""
         return sum(len(self.completion_ids[row]) for row in rows if self.trained[row])
 
+    @property
+    def summary(self) -> Rows:
+        """What a plan needs to know of the rows."""
+        sizes = np.array(self.lengths(range(len(self))), dtype=np.int32).reshape(-1, 2)
+        return Rows(sizes[:, 0], sizes[:, 1], self.advantages, self.trained, [len(self)], self.logprobs is not None)
+
+    def sequences(self) -> list[np.ndarray]:
+        """Token ids of each row, prompt and reply."""
+        return [np.concatenate(pair) for pair in zip(self.prompt_ids, self.completion_ids)]
+
     def lengths(self, rows: Sequence[int]) -> list[tuple[int, int]]:
         """(prompt tokens, reply tokens) of the rows."""
         return [(len(self.prompt_ids[row]), len(self.completion_ids[row])) for row in rows]
@@ -154,74 +162,6 @@ class StepBatch:
         return tensors if logprobs is None else {**tensors, "sampling_per_token_logps": logprobs}
 
 
-def deal_rows(
-    lengths: Sequence[tuple[int, int]], num_slices: int, num_ranks: int, rng: np.random.Generator
-) -> list[list[list[int]]]:
-    """Which rank trains which rows of which slice: the same slices whatever the number of ranks, and equal work.
-
-    Rows go to slices by chance, in equal numbers give or take one. Within a slice they are sorted by length and dealt
-    like cards, back and forth, so that ranks get as many rows (give or take one), of similar lengths at similar
-    places, and sums of tokens that differ by less than the longest row: the slowest rank sets the pace.
-
-    Args:
-        lengths: (prompt, reply) tokens of the rows of all ranks.
-
-    Returns:
-        [slice][rank] -> row numbers, longest first.
-    """
-    total = np.array([prompt + reply for prompt, reply in lengths], dtype=np.int64)
-    return [_deal(part, total, num_ranks) for part in slice_rows(range(len(lengths)), num_slices, rng)]
-
-
-def slice_rows(
-    order: Sequence[int], num_slices: int, rng: np.random.Generator, neighbours: int = 1
-) -> list[np.ndarray]:
-    """Rows of each slice, in equal numbers give or take one; by chance, as many at a time as are `neighbours`."""
-    order = np.asarray(order, dtype=np.int64)
-    runs = np.array_split(order, max(1, -(-len(order) // neighbours)))
-    return np.array_split(np.concatenate([runs[run] for run in rng.permutation(len(runs))]), num_slices)
-
-
-def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:
-    """Units by rank, longest first: back and forth like cards."""
-    longest_first = units[np.argsort(-tokens[units], kind="stable")]
-    place = np.arange(len(units))
-    turn, seat = place // num_ranks, place % num_ranks
-    rank = np.where(turn % 2 == 0, seat, num_ranks - 1 - seat)
-    return [longest_first[rank == r].tolist() for r in range(num_ranks)]
-
-
-def imbalance(work: Sequence[float]) -> float:
-    """The busiest rank's work by the mean rank's: 1 is even; what the others wait is this minus 1."""
-    return max(work) * len(work) / sum(work) if sum(work) else 1.0
-
-
-def plan_micro_batches(lengths: Sequence[Sequence[tuple[int, int]]], max_tokens: int) -> list[tuple[int, int]]:
-    """Where to cut a slice, the same on every rank.
-
-    Args:
-        lengths: for each rank, (prompt, reply) tokens of its rows in the slice, longest first.
-        max_tokens: padded tokens of one micro-batch on any rank; a single longer row still makes one.
-
-    Returns:
-        (start, stop) positions into the ranks' sorted rows, covering all of them; at least one micro-batch.
-    """
-    num_rows = max(map(len, lengths), default=0)
-    plan, start = [], 0
-    widest = [(0, 0)] * len(lengths)
-    for position in range(num_rows):
-        grown = [
-            (max(p, rows[position][0]), max(c, rows[position][1])) if position < len(rows) else (p, c)
-            for (p, c), rows in zip(widest, lengths)
-        ]
-        if position > start and (position + 1 - start) * max(p + c for p, c in grown) > max_tokens:
-            plan.append((start, position))
-            start = position
-            grown = [rows[position] if position < len(rows) else (0, 0) for rows in lengths]
-        widest = grown
-    return [*plan, (start, max(num_rows, 1))]
-
-
 def make_micro_batches(
     batches: Sequence[StepBatch],
     rank: int,
@@ -233,68 +173,73 @@ def make_micro_batches(
     rng: np.random.Generator,
     layout: str = "padded",
     row_tokens: int = 0,
+    kl: bool = True,
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-    """Deal all ranks' step samples out anew, so that each has as much to do, and cut one rank's into micro-batches.
+    """One rank's micro-batches, where the rows of all are at hand; see `plan_update` and `collate_plan`.
 
     Args:
         batches: the step samples of each rank, as they were played.
-        max_tokens: see `plan_micro_batches`. rng: in the same state on every rank.
-        layout: one of `packing.LAYOUTS`. row_tokens: of a packed row.
+        kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
+    """
+    batch = StepBatch.concatenate(batches)
+    rows = Rows.concatenate([part.summary for part in batches])
+    plan, metrics = plan_update(
+        rows,
+        Ordering.of(batch.sequences()),
+        num_slices,
+        max_tokens,
+        rng,
+        layout,
+        row_tokens,
+        rows.with_gradient(kl),
+    )
+    place_of = {row: row for row in range(len(batch))}
+    return collate_plan(plan, batch, place_of, rows, rank, loss_type, pad_token_id, pad_to_multiple_of), metrics
+
+
+def collate_plan(
+    plan: Sequence[Sequence[MicroBatchPlan]],
+    batch: StepBatch,
+    place_of: dict[int, int],
+    rows: Rows,
+    rank: int,
+    loss_type: str,
+    pad_token_id: int,
+    pad_to_multiple_of: int | None,
+) -> list[list[dict[str, Any]]]:
+    """The tensors of a rank's part of a plan.
+
+    Args:
+        batch: holds the rows that the rank trains. place_of: by a row's number in the plan, its number in `batch`.
 
     Returns:
         [slice][micro-batch] tensors by name, with `num_items_in_batch`, `loss_scale` and `weight` (trained tokens of
-        all ranks in it), and those of `lay_out` unless the layout is padded; and metrics: what there is to train, how
-        much of it passes through the model, and how evenly it was and is spread.
+        all ranks in it), and those of `lay_out` unless the layout is padded.
     """
-    batch, num_ranks = StepBatch.concatenate(batches), len(batches)
-    lengths = batch.lengths(range(len(batch)))
-    sequences = [np.concatenate(pair) for pair in zip(batch.prompt_ids, batch.completion_ids)]
-    scored = [reply * bool(trained) for (_, reply), trained in zip(lengths, batch.trained)]
-    num_tokens = batch.num_tokens
-    num_items = torch.tensor(num_tokens)
-    slices, tokens, forwarded = [], np.zeros(num_ranks), 0
-    # Alike rows go to a slice together: far more of them is shared, whatever the number of slices.
-    for part in slice_rows(lexicographic(sequences), num_slices, rng, _NEIGHBOURS):
-        if layout == "padded":
-            packs, units, sizes = None, [[row] for row in part.tolist()], [lengths[row] for row in part]
-        else:
-            own = [sequences[row] for row in part]
-            packs = make_packs(own, row_tokens, layout == "shared")
-            # Several packs a rank, and as many on each, or they cannot be dealt evenly.
-            even = sum(pack.num_tokens for pack in packs) // (_PACKS_A_RANK * num_ranks)
-            if num_ranks > 1 and even < row_tokens:
-                packs = make_packs(own, max(1, even), layout == "shared")
-            packs = split_packs(packs, own, num_ranks)
-            packs = [replace(pack, rows=part[pack.rows].tolist()) for pack in packs]
-            units, sizes = [pack.rows for pack in packs], [(pack.num_tokens, 0) for pack in packs]
-        ranks = _deal(np.arange(len(units)), np.array([sum(size) for size in sizes], dtype=np.int64), num_ranks)
-        tokens += [sum(sum(sizes[unit]) for unit in dealt) for dealt in ranks]
-        micro_batches = []
-        for start, stop in plan_micro_batches([[sizes[unit] for unit in dealt] for dealt in ranks], max_tokens):
-            rows = [[row for unit in dealt[start:stop] for row in units[unit]] for dealt in ranks]
-            micro_batch = batch.collate(rows[rank], max(1, *map(len, rows)), pad_token_id, pad_to_multiple_of)
-            if packs is not None:
-                dealt = [packs[unit] for unit in ranks[rank][start:stop]]
-                micro_batch |= lay_out(dealt, sequences, scored, pad_token_id, pad_to_multiple_of)
-            micro_batch["num_items_in_batch"] = num_items
-            micro_batch["loss_scale"] = loss_scale(
-                loss_type, micro_batch, len(batch), num_tokens, num_ranks, num_slices
-            )
-            micro_batch["weight"] = batch.num_trained_tokens([row for dealt in rows for row in dealt])
-            micro_batches.append(micro_batch)
-            for dealt in ranks:
-                widths = [sizes[unit] for unit in dealt[start:stop]] or [(1, 0)]
-                forwarded += (len(widths) if packs else stop - start) * sum(map(max, zip(*widths)))
-        slices.append(micro_batches)
-    return slices, {
-        "update/step_samples": len(batch),
-        "update/micro_batches": sum(map(len, slices)),
-        "update/token_imbalance": imbalance(tokens),
-        "rollout/token_imbalance": imbalance([sum(map(sum, b.lengths(range(len(b))))) for b in batches]),
-        "update/forwarded_tokens": forwarded,
-        "update/repeated_token_fraction": 1 - tokens.sum() / max(sum(map(sum, lengths)), 1),
-        "update/padding_fraction": 1 - tokens.sum() / max(forwarded, 1),
-    }
+    num_tokens, num_ranks = rows.num_trained_tokens(), len(rows.counts)
+    sequences = batch.sequences()
+    scored = [len(reply) * bool(trained) for reply, trained in zip(batch.completion_ids, batch.trained)]
+
+    def collate(planned: MicroBatchPlan) -> dict[str, Any]:
+        own = [place_of[row] for row in planned.rows[rank]]
+        micro_batch = batch.collate(own, planned.num_rows, pad_token_id, pad_to_multiple_of)
+        if planned.packs is not None:
+            packs = [_as_it_is(pack, place_of, sequences) for pack in planned.packs[rank]]
+            micro_batch |= lay_out(packs, sequences, scored, pad_token_id, pad_to_multiple_of)
+        micro_batch["num_items_in_batch"] = torch.tensor(num_tokens)
+        micro_batch["loss_scale"] = loss_scale(loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan))
+        micro_batch["weight"] = rows.num_trained_tokens([row for dealt in planned.rows for row in dealt])
+        return micro_batch
+
+    return [[collate(planned) for planned in part] for part in plan]
+
+
+def _as_it_is(pack: Pack, place_of: dict[int, int], sequences: Sequence[np.ndarray]) -> Pack:
+    """The pack with the rows' numbers in this rank's batch. Tokens say what is shared: a plan may go by hashes."""
+    rows = [place_of[row] for row in pack.rows]
+    common = [common_prefix(sequences[a], sequences[b]) for a, b in zip(rows, rows[1:])]
+    shared = [0, *map(min, pack.shared[1:], common)]
+    return Pack(rows, shared, sum(len(sequences[row]) for row in rows) - sum(shared))
 
 
 def loss_scale(

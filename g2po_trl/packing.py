@@ -54,19 +54,33 @@ def make_packs(sequences: Sequence[np.ndarray], max_tokens: int, share: bool = T
         share: forward what sequences have in common once; `False` only puts them end to end, longest first.
     """
     order = lexicographic(sequences) if share else sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
+    neighbours = zip(order, order[1:])
+    overlaps = [0, *(common_prefix(sequences[a], sequences[b]) if share else 0 for a, b in neighbours)]
+    return cut_into_packs(order, [len(sequences[row]) for row in order], overlaps, max_tokens)
+
+
+def cut_into_packs(
+    rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], max_tokens: int
+) -> list[Pack]:
+    """The same, where no tokens are needed any more.
+
+    Args:
+        rows: numbers of the sequences in the order in which they are laid out.
+        lengths: tokens of each. overlaps: of those, how many it has in common with the one before.
+    """
     packs: list[Pack] = []
-    rows: list[int] = []
+    own: list[int] = []
     shared: list[int] = []
     num_tokens = 0
-    for row in order:
-        common = common_prefix(sequences[rows[-1]], sequences[row]) if share and rows else 0
-        if rows and num_tokens + len(sequences[row]) - common > max_tokens:
-            packs.append(Pack(rows, shared, num_tokens))
-            rows, shared, num_tokens, common = [], [], 0, 0
-        rows.append(row)
+    for row, length, overlap in zip(rows, lengths, overlaps):
+        common = overlap if own else 0
+        if own and num_tokens + length - common > max_tokens:
+            packs.append(Pack(own, shared, num_tokens))
+            own, shared, num_tokens, common = [], [], 0, 0
+        own.append(row)
         shared.append(common)
-        num_tokens += len(sequences[row]) - common
-    return [*packs, Pack(rows, shared, num_tokens)] if rows else packs
+        num_tokens += length - common
+    return [*packs, Pack(own, shared, num_tokens)] if own else packs
 
 
 def lexicographic(sequences: Sequence[np.ndarray]) -> list[int]:
@@ -74,8 +88,12 @@ def lexicographic(sequences: Sequence[np.ndarray]) -> list[int]:
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
 
 
-def split_packs(packs: Sequence[Pack], sequences: Sequence[np.ndarray], num_ranks: int) -> list[Pack]:
-    """The same with the largest halved until every rank gets as many, if there are rows enough."""
+def split_packs(packs: Sequence[Pack], lengths: Sequence[int], num_ranks: int) -> list[Pack]:
+    """The same with the largest halved until every rank gets as many, if there are rows enough.
+
+    Args:
+        lengths: tokens of each sequence, by its number.
+    """
     packs = list(packs)
     while len(packs) % num_ranks:
         largest = max(range(len(packs)), key=lambda i: len(packs[i].rows))
@@ -85,7 +103,7 @@ def split_packs(packs: Sequence[Pack], sequences: Sequence[np.ndarray], num_rank
         half = len(rows) // 2
         parts = ((rows[:half], shared[:half]), (rows[half:], [0, *shared[half + 1 :]]))
         packs[largest : largest + 1] = [
-            Pack(part, common, sum(len(sequences[row]) for row in part) - sum(common)) for part, common in parts
+            Pack(part, common, sum(int(lengths[row]) for row in part) - sum(common)) for part, common in parts
         ]
     return packs
 

@@ -29,6 +29,7 @@ from .chat_template import template_of
 from .config import G2POConfig
 from .environment import TextEnvironment
 from .estimators import estimator_name, make_estimator
+from .exchange import cut_over_ranks
 from .graph import StateGraph, record
 from .log_probs import LogProbsTrainer
 from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
@@ -203,18 +204,22 @@ class G2POTrainer(LogProbsTrainer):
 
     def _micro_batches(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
         """This rank's part of all ranks' step samples, as micro-batches by slice; and `update/*` metrics."""
-        gathered = gather_object([local])
-        slices, metrics = self.cut(gathered)
-        if self.token_layout != "padded" and not self.layout_checked and not self.layout_is_exact(slices[0][0]):
-            slices, metrics = self.cut(gathered)
+        slices, metrics = self.cut(local)
+        if self.token_layout != "padded" and not self.layout_checked:
+            trained = (micro_batch for part in slices for micro_batch in part if micro_batch["weight"])
+            micro_batch = next(trained, None)  # the same place on all ranks
+            if micro_batch is not None and not self.layout_is_exact(micro_batch):
+                slices, metrics = self.cut(local)
         return slices, metrics
 
-    def cut(self, batches: Sequence[StepBatch]) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-        """`make_micro_batches` as configured: the same, whatever is cut again."""
-        args = self.args
-        return make_micro_batches(
-            batches,
-            self.accelerator.process_index,
+    def cut(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
+        """`make_micro_batches` of all ranks' step samples as configured; the same, however often they are cut."""
+        args, rank = self.args, self.accelerator.process_index
+        if self.accelerator.num_processes == 1:
+            cut = partial(make_micro_batches, [local], rank)
+        else:
+            cut = partial(cut_over_ranks, local, rank, lambda thing: gather_object([thing]), self.accelerator.device)
+        return cut(
             args.steps_per_generation,
             args.max_tokens_per_micro_batch,
             args.loss_type,
@@ -223,6 +228,7 @@ class G2POTrainer(LogProbsTrainer):
             np.random.default_rng([args.seed, self._step, 0]),  # the same on every rank
             self.token_layout,
             self.packed_row_tokens,
+            self.beta != 0.0,
         )
 
     # -- training --------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from g2po_trl.batch import StepBatch, deal_rows, imbalance, loss_scale, plan_micro_batches
+from g2po_trl.batch import StepBatch, loss_scale
+from g2po_trl.planning import deal_rows, imbalance, plan_micro_batches
 from g2po_trl.trajectory import Step, Trajectory
 
 

@@ -49,7 +49,7 @@ def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypat
     trainer.vllm_importance_sampling_mode, trainer.vllm_importance_sampling_clip_max = mode, 1.05
     batch = rollout_of(trainer)
     rng = np.random.default_rng(1)
-    ((plain,), _) = trainer.cut([batch])
+    ((plain,), _) = trainer.cut(batch)
     trainer.model.eval()
     with torch.no_grad():  # an engine that is off by a little, and gave no number for one token
         exact = [trainer.log_probs(trainer.model, micro_batch) for micro_batch in plain]
@@ -77,7 +77,7 @@ def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer):
         ({"num_iterations": 2}, True),
     ):
         trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, **options)
-        slices, _ = trainer.cut([rollout_of(trainer)])
+        slices, _ = trainer.cut(rollout_of(trainer))
         passes = Passes(trainer.model)
         trainer.add_log_probs([micro_batch for part in slices for micro_batch in part])
         assert trainer.policy_moves_on == moves_on

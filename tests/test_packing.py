@@ -85,7 +85,7 @@ def test_every_sequence_sees_itself_and_nothing_else(sequences, max_tokens, shar
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=30), st.integers(1, 5))
 def test_packs_are_halved_until_ranks_get_as_many(sequences, num_ranks):
     sequences = arrays(*sequences)
-    packs = split_packs(make_packs(sequences, 25), sequences, num_ranks)
+    packs = split_packs(make_packs(sequences, 25), [len(sequence) for sequence in sequences], num_ranks)
     assert len(packs) % num_ranks == 0 or all(len(pack.rows) == 1 for pack in packs)
     assert sorted(row for pack in packs for row in pack.rows) == list(range(len(sequences)))
     for pack in packs:
@@ -197,7 +197,7 @@ def test_gradients_are_those_of_padded_rows(make_trainer, options):
     gradients, forwarded = {}, {}
     for layout in ("padded", "packed", "shared"):
         trainer.token_layout = layout
-        slices, metrics = trainer.cut([batch])
+        slices, metrics = trainer.cut(batch)
         part = [micro_batch for part in slices for micro_batch in part]
         trainer.add_log_probs(part)
         gradients[layout], forwarded[layout] = gradient(trainer, part), metrics["update/forwarded_tokens"]
@@ -224,7 +224,7 @@ def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
         trainer.token_layout = layout
         for model in (trainer.model, trainer.ref_model):
             model.set_attn_implementation(attention)
-        (part,), _ = trainer.cut([batch])
+        (part,), _ = trainer.cut(batch)
         trainer.add_log_probs(part)
         gradients[layout] = gradient(trainer, part)
     for layout in ("packed", "shared"):
@@ -235,7 +235,7 @@ def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
 @pytest.mark.skipif(not shutil.which("c++"), reason="compiles for the CPU, and there is no C++ compiler")
 def test_compiled_flex_attention_has_the_same_log_probabilities(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.cut([rollout_of(trainer)])
+    ((micro_batch,),), _ = trainer.cut(rollout_of(trainer))
     with torch.no_grad():
         wanted = trainer.log_probs(trainer.model, micro_batch)
         trainer.model.set_attn_implementation("flex_attention")
@@ -262,13 +262,13 @@ def test_flex_attention_is_refused_on_a_cpu(make_trainer):
 
 def test_half_precision_is_within_its_rounding(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, bf16=True)
-    ((micro_batch,),), _ = trainer.cut([rollout_of(trainer)])
+    ((micro_batch,),), _ = trainer.cut(rollout_of(trainer))
     assert trainer.layout_is_exact(micro_batch) and trainer.token_layout == "shared"
 
 
 def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.cut([rollout_of(trainer)])
+    ((micro_batch,),), _ = trainer.cut(rollout_of(trainer))
     from trl.trainer import utils
 
     seen = []
@@ -301,7 +301,7 @@ def test_no_tensor_is_tokens_by_vocabulary(make_trainer, monkeypatch, layout):
     monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 32)
     monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 100)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, token_layout=layout)
-    ((micro_batch,),), _ = trainer.cut([rollout_of(trainer)])
+    ((micro_batch,),), _ = trainer.cut(rollout_of(trainer))
     config = trainer.model.config
     with BesideVocabulary(config.vocab_size) as seen:
         trainer.add_log_probs([micro_batch])

@@ -22,7 +22,8 @@ from letter_trainer import TASKS, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer, StateGraph, g2po, gigpo, grpo, read_jsonl, rloo
-from g2po_trl.batch import StepBatch, deal_rows, loss_scale
+from g2po_trl.batch import StepBatch, loss_scale
+from g2po_trl.planning import deal_rows
 
 
 def weights(trainer):
