@@ -2,10 +2,13 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2po_trl import ordering
+from g2po_trl.batch import StepBatch, make_micro_batches
+from g2po_trl.exchange import cut_over_ranks
 from g2po_trl.ordering import Ordering, order_over_ranks
 from g2po_trl.packing import common_prefix
 
@@ -84,3 +87,62 @@ def test_the_order_of_long_sequences_that_begin_alike():
 def test_neighbours_of_nothing(rows):
     whole = Ordering.of([np.array([n], dtype=np.int32) for n in range(5)])
     assert whole.neighbours(np.array(rows, dtype=np.int64), np.ones(5)).tolist() == [0] * len(rows)
+
+
+def ragged(counts, rng):
+    """The step samples of ranks: prompts of two tasks that begin alike, some of advantage 0, some not trained."""
+    tasks = [rng.integers(0, 500, 50) for _ in range(2)]
+    batches = []
+    for count in counts:
+        prompts = [np.concatenate([tasks[n % 2], rng.integers(0, 2, rng.integers(1, 60))]) for n in range(count)]
+        replies = [rng.integers(0, 2, rng.integers(1, 12)).astype(np.int32) for _ in range(count)]
+        batches.append(
+            StepBatch(
+                [prompt.astype(np.int32) for prompt in prompts],
+                replies,
+                rng.integers(-1, 2, count).astype(np.float32),
+                rng.random(count) < 0.9,
+                [rng.normal(size=len(reply)).astype(np.float32) for reply in replies],
+            )
+        )
+    return batches
+
+
+@pytest.mark.parametrize("layout", ["shared", "packed", "padded"])
+@pytest.mark.parametrize("counts", [(30, 25), (40, 0, 7), (0, 0)])
+def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_makes(monkeypatch, counts, layout):
+    batches, moved = ragged(counts, np.random.default_rng(0)), []
+
+    def cut(batch, rank, gather):
+        def all_to_all(received, sent, received_sizes, sent_sizes):
+            parts = gather(sent.split(sent_sizes))
+            torch.cat([part[rank] for part in parts], out=received)
+            assert [len(part[rank]) for part in parts] == received_sizes
+            moved.append(len(received))
+
+        exchanges[threading.get_ident()] = all_to_all
+        return cut_over_ranks(
+            batch, rank, gather, "cpu", 3, 200, "grpo", 0, None, np.random.default_rng(1), layout, 90, kl=False
+        )
+
+    exchanges = {}
+    monkeypatch.setattr(
+        torch.distributed, "all_to_all_single", lambda *arguments: exchanges[threading.get_ident()](*arguments)
+    )
+    for rank, (slices, metrics) in enumerate(on_ranks(batches, cut)):
+        wanted, wanted_metrics = make_micro_batches(
+            batches, rank, 3, 200, "grpo", 0, None, np.random.default_rng(1), layout, 90, kl=False
+        )
+        assert metrics == wanted_metrics
+        for part, wanted_part in zip(slices, wanted, strict=True):
+            for micro_batch, other in zip(part, wanted_part, strict=True):
+                assert micro_batch.keys() == other.keys()
+                assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(other[k])) for k, v in micro_batch.items())
+    kept = [row for batch in batches for row in range(len(batch)) if batch.trained[row] and batch.advantages[row] != 0]
+    assert metrics["update/left_out_fraction"] == pytest.approx(
+        1 - len(kept) / max(sum(counts), 1) if sum(counts) else 0
+    )
+    if sum(counts):
+        assert 0.3 < metrics["update/left_out_fraction"] < 0.6
+    whole = sum(len(p) + 2 * len(c) for b in batches for p, c in zip(b.prompt_ids, b.completion_ids))
+    assert sum(moved) <= whole, "each row goes to one rank"

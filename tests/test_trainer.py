@@ -193,6 +193,37 @@ def test_zero_advantages_and_no_kl_change_nothing(make_trainer):
     before = weights(trainer)
     trainer.train()
     assert torch.equal(weights(trainer), before)
+    assert trainer.state.global_step == 3, "a step is a step"
+    logs = [log for log in trainer.state.log_history if "update/left_out_fraction" in log]
+    assert all(log["update/left_out_fraction"] == 1 and log["update/forwarded_tokens"] == 1 for log in logs)
+
+
+def test_rows_without_an_advantage_are_left_out_and_the_gradient_stays_the_same(make_trainer):
+    """In each slice, for every loss: denominators count them. With a KL term they stay, but for those not trained."""
+    trainer = make_trainer(LongLetterEnvironment, beta=0.0, steps_per_generation=2, max_tokens_per_micro_batch=200)
+    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
+    steps = sum(len(t.steps) for t in trajectories)
+    advantages = np.random.default_rng(0).integers(-1, 2, steps)
+    batch = StepBatch.from_trajectories(trajectories, advantages)
+    batch.trained[::7] = False
+    gone = 1 - np.mean(batch.trained & (advantages != 0))
+    for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"):
+        trainer.loss_type = trainer.args.loss_type = loss_type
+        found = {}
+        for beta in (0.0, 1.0):
+            trainer.beta = beta
+            slices, metrics = trainer.cut(batch)
+            left_out, rows = metrics["update/left_out_fraction"], sum(len(m["advantages"]) for p in slices for m in p)
+            trainer.beta = 0.0
+            for part in slices:
+                trainer.add_log_probs(part)
+            found[beta] = [gradient(trainer, part) for part in slices], left_out, rows
+        (without, left_out, few), (whole, _, many) = found[0.0], found[1.0]
+        assert left_out == pytest.approx(gone) and 0.3 < gone < 0.6
+        assert few == round((1 - gone) * steps) and many == sum(batch.trained), loss_type
+        for slice_without, slice_whole in zip(without, whole):
+            assert slice_whole.norm() > 0
+            assert (slice_without - slice_whole).norm() < 1e-5 * slice_whole.norm(), loss_type
 
 
 def test_it_learns(make_trainer, tmp_path):
