@@ -5,7 +5,8 @@
 The environment may be a `TextEnvironment`, a class in TRL's style (random calls are made of its tools then), or the
 address of an OpenEnv server, `http://127.0.0.1:8000`.
 
-`check_environment` says whether an environment keeps its contract; `examine` plays random episodes besides and says
+`check_environment` says, in this process, whether an environment keeps its contract; `examine` lets worker processes
+with time limits say it, as in training, and plays random episodes besides and says
 whether it will train well: does a task start the same in another process, are admissible actions admissible, how fast
 is a step, do states repeat so that there is a graph, does chance ever win? Exit code 1 when something is broken.
 """
@@ -25,8 +26,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .environment import TextEnvironment
-from .environment_check import EnvironmentContractError, check_environment, checked_observation, checked_step
+from .environment import Observation, StepResult, TextEnvironment
+from .environment_check import (
+    check_environment,
+    check_task_columns,
+    checked_step,
+    factory_name,
+)
 from .environment_pool import EnvironmentFailure, EnvironmentPool
 from .graph import StateGraph
 from .tool_environment import ToolEnvironment, random_call, text_environment_factory
@@ -54,41 +60,108 @@ def examine(
     episodes: int = 8,
     turns: int = 30,
     seed: int = 0,
+    timeout: float = 60.0,
+    environment_variables: Sequence[str] = (),
 ) -> list[Finding]:
-    """Play random episodes of each task and say what was found, worst first.
+    """Play random episodes of each task, all in worker processes, and say what was found, worst first.
 
     Args:
         environment_factory: as given to the trainer.
         tasks: dataset rows.
         episodes: of each task; as many as a group will have.
         turns: steps of an episode at most.
+        timeout: seconds a reset or a step may take.
+        environment_variables: see `EnvironmentPool`.
     """
+    options = {"num_workers": 1, "step_timeout": timeout, "environment_variables": environment_variables}
+    findings: list[Finding] = []
     try:
         environment_factory = text_environment_factory(environment_factory, turns)
+        for task in tasks:
+            check_task_columns(environment_factory, task)
+        with EnvironmentPool(environment_factory, reset_timeout=timeout, **options) as pool:
+            starts, failures = _tried(pool, tasks)
+        for failure in failures:
+            if failure.kind in ("timeout", "crash"):
+                return [Finding("broken", f"in a worker process it {_said(failure)}")]
+        with _Remote(environment_factory, reset_timeout=10 * timeout, **options) as environment:
+            findings += _contract(environment, tasks, starts, failures)
+            if not any(finding.level == "broken" for finding in findings):
+                findings += _admissible(environment, tasks[0])
+                played = _play(environment, tasks, episodes, turns, random.Random(seed))
+                findings += [*_speed(played), *_texts(played), *_after_the_end(played)]
+                if played.lists_actions:
+                    findings += [*_graph(played, episodes), *_outcomes(played, turns)]
+    except _FailedError as failed:
+        return [Finding("broken", f"a random episode {_said(failed.failure)}. Answer, do not raise.")]
     except ValueError as error:
         return [Finding("broken", str(error))]
-    findings: list[Finding] = []
-    for task in tasks:
-        try:
-            check_environment(environment_factory, task)
-        except (EnvironmentContractError, ValueError) as error:
-            return [Finding("broken", f"{error} (task {task})")]
-    findings.append(Finding("good", "keeps the contract of reset, step and close, also when an action is nonsense."))
-    findings += _in_a_worker(environment_factory, tasks)
-    if any(finding.level == "broken" for finding in findings):
-        return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
-    environment = environment_factory()
-    try:
-        findings += _admissible(environment, tasks[0])
-        played = _play(environment, tasks, episodes, turns, random.Random(seed))
-    except Exception as error:
-        return [Finding("broken", f"a random episode raised {type(error).__name__}: {error}. Answer, do not raise.")]
-    finally:
-        environment.close()
-    findings += [*_speed(played), *_texts(played), *_after_the_end(played)]
-    if played.lists_actions:
-        findings += [*_graph(played, episodes), *_outcomes(played, turns)]
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+
+
+class _FailedError(Exception):
+    def __init__(self, failure: EnvironmentFailure):
+        self.failure = failure
+
+
+class _Examined(TextEnvironment):
+    """In a worker: an environment whose contract is checked when it is reset to a task for the first time, and whose
+    last action is played once more, to see what that pays."""
+
+    def __init__(self, environment_factory: Callable[[], TextEnvironment]):
+        self.factory, self.environment, self.checked = environment_factory, None, []
+
+    def reset(self, **task) -> Observation | str:
+        if task not in self.checked:
+            check_environment(self.factory, task)
+            self.checked.append(task)
+        self.environment = self.environment or self.factory()
+        return self.environment.reset(**task)
+
+    def step(self, action: str) -> StepResult:
+        result = checked_step(self.environment.step(action), "step")
+        if result.terminated or result.truncated:
+            try:
+                again = checked_step(self.environment.step(action), "step").reward
+            except Exception:  # to refuse is fine
+                again = 0.0
+            result.info["paid_after_the_end"] = again
+        return result
+
+    def close(self) -> None:
+        if self.environment:
+            self.environment.close()
+
+
+class _Remote:
+    """One environment in a worker, as if it were here, but with time limits."""
+
+    def __init__(self, environment_factory: Callable[[], TextEnvironment], **options: Any):
+        def examined() -> TextEnvironment:
+            return _Examined(environment_factory)
+
+        examined.__name__ = factory_name(environment_factory)
+        self.described: str | None = None  # the tools of a class in TRL's style
+        if isinstance(environment_factory, partial) and environment_factory.func is ToolEnvironment:
+            self.described = environment_factory.args[-1]
+        self.pool = EnvironmentPool(examined, **options)
+
+    def reset(self, **task: Any) -> Observation:
+        return self._answer(self.pool.reset([task])[0])
+
+    def step(self, action: str) -> StepResult:
+        return self._answer(self.pool.step({0: action})[0])
+
+    def _answer(self, answer: Any) -> Any:
+        if isinstance(answer, EnvironmentFailure):
+            raise _FailedError(answer)
+        return answer
+
+    def __enter__(self) -> _Remote:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.pool.close()
 
 
 @dataclass
@@ -101,40 +174,58 @@ class _Played:
     paid_after_the_end: float | None = None
 
 
-def _in_a_worker(environment_factory: Callable, tasks: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Does it travel to a worker process, and does a task start there as it does here?"""
-    try:
-        with EnvironmentPool(environment_factory, num_workers=1) as pool:
-            there = pool.reset(tasks)
-    except ValueError as error:
-        return [Finding("broken", str(error))]
-    environment = environment_factory()
-    for task, observation in zip(tasks, there):
-        if isinstance(observation, EnvironmentFailure):
-            return [Finding("broken", f"in a worker process it fails ({observation.kind}): {observation.message}")]
-        here = checked_observation(environment.reset(**task), "reset")
-        if here != observation:
-            environment.close()
+def _tried(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> tuple[list, list[EnvironmentFailure]]:
+    """What each task starts with; and what fails when an action and nonsense are played."""
+    starts = pool.reset([*tasks, *tasks])
+    live = [slot for slot, answer in enumerate(starts) if not isinstance(answer, EnvironmentFailure)]
+    actions = {slot: (starts[slot].admissible_actions or ["look"])[0] for slot in live}
+    actions |= {slot: "no such action" for slot in live if slot >= len(tasks)}
+    answers = [*starts, *pool.step(actions).values()]
+    return starts, [answer for answer in answers if isinstance(answer, EnvironmentFailure)]
+
+
+def _contract(
+    environment: _Remote, tasks: Sequence[dict[str, Any]], starts: Sequence[Any], failures: list[EnvironmentFailure]
+) -> list[Finding]:
+    """Does it keep its contract, and does a task start in this process as it did in another?"""
+    for task, there in zip(tasks, starts):
+        try:
+            here = environment.reset(**task)
+        except _FailedError as failed:
+            return [Finding("broken", f"{_said(failed.failure)} (task {task})")]
+        if failures:  # only sometimes, then
+            return [Finding("broken", f"in a worker process it {_said(failures[0])}")]
+        if here != there:
             return [
                 Finding(
                     "broken",
-                    f"a task starts differently in another process: {here.text[:80]!r} and {observation.text[:80]!r}. "
+                    f"a task starts differently in another process: {here.text[:80]!r} and {there.text[:80]!r}. "
                     "Seed all chance from the task; hash() of a string and the order of a set differ by process.",
                 )
             ]
-    environment.close()
-    return [Finding("good", "travels to worker processes, and tasks start there as they do here.")]
+    return [
+        Finding("good", "keeps the contract of reset, step and close, also when an action is nonsense."),
+        Finding("good", "travels to worker processes, and tasks start the same in each."),
+    ]
 
 
-def _admissible(environment: TextEnvironment, task: dict[str, Any]) -> list[Finding]:
+def _said(failure: EnvironmentFailure) -> str:
+    """What an environment did, in a line."""
+    message = failure.message.rpartition("\nslot ")[0]
+    if failure.kind == "exception":
+        return f"raised {message.strip().splitlines()[-1]}"
+    return {"timeout": "hangs: ", "crash": "dies: "}.get(failure.kind, "") + message
+
+
+def _admissible(environment: _Remote, task: dict[str, Any]) -> list[Finding]:
     """Play every action the first observation lists, and one that no environment knows."""
-    first = checked_observation(environment.reset(**task), "reset")
+    first = environment.reset(**task)
     if not first.admissible_actions:
         return []
 
     def answer(action: str) -> tuple[str, float, bool]:
         environment.reset(**task)
-        result = checked_step(environment.step(action), "step")
+        result = environment.step(action)
         return result.observation.text, result.reward, result.terminated
 
     nonsense = answer("xyzzy plugh")
@@ -152,45 +243,37 @@ def _admissible(environment: TextEnvironment, task: dict[str, Any]) -> list[Find
 
 
 def _play(
-    environment: TextEnvironment, tasks: Sequence[dict[str, Any]], episodes: int, turns: int, rng: random.Random
+    environment: _Remote, tasks: Sequence[dict[str, Any]], episodes: int, turns: int, rng: random.Random
 ) -> _Played:
     played = _Played([], [], [], True, True)
     for number, task in enumerate(tasks):
         group = []
         for _ in range(episodes):
             started = time.perf_counter()
-            observation = checked_observation(environment.reset(**task), "reset")
+            observation = environment.reset(**task)
             played.reset_seconds.append(time.perf_counter() - started)
             played.has_task &= bool(observation.task)
             steps, reward, outcome = [], 0.0, "truncated"
             for _ in range(turns):
-                if isinstance(environment, ToolEnvironment):
+                if environment.described is not None:
                     action = random_call(environment.described, rng)
                 else:
                     played.lists_actions &= observation.admissible_actions is not None
                     action = rng.choice(observation.admissible_actions or ["look"])
                 steps.append(Step(observation.text, action, state_key=observation.state_key))
                 started = time.perf_counter()
-                result = checked_step(environment.step(action), "step")
+                result = environment.step(action)
                 played.step_seconds.append(time.perf_counter() - started)
                 reward, observation = reward + result.reward, result.observation
                 if result.terminated or result.truncated:
                     won = result.info.get("success", reward > 0)
                     outcome = "truncated" if result.truncated else "success" if won else "failure"
                     if played.paid_after_the_end is None:
-                        played.paid_after_the_end = _paid_after_the_end(environment, action)
+                        played.paid_after_the_end = result.info["paid_after_the_end"]
                     break
             group.append(Trajectory(str(number), steps, reward, outcome))
         played.groups.append(group)
     return played
-
-
-def _paid_after_the_end(environment: TextEnvironment, action: str) -> float:
-    """What the last action pays when it is played again; nothing when the environment refuses."""
-    try:
-        return checked_step(environment.step(action), "step").reward
-    except Exception:  # to refuse is fine
-        return 0.0
 
 
 def _after_the_end(played: _Played) -> list[Finding]:
@@ -207,7 +290,7 @@ def _after_the_end(played: _Played) -> list[Finding]:
 
 def _speed(played: _Played) -> list[Finding]:
     step, reset = median(played.step_seconds), median(played.reset_seconds)
-    text = f"a step takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians)."
+    text = f"a step takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians, to a worker and back)."
     if step > SLOW_STEP:
         remedy = "keep in the environment what it works out anew, or give num_environment_workers more cores."
         return [Finding("doubtful", f"{text} That is slow: {remedy}")]
@@ -319,13 +402,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", type=Path, help="a file with one row a line; the first 5 are played")
     parser.add_argument("--episodes", type=int, default=8, help="of each task")
     parser.add_argument("--turns", type=int, default=30, help="of an episode, at most")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds a reset or a step may take")
+    parser.add_argument(
+        "--environment_variables", nargs="*", default=[], help="variables like HF_TOKEN that the environment needs"
+    )
     args = parser.parse_args(argv)
     lines = [*args.task, *(args.tasks.read_text().splitlines()[:5] if args.tasks else [])]
     try:
         tasks = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
         raise SystemExit(f"a task is no JSON ({error}): write it as '{{\"seed\": 1}}'") from error
-    findings = examine(load(args.environment), tasks or [{}], args.episodes, args.turns)
+    findings = examine(
+        load(args.environment),
+        tasks or [{}],
+        args.episodes,
+        args.turns,
+        timeout=args.timeout,
+        environment_variables=args.environment_variables,
+    )
     print(*findings, sep="\n")
     sys.exit(any(finding.level == "broken" for finding in findings))
 

@@ -1,6 +1,7 @@
 """`python -m g2po_trl.check`: each finding is found in an environment that has it, and in no other."""
 
 import os
+import time
 from pathlib import Path
 
 import programs
@@ -92,6 +93,41 @@ def doubts(environment, **options):
 
 def broken(environment):
     return [finding.text for finding in examine(environment, [{"seed": 0}]) if finding.level == "broken"]
+
+
+class Stuck(Walk):
+    """Hangs, or dies, where the task says."""
+
+    def reset(self, where):
+        self.where = where
+        return self.suffer("reset") or super().reset()
+
+    def step(self, action):
+        self.suffer(f"step {action}")
+        return super().step(action)
+
+    def suffer(self, here):
+        if here == self.where:
+            time.sleep(60)
+        if f"death in {here}" == self.where:
+            os._exit(5)
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("reset", "in a worker process it hangs: Stuck.reset in slot 0 took more than 2 s"),
+        ("step no such action", "in a worker process it hangs: Stuck.step in slot 1 took more than 2 s"),
+        ("step right", "a random episode hangs: Stuck.step in slot 0 took more than 2 s"),
+        ("death in reset", "in a worker process it dies: the worker process of Stuck died (exit status 5)"),
+    ],
+)
+def test_what_hangs_or_dies_is_named(where, text):
+    """And `check` neither hangs nor dies of it."""
+    clock = time.monotonic()
+    (found,) = examine(Stuck, [{"where": where}], timeout=2)
+    assert found.level == "broken" and text in found.text
+    assert time.monotonic() - clock < 30
 
 
 def test_nothing_is_wrong_with_a_good_environment():
