@@ -143,7 +143,7 @@ class _Remote:
         examined.__name__ = factory_name(environment_factory)
         self.described: str | None = None  # the tools of a class in TRL's style
         if isinstance(environment_factory, partial) and environment_factory.func is ToolEnvironment:
-            self.described = environment_factory.args[-1]
+            self.described = (*environment_factory.args, None)[2]
         self.pool = EnvironmentPool(examined, **options)
 
     def reset(self, **task: Any) -> Observation:
