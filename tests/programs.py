@@ -92,7 +92,12 @@ def run(*arguments, cwd=None, env=None, timeout: float = 300) -> subprocess.Comp
 
 
 def run_ranks(number: int, *arguments, env=None, timeout: float = 300) -> subprocess.CompletedProcess:
-    """What `torch.distributed.run --nproc_per_node NUMBER` does: the first rank that fails ends them all."""
+    """What `torch.distributed.run --nproc_per_node NUMBER` does: the first rank that fails ends them all.
+
+    A single one is started like any program, without a launcher's variables.
+    """
+    if number == 1:
+        return run(*arguments, env=env, timeout=timeout)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     world = {**(os.environ if env is None else env), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -18,10 +18,7 @@ def train(output, model, scenario, loss_type, processes, sharding="none", resume
     output.mkdir(exist_ok=True)
     arguments = [SCRIPT, model, output, scenario, loss_type, sharding, *([resume] if resume else [])]
     env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    if processes > 1:
-        run = programs.run_ranks(processes, *arguments, env=env, timeout=timeout)
-    else:
-        run = programs.run(*arguments, env=env, timeout=timeout)
+    run = programs.run_ranks(processes, *arguments, env=env, timeout=timeout)
     assert run.returncode == 0, run.stderr[-3000:]
     weights = [torch.load(path, weights_only=True) for path in sorted(output.glob("weights-*.pt"))]
     return weights, json.loads((output / "log.json").read_text()), output

@@ -8,11 +8,10 @@ import functools
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -38,14 +37,8 @@ def measure(tmp_path_factory, tiny_model_dir):
     @functools.cache
     def run(processes, *cells):
         output = tmp_path_factory.mktemp("precision")
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        done = subprocess.run(
-            [sys.executable, *(launcher if processes > 1 else []), SCRIPT, tiny_model_dir, moved, output, *cells],
-            env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=590,
-        )
+        env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        done = programs.run_ranks(processes, SCRIPT, tiny_model_dir, moved, output, *cells, env=env, timeout=590)
         assert done.returncode == 0, done.stderr[-3000:]
         return {cell: _merge(sorted(output.glob(f"{cell.replace(':', '-')}-*.json"))) for cell in cells}
 
