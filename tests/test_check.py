@@ -124,10 +124,8 @@ class Stuck(Walk):
 )
 def test_what_hangs_or_dies_is_named(where, text):
     """And `check` neither hangs nor dies of it."""
-    clock = time.monotonic()
     (found,) = examine(Stuck, [{"where": where}], timeout=2)
     assert found.level == "broken" and text in found.text
-    assert time.monotonic() - clock < 30
 
 
 def test_nothing_is_wrong_with_a_good_environment():

@@ -93,19 +93,17 @@ class Endless(TextEnvironment):
 def test_a_group_whose_reset_hangs_costs_two_limits():
     with EnvironmentPool(Endless, num_workers=1, reset_timeout=3) as pool:
         pool.reset([{}])  # started
-        clock = time.monotonic()
         results = pool.reset([{"hangs": True}] * 8 + [{}] * 2, groups=[0] * 8 + [1] * 2)
         assert [getattr(result, "kind", "") for result in results] == ["timeout"] * 8 + [""] * 2
-        assert "not tried" in results[7].message and time.monotonic() - clock < 4 * 3
+        assert ["not tried" in result.message for result in results[:8]] == [False] * 2 + [True] * 6
 
 
 def test_when_all_steps_hang_three_limits_pass():
     with EnvironmentPool(Endless, num_workers=1, step_timeout=2) as pool:
         pool.reset([{}] * 8)
-        clock = time.monotonic()
         results = pool.step(dict.fromkeys(range(8), "hang"))
         assert {result.kind for result in results.values()} == {"timeout"}
-        assert "given up" in results[7].message and time.monotonic() - clock < 6 * 2
+        assert ["given up" in results[slot].message for slot in range(8)] == [False] * 3 + [True] * 5
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,5 @@ def test_what_happens_at_import_is_said_and_nothing_waits_for_ever(tmp_path, mon
     from late_import import Late
 
     with EnvironmentPool(Late, num_workers=1, load_timeout=3) as pool:
-        clock = time.monotonic()
         results = pool.reset([{"text": "x" * 3_000_000}] * 4)
         assert {result.kind for result in results} == {kind} and message in results[3].message
-        assert time.monotonic() - clock < 12
