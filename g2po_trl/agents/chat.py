@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..encoding import ChatEncoder
+
 Conversation = list[dict[str, str]]
 
 
@@ -83,7 +85,7 @@ class LocalChat(ChatModel):
 
     def __init__(self, model: str, batch_size: int = 32, **model_kwargs: Any):
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         folder = Path(model)
         kwargs = {"device_map": "auto" if torch.cuda.is_available() else None, "dtype": "auto", **model_kwargs}
@@ -92,7 +94,7 @@ class LocalChat(ChatModel):
 
             self.model = AutoPeftModelForCausalLM.from_pretrained(model, **kwargs)
         else:
-            self.model = AutoModelForCausalLM.from_pretrained(model, **kwargs)
+            self.model = _load(model, **kwargs)
         self.model.eval()
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
@@ -102,18 +104,16 @@ class LocalChat(ChatModel):
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.batch_size = batch_size
-        self.longest = getattr(self.model.config, "max_position_embeddings", None)
+        self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self.encode = ChatEncoder(self.tokenizer)
 
     def reply(
         self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
     ) -> list[ChatReply]:
         import torch
 
-        texts = [
-            self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-            for conversation in conversations
-        ]
-        ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        texts = [self.encode.text(conversation) for conversation in conversations]
+        ids = self.encode.ids(texts)
         replies: list[ChatReply | None] = [None] * len(ids)
         for i, prompt in enumerate(ids):
             if self.longest is not None and len(prompt) + settings.max_tokens > self.longest:
@@ -275,6 +275,18 @@ class ServerChat(ChatModel):
 
     def close(self) -> None:
         self.client.close()
+
+
+def _load(model: str, **kwargs: Any):
+    """A language model, or the multimodal one that a checkpoint holds; it reads text alone."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(model, **kwargs)
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        return AutoModelForImageTextToText.from_pretrained(model, **kwargs)
 
 
 def _combined(seeds: Sequence[int]) -> int:
