@@ -33,6 +33,7 @@ SCENARIOS = {
     "groups over both ranks": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "three times the samples": (FixedLengthEnvironment, [6, 2, 6, 2], 8, 16),
     "a rank of errors": (FixedLengthEnvironment, [3, 0, 4, 0], 8, 16),
+    "groups without variance": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "random lengths": (LongLetterEnvironment, list(range(16)), 4, 8),
 }
 
@@ -40,6 +41,16 @@ SCENARIOS = {
 def advantages(graph):
     """Anything that differs from step to step and needs all groups."""
     return graph.position - 0.3 * graph.trajectory + graph.returns - graph.returns.mean()
+
+
+def of_every_other_group(graph):
+    """0 for half of the groups, and for all of them in every other rollout."""
+    of_every_other_group.rollouts += 1
+    group = graph.trajectory // 8
+    return advantages(graph) * (group % 2) * (of_every_other_group.rollouts % 2)
+
+
+of_every_other_group.rollouts = 0
 
 
 def build(model, output, scenario, loss_type, kind, **kwargs):
@@ -65,6 +76,8 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
     }
     if scenario == "three times the samples" and loss_type != "ppo":
         options |= {"state_similarity": 0.15}  # merges rooms, over ranks
+    if scenario == "groups without variance":
+        options |= {"beta": 0.0}
     if ppo := loss_type == "ppo":
         # Adam would blow rounding errors of gradients near 0 up to whole steps.
         options |= {"loss_type": "dapo", "critic_epochs": 2, "critic_learning_rate": 1e-2, "adam_epsilon": 1e-3}
@@ -73,7 +86,8 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
     tasks = Dataset.from_list([{"seed": seed} for seed in seeds])
     if ppo:
         return PPOTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT)
-    return G2POTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT, advantages)
+    estimate = of_every_other_group if scenario == "groups without variance" else advantages
+    return G2POTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT, estimate)
 
 
 def main(model, output, scenario, loss_type, kind="none", resume=None):

@@ -56,6 +56,8 @@ needs_deepspeed = pytest.mark.skipif(
         ("a rank of errors", "ppo", "none"),
         ("groups over both ranks", "dapo", "fsdp2"),
         ("a rank of errors", "grpo", "fsdp2"),
+        pytest.param("groups without variance", "grpo", "none", marks=pytest.mark.slow),
+        pytest.param("groups without variance", "dapo", "fsdp2", marks=pytest.mark.slow),
         pytest.param("groups over both ranks", "dapo", "zero2", marks=[pytest.mark.deepspeed, needs_deepspeed]),
         pytest.param("groups over both ranks", "dapo", "zero3", marks=[pytest.mark.deepspeed, needs_deepspeed]),
         pytest.param("a rank of errors", "grpo", "zero3", marks=[pytest.mark.deepspeed, needs_deepspeed]),
@@ -95,6 +97,9 @@ def test_two_processes_train_the_same_model_as_one(
     if scenario == "three times the samples":
         assert rollouts[0]["rollout/token_imbalance"] > 1.4, "rank 0 played three quarters of the steps"
         assert max(entry["update/token_imbalance"] for entry in rollouts) < 1.05
+    if scenario == "groups without variance":
+        half, whole = (entry["update/left_out_fraction"] for entry in rollouts)
+        assert 0.2 < half < 0.8 and whole == 1, "and every rank makes its steps all the same"
     if scenario == "a rank of errors":
         assert all(entry["episode/error_rate"] == 0.5 for entry in rollouts)
         assert [entry["rollout/token_imbalance"] for entry in rollouts] == [2.0, 2.0]
