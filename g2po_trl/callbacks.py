@@ -90,6 +90,7 @@ class CollapseStop(TrainerCallback):
             )
         if reason and not control.should_training_stop:
             control.should_training_stop = True
+            control.should_save = args is None or args.save_strategy != "no"
             if state.is_world_process_zero:
                 print_line(f"Stopping at step {state.global_step}: {reason} (over {self.patience} log lines).")
 

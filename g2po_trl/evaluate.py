@@ -1,6 +1,6 @@
 """Evaluate anything: a checkpoint, an adapter, vLLM or a server, by any agent, on any environment.
 
-    python -m g2po_trl.evaluate --model runs/alfworld-tiny --environment alfworld --panel tiny
+    python -m g2po_trl.evaluate --model runs/alfworld-tiny --seeds 3
     python -m g2po_trl.evaluate --model Qwen/Qwen2.5-7B-Instruct --engine vllm --environment webshop --agent react
     python -m g2po_trl.evaluate --model gpt-4o --base-url https://api.openai.com/v1 --environment alfworld \
         --panel valid_unseen --agent reflexion --config recipes/agents/reflexion.yaml --max-total-tokens 2000000
@@ -8,6 +8,8 @@
 
 Plays every task of the panel once for each seed and prints the row of the paper's table, mean and standard deviation
 over seeds. OUTPUT gets every trajectory, settings and results; the same command again goes on where it was stopped.
+A model in the folder of a training run is evaluated as it was trained (environment, prompt, turns, history, sampling),
+unless flags say otherwise.
 A server's key is taken from the environment variable OPENAI_API_KEY (`--key-variable`) and from nowhere else.
 """
 
@@ -16,51 +18,101 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import yaml
-
-from .agents import ChatModel, ChatSettings, DirectAgent, PanelPlayer, ReActAgent, ReflexionAgent, TokenBudget
-from .agents.chat import LocalChat, ServerChat, TokenBudgetSpentError, VLLMChat
+from . import agents
+from .agents import (
+    Agent,
+    ChatModel,
+    ChatSettings,
+    DirectAgent,
+    PanelPlayer,
+    ReActAgent,
+    ReflexionAgent,
+    TokenBudget,
+)
+from .agents.chat import ChatError, LocalChat, ServerChat, TokenBudgetSpentError, VLLMChat
 from .check import load
+from .environment import TextEnvironment
+from .environment_check import check_task_columns
 from .environment_pool import EnvironmentPool
+from .evaluate_arguments import ENVIRONMENTS, parse
 from .evaluation import summarize
-from .tasks import Panel, tasks_hash
+from .fingerprint import fingerprint_code, fingerprint_data, fingerprint_files, fingerprint_prompt, fingerprint_weights
+from .json_text import to_json, write_json
+from .prompting import PromptTemplate
+from .run_description import installed_versions, load_object, load_prompt
+from .tasks import Panel, read_tasks
+from .tool_environment import TOOL_PROMPT, is_tool_environment, text_environment_factory
 from .trajectory import Trajectory
 
-AGENTS = ("direct", "react", "reflexion")
-ENVIRONMENTS = ("alfworld", "webshop", "appworld")
 
-
-def load_panel(environment: str, name: str | None, options: dict[str, Any], tasks: Path | None) -> Panel:
-    """A panel of one of our environments, or of one's own (`module:Class`) with rows from a file.
+def load_panel(args: argparse.Namespace) -> Panel:
+    """A panel of one of the environments that come with the package, or of one's own (`module:Class`) with its tasks.
 
     Raises:
-        ValueError: when there is no such panel.
+        ValueError: when there is no such panel, or tasks do not fit the environment.
     """
+    environment, options = args.environment, args.panel_options
     if ":" in environment:
-        if tasks is None:
-            raise ValueError(f"environment is {environment!r} and tasks is None: give a file with one row a line")
-        rows = [json.loads(line) for line in tasks.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return Panel(name or environment, rows, load(environment), **options)
-    if environment not in ENVIRONMENTS:
+        if args.tasks is None:
+            raise ValueError(
+                f"environment is {environment!r} and tasks is None: pass --tasks, a file with one row a line"
+            )
+        factory = load_object({"import": environment, "kwargs": args.environment_options})
+        panel = Panel(args.panel or environment, read_tasks(args.tasks), factory, **options)
+    elif environment in ENVIRONMENTS:
+        module = importlib.import_module(f"g2po_envs.{environment}.panels")
+        panel = module.load_panel(*([args.panel] if args.panel else []), **options)
+    else:
         raise ValueError(
             f"environment is {environment!r}: choose one of {', '.join(ENVIRONMENTS)}, or module:Class of your own"
         )
-    module = importlib.import_module(f"g2po_envs.{environment}.panels")
-    return module.load_panel(*([name] if name else []), **options)
+    changed: dict[str, Any] = {}
+    if args.limit:
+        changed["rows"] = panel.rows[: args.limit]
+    if args.max_turns:
+        changed["max_turns"] = args.max_turns
+    if args.trained_history_length is not None:
+        changed["history_length"] = args.trained_history_length
+    if is_tool_environment(panel.environment_factory):
+        changed["prompt_template"] = TOOL_PROMPT
+    if args.prompt is not None:
+        changed["prompt_template"] = load_template(args.prompt)
+    return replace(panel, **changed)
+
+
+def load_template(prompt: str | Mapping[str, Any]) -> PromptTemplate:
+    """The template that `--prompt module:TEMPLATE` or a run's description names.
+
+    Raises:
+        ValueError: when it is no PromptTemplate.
+    """
+    if not isinstance(prompt, str):
+        return load_prompt(prompt)
+    template = load(prompt)
+    if not isinstance(template, PromptTemplate):
+        raise ValueError(f"prompt is {prompt!r}, a {type(template).__name__}: name a PromptTemplate")
+    return template
+
+
+def played_by(panel: Panel) -> Callable[[], TextEnvironment]:
+    """The panel's environment as the pool plays it: a TRL-style class is wrapped."""
+    return text_environment_factory(panel.environment_factory, panel.max_turns)
 
 
 def make_agent(args: argparse.Namespace, panel: Panel):
     """The agent that the arguments ask for."""
     if args.agent == "direct":
         length = panel.history_length if args.history_length is None else args.history_length
-        return DirectAgent(panel.prompt_template, length)
+        return DirectAgent(panel.prompt_template, length, args.max_prompt_length)
     options = {"about": panel.about, "form": panel.action_form}
     options |= {"multiline": panel.multiline, "lower_case": panel.lower_case}
     if args.history_length is not None:
@@ -72,11 +124,12 @@ def make_agent(args: argparse.Namespace, panel: Panel):
 
 def make_chat(args: argparse.Namespace) -> ChatModel:
     """The model that the arguments ask for."""
+    template = args.chat_template_kwargs or None
     if args.base_url:
-        return ServerChat(args.base_url, args.model, args.key_variable, args.parallel)
+        return ServerChat(args.base_url, args.model, args.key_variable, args.parallel, chat_template_kwargs=template)
     if args.engine == "vllm":
-        return VLLMChat(args.model, **args.engine_options)
-    return LocalChat(args.model, args.batch_size, **args.engine_options)
+        return VLLMChat(args.model, template, **args.engine_options)
+    return LocalChat(args.model, args.batch_size, template, **args.engine_options)
 
 
 def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -95,20 +148,52 @@ def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]
         "tokens": mean(tokens),
         "valid": 100 * summary["valid_action_ratio"],
         "errors": 100 * summary["error_rate"],
+        **({"lost": 100 * summary["lost_rate"]} if summary["lost_rate"] else {}),
     }
 
 
 def format_rows(rows: Sequence[dict[str, float]]) -> str:
-    """Mean ± sample standard deviation over seeds, under their headings."""
+    """Mean ± sample standard deviation over seeds, under their headings; n/a where a seed has no number."""
     cells = {}
     for heading in rows[0]:
         values = [row[heading] for row in rows]
         digits = 0 if heading == "tokens" else 1
-        spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-        cells[heading] = f"{mean(values):.{digits}f}{spread}"
+        spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 and not any(map(isnan, values)) else ""
+        cells[heading] = "n/a" if any(map(isnan, values)) else f"{mean(values):.{digits}f}{spread}"
     widths = [max(len(heading), len(cell)) + 2 for heading, cell in cells.items()]
     lines = ("".join(f"{text:>{w}}" for text, w in zip(part, widths)) for part in (cells, cells.values()))
     return "\n".join(lines)
+
+
+def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: ChatSettings) -> dict[str, Any]:
+    """All that the numbers depend on. Results are used again for the same, and for nothing else."""
+    served = bool(args.base_url)
+    model = {"base_url": args.base_url, "model": args.model}
+    if not served:
+        model = {"weights": fingerprint_weights(args.model, args.engine_options.get("revision"))}
+    return {
+        **model,
+        "engine": "server" if served else args.engine,
+        "engine_options": {} if served else args.engine_options,
+        "chat_template_kwargs": args.chat_template_kwargs,
+        "environment": args.environment.rsplit("/", 1)[-1],
+        "environment_options": args.environment_options,
+        "environment_code": fingerprint_code(panel.environment_factory),
+        "panel": panel.name,
+        "panel_options": args.panel_options,
+        "panel_data": panel.data,
+        "tasks": f"{len(panel.rows)} ({fingerprint_data(list(panel.rows))})",
+        "agent": args.agent,
+        "agent_code": fingerprint_files(Path(agents.__file__).parent.glob("*.py")),
+        "prompt": fingerprint_prompt(panel.prompt_template) if args.agent == "direct" else panel.about,
+        "trials": agent.trials,
+        "history_length": agent.history_length,
+        "max_turns": panel.max_turns,
+        "max_prompt_length": args.max_prompt_length if args.agent == "direct" else None,
+        "batch_size": args.batch_size,
+        **asdict(settings),
+        "versions": installed_versions(("g2po-trl", "transformers", "torch", "vllm")),
+    }
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
@@ -117,44 +202,60 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ValueError: for settings that make no sense, or others than those OUTPUT was begun with.
         TokenBudgetSpentError: when the budget is spent.
+        ChatError: when the server cannot be asked.
     """
-    panel = load_panel(args.environment, args.panel, args.panel_options, args.tasks)
-    if args.limit:
-        panel = Panel(**{**vars(panel), "rows": panel.rows[: args.limit]})
-    settings = ChatSettings(args.temperature, args.top_p, args.max_tokens, tuple(args.stop))
+    panel = load_panel(args)
+    if not panel.rows:
+        raise ValueError(f"{panel.name} has no tasks: there is nothing to evaluate")
+    environment_factory = played_by(panel)
+    for number, row in enumerate(panel.rows, 1):
+        try:
+            check_task_columns(environment_factory, row)
+        except ValueError as error:
+            raise ValueError(f"task {number} of {panel.name}: {error}") from error
+    settings = ChatSettings(
+        args.temperature,
+        args.top_p,
+        args.max_tokens,
+        tuple(args.stop),
+        tuple(args.stop_after),
+        args.top_k,
+        args.min_p,
+        args.repetition_penalty,
+    )
     agent = make_agent(args, panel)
-    about = {
-        "model": args.model,
-        "served": bool(args.base_url),
-        "engine": args.engine,
-        "environment": args.environment,
-        "panel": panel.name,
-        "tasks": f"{len(panel.rows)} ({tasks_hash(panel.rows)})",
-        "agent": args.agent,
-        "trials": agent.trials,
-        "history_length": agent.history_length,
-        "max_turns": panel.max_turns,
-        "batch_size": args.batch_size,
-        **asdict(settings),
+    about = identity(args, panel, agent, settings)
+    _keep_settings(args.output, about, args.overwrite)
+    budget, rows, reasons, errors = TokenBudget(args.max_total_tokens, path=args.output / "tokens.json"), [], [], []
+    workers = {
+        "num_workers": args.num_environment_workers,
+        "reset_timeout": args.environment_reset_timeout,
+        "step_timeout": args.environment_step_timeout,
     }
-    _keep_settings(args.output, about)
-    budget, rows = TokenBudget(args.max_total_tokens), []
-    chat = make_chat(args)
-    print(f"{panel.name}: {len(panel.rows)} tasks; {args.agent} agent, {args.model}, temperature {args.temperature}")
-    try:
-        with EnvironmentPool(panel.environment_factory, num_workers=args.num_environment_workers) as pool:
+    with EnvironmentPool(environment_factory, **workers) as pool:
+        chat = make_chat(args)
+        if isinstance(agent, DirectAgent):
+            agent.encode = chat.encode
+        print(
+            f"{panel.name}: {len(panel.rows)} tasks; {args.agent} agent, {args.model}, temperature {args.temperature}"
+        )
+        try:
             for seed in range(args.seeds):
                 path = args.output / "trajectories" / f"{args.agent}-{seed}.jsonl"
                 player = PanelPlayer(
                     panel, pool, chat, agent, settings, seed, path, budget, args.batch_size, _Progress(seed)
                 )
-                rows.append(row_of(panel, player.play()))
-    finally:
-        chat.close()
+                played = player.play()
+                rows.append(row_of(panel, played))
+                reasons.append(summarize(played)["failure_reasons"])
+                errors += [trajectory.error for trajectory in played if trajectory.outcome == "error"]
+        finally:
+            budget.save()
+            chat.close()
     tokens = {"read": budget.read, "written": budget.written}
-    results = {"settings": about, "seeds": rows, "tokens_of_this_run": tokens}
-    (args.output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    return results
+    results = {"model": args.model, "settings": about, "seeds": rows, "failure_reasons": reasons, "tokens": tokens}
+    write_json(args.output / "results.json", results, indent=1)
+    return {**results, "first_error": errors[0] if errors else None}
 
 
 class _Progress:
@@ -168,12 +269,16 @@ class _Progress:
             print(f"\rseed {self.seed}: turn {turn}, {live} episodes live   ", end="", file=sys.stderr, flush=True)
 
 
-def _keep_settings(output: Path, about: dict[str, Any]) -> None:
+def _keep_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None:
     """An output folder belongs to one evaluation: numbers of two must not mix."""
     path = output / "settings.json"
-    about = json.loads(json.dumps(about))
+    about = json.loads(to_json(about))
+    if overwrite:
+        for name in ("settings.json", "results.json", "tokens.json"):
+            (output / name).unlink(missing_ok=True)
+        shutil.rmtree(output / "trajectories", ignore_errors=True)
     if path.exists():
-        before = json.loads(path.read_text())
+        before = json.loads(path.read_text(encoding="utf-8"))
         changed = [
             f"{name} {before.get(name)!r} -> {about.get(name)!r}"
             for name in {**before, **about}
@@ -181,71 +286,33 @@ def _keep_settings(output: Path, about: dict[str, Any]) -> None:
         ]
         if changed:
             raise ValueError(
-                f"{output} holds another evaluation ({', '.join(changed)}): give another --output, or delete it"
+                f"{output} holds another evaluation ({', '.join(changed)}): pass another --output, or --overwrite to "
+                "delete it"
             )
-    output.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(about, indent=1) + "\n")
-
-
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m g2po_trl.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--config", type=Path, help="YAML with any of these; flags win")
-    add("--model", help="a folder, a Hub id, or what the server calls it")
-    add("--engine", choices=("transformers", "vllm"), default="transformers", help="for models of this machine")
-    add("--engine-options", type=json.loads, default={}, help="JSON, to the model's constructor")
-    add("--base-url", help="a server that speaks OpenAI's protocol, up to /v1")
-    add("--key-variable", default="OPENAI_API_KEY", help="environment variable with its key")
-    add("--parallel", type=int, default=16, help="requests at a time")
-    add("--environment", help=f"{', '.join(ENVIRONMENTS)}, or module:Class")
-    add("--panel", help="which tasks; default: the environment's first")
-    add("--panel-options", type=json.loads, default={}, help="JSON, to the environment's load_panel")
-    add("--tasks", type=Path, help="for module:Class: a file with one row a line")
-    add("--limit", type=int, help="the first so many tasks")
-    add("--agent", choices=AGENTS, default="direct")
-    add("--trials", type=int, default=3, help="of reflexion")
-    add("--history-length", type=int, help="steps shown; default: the environment's, 30 for conversations")
-    add("--temperature", type=float, default=0.4)
-    add("--top-p", type=float, default=1.0)
-    add("--max-tokens", type=int, default=512, help="of a reply")
-    add("--stop", action="append", default=[], help="a reply ends before this; may be repeated")
-    add("--seeds", type=int, default=1, help="0, 1, …")
-    add("--batch-size", type=int, default=32, help="episodes at a time")
-    add("--max-total-tokens", type=int, help="stop before more are read and written together")
-    add("--num-environment-workers", type=int, help="default: one a core")
-    add("--output", type=Path, help="default: evaluations/<environment>-<agent>-<model>")
-    first, _ = parser.parse_known_args(argv)
-    if first.config:
-        given = yaml.safe_load(first.config.read_text()) or {}
-        known = {action.dest for action in parser._actions}
-        if unknown := sorted(set(given) - known):
-            parser.error(f"{first.config}: unknown {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-        parser.set_defaults(**given)
-    args = parser.parse_args(argv)
-    for name in ("model", "environment"):
-        if getattr(args, name) is None:
-            parser.error(f"--{name} is missing")
-    for name in ("seeds", "batch_size", "trials", "max_tokens", "parallel"):
-        if getattr(args, name) < 1:
-            parser.error(f"{name} is {getattr(args, name)}: set it to at least 1")
-    if args.temperature < 0:
-        parser.error(f"temperature is {args.temperature}: set it to at least 0 (greedy)")
-    if args.output is None:
-        name = f"{args.environment.split(':')[-1]}-{args.agent}-{Path(args.model).name}"
-        args.output = Path("evaluations", name)
-    return args
+    write_json(path, about, indent=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parse(argv)
+    args = parse(argv, __doc__)
     try:
         results = evaluate(args)
-    except (ValueError, OSError, ImportError, TokenBudgetSpentError) as error:
+    except (ValueError, OSError, ImportError, TokenBudgetSpentError, ChatError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        print(f"\nStopped. The same command goes on from here: {args.output}", file=sys.stderr)
+        raise SystemExit(130) from None
     print(format_rows(results["seeds"]))
+    for seed, reasons in enumerate(results["failure_reasons"]):
+        for reason, number in reasons.items():
+            print(f"seed {seed}: {number} of {results['settings']['tasks'].split()[0]} episodes failed by {reason}")
     print(f"Trajectories and results are in {args.output}")
+    share = max(row["errors"] for row in results["seeds"]) / 100
+    if share > args.max_error_rate:
+        raise SystemExit(
+            f"{share:.0%} of the episodes ended in an environment error, more than --max-error-rate "
+            f"{args.max_error_rate:g}; they are in no rate. The same command plays them again; if the environment's "
+            f"code had to change, it needs --overwrite. The first error:\n{results['first_error']}"
+        )
 
 
 if __name__ == "__main__":

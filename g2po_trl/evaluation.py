@@ -8,6 +8,8 @@ from typing import Any
 
 from .trajectory import Trajectory
 
+REPORT = "report"  # name of evaluations of a panel that chose nothing
+
 
 def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | None] | None = None) -> dict[str, Any]:
     """Statistics of one evaluation or rollout.
@@ -46,6 +48,18 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         "episodes_by_type": {kind: len(successes) for kind, successes in sorted(by_type.items())},
         "failure_reasons": dict(sorted(reasons.items())),
     }
+
+
+def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first and the last evaluation of the panel that a run reports.
+
+    That is the panel "report", where there is one: the best checkpoint was chosen on another. Else it is the panel of
+    the last evaluation.
+    """
+    names = [entry["name"] for entry in evaluations]
+    name = REPORT if REPORT in names else names[-1]
+    of_panel = [entry for entry in evaluations if entry["name"] == name]
+    return of_panel[0], of_panel[-1]
 
 
 def format_table(columns: dict[str, dict[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from .config import G2POConfig
-from .evaluation import format_table
+from .evaluation import REPORT, before_and_after, format_table
 
 PAPER = "https://arxiv.org/abs/2606.22995"
 CITATION = """@article{wang2026g2po,
@@ -58,19 +58,23 @@ def build_model_card(
         base_model: id or path of what was trained. A path is named, but not linked.
         environment: the class the agent acted in. facts: what it was trained on. estimator: what gave the advantages.
         is_adapter: the weights are a PEFT adapter.
-        evaluations: the run's evaluations, oldest first; the first and the last are shown.
+        evaluations: the run's evaluations, oldest first; the first and the last of the reported panel are shown.
     """
     on_hub = bool(base_model) and not Path(base_model).exists()
     name = model_name or Path(args.output_dir).name
     trained = f"[{base_model}](https://huggingface.co/{base_model})" if on_hub else f"`{Path(base_model or '?').name}`"
     settings = "\n".join(f"| {field} | {getattr(args, field)} |" for field in _SETTINGS)
-    columns = {"before": evaluations[0], "after": evaluations[-1]} if len(evaluations) > 1 else {}
     results = "No evaluation was made in this run."
-    if columns:
-        episodes, temperature = evaluations[-1]["episodes"], evaluations[-1]["temperature"]
+    before, after = before_and_after(evaluations) if evaluations else (None, None)
+    if before is not after:
+        chosen = ""
+        if args.load_best_model_at_end:
+            chosen = " The checkpoint was chosen on another panel."
+            if after["name"] != REPORT:
+                chosen = " The checkpoint was chosen on this panel, so its last number is too high on average."
         results = (
-            f"{episodes} episodes of a fixed panel (`{evaluations[-1]['panel']}`), temperature {temperature}.\n\n"
-            f"```text\n{format_table(columns)}\n```"
+            f"{after['episodes']} episodes of a fixed panel (`{after['panel']}`), temperature {after['temperature']}."
+            f"{chosen}\n\n```text\n{format_table({'before': before, 'after': after})}\n```"
         )
     data_rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     where = repo_id or args.hub_model_id or args.output_dir

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from datasets import Dataset
+from transformers import TrainerCallback
 from trl import ModelConfig
 
 from .config import G2POConfig
-from .evaluation import format_table
+from .evaluation import REPORT, before_and_after, format_table
 from .persistence import HubError
 from .trainer import G2POTrainer
 
@@ -26,8 +28,23 @@ def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
     }
 
 
+class _ReportBefore(TrainerCallback):
+    """Evaluates the reported panel once, when training begins: sharded models can play only then."""
+
+    def __init__(self, trainer: G2POTrainer, dataset: Dataset):
+        self.trainer, self.dataset = trainer, dataset
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            self.trainer.evaluate(self.dataset, metric_key_prefix=REPORT)
+
+
 def run_recipe(
-    trainer: G2POTrainer, checkpoint: str | None, settings: Mapping[str, Any], dataset_name: str | None = None
+    trainer: G2POTrainer,
+    checkpoint: str | None,
+    settings: Mapping[str, Any],
+    dataset_name: str | None = None,
+    report_dataset: Dataset | None = None,
 ) -> None:
     """Train from the start or a checkpoint, evaluate, save the model and its card, print success before and after.
 
@@ -35,20 +52,38 @@ def run_recipe(
         checkpoint: a folder, or `None`.
         settings: of the script, written to output_dir/run.json with those of the trainer.
         dataset_name: for the model card.
+        report_dataset: the panel that is reported, played before and after training. Needed where
+            `load_best_model_at_end` chooses a checkpoint by its success on the trainer's `eval_dataset`: the largest
+            of many numbers is too high on average. `None`: the trainer's panel.
 
     Raises:
-        SystemExit: with code 3 when all went well but the Hub did not take the model.
+        ValueError: when a checkpoint would be chosen and reported on the same panel.
+        SystemExit: with code 3 when all went well but the Hub did not take the model, 130 after Ctrl-C.
     """
     args = trainer.args
+    if args.load_best_model_at_end and report_dataset is None:
+        raise ValueError("load_best_model_at_end is True and report_dataset is None: pass another panel to report on")
     trainer.run_settings = settings
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.evaluate()
+    if report_dataset is not None:
+        trainer.add_callback(_ReportBefore(trainer, report_dataset))
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except KeyboardInterrupt:
+        trainer.close()
+        step = trainer.state.global_step
+        message = f"\nStopped at step {step}. The same command with --resume_from_checkpoint auto goes on."
+        print(message, file=sys.stderr)
+        raise SystemExit(130) from None
+    if report_dataset is None:
+        trainer.evaluate()
+    else:
+        trainer.evaluate(report_dataset, metric_key_prefix=REPORT)
 
     trainer.save_model(args.output_dir)
     trainer.save_state()
     trainer.create_model_card(dataset_name=dataset_name)
     if trainer.accelerator.is_main_process:
-        before, after = trainer.evaluations[0], trainer.evaluations[-1]
+        before, after = before_and_after(trainer.evaluations)
         print(f"\nHeld-out tasks, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
         print(format_table({"before": before, "after": after}))
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")

@@ -38,20 +38,24 @@ def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
     return found
 
 
+def find_run(folder: str | Path) -> Path | None:
+    """The folder with the description of a run: the folder itself, or of a checkpoint the one it is in."""
+    folder = Path(folder).resolve()
+    places = [folder, *([folder.parent] if folder.name.startswith("checkpoint-") else [])]
+    return next((place for place in places if (place / FILE).is_file()), None)
+
+
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """A run's description; empty for a folder that is none. Of a checkpoint, that of its run.
+    """A run's description; empty for a folder that has none.
 
     Raises:
         ValueError: when the file is not valid JSON.
     """
-    for place in (Path(folder), Path(folder).resolve().parent):
-        path = place / FILE
-        if path.is_file() and (place == Path(folder) or Path(folder).resolve().name.startswith("checkpoint-")):
-            try:
-                return json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ValueError(f"{path} is not valid JSON ({error}): restore it, or delete it") from error
-    return {}
+    found = find_run(folder)
+    try:
+        return json.loads((found / FILE).read_text(encoding="utf-8")) if found else {}
+    except ValueError as error:
+        raise ValueError(f"{found / FILE} is not valid JSON ({error}): restore it, or delete it") from error
 
 
 def describe_object(value: Any) -> dict[str, Any] | None:
@@ -126,6 +130,7 @@ def describe_run(trainer) -> dict[str, Any]:
     names += ("use_node_advantage", "use_edge_advantage", "use_group_aggregation", "advantage_estimator")
     play = ("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences")
     play += ("chat_template_kwargs", "repetition_penalty", "min_p")
+    play += ("environment_reset_timeout", "environment_step_timeout")
     return {
         "trainer": args.to_dict(),
         "model": trainer.model.config._name_or_path,

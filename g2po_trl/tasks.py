@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -29,6 +30,7 @@ class Panel:
             lower case (else as listed, regardless of case, or as written).
         columns: the row of the paper's table: heading -> what `g2po_trl.evaluation.summarize` calls it; a kind of task
             as "success_rate_by_type/<kind>".
+        data: what the tasks are made of, e.g. a hash of their files: part of what numbers belong to.
     """
 
     name: str
@@ -42,6 +44,31 @@ class Panel:
     multiline: bool = False
     lower_case: bool = False
     columns: Mapping[str, str] = field(default_factory=lambda: {"Succ.": "success_rate"})
+    data: str = ""
+
+
+def read_tasks(path: str | Path) -> list[dict[str, Any]]:
+    """A file with one task a line, as JSON.
+
+    Raises:
+        ValueError: naming the file, and the line that is no task.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"tasks is {str(path)!r}, which cannot be read: {error}") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f'{path}, line {number}, is not valid JSON ({error}): write {{"seed": 1}}') from error
+        if not isinstance(row, dict):
+            raise ValueError(f'{path}, line {number}, is {line.strip()[:40]}: write an object, like {{"seed": 1}}')
+        rows.append(row)
+    return rows
 
 
 def task_id_of(task: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from g2po_envs.alfworld import (
     generate_games,
 )
 from g2po_envs.alfworld.environment import KEYS
+from g2po_envs.alfworld.games import report_games
 from g2po_envs.alfworld.official import PREFIX, official_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
@@ -48,6 +49,13 @@ class ScriptArguments:
     eval_games: str | None = field(
         default=None,
         metadata={"help": "Held-out games: a folder, 'official:valid_seen' or 'official:valid_unseen', or None."},
+    )
+    report_games: str | None = field(
+        default=None,
+        metadata={
+            "help": "Games of the reported panel, a folder or official ones. None: with load_best_model_at_end other "
+            "games than those that choose the checkpoint, else eval_games."
+        },
     )
     game_size: str = field(default="tiny", metadata={"help": "Size of generated games."})
     num_games: int = field(default=320, metadata={"help": "Training games to generate."})
@@ -78,6 +86,43 @@ def load_games(directory: str | None, split: str, number: int, script_args: Scri
     return Manifest.scan(directory)
 
 
+def load_report_games(script_args: ScriptArguments, args: G2POConfig, held_out: Manifest) -> Manifest | None:
+    """The games that are reported, none of which has chosen the checkpoint; `None` where none is chosen.
+
+    Raises:
+        ValueError: when there are no such games.
+    """
+    directory = script_args.report_games
+    if directory is None and not args.load_best_model_at_end:
+        return None
+    if directory is None and script_args.eval_games is None:
+        root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
+        return report_games(root, script_args.num_eval_games, script_args.game_seed, script_args.game_size)
+    if directory is None and script_args.eval_games == f"{PREFIX}valid_seen":
+        directory = f"{PREFIX}valid_unseen"
+    if directory is None:
+        raise ValueError("report_games is None: the best checkpoint is chosen on eval_games, name others to report on")
+    games = load_games(directory, "held-out", script_args.num_eval_games, script_args)
+    if shared := len(games) - len(games.without(held_out)):
+        raise ValueError(f"report_games and eval_games share {shared} games: what chooses cannot be reported")
+    return games
+
+
+def describe_panel(script_args: ScriptArguments, reported: Manifest | None) -> dict:
+    """The arguments of `g2po_trl.evaluate` that play the reported panel."""
+    directory = script_args.eval_games if reported is None else script_args.report_games
+    options = {"hidden_actions": script_args.hidden_actions, "intro": script_args.intro, "key": script_args.key}
+    if directory is None and reported is not None and script_args.eval_games is not None:
+        directory = f"{PREFIX}valid_unseen"
+    if directory is None:
+        options |= {"number": script_args.num_eval_games, "seed": script_args.game_seed, "size": script_args.game_size}
+        options |= {"cache_dir": str(Path(script_args.cache_dir).expanduser().absolute())}
+        directory = "generated" if reported is None else "generated-report"
+    elif not directory.startswith(PREFIX):
+        directory = str(Path(directory).expanduser().absolute())
+    return {"environment": "alfworld", "panel": directory.removeprefix(PREFIX), "panel_options": options}
+
+
 def main(
     config_class: type[G2POConfig] = G2POConfig,
     trainer_class: type[G2POTrainer] = G2POTrainer,
@@ -96,10 +141,13 @@ def main(
         with args.main_process_first(desc="games"):
             train = load_games(script_args.games, "train", script_args.num_games, script_args)
             held_out = load_games(script_args.eval_games, "held-out", script_args.num_eval_games, script_args)
+            reported = load_report_games(script_args, args, held_out)
     except (OSError, ValueError) as error:
         raise SystemExit(str(error)) from error
     if args.process_index == 0:
         print(f"train: {train.summary()}\nheld-out: {held_out.summary()}", flush=True)
+        if reported is not None:
+            print(f"reported: {reported.summary()}", flush=True)
 
     checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
     args.eval_on_start = checkpoint is None
@@ -114,7 +162,7 @@ def main(
         eval_dataset=Dataset.from_list(held_out.rows()),
         environment_factory=partial(
             AlfworldEnvironment,
-            train.merged(held_out),
+            train.merged(held_out, reported or held_out),
             hidden_actions=tuple(script_args.hidden_actions),
             intro=script_args.intro,
             key=script_args.key,
@@ -122,15 +170,22 @@ def main(
         prompt_template=PROMPTS[script_args.prompt],
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
-        card_facts={"Training games": train.summary(), "Held-out games": held_out.summary()},
+        card_facts={
+            "Training games": train.summary(),
+            "Held-out games": held_out.summary(),
+            **({"Reported games": reported.summary()} if reported else {}),
+        },
     )
     settings = {
         "script": asdict(script_args),
         "model": asdict(model_args),
         "train_manifest": train.hash,
         "eval_manifest": held_out.hash,
+        "report_manifest": reported.hash if reported else None,
+        "evaluation": describe_panel(script_args, reported),
     }
-    run_recipe(trainer, checkpoint, settings, dataset_name="ALFWorld")
+    report_dataset = Dataset.from_list(reported.rows()) if reported else None
+    run_recipe(trainer, checkpoint, settings, dataset_name="ALFWorld", report_dataset=report_dataset)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,13 @@ class ScriptArguments:
     difficulties: list[int] = field(default_factory=list, metadata={"help": "Only tasks of these; none: all."})
     refused: list[str] = field(default_factory=list, metadata={"help": "Code with one of these texts is not run."})
     code_timeout: float = field(default=40.0, metadata={"help": "Seconds a piece of code may run."})
+    report_split: str | None = field(
+        default=None,
+        metadata={
+            "help": "Tasks of the reported panel. None: test_normal with load_best_model_at_end, as eval_split picks "
+            "the checkpoint; else eval_split."
+        },
+    )
     key: str = field(default="output", metadata={"help": "A state is its 'output', or 'output and calls'."})
     max_worlds: int = field(default=50, metadata={"help": "Worlds after which a server is replaced."})
     max_server_memory_mb: float = field(default=2000.0, metadata={"help": "Size beyond which a server is replaced."})
@@ -62,6 +69,10 @@ def main() -> None:
             installation.check()
             splits = (script_args.train_split, script_args.eval_split)
             train, held_out = (installation.task_ids(split, script_args.difficulties) for split in splits)
+            report_split = script_args.report_split or ("test_normal" if args.load_best_model_at_end else None)
+            reported = installation.task_ids(report_split) if report_split else []
+            if set(reported) & set(held_out):
+                raise SystemExit(f"report_split is {report_split!r}: what eval_split chooses cannot be reported on it")
         except (FileNotFoundError, ValueError) as error:
             raise SystemExit(str(error)) from error
     if args.environment_step_timeout <= script_args.code_timeout + STEP_GRACE:
@@ -100,7 +111,18 @@ def main() -> None:
         quantization_config=get_quantization_config(model_args),
         card_facts={"Training tasks": f"AppWorld {script_args.train_split}, {len(train)} tasks"},
     )
-    run_recipe(trainer, checkpoint, {"script": asdict(script_args), "model": asdict(model_args)}, "AppWorld")
+    settings = {"script": asdict(script_args), "model": asdict(model_args)}
+    settings["evaluation"] = {
+        "environment": "appworld",
+        "panel": report_split or script_args.eval_split,
+        "panel_options": {
+            **{"installation": installation.directory, "key": script_args.key, "max_turns": args.max_turns},
+            **{"refused": script_args.refused, "code_timeout": script_args.code_timeout},
+            "difficulties": [] if reported else script_args.difficulties,  # all tasks are reported
+        },
+    }
+    report_dataset = Dataset.from_list([{"task_id": task_id} for task_id in reported]) if reported else None
+    run_recipe(trainer, checkpoint, settings, "AppWorld", report_dataset)
 
 
 if __name__ == "__main__":

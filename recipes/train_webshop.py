@@ -40,6 +40,13 @@ class ScriptArguments:
     shop_seed: int = field(default=0, metadata={"help": "Seed of the invented shop, of prices and price limits."})
     num_goals: int | None = field(default=None, metadata={"help": "Training goals. None: all."})
     num_eval_goals: int = field(default=192, metadata={"help": "Goals of the fixed panel, of other products."})
+    num_report_goals: int | None = field(
+        default=None,
+        metadata={
+            "help": "Goals of the reported panel, other than those of the fixed one. None: if load_best_model_at_end, "
+            "as many as num_eval_goals, which then choose the checkpoint; else the fixed panel is reported."
+        },
+    )
     prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
     partial_reward: bool = field(default=False, metadata={"help": "Pay for the score, not only for a full one."})
     plain: bool = field(
@@ -71,11 +78,16 @@ def main() -> None:
                 script_args.shop, script_args.shop_size, script_args.goals, script_args.shop_seed
             )
         train = source.rows("train", script_args.num_goals)
-        held_out = source.rows("held-out", script_args.num_eval_goals)
+        chosen, number = script_args.num_eval_goals, script_args.num_report_goals
+        number = number or (chosen if args.load_best_model_at_end else 0)
+        held_out = source.rows("held-out", chosen + number)
+        held_out, reported = held_out[:chosen], held_out[chosen:]
     except (OSError, ValueError) as error:
         raise SystemExit(str(error)) from error
     if args.process_index == 0:
         print(f"train: {source.summary(train)}\nheld-out: {source.summary(held_out)}", flush=True)
+        if reported:
+            print(f"reported: {source.summary(reported)}", flush=True)
 
     checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
     args.eval_on_start = checkpoint is None
@@ -102,7 +114,17 @@ def main() -> None:
     )
     settings = {"script": asdict(script_args), "model": asdict(model_args)}
     settings |= {"train_manifest": source.summary(train), "eval_manifest": source.summary(held_out)}
-    run_recipe(trainer, checkpoint, settings, dataset_name="WebShop")
+    settings["evaluation"] = {
+        "environment": "webshop",
+        "panel": str(Path(script_args.shop).expanduser().absolute()) if script_args.shop else "invented",
+        "panel_options": {
+            **{"number": len(reported) or chosen, "skip": chosen if reported else 0, "seed": script_args.shop_seed},
+            **{"size": script_args.shop_size, "goals": script_args.goals, "nouns": script_args.nouns},
+            **{"plain": script_args.plain, "partial_reward": script_args.partial_reward},
+        },
+    }
+    report_dataset = Dataset.from_list(reported) if reported else None
+    run_recipe(trainer, checkpoint, settings, dataset_name="WebShop", report_dataset=report_dataset)
 
 
 if __name__ == "__main__":

@@ -192,8 +192,12 @@ def test_a_server_that_stumbles_a_budget_and_going_on(stumbling, tmp_path, monke
     assert (body["model"], body["temperature"], body["stop"]) == ("m", 0.4, ["\nObservation:"])
     assert "secret-123" not in (tmp_path / "out" / "settings.json").read_text()
 
+    with pytest.raises(SystemExit, match="100 tokens were used, 100 are allowed.* larger --max-total-tokens"):
+        main([*flags, "--max-total-tokens", "100"])
+    assert len(Stumbling.asked) == 10, "what was used before counts"
     main([*flags, "--max-total-tokens", "1000"])
     assert len(Stumbling.asked) == 10 + 12, "the finished episode was not played again"
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["tokens"] == {"read": 154, "written": 66}
     played = list(read_jsonl(path))
     assert [t.info["panel_index"] for t in played] == [0, 1, 2] and all(t.success for t in played)
     assert played[0].info["prompt_tokens"] == 42 and played[0].info["reply_tokens"] == 18

@@ -13,6 +13,7 @@ pytest.importorskip("alfworld")
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from g2po_trl import G2POConfig
+from g2po_trl.recipe import run_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -39,6 +40,66 @@ def test_the_papers_setting(tmp_path, name, gpus, environment, turns):
     assert (args.step_advantage_weight, args.invalid_action_penalty, args.eval_temperature) == (1.0, 0.1, 0.4)
     assert (args.max_turns, args.history_length) == (turns, 2)
     assert model.model_name_or_path.startswith("Qwen/Qwen2.5-") and script.prompt == "full"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_what_chooses_the_checkpoint_is_not_reported(path):
+    """The largest of many evaluations of a panel is too high for the same panel to be reported on."""
+    given = yaml.safe_load(path.read_text())
+    if given.get("load_best_model_at_end"):
+        chosen, reported = {
+            "alfworld": ("eval_games", "report_games"),
+            "webshop": ("num_eval_goals", "num_report_goals"),
+            "appworld": ("eval_split", "report_split"),
+        }[path.parent.name]
+        assert given[reported] and given[chosen] != given[reported]
+    assert "tiny" not in path.stem or "load_best_model_at_end" not in given
+
+
+def test_reported_games_are_others_than_those_that_choose(tmp_path):
+    recipe = load_recipe("alfworld")
+    script, args, _ = parse("tiny.yaml", "--output_dir", str(tmp_path), "--num_eval_games", "3", "--cache_dir",
+                            str(tmp_path), "--load_best_model_at_end", "true", "--eval_strategy", "steps",
+                            "--eval_steps", "1")  # fmt: skip
+    held_out = recipe.load_games(None, "held-out", 3, script)
+    reported = recipe.load_report_games(script, args, held_out)
+    assert len(held_out) == len(reported) == 3 and not set(held_out.games) & set(reported.games)
+    panel = load_panel(recipe.describe_panel(script, reported))
+    assert [row["task_id"] for row in panel.rows] == list(reported.games) and panel.data == reported.hash
+    told = panel.environment_factory.keywords
+    assert told["hidden_actions"] == ("help", "look", "inventory", "examine") and told["intro"] is False
+    script.report_games = str(tmp_path / "alfworld-tiny-0" / "held-out-6")
+    with pytest.raises(ValueError, match="report_games and eval_games share 3 games"):
+        recipe.load_report_games(script, args, held_out)
+    script.eval_games, script.report_games = "official:valid_unseen", None
+    with pytest.raises(ValueError, match="name others to report on"):
+        recipe.load_report_games(script, args, held_out)
+    args.load_best_model_at_end = False
+    assert recipe.load_report_games(script, args, held_out) is None
+
+
+def load_panel(evaluation):
+    from g2po_envs.alfworld.panels import load_panel
+
+    assert evaluation["environment"] == "alfworld"
+    return load_panel(evaluation["panel"], **evaluation["panel_options"])
+
+
+def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_path, capsys):
+    from letter_trainer import TASKS
+
+    best = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1}
+    trainer = make_trainer(
+        max_steps=2, eval_strategy="steps", eval_steps=1, eval_dataset=TASKS.select(range(3)), **best
+    )
+    with pytest.raises(ValueError, match="report_dataset is None: pass another panel"):
+        run_recipe(trainer, None, {})
+    run_recipe(trainer, None, {}, report_dataset=TASKS.select(range(3, 7)))
+    names = [(entry["name"], entry["step"], entry["episodes"]) for entry in trainer.evaluations]
+    assert names == [("report", 0, 4), ("eval", 1, 3), ("eval", 2, 3), ("report", 2, 4)]
+    assert "Held-out tasks, 4 episodes" in capsys.readouterr().out
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "4 episodes of a fixed panel" in card and "chosen on another panel" in card
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-1.5b-lora.yaml", "qwen2.5-7b-lora.yaml"])

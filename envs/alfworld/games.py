@@ -147,6 +147,18 @@ def generate_games(
     return Manifest.scan(directory)
 
 
+def report_games(directory: str | Path, num_games: int, seed: int = 0, size: str = "small") -> Manifest:
+    """About `num_games` more held-out games, none of them among the first `num_games`: to report what those chose.
+
+    Made in DIRECTORY/held-out-<number>, where the first ones are, too.
+    """
+    first, both = (
+        generate_games(Path(directory) / f"held-out-{number}", "held-out", number, seed=seed, size=size)
+        for number in (num_games, 2 * num_games)
+    )
+    return both.without(first)
+
+
 def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

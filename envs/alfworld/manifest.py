@@ -111,6 +111,10 @@ class Manifest:
             skipped.update(other.skipped)
         return Manifest(dict(sorted(games.items())), dict(skipped))
 
+    def without(self, other: Manifest) -> Manifest:
+        """The games that are not among another's."""
+        return Manifest({name: game for name, game in self.games.items() if name not in other.games}, self.skipped)
+
     def summary(self) -> str:
         """One line: how many games of which type, what was left out, the hash."""
         types = ", ".join(

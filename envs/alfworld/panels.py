@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from g2po_envs.alfworld.environment import AlfworldEnvironment
 from g2po_envs.alfworld.manifest import Manifest
 from g2po_envs.alfworld.official import Release, official_games
 from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT
-from g2po_envs.alfworld.tiny import HISTORY_LENGTH, tiny_environment
+from g2po_envs.alfworld.tiny import HIDDEN_ACTIONS, HISTORY_LENGTH
 from g2po_trl.tasks import Panel
 
 COLUMNS = {  # the paper's table
@@ -35,34 +36,46 @@ def load_panel(
     compact: bool = False,
     cache_dir: str = "~/.cache/g2po_trl",
     key: str = "released",
+    hidden_actions: Sequence[str] | None = None,
+    intro: bool | None = None,
+    size: str = "tiny",
 ) -> Panel:
     """A panel by name.
 
     Args:
         name: "valid_seen", "valid_unseen" or "train" of the official games; "tiny", the default recipe's held-out
-            generated games; or a folder of games.
-        number, seed, cache_dir: of generated games.
+            generated games, played as the tiny model was taught; "generated" and "generated-report", held-out games
+            of any `size`, and others to report what those chose; or a folder of games.
+        number, seed, size, cache_dir: of generated games.
         compact: for a folder: play as the tiny model was taught.
+        hidden_actions, intro: of `AlfworldEnvironment`.
         key: of `AlfworldEnvironment`: what tells states apart in the trajectories that are written.
     """
-    if name == "tiny":
-        from g2po_envs.alfworld.games import generate_games
+    if name in ("tiny", "generated", "generated-report"):
+        from g2po_envs.alfworld.games import generate_games, report_games
 
-        folder = Path(cache_dir).expanduser() / f"alfworld-tiny-{seed}" / f"held-out-{number}"
-        generate_games(folder, "held-out", number, seed=seed, size="tiny")
-        games, compact = Manifest.scan(folder), True
+        size, compact = ("tiny", True) if name == "tiny" else (size, compact)
+        root = Path(cache_dir).expanduser() / f"alfworld-{size}-{seed}"
+        if name == "generated-report":
+            games = report_games(root, number, seed, size)
+        else:
+            games = generate_games(root / f"held-out-{number}", "held-out", number, seed=seed, size=size)
     elif name in Release.load().numbers:
         games = official_games(name)
     else:
         games = Manifest.scan(name)
+    options = {"hidden_actions": HIDDEN_ACTIONS, "intro": False} if compact else {}
+    options |= {} if hidden_actions is None else {"hidden_actions": tuple(hidden_actions)}
+    options |= {} if intro is None else {"intro": intro}
     return Panel(
         name=f"ALFWorld {name}",
         rows=games.rows(),
-        environment_factory=partial(tiny_environment if compact else AlfworldEnvironment, games, key=key),
+        environment_factory=partial(AlfworldEnvironment, games, key=key, **options),
         prompt_template=ALFWORLD_COMPACT_PROMPT if compact else ALFWORLD_PROMPT,
         max_turns=15 if compact else 50,
         history_length=HISTORY_LENGTH,
         about=ABOUT,
         lower_case=True,
         columns=COLUMNS,
+        data=games.hash,
     )

@@ -24,18 +24,27 @@ def load_panel(
     max_turns: int = 50,
     difficulties: Sequence[int] = (),
     refused: Sequence[str] = (),
+    key: str = "output",
+    code_timeout: float = 40.0,
 ) -> Panel:
     """A dataset of AppWorld ("train", "dev", "test_normal", "test_challenge") of an installation.
 
     Args:
-        difficulties: only tasks of these; none: all. refused: see `AppworldEnvironment`.
+        difficulties: only tasks of these; none: all. refused, key, code_timeout: see `AppworldEnvironment`.
     """
     place = Installation(installation)
     place.check()
     return Panel(
         name=f"AppWorld {name}" + (f", difficulty {', '.join(map(str, difficulties))}" if difficulties else ""),
         rows=[{"task_id": task_id} for task_id in place.task_ids(name, difficulties)],
-        environment_factory=partial(AppworldEnvironment, place, max_turns=max_turns, refused=tuple(refused)),
+        environment_factory=partial(
+            AppworldEnvironment,
+            place,
+            key=key,
+            max_turns=max_turns,
+            code_timeout=code_timeout,
+            refused=tuple(refused),
+        ),
         prompt_template=APPWORLD_PROMPT,
         max_turns=max_turns,
         history_length=10,

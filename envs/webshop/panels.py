@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from g2po_envs.webshop.environment import WebshopEnvironment
+from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import HISTORY_LENGTH
+from g2po_trl.fingerprint import fingerprint_files
 from g2po_trl.tasks import Panel
 
 ABOUT = """You shop for somebody in an online shop. search[words] searches, where there is a search bar; \
@@ -17,22 +19,41 @@ COLUMNS = {"Score": "score", "Succ.": "success_rate", "Corrected": "score_correc
 
 
 def load_panel(
-    name: str = "tiny", number: int | None = None, size: str = "small", goals: str = "synthetic", seed: int = 0
+    name: str = "tiny",
+    number: int | None = None,
+    size: str = "small",
+    goals: str = "synthetic",
+    seed: int = 0,
+    skip: int = 0,
+    plain: bool | None = None,
+    partial_reward: bool = False,
+    nouns: str = "textblob",
 ) -> Panel:
     """A panel by name.
 
     Args:
-        name: "tiny", the default recipe's held-out goals in the invented shop; or the folder of the official data.
+        name: "tiny", the default recipe's held-out goals in the invented shop; "invented", any of them; or the folder
+            of the official data.
         number: goals; `None`: 192 of the invented shop, 500 of the official one.
+        skip: so many goals before them, which chose a checkpoint.
+        plain, partial_reward, nouns: of `WebshopEnvironment`.
         size, goals: of the official data (`ShopSource.official`).
         seed: of the invented shop, of prices and price limits.
     """
-    tiny = name == "tiny"
-    source = ShopSource(goals=goals, seed=seed) if tiny else ShopSource.official(name, size, goals, seed)
+    tiny, invented = name == "tiny", name in ("tiny", "invented")
+    source = ShopSource(goals=goals, seed=seed) if invented else ShopSource.official(name, size, goals, seed)
+    number = number or (192 if invented else 500)
+    files = [path for path in (source.items, source.attributes, source.human_instructions) if path]
     return Panel(
         name=f"WebShop {name}",
-        rows=source.rows("held-out", number or (192 if tiny else 500)),
-        environment_factory=partial(WebshopEnvironment, source, plain=tiny),
+        rows=source.rows("held-out", skip + number)[skip:],
+        environment_factory=partial(
+            WebshopEnvironment,
+            source,
+            plain=tiny if plain is None else plain,
+            partial_reward=partial_reward,
+            nouns={"textblob": textblob_nouns, "spacy": spacy_nouns}[nouns],
+        ),
         prompt_template=WEBSHOP_COMPACT_PROMPT if tiny else WEBSHOP_PROMPT,
         max_turns=12 if tiny else 15,
         history_length=HISTORY_LENGTH if tiny else 2,
@@ -40,4 +61,5 @@ def load_panel(
         lower_case=True,
         action_form="search[words] or click[target]",
         columns=COLUMNS,
+        data=fingerprint_files(files) if files else f"invented, seed {seed}",
     )

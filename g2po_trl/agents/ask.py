@@ -11,11 +11,11 @@ The wording is ours.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..episodes import Episode
-from ..prompting import ParsedReply, PromptTemplate, listed_spelling
+from ..prompting import ParsedReply, PromptTemplate, fit_prompt, listed_spelling
 from ..rollout import prompt_contents
 from ..trajectory import Trajectory
 from .chat import Conversation
@@ -56,14 +56,30 @@ class Agent:
 
 @dataclass
 class DirectAgent(Agent):
-    """The environment's prompt, with the last `history_length` steps in it."""
+    """The environment's prompt, with the last `history_length` steps in it.
+
+    With `max_prompt_length` tokens, counted by `encode`, longer prompts are shortened as in training.
+    """
 
     template: PromptTemplate
     history_length: int = 2
+    max_prompt_length: int | None = None
+    encode: Callable[[Conversation], tuple[list[int], str]] | None = None
     name = "direct"
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
-        return self.template.messages(**prompt_contents(episode, self.history_length))
+        """Raises PromptTooLongError for what cannot be made to fit."""
+        contents = prompt_contents(episode, self.history_length)
+        if self.max_prompt_length is None or self.encode is None:
+            return self.template.messages(**contents)
+        tried: list[Conversation] = []  # the last one is what fits
+
+        def encode(messages: Conversation) -> tuple[list[int], str]:
+            tried.append(messages)
+            return self.encode(messages)
+
+        fit_prompt(self.template, encode, self.max_prompt_length, **contents)
+        return tried[-1]
 
     def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedReply:
         return self.template.read(reply, prompt_end, admissible_actions)

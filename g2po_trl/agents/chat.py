@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..encoding import ChatEncoder
+from ..json_text import write_json
 
 Conversation = list[dict[str, str]]
+# How servers say that a conversation is longer than their model's context.
+_TOO_LONG = ("context_length", "context length", "context window", "maximum context", "too long")
 
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How replies are sampled. `temperature` 0 is greedy; a reply ends before the first of `stop`."""
+    """How replies are sampled, the same by every engine: a checkpoint's generation_config has no part in it.
+
+    Args:
+        temperature: 0 is greedy.
+        top_p, top_k, min_p, repetition_penalty: 1, 0, `None` and 1 switch them off.
+        stop: a reply ends before the first of these.
+        stop_after: a reply ends with the first of these, as with the trainer's `stop_sequences`.
+    """
 
     temperature: float = 0.4
     top_p: float = 1.0
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
+    stop_after: tuple[str, ...] = ()
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def cut(self, text: str) -> str:
+        """The text up to where a reply ends."""
+        ends = [text.index(word) for word in self.stop if word in text]
+        ends += [text.index(word) + len(word) for word in self.stop_after if word in text]
+        return text[: min(ends, default=len(text))]
 
 
 @dataclass(frozen=True)
@@ -37,25 +58,45 @@ class ChatReply:
     error: str | None = None
 
 
+class ChatError(RuntimeError):
+    """A server that cannot be asked: wrong key, wrong address, unknown model."""
+
+
 class TokenBudgetSpentError(RuntimeError):
     """The bound on tokens is reached. What was played is written; a larger bound goes on from there."""
 
 
 @dataclass
 class TokenBudget:
-    """Tokens read and written so far, and how many they may be together (`None`: any number)."""
+    """Tokens read and written so far, and how many they may be together (`None`: any number).
+
+    With a `path`, they are kept in this file: an evaluation that goes on where it was stopped goes on counting. It is
+    written before each turn, so a kill forgets one turn's tokens at most.
+    """
 
     limit: int | None = None
     read: int = 0
     written: int = 0
+    path: Path | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self):
+        if self.path is not None and self.path.is_file():
+            spent = json.loads(self.path.read_text(encoding="utf-8"))
+            self.read, self.written = self.read + spent["read"], self.written + spent["written"]
+
+    def save(self) -> None:
+        """Write down what was used."""
+        if self.path is not None:
+            write_json(self.path, {"read": self.read, "written": self.written})
 
     def check(self) -> None:
         """Raises TokenBudgetSpentError when nothing is left."""
+        self.save()
         if self.limit is not None and self.read + self.written >= self.limit:
             raise TokenBudgetSpentError(
                 f"{self.read + self.written} tokens were used, {self.limit} are allowed: run the same command with a "
-                "larger --max_total_tokens to go on from here"
+                "larger --max-total-tokens to go on from here"
             )
 
     def count(self, reply: ChatReply) -> None:
@@ -65,9 +106,14 @@ class TokenBudget:
 
 
 class ChatModel:
-    """Answers conversations. `independent`: a reply follows from its own conversation and seed, whoever is beside."""
+    """Answers conversations.
+
+    `independent`: a reply depends on its own conversation and seed alone, not on the others of a batch. `encode`:
+    conversation -> token ids and text of the prompt; `None` where the tokenizer is elsewhere.
+    """
 
     independent = False
+    encode: Callable[[Conversation], tuple[list[int], str]] | None = None
     parallel: int | None = None  # conversations at a time; `None`: as many as there are
 
     def reply(
@@ -83,7 +129,13 @@ class ChatModel:
 class LocalChat(ChatModel):
     """A checkpoint or an adapter, by transformers' `generate`. The same batches with the same seeds: the same text."""
 
-    def __init__(self, model: str, batch_size: int = 32, **model_kwargs: Any):
+    def __init__(
+        self,
+        model: str,
+        batch_size: int = 32,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **model_kwargs: Any,
+    ):
         import torch
         from transformers import AutoTokenizer
 
@@ -105,7 +157,10 @@ class LocalChat(ChatModel):
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.batch_size = batch_size
         self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.encode = ChatEncoder(self.tokenizer)
+        self.encode = ChatEncoder(self.tokenizer, chat_template_kwargs)
+        ends = self.model.generation_config.eos_token_id
+        ends = {self.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+        self.ends = sorted(end for end in ends if end is not None)
 
     def reply(
         self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
@@ -117,8 +172,9 @@ class LocalChat(ChatModel):
         replies: list[ChatReply | None] = [None] * len(ids)
         for i, prompt in enumerate(ids):
             if self.longest is not None and len(prompt) + settings.max_tokens > self.longest:
-                room = f"{len(prompt)} tokens and {settings.max_tokens} of the reply exceed the model's {self.longest}"
-                replies[i] = ChatReply("", len(prompt), error=room)
+                replies[i] = ChatReply(
+                    "", len(prompt), error=_too_long(len(prompt), settings.max_tokens, self.longest)
+                )
         left = [i for i, reply in enumerate(replies) if reply is None]
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad():
@@ -131,26 +187,22 @@ class LocalChat(ChatModel):
         return replies
 
     def _generate(self, prompts: list[list[int]], settings: ChatSettings) -> list[ChatReply]:
-        batch = self.tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(self.model.device)
-        sampled = settings.temperature > 0
-        options = {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0} if sampled else {}
-        if settings.stop:
-            options |= {"stop_strings": list(settings.stop), "tokenizer": self.tokenizer}
-        output = self.model.generate(
-            **batch,
-            do_sample=sampled,
-            max_new_tokens=settings.max_tokens,
-            pad_token_id=self.tokenizer.pad_token_id,
-            **options,
+        from ..sampling import Sampling, generate_batch, generation_config
+
+        config = generation_config(
+            self.tokenizer,
+            Sampling(settings.temperature, settings.top_p, settings.top_k, settings.min_p),
+            settings.max_tokens,
+            self.ends,
+            [*settings.stop, *settings.stop_after],
+            repetition_penalty=settings.repetition_penalty,
         )
-        ends = self.model.generation_config.eos_token_id
-        ends = {self.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
         replies = []
-        for prompt, row in zip(prompts, output[:, batch["input_ids"].shape[1] :].tolist()):
-            last = next((i for i, token in enumerate(row) if token in ends), None)
+        for prompt, row in zip(prompts, generate_batch(self.model, self.tokenizer, prompts, config)):
+            last = next((i for i, token in enumerate(row) if token in self.ends), None)
             written = row if last is None else row[:last]
-            text = self.tokenizer.decode(written, skip_special_tokens=True)
-            shown = _before(text, settings.stop)
+            text = self.encode.decode(written)
+            shown = settings.cut(text)
             replies.append(ChatReply(shown, len(prompt), len(written), last is not None or shown != text))
         return replies
 
@@ -160,12 +212,11 @@ class VLLMChat(ChatModel):
 
     independent = True
 
-    def __init__(self, model: str, **engine_kwargs: Any):
-        import json
-
+    def __init__(self, model: str, chat_template_kwargs: dict[str, Any] | None = None, **engine_kwargs: Any):
         from vllm import LLM
 
         self.adapter = None
+        self.template_kwargs = chat_template_kwargs or {}
         adapter = Path(model, "adapter_config.json")
         if adapter.is_file():
             from vllm.lora.request import LoRARequest
@@ -174,7 +225,11 @@ class VLLMChat(ChatModel):
             self.adapter = LoRARequest("adapter", 1, model)
             engine_kwargs = {"enable_lora": True, "max_lora_rank": max(8, settings["r"]), **engine_kwargs}
             model = settings["base_model_name_or_path"]
-        self.engine = LLM(model, **engine_kwargs)
+        # vLLM would take temperature, top_p, … that a request leaves open from the checkpoint's generation_config.
+        self.engine = LLM(model, **{"generation_config": "vllm", **engine_kwargs})
+        self.ends = _ends_of(model, engine_kwargs.get("revision"))
+        self.longest = self.engine.llm_engine.model_config.max_model_len
+        self.encode = ChatEncoder(self.engine.get_tokenizer(), chat_template_kwargs)
 
     def reply(
         self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
@@ -185,23 +240,37 @@ class VLLMChat(ChatModel):
             SamplingParams(
                 temperature=settings.temperature,
                 top_p=settings.top_p,
+                top_k=settings.top_k,
+                min_p=settings.min_p or 0.0,
+                repetition_penalty=settings.repetition_penalty,
                 max_tokens=settings.max_tokens,
-                stop=list(settings.stop) or None,
+                stop=[*settings.stop, *settings.stop_after] or None,
+                include_stop_str_in_output=True,
+                stop_token_ids=self.ends,
                 seed=seed,
             )
             for seed in seeds
         ]
-        outputs = self.engine.chat(list(conversations), sampling, lora_request=self.adapter, use_tqdm=False)
-        return [
-            ChatReply(
-                output.outputs[0].text,
+        prompts = [self.encode(conversation) for conversation in conversations]
+        fits = [i for i, (ids, _) in enumerate(prompts) if len(ids) + settings.max_tokens <= self.longest]
+        outputs = self.engine.generate(
+            [{"prompt_token_ids": prompts[i][0]} for i in fits],
+            [sampling[i] for i in fits],
+            lora_request=self.adapter,
+            use_tqdm=False,
+        )
+        replies = [
+            ChatReply("", len(ids), error=_too_long(len(ids), settings.max_tokens, self.longest)) for ids, _ in prompts
+        ]
+        for i, output in zip(fits, outputs):
+            replies[i] = ChatReply(
+                settings.cut(output.outputs[0].text),
                 len(output.prompt_token_ids),
                 len(output.outputs[0].token_ids),
                 output.outputs[0].finish_reason == "stop",
-                (output.prompt or "")[-64:],
+                prompts[i][1][-64:],
             )
-            for output in outputs
-        ]
+        return replies
 
 
 class ServerChat(ChatModel):
@@ -214,6 +283,7 @@ class ServerChat(ChatModel):
         parallel: requests at a time.
         retries: of a request that failed by load or network, with growing pauses.
         timeout: seconds a request may take.
+        chat_template_kwargs: for servers that know them (vLLM, SGLang).
 
     Raises:
         ImportError: without the package openai.
@@ -229,6 +299,7 @@ class ServerChat(ChatModel):
         parallel: int = 16,
         retries: int = 6,
         timeout: float = 300.0,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ):
         try:
             from openai import OpenAI
@@ -239,6 +310,8 @@ class ServerChat(ChatModel):
         self.model, self.parallel, self.base_url = model, parallel, base_url
         key = os.environ.get(key_variable) or "none"
         self.client = OpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=timeout)
+        self.key_variable, self.template_kwargs = key_variable, chat_template_kwargs
+        self.length_field = "max_tokens"
 
     def reply(
         self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
@@ -247,31 +320,64 @@ class ServerChat(ChatModel):
             return list(threads.map(lambda pair: self._ask(pair[0], settings, pair[1]), zip(conversations, seeds)))
 
     def _ask(self, conversation: Conversation, settings: ChatSettings, seed: int) -> ChatReply:
-        from openai import BadRequestError
+        from openai import APIConnectionError, AuthenticationError, BadRequestError, OpenAIError
 
-        options = {"stop": list(settings.stop)} if settings.stop else {}
         try:
-            answer = self.client.chat.completions.create(
-                model=self.model,
-                messages=conversation,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                max_tokens=settings.max_tokens,
-                seed=seed,
-                **options,
-            )
+            answer = self._complete(conversation, settings, seed)
         except BadRequestError as error:
-            if "context" not in str(error) and "too long" not in str(error):
-                raise
-            return ChatReply("", error=f"the conversation is too long for the server's model: {error}")
+            told = f"{error} {error.code} {error.body}".lower()
+            if any(sign in told for sign in _TOO_LONG):
+                return ChatReply("", error=f"the server's model takes no conversation as long: {error}")
+            raise ChatError(f"the server at {self.base_url} refuses the request: {error}") from error
+        except AuthenticationError as error:
+            raise ChatError(
+                f"the server at {self.base_url} refuses the key in {self.key_variable}: set this environment "
+                "variable, or name another with --key-variable"
+            ) from error
+        except APIConnectionError as error:
+            raise ChatError(
+                f"no answer from {self.base_url} ({error.__cause__ or error}): is it running, and is this its address?"
+            ) from error
+        except OpenAIError as error:
+            raise ChatError(f"the server at {self.base_url}: {error}") from error
+        if not answer.choices:
+            raise ChatError(f"the server at {self.base_url} answered without a choice: is it OpenAI's protocol?")
         choice, usage = answer.choices[0], answer.usage
         text = choice.message.content or ""
         return ChatReply(
-            _before(text, settings.stop),  # not every server heeds it
+            settings.cut(text),  # not every server heeds it
             usage.prompt_tokens if usage else 0,
             usage.completion_tokens if usage else 0,
             choice.finish_reason == "stop",
         )
+
+    def _complete(self, conversation: Conversation, settings: ChatSettings, seed: int):
+        """A request. OpenAI's newer models refuse `max_tokens` and name the field they want in its place."""
+        from openai import BadRequestError
+
+        # What only some servers know is sent only when it is asked for.
+        body: dict[str, Any] = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
+        body |= {"top_k": settings.top_k} if settings.top_k else {}
+        body |= {"min_p": settings.min_p} if settings.min_p else {}
+        body |= {"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {}
+        options = {"stop": list(settings.stop)} if settings.stop else {}
+        options |= {"extra_body": body} if body else {}
+        length_field = self.length_field
+        try:
+            return self.client.chat.completions.create(
+                model=self.model,
+                messages=conversation,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                seed=seed,
+                **{length_field: settings.max_tokens},
+                **options,
+            )
+        except BadRequestError as error:
+            if length_field != "max_tokens" or "max_completion_tokens" not in str(error):
+                raise
+            self.length_field = "max_completion_tokens"
+            return self._complete(conversation, settings, seed)
 
     def close(self) -> None:
         self.client.close()
@@ -296,5 +402,16 @@ def _combined(seeds: Sequence[int]) -> int:
     return combined
 
 
-def _before(text: str, stop: Sequence[str]) -> str:
-    return text[: min([len(text), *(text.index(word) for word in stop if word in text)])]
+def _ends_of(model: str, revision: str | None) -> list[int]:
+    """Tokens that end a reply, as the checkpoint says; vLLM knows the tokenizer's by itself."""
+    from transformers import GenerationConfig
+
+    try:
+        ends = GenerationConfig.from_pretrained(model, revision=revision).eos_token_id
+    except OSError:
+        return []
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
+def _too_long(prompt: int, reply: int, longest: int) -> str:
+    return f"{prompt} tokens and {reply} of the reply exceed the model's {longest}"

@@ -11,10 +11,11 @@ from typing import Any
 
 from ..environment_pool import EnvironmentPool
 from ..episodes import Episode, play_turns
+from ..prompting import PromptTooLongError
 from ..tasks import Panel, task_id_of
 from ..trajectory import Step, Trajectory, read_jsonl, write_jsonl
 from .ask import Agent
-from .chat import ChatModel, ChatSettings, TokenBudget
+from .chat import ChatModel, ChatReply, ChatSettings, Conversation, TokenBudget
 
 
 @dataclass
@@ -22,8 +23,9 @@ class PanelPlayer:
     """Plays each task of a panel, one episode of as many trials as the agent has.
 
     Trajectories are added to `path` as they end, all trials of them, with `panel_index`, `trial`, tokens and
-    reflections in their `info`. What is in the file already is not played again: an evaluation that was interrupted
-    gives what it would have given. A batch of a model whose replies depend on their neighbours is written as a whole.
+    reflections in their `info`. What came to a result is not played again: an evaluation that was interrupted gives
+    what it would have given. Errors of the environment, and what was lost with it, are. A batch of a model whose
+    replies depend on the rest of their batch is written, and played again, as a whole.
     """
 
     panel: Panel
@@ -51,8 +53,7 @@ class PanelPlayer:
                 numbers = [number for number in numbers if number not in self.done]
             if all(number in self.done for number in numbers):
                 continue
-            if any(number in self.done for number in numbers):  # the process died while it wrote them
-                _take_out(self.path, numbers)
+            _take_out(self.path, numbers)  # errors, and what a process wrote before it died
             self._play_batch(numbers)
         return [self.done[number] for number in range(number_of_tasks)]
 
@@ -84,12 +85,20 @@ class PanelPlayer:
     def _act(self, live: list[Episode]) -> list[Step | None]:
         self.budget.check()
         numbers = [self.numbers[episode.number] for episode in live]
-        conversations = [self.agent.ask(e, self.notes.get(number, ())) for e, number in zip(live, numbers)]
-        seeds = [self._seed(number, len(episode.steps)) for episode, number in zip(live, numbers)]
+        asked = [self._ask(episode, self.notes.get(number, ())) for episode, number in zip(live, numbers)]
+        answered = [i for i, conversation in enumerate(asked) if conversation is not None]
+        replies: dict[int, ChatReply] = {}
+        if answered:
+            seeds = [self._seed(numbers[i], len(live[i].steps)) for i in answered]
+            replies = dict(
+                zip(answered, self.chat.reply([asked[i] for i in answered], self._with_stops(), seeds), strict=True)
+            )
         steps: list[Step | None] = []
-        for episode, number, conversation, reply in zip(
-            live, numbers, conversations, self.chat.reply(conversations, self._with_stops(), seeds)
-        ):
+        for i, (episode, number, conversation) in enumerate(zip(live, numbers, asked)):
+            if conversation is None:
+                steps.append(None)
+                continue
+            reply = replies[i]
             self._count(number, reply)
             if reply.error:
                 episode.give_up(f"context overflow: {reply.error}")
@@ -106,6 +115,14 @@ class PanelPlayer:
                 )
             )
         return steps
+
+    def _ask(self, episode: Episode, notes: Sequence[str]) -> Conversation | None:
+        """What the next reply answers; `None` for a prompt that cannot be made to fit, which ends its episode."""
+        try:
+            return self.agent.ask(episode, notes)
+        except PromptTooLongError as error:
+            episode.give_up(f"prompt too long: {error}")
+            return None
 
     def _reflect(self, numbers: Sequence[int], played: dict[int, Trajectory]) -> None:
         self.budget.check()
@@ -164,7 +181,7 @@ class PanelPlayer:
 
 
 def read_finished(path: Path) -> dict[int, Trajectory]:
-    """Last trials in a file by their place in the panel. A line that a killed run left unfinished is cut off."""
+    """Last trials that came to a result, by their place in the panel. A line that a kill left half is cut off."""
     if not path.exists():
         return {}
     content = path.read_bytes()
@@ -172,10 +189,15 @@ def read_finished(path: Path) -> dict[int, Trajectory]:
     if len(whole) < len(content):
         path.write_bytes(whole)
     trajectories = [Trajectory.from_dict(json.loads(line)) for line in whole.splitlines()]
-    return {t.info["panel_index"]: t for t in trajectories if t.info["last_trial"]}
+    return {t.info["panel_index"]: t for t in trajectories if t.info["last_trial"] and t.counted}
 
 
 def _take_out(path: Path, numbers: Sequence[int]) -> None:
-    kept = [t for t in read_jsonl(path) if t.info["panel_index"] not in numbers]
+    if not path.exists():
+        return
+    trajectories = list(read_jsonl(path))
+    kept = [t for t in trajectories if t.info["panel_index"] not in numbers]
+    if len(kept) == len(trajectories):
+        return
     write_jsonl(path.with_suffix(".tmp"), kept)
     path.with_suffix(".tmp").replace(path)

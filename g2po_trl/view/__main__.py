@@ -39,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if missing:
             raise ValueError(f"iterations {sorted(missing)} are not there; there are {run.numbers}")
         if args.serve:
-            server = make_server(run, args.port)
+            try:
+                server = make_server(run, args.port)
+            except (OSError, OverflowError) as error:
+                raise ValueError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
             address = f"http://127.0.0.1:{server.server_port}/"
             print(f"{args.run} is at {address} until Ctrl-C", flush=True)
             if not args.no_open:
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         page = write_page(
             run, args.output or args.run / "view.html", chosen, not args.no_prompts and len(chosen) <= MANY
         )
-    except (ValueError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
         return

@@ -54,7 +54,7 @@ function chart(title, series, { points = [], top = null, bars = null, colours = 
   const first = points.length ? 0 : 1;
   const sums = bars ? run.curves.map((c) => bars.reduce((sum, name) => sum + (c.times[name] || 0), 0)) : [];
   const values = [...series.flatMap((s) => s.values), ...points.map((p) => p.y), ...sums].filter(Number.isFinite);
-  const highest = top ?? Math.max(1e-9, ...values) * 1.05;
+  const highest = top ?? (Math.max(0, ...values) || 1) * 1.05;
   const margin = bars ? ((width - left - 8) / last) * 0.5 : 0;
   const x = (n) => left + margin + ((n - first) / Math.max(1, last - first)) * (width - left - 8 - 2 * margin);
   const y = (v) => 6 + (1 - v / highest) * (height - bottom - 6);

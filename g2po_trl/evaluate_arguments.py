@@ -1,0 +1,161 @@
+"""The arguments of `python -m g2po_trl.evaluate`: flags, a YAML file, and what a run was trained with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .run_description import find_run, read_run
+
+AGENTS = ("direct", "react", "reflexion")
+ENVIRONMENTS = ("alfworld", "webshop", "appworld")
+
+
+def run_defaults(run: Mapping[str, Any], folder: Path, agent: str, environment: str | None) -> dict[str, Any]:
+    """The arguments that evaluate a run's model as it was trained.
+
+    Args:
+        run: its description, see `run_description`. folder: where it is.
+        agent: only "direct" reads the run's prompts; others keep their own lengths and history.
+        environment: as asked for; of another than the run's only the chat template's arguments are taken over.
+    """
+    play = run.get("play", {})
+    defaults: dict[str, Any] = {"chat_template_kwargs": play.get("chat_template_kwargs") or {}}
+    trained_on = dict(run.get("evaluation") or {})
+    if not trained_on and run.get("environment"):
+        trained_on = {
+            "environment": run["environment"]["import"],
+            "environment_options": run["environment"].get("kwargs", {}),
+            "tasks": folder / "panels" / "eval.jsonl",
+        }
+    if not play or environment not in (None, trained_on.get("environment")):
+        return defaults
+    defaults |= trained_on
+    defaults |= {name: play[name] for name in ("environment_reset_timeout", "environment_step_timeout")}
+    defaults |= {name: play[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+    if agent == "direct":
+        defaults |= {
+            "prompt": run["prompt"],
+            "max_turns": play["max_turns"],
+            "trained_history_length": play["history_length"],
+            "max_prompt_length": play["max_prompt_length"],
+            "max_tokens": play["max_completion_length"],
+            "stop_after": play["stop_sequences"] or [],
+        }
+    return defaults
+
+
+def make_parser(description: str | None = None) -> argparse.ArgumentParser:
+    """The parser, with the defaults of a model that is no run's."""
+    parser = argparse.ArgumentParser(
+        prog="python -m g2po_trl.evaluate",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--config", type=Path, help="YAML file with any of these options; flags win")
+    add("--model", help="a folder, a Hub id, or the name of a served model")
+    add("--run", type=Path, help="folder of the training run whose settings are the defaults; default: the model's")
+    add("--engine", choices=("transformers", "vllm"), default="transformers", help="for models of this machine")
+    add("--engine-options", type=json.loads, default={}, help="JSON, passed to the model's constructor")
+    add("--base-url", help="URL of a server with OpenAI's protocol, up to /v1")
+    add("--key-variable", default="OPENAI_API_KEY", help="environment variable with its key")
+    add("--parallel", type=int, default=16, help="concurrent requests")
+    add("--environment", help=f"{', '.join(ENVIRONMENTS)}, or module:Class; default: the run's")
+    add("--environment-options", type=json.loads, default={}, help="for module:Class: JSON, arguments of the class")
+    add("--panel", help="which tasks; default: the run's, or the environment's first")
+    add("--panel-options", type=json.loads, default={}, help="JSON, passed to the environment's load_panel")
+    add("--tasks", type=Path, help="for module:Class: a file with one task a line, as JSON")
+    add("--limit", type=int, help="evaluate only the first N tasks")
+    add("--agent", choices=AGENTS, default="direct")
+    add("--trials", type=int, default=3, help="trials per task (reflexion only)")
+    add("--prompt", help="module:TEMPLATE, a PromptTemplate; default: the run's, or the panel's")
+    add("--chat-template-kwargs", type=json.loads, default={}, help="JSON, passed to the chat template")
+    add("--max-turns", type=int, help="turns of an episode; default: the run's, or the panel's")
+    add("--history-length", type=int, help="past steps shown; default: the run's or the panel's, 30 in conversations")
+    add("--max-prompt-length", type=int, help="tokens; longer prompts are shortened as in training (not for servers)")
+    add("--temperature", type=float, default=0.4)
+    add("--top-p", type=float, default=1.0)
+    add("--top-k", type=int, default=0)
+    add("--min-p", type=float)
+    add("--repetition-penalty", type=float, default=1.0)
+    add("--max-tokens", type=int, default=512, help="tokens of a reply")
+    add("--stop", action="append", help="a reply ends before this; may be repeated")
+    add("--stop-after", action="append", help="a reply ends with this; may be repeated")
+    add("--seeds", type=int, default=1, help="number of seeds; 0, 1, … are played")
+    add("--batch-size", type=int, default=32, help="concurrent episodes")
+    add("--max-total-tokens", type=int, help="token budget: stop before a turn once this many were read and written")
+    add("--max-error-rate", type=float, default=0.1, help="exit code 1 above this share of environment errors")
+    add("--num-environment-workers", type=int, help="default: one per core")
+    add("--environment-reset-timeout", type=float, default=120.0, help="seconds a reset may take")
+    add("--environment-step-timeout", type=float, default=60.0, help="seconds a step may take")
+    add("--output", type=Path, help="default: evaluations/<environment>-<agent>-<model>")
+    add("--overwrite", action="store_true", help="delete the evaluation that OUTPUT holds")
+    parser.set_defaults(trained_history_length=None)
+    return parser
+
+
+def parse(argv: Sequence[str] | None = None, description: str | None = None) -> argparse.Namespace:
+    """The arguments: flags, then --config, then those of the model's run, then the defaults."""
+    parser = make_parser(description)
+    given = _read_config(parser, parser.parse_known_args(argv)[0].config)
+    parser.set_defaults(**{name: value for name, value in given.items() if name not in ("stop", "stop_after")})
+    first, _ = parser.parse_known_args(argv)
+    if first.model is None:
+        parser.error("--model is missing")
+    folder = find_run(first.run or first.model) if first.run or not first.base_url else None
+    if first.run and not folder:
+        parser.error(f"run is {str(first.run)!r}: there is no run.json, which the trainer writes into its output_dir")
+    try:
+        defaults = run_defaults(read_run(folder), folder, first.agent, first.environment) if folder else {}
+    except ValueError as error:
+        parser.error(str(error))
+    merged = {**defaults, **given}
+    options = {**defaults.get("panel_options", {}), **given.get("panel_options", {})}
+    # argparse would add to a list, and replace a dictionary.
+    lists = {name: merged.pop(name, []) for name in ("stop", "stop_after")}
+    parser.set_defaults(**{**merged, "panel_options": options})
+    args = parser.parse_args(argv)
+    args.panel_options = {**options, **args.panel_options}
+    for name, default in lists.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    _check(parser, args)
+    if args.output is None:
+        name = f"{args.environment.split(':')[-1]}-{args.agent}-{Path(args.model).name}"
+        args.output = Path("evaluations", name)
+    return args
+
+
+def _read_config(parser: argparse.ArgumentParser, path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        parser.error(f"config is {str(path)!r}, which cannot be read: {error}")
+    given = {str(name).replace("-", "_"): value for name, value in given.items()}
+    known = {action.dest: action for action in parser._actions}
+    if unknown := sorted(set(given) - set(known)):
+        parser.error(f"{path}: unknown {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    for name, value in given.items():
+        if known[name].choices and value not in known[name].choices:
+            parser.error(f"{path}: {name} is {value!r}: choose one of {', '.join(known[name].choices)}")
+    return given
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if args.environment is None:
+        parser.error(f"--environment is missing: {args.model} has no run.json that names one")
+    for name in ("seeds", "batch_size", "trials", "max_tokens", "parallel", "limit", "max_turns", "max_prompt_length"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f"{name} is {getattr(args, name)}: set it to at least 1")
+    if args.temperature < 0:
+        parser.error(f"temperature is {args.temperature}: set it to at least 0 (greedy)")
+    if not 0 <= args.max_error_rate <= 1:
+        parser.error(f"max_error_rate is {args.max_error_rate}: set it between 0 and 1")

@@ -1,0 +1,329 @@
+"""Numbers of an evaluation belong to what gave them; what fails stays in the denominator; commands do not crash."""
+
+import functools
+import http.server
+import json
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from letter_trainer import TASKS
+from safetensors.torch import load_file, save_file
+
+from g2po_trl import read_jsonl
+from g2po_trl.agents import ChatSettings
+from g2po_trl.agents.chat import LocalChat
+from g2po_trl.evaluate import load_panel, main, parse, played_by
+from g2po_trl.run_description import describe_object, load_object
+from g2po_trl.view.__main__ import main as view
+
+GAME = '''
+from pathlib import Path
+from g2po_trl import StepResult, TextEnvironment
+
+class Game(TextEnvironment):
+    """Say "win". Broken while a file of that name lies beside it."""
+
+    def reset(self, number, hint=""):
+        if Path(__file__).with_name("broken").exists():
+            raise RuntimeError("the game is broken")
+        return f"Game {number}."
+
+    def step(self, action):
+        return StepResult("Over.", reward=float("win" in action), terminated=True)
+
+class Tools:
+    def reset(self, number, **row):
+        pass
+
+    def win(self, really: bool) -> str:
+        """Win.
+
+        Args:
+            really: do it.
+        """
+        return "won"
+
+    def get_reward(self) -> float:
+        return 1.0
+'''
+
+
+def strict(path):
+    def refuse(name):
+        raise AssertionError(f"{path} holds {name}, which is not JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+class Chat(http.server.BaseHTTPRequestHandler):
+    """OpenAI's protocol: says "win", but game 1 is too long for it; wants `max_completion_tokens` or another key."""
+
+    asked = []  # noqa: RUF012
+    newer, key = False, None
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        if self.key and self.headers["Authorization"] != f"Bearer {self.key}":
+            return self.answer(401, {"error": {"message": "Incorrect API key provided"}})
+        if self.newer and "max_tokens" in body:
+            told = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+            return self.answer(400, {"error": {"message": told}})
+        if "Game 1" in body["messages"][-1]["content"]:
+            return self.answer(400, {"error": {"message": "x", "code": "context_length_exceeded"}})
+        message = {"role": "assistant", "content": "<think></think><action>win</action>"}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+        about = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
+        self.answer(200, {**about, "choices": choices, "usage": usage})
+
+    def answer(self, status, data):
+        content = json.dumps(data).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def game(tmp_path):
+    sys.modules.pop("game", None)  # another test's
+    (tmp_path / "game.py").write_text(GAME)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in range(4)))
+    return tmp_path
+
+
+@pytest.fixture
+def server(game):
+    pytest.importorskip("openai")
+    chat = type("OneChat", (Chat,), {"asked": []})
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), chat)
+    made.chat, made.url = chat, f"http://127.0.0.1:{made.server_port}/v1"
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made
+    made.shutdown()
+
+
+def flags(game, *more, tasks="tasks.jsonl"):
+    given = ["--environment", f"{game / 'game.py'}:Game", "--tasks", str(game / tasks), "--output", str(game / "out")]
+    return [*given, "--num-environment-workers", "1", *map(str, more)]
+
+
+def served(game, server, *more):
+    return flags(game, "--base-url", server.url, "--model", "m", *more)
+
+
+# -- what leaves the denominator, and what does not -------------------------------------------------------------------
+
+
+def test_a_context_that_overflows_is_a_failure_with_its_reason(game, server, capsys):
+    main(served(game, server))
+    results = strict(game / "out" / "results.json")
+    assert results["seeds"][0]["Succ."] == 75 and results["seeds"][0]["errors"] == 0
+    assert results["failure_reasons"] == [{"context overflow": 1}]
+    assert "1 of 4 episodes failed by context overflow" in capsys.readouterr().out
+
+
+def test_errors_are_played_again_and_too_many_end_with_code_1(game, server, capsys):
+    reset = 'raise RuntimeError("the game is broken")'
+    (game / "game.py").write_text(GAME.replace(reset, f"if number > 1:\n                {reset}"))
+    (game / "broken").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(served(game, server))
+    assert isinstance(ended.value.code, str), "a message: exit code 1"
+    assert "50% of the episodes ended in an environment error" in ended.value.code
+    assert "the game is broken" in ended.value.code
+    assert strict(game / "out" / "results.json")["seeds"][0]["Succ."] == 50, "of the two that came to a result"
+    (game / "broken").unlink()
+    main(served(game, server))
+    assert strict(game / "out" / "results.json")["seeds"][0] | {"tokens": 0, "turns": 0} == {
+        **{"Succ.": 75, "turns": 0, "tokens": 0, "valid": 100, "errors": 0}
+    }
+    played = list(read_jsonl(game / "out" / "trajectories" / "direct-0.jsonl"))
+    assert sorted(t.info["panel_index"] for t in played) == [0, 1, 2, 3], "each task once"
+
+
+def test_a_panel_of_errors_has_no_number_and_its_files_are_json(game, server, capsys):
+    (game / "tasks.jsonl").write_text('{"number": 0}\n{"number": 2}\n')
+    (game / "game.py").write_text(GAME.replace("return StepResult", 'raise OSError("no disk")\n        StepResult'))
+    with pytest.raises(SystemExit, match="100% of the episodes ended in an environment error(.|\n)*no disk"):
+        main(served(game, server))
+    row = strict(game / "out" / "results.json")["seeds"][0]
+    assert row["errors"] == 100 and row["Succ."] is None and row["turns"] is None
+    assert "n/a" in capsys.readouterr().out
+
+
+def test_newer_servers_get_the_field_they_want(game, server):
+    server.chat.newer = True
+    main(served(game, server, "--max-tokens", 9, "--parallel", 1))
+    fields = ["max_tokens" if "max_tokens" in body else body["max_completion_tokens"] for body in server.chat.asked]
+    assert fields == ["max_tokens", 9, 9, 9, 9]
+
+
+# -- what numbers belong to -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tiny_model_dir, tmp_path):
+    return shutil.copytree(tiny_model_dir, tmp_path / "model")
+
+
+def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, model, capsys):
+    given = [*flags(game), "--model", str(model), "--max-tokens", "4"]
+    main(given)
+    results = (game / "out" / "results.json").read_text()
+    main(given)
+    assert (game / "out" / "results.json").read_text() == results
+
+    def refused(*more, match):
+        with pytest.raises(SystemExit, match=match):
+            main([*given, *more])
+
+    prompt = game / "prompt.py"
+    prompt.write_text("from g2po_trl.prompting import PromptTemplate\nP = PromptTemplate('{observation}', 'x')\n")
+    refused("--prompt", f"{prompt}:P", match="another evaluation .prompt '")
+    refused("--engine-options", '{"dtype": "bfloat16"}', match="another evaluation .engine_options")
+    refused("--chat-template-kwargs", '{"enable_thinking": false}', match="another evaluation .chat_template_kwargs")
+    refused("--max-turns", "3", match="another evaluation .max_turns 30 -> 3")
+    tasks = (game / "tasks.jsonl").read_text()
+    (game / "tasks.jsonl").write_text(tasks.replace("3}", '3, "hint": "left"}'))
+    refused(match="another evaluation .tasks")
+    (game / "tasks.jsonl").write_text(tasks)
+    weights = load_file(model / "model.safetensors")
+    name = next(iter(weights))
+    changed = weights[name].clone()
+    changed.view(-1)[-1] += 1
+    save_file({**weights, name: changed}, model / "model.safetensors", metadata={"format": "pt"})
+    refused(match="another evaluation .weights")
+    main([*given, "--overwrite"])
+    main(given)
+
+
+def test_the_environments_code_is_part_of_an_evaluation(game, model):
+    def code():
+        from g2po_trl.fingerprint import fingerprint_code
+
+        return fingerprint_code(functools.partial(load_object({"import": f"{game / 'helped.py'}:Game"})))
+
+    (game / "helper_of_game.py").write_text("PAID = 1.0\n")
+    (game / "helped.py").write_text("from helper_of_game import PAID\n" + GAME)
+    before = code()
+    assert code() == before
+    (game / "helper_of_game.py").write_text("PAID = 2.0\n")
+    assert code() != before
+
+
+# -- as it was trained ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatch):
+    """Greedily: the same prompts and the same replies as the trainer's own evaluation."""
+    trainer = make_trainer(max_steps=1, eval_dataset=TASKS.select(range(3)), eval_temperature=0.0, history_length=1)
+    trainer.train()
+    trainer.evaluate()
+    trainer.save_model(trainer.args.output_dir)
+    monkeypatch.chdir(tmp_path)
+    main(["--model", str(tmp_path / "out"), "--num-environment-workers", "1"])
+    (path,) = (tmp_path / "evaluations").glob("*/trajectories/direct-0.jsonl")
+    theirs, ours = (
+        [[(step.observation, step.reply, step.action, step.valid) for step in t.steps] for t in read_jsonl(one)]
+        for one in (tmp_path / "out" / "trajectories" / "eval-000001.jsonl", path)
+    )
+    assert ours == theirs and any(len(steps) > 1 for steps in ours)
+    settings = strict(path.parents[1] / "settings.json")
+    assert (settings["max_turns"], settings["history_length"], settings["max_tokens"]) == (6, 1, 2)
+    run = strict(tmp_path / "out" / "run.json")
+    assert run["estimator"]["scale_by_std"] is True and run["estimator"]["estimator_name"] == "g2po"
+    assert run["environment"]["import"].endswith("letter_environment.py:LetterEnvironment")
+    assert run["prompt"]["first"] == "{task} {observation}" and "trl" in run["versions"]
+
+    args = parse(["--model", str(tmp_path / "out"), "--temperature", "0.7", "--max-turns", "9", "--stop-after", "x"])
+    assert (args.temperature, args.max_turns, args.stop_after) == (0.7, 9, ["x"]), "flags win"
+    react = parse(["--model", str(tmp_path / "out"), "--agent", "react"])
+    assert (react.max_tokens, react.max_turns, react.prompt) == (512, None, None), "another agent has its own lengths"
+    other = parse(["--model", str(tmp_path / "out"), "--environment", "alfworld"])
+    assert other.prompt is None and other.tasks is None and other.temperature == 0.4, "another environment"
+
+
+def test_a_class_in_trls_style_is_played(game, server):
+    given = flags(game)
+    given[1] = given[1].replace(":Game", ":Tools")
+    panel = load_panel(parse([*given, "--model", "m", "--base-url", server.url]))
+    environment = played_by(panel)()
+    told = environment.reset(number=1)
+    assert "win" in told.task and panel.prompt_template.read('<tool_call>{"name": "win"}</tool_call>').valid
+
+
+def test_what_cannot_be_written_down_is_not(game):
+    assert describe_object(lambda: None) is None
+    assert describe_object(functools.partial(Path, object())) is None
+    described = describe_object(functools.partial(functools.partial(ChatSettings, top_p=0.5), temperature=0.0))
+    assert described == {"import": "g2po_trl.agents.chat:ChatSettings", "kwargs": {"top_p": 0.5, "temperature": 0.0}}
+    assert load_object(json.loads(json.dumps(described)))() == ChatSettings(0.0, 0.5)
+
+
+def test_a_checkpoints_own_sampling_has_no_part(tiny_model_dir, tmp_path):
+    other = shutil.copytree(tiny_model_dir, tmp_path / "other")
+    defaults = json.loads((other / "generation_config.json").read_text())
+    odd = {"repetition_penalty": 20.0, "no_repeat_ngram_size": 1, "do_sample": True, "top_k": 1}
+    (other / "generation_config.json").write_text(json.dumps({**defaults, **odd}))
+    asked = [[{"role": "user", "content": "go go go"}], [{"role": "user", "content": "wait"}]]
+    for temperature in (0.0, 1.0):
+        settings = ChatSettings(temperature, max_tokens=12)
+        replies = [LocalChat(str(folder)).reply(asked, settings, [1, 2]) for folder in (tiny_model_dir, other)]
+        assert replies[0] == replies[1]
+
+
+def test_prompts_are_shortened_as_in_training(game, model, capsys):
+    given = [*flags(game), "--model", str(model), "--max-tokens", "4"]
+    main([*given, "--max-prompt-length", "20"])
+    assert strict(game / "out" / "results.json")["failure_reasons"] == [{"prompt too long": 4}]
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_one_line(game, server, monkeypatch, capsys):
+    (game / "wrong.jsonl").write_text('{"number": 1}\n{"numbr": 2}\n')
+    (game / "half.jsonl").write_text('{"number": 1}\n{"num\n')
+    (game / "empty.jsonl").write_text("\n")
+    base = ["--model", "m", "--base-url", server.url]
+    for tasks, message in (
+        ("wrong.jsonl", r"task 2 of .*Game: Game.reset needs number, the columns are numbr"),
+        ("half.jsonl", r"half.jsonl, line 2, is not valid JSON"),
+        ("empty.jsonl", r"has no tasks"),
+        ("nowhere.jsonl", r"nowhere.jsonl', which cannot be read"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main(flags(game, *base, tasks=tasks))
+    assert server.chat.asked == [], "all of it is said before a model is asked"
+    with pytest.raises(SystemExit, match="config.json"):
+        main([*flags(game), "--model", str(game)])
+    server.chat.key = "right"
+    with pytest.raises(SystemExit, match="refuses the key in OPENAI_API_KEY"):
+        main(served(game, server))
+    with pytest.raises(SystemExit, match="no answer from http://127.0.0.1:9/v1"):
+        monkeypatch.setattr("g2po_trl.evaluate.ServerChat", _without_retries)
+        main(flags(game, "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--overwrite"))
+
+
+def _without_retries(*args, **kwargs):
+    from g2po_trl.agents.chat import ServerChat
+
+    return ServerChat(*args, **kwargs, retries=0)
+
+
+def test_a_port_in_use_is_one_line(server, tmp_path):
+    from g2po_trl import Step, Trajectory, write_jsonl
+
+    pytest.importorskip("pyvis")
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("t", [Step("a", "b")], 1.0, "success")])
+    with pytest.raises(SystemExit, match=f"port {server.server_port}"):
+        view([str(tmp_path), "--serve", "--no-open", "--port", str(server.server_port)])
