@@ -57,9 +57,10 @@ from g2po_envs.alfworld import (
 )
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
+from g2po_trl.attention import MASKED
 from g2po_trl.batch import StepBatch, loss_scale
 from g2po_trl.encoding import ChatEncoder
-from g2po_trl.packing import ATTENTION, make_packs
+from g2po_trl.packing import make_packs
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, vocabulary
     "0.5b": (896, 4864, 24, 14, 2, 151936),
@@ -322,7 +323,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a checkpoint instead of the tiny model")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this size instead of the tiny model")
     parser.add_argument("--prompt", choices=list(PROMPTS), default="compact")
-    parser.add_argument("--attention", choices=ATTENTION, default="sdpa")
+    parser.add_argument("--attention", choices=MASKED, default="sdpa")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--max_tokens", type=int, default=2048)
     parser.add_argument("--row_tokens", type=int)

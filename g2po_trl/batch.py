@@ -10,8 +10,8 @@ the cut:
 Who trains what is planned from lengths (`planning`), the rows that move are exchanged (`exchange`), and each rank
 makes the tensors of its own.
 
-The loss sees padded rows. What passes through the model is up to the layout (`packing`): those rows, or packed ones in
-which each token that rows have in common stands once.
+The loss sees padded rows. What passes through the model is up to the layout (`packing`): packed rows of one sequence
+each (`padded`), of several end to end, or of several in which each token that they have in common stands once.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def collate_plan(
 
     Returns:
         [slice][micro-batch] tensors by name, with `num_items_in_batch`, `loss_scale` and `weight` (trained tokens of
-        all ranks in it), and those of `lay_out` unless the layout is padded.
+        all ranks in it), and those of `lay_out`.
     """
     num_tokens, num_ranks = rows.num_trained_tokens(), len(rows.counts)
     sequences = batch.sequences()
@@ -223,9 +223,8 @@ def collate_plan(
     def collate(planned: MicroBatchPlan) -> dict[str, Any]:
         own = [place_of[row] for row in planned.rows[rank]]
         micro_batch = batch.collate(own, planned.num_rows, pad_token_id, pad_to_multiple_of)
-        if planned.packs is not None:
-            packs = [_as_it_is(pack, place_of, sequences) for pack in planned.packs[rank]]
-            micro_batch |= lay_out(packs, sequences, scored, pad_token_id, pad_to_multiple_of)
+        packs = [_as_it_is(pack, place_of, sequences) for pack in planned.packs[rank]]
+        micro_batch |= lay_out(packs, sequences, scored, pad_token_id, pad_to_multiple_of)
         micro_batch["num_items_in_batch"] = torch.tensor(num_tokens)
         micro_batch["loss_scale"] = loss_scale(loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan))
         micro_batch["weight"] = rows.num_trained_tokens([row for dealt in planned.rows for row in dealt])

@@ -74,7 +74,7 @@ class Critic:
         self.model.eval()
         with torch.no_grad():
             for rows in self._micro_batches(prompts, range(len(prompts))):
-                values[rows] = self._forward([prompts[row] for row in rows]).double().cpu().numpy()
+                values[rows] = self._forward([prompts[row] for row in rows]).cpu().double().numpy()
         return values
 
     def fit(
@@ -117,14 +117,14 @@ class Critic:
     def _backward(self, prompts, old_values, returns, clip_range, rows, total) -> tuple[float, float]:
         """Add this process's part of an update's gradient; loss and clipped share over all processes."""
         self.optimizer.zero_grad()
-        statistics = torch.zeros(2, device=self.accelerator.device, dtype=torch.float64)
+        statistics = torch.zeros(2, device=self.accelerator.device)  # float32: MPS has no float64
         for part in self._micro_batches(prompts, rows):
             old, target = (self._tensor(numbers[part]) for numbers in (old_values, returns))
             values = self._forward([prompts[row] for row in part])
             loss = clipped_value_loss(values, old, target, clip_range)
             (loss.sum() / total).backward()
             outside = torch.zeros_like(loss) if clip_range is None else (values - old).abs() > clip_range
-            statistics += torch.stack([loss.detach().sum(), outside.sum()]).double() / total
+            statistics += torch.stack([loss.detach().sum(), outside.sum()]) / total
         return tuple(self.accelerator.reduce(statistics, reduction="sum").tolist())
 
     def _step(self) -> float:

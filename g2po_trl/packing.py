@@ -18,16 +18,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
+from .attention import masks, takes_packed
 
 LAYOUTS = ("shared", "packed", "padded")
-ATTENTION = ("sdpa", "eager", "flex_attention")  # implementations that take any mask
 
 
 @dataclass(frozen=True)
@@ -128,9 +126,10 @@ def lay_out(
         reply_lengths: of each sequence, how many of its last tokens are scored; 0 for none.
 
     Returns:
-        `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token; `scored_from` (M,), where in the
-        flattened rows the hidden state is that foretells each scored token, and `scored_ids` (M,), the token: over
-        packs, their rows, reply tokens. Without any, one that is not scored (-100).
+        `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token, the latter two only if some row holds
+        several sequences; `scored_from` (M,), where in the flattened rows the hidden state is that foretells each
+        scored token, and `scored_ids` (M,), the token: over packs, their rows, reply tokens. Without any, one that is
+        not scored (-100).
     """
     length = max((pack.num_tokens for pack in packs), default=1)
     length = length if not pad_to_multiple_of else -(-length // pad_to_multiple_of) * pad_to_multiple_of
@@ -154,41 +153,14 @@ def lay_out(
             scored_ids.append(sequence[first:])
     if not sum(map(len, scored_ids)):
         scored_from, scored_ids = [np.zeros(1)], [np.full(1, -100)]
-    return {
-        "packed_ids": torch.from_numpy(ids),
-        "packed_positions": torch.from_numpy(positions),
-        "packed_ends": torch.from_numpy(ends),
-        "scored_from": torch.from_numpy(np.concatenate(scored_from).astype(np.int64)),
-        "scored_ids": torch.from_numpy(np.concatenate(scored_ids).astype(np.int64)),
+    arrays = {
+        "packed_ids": ids,
+        "scored_from": np.concatenate(scored_from).astype(np.int64),
+        "scored_ids": np.concatenate(scored_ids).astype(np.int64),
     }
-
-
-def attention_mask(ends: torch.Tensor) -> torch.Tensor:
-    """(R, L) ends -> (R, 1, L, L) bool: which token (row) sees which (column)."""
-    place = torch.arange(ends.shape[1], device=ends.device)
-    return ((place <= place[:, None]) & (place[:, None] < ends[:, None, :])).unsqueeze(1)
-
-
-def added_mask(ends: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same as what SDPA and eager attention add to scores.
-
-    In the dtype of the arithmetic: all layers then keep this one tensor for their backward pass, and none a converted
-    copy.
-    """
-    visible = attention_mask(ends)
-    added = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return added.masked_fill_(~visible, torch.finfo(dtype).min)
-
-
-def block_mask(ends: torch.Tensor) -> BlockMask:
-    """The same for flex attention, which leaves out blocks of 128 x 128 in which nothing is seen."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def sees(row, head, token, other):
-        return (other <= token) & (token < ends[row, other])
-
-    rows, length = ends.shape
-    return create_block_mask(sees, rows, None, length, length, device=ends.device)
+    if any(len(pack.rows) > 1 for pack in packs):
+        arrays |= {"packed_positions": positions, "packed_ends": ends}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def packed_log_probs(
@@ -203,23 +175,30 @@ def packed_log_probs(
         body: the model without its LM head, inside all wrappers.
         mask: (rows, C) of reply tokens; as many are set as are scored.
     """
-    ends = layout["packed_ends"]
-    if body.config._attn_implementation == "flex_attention":
-        visible = block_mask(ends)
-    else:
-        kind = ends.device.type
-        visible = added_mask(ends, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else body.dtype)
     with _only(body, layout["scored_from"]):
-        outputs = model(
-            input_ids=layout["packed_ids"],
-            attention_mask=visible,
-            position_ids=layout["packed_positions"],
-            shift_labels=layout["scored_ids"][None],
-            fused_lm_head=True,
-        )
+        outputs = model(**_rows(body, layout), shift_labels=layout["scored_ids"][None], fused_lm_head=True)
     return tuple(
         None if scored is None else _in_rows(scored[0], mask) for scored in (outputs.log_probs, outputs.entropy)
     )
+
+
+def _rows(body: torch.nn.Module, layout: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What the model is called with.
+
+    Rows of one sequence each begin at their first place, and padding comes last, where no token sees it: causal as the
+    model is it needs neither mask nor positions, and makes the fastest of what it has. That is right for absolute
+    positions and recurrent states too, which tokens of padding before the sequence would move.
+    """
+    ids, positions = layout["packed_ids"], layout.get("packed_positions")
+    if positions is None:
+        return {"input_ids": ids, "attention_mask": None}
+    if takes_packed(body.config._attn_implementation):  # one row; where positions begin anew, so does a sequence
+        return {"input_ids": ids.view(1, -1), "attention_mask": None, "position_ids": positions.view(1, -1)}
+    return {
+        "input_ids": ids,
+        "attention_mask": masks(body, layout["packed_ends"], positions),
+        "position_ids": positions,
+    }
 
 
 @contextmanager
@@ -228,7 +207,8 @@ def _only(body: torch.nn.Module, places: torch.Tensor):
 
     def choose(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
         hidden = output.last_hidden_state
-        output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[places][None]
+        # With `device_map` the last layer may be on another device than the inputs.
+        output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[places.to(hidden.device)][None]
         return output
 
     handle = body.register_forward_hook(choose)
@@ -240,15 +220,25 @@ def _only(body: torch.nn.Module, places: torch.Tensor):
 
 def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """(M,) -> (rows, C), 0 where the mask is."""
-    mask = mask.bool()
+    mask = mask.to(scored.device, torch.bool)
     return scored.new_zeros(mask.shape).masked_scatter(mask, scored)
 
 
-def default_row_tokens(config) -> int:
+_EAGER_SCORES = 2**28  # attention scores of a layer that eager attention may hold: 1 GiB of float32
+
+
+def default_row_tokens(config, eager_tokens: int | None = None) -> int:
     """Tokens of a packed row: as long as the mask's attention over all of it stays a part of the model's work.
 
     A layer works some 2 T H on the attention of a token over T others, and as much as it has weights on the rest.
+
+    Args:
+        eager_tokens: of a micro-batch, if attention is eager: it holds a score for each head, token and place.
     """
     hidden = config.hidden_size
     weights = 4 * hidden**2 + 3 * hidden * (getattr(config, "intermediate_size", None) or 4 * hidden)
-    return int(np.clip(2 ** round(np.log2(weights / (4 * hidden))), 256, 4096))
+    tokens = int(np.clip(2 ** round(np.log2(weights / (4 * hidden))), 256, 4096))
+    if eager_tokens is not None:
+        room = _EAGER_SCORES // (config.num_attention_heads * eager_tokens)
+        tokens = min(tokens, max(256, 2 ** int(np.log2(max(room, 1)))))
+    return tokens

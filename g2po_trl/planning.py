@@ -75,10 +75,14 @@ class Rows:
 
 @dataclass
 class MicroBatchPlan:
-    """One micro-batch on all ranks: `rows[rank]`, and `packs[rank]` unless the layout is padded."""
+    """One micro-batch on all ranks: `packs[rank]`."""
 
-    rows: list[list[int]]
-    packs: list[list[Pack]] | None = None
+    packs: list[list[Pack]]
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """`rows[rank]`, in the order in which they are laid out."""
+        return [[row for pack in packs for row in pack.rows] for packs in self.packs]
 
     @property
     def num_rows(self) -> int:
@@ -115,25 +119,19 @@ def plan_update(
     for part in slice_rows(ordering.sort(range(len(rows))), num_slices, rng, _NEIGHBOURS):
         part = part[kept[part]]
         if layout == "padded":
-            packs, units = None, [[row] for row in part.tolist()]
-            sizes = list(zip(rows.prompts[part].tolist(), rows.replies[part].tolist()))
+            packs = [Pack([row], [0], int(lengths[row])) for row in part.tolist()]
         else:
             packs = _plan_packs(part, lengths, ordering, layout, row_tokens, num_ranks)
-            units, sizes = [pack.rows for pack in packs], [(pack.num_tokens, 0) for pack in packs]
-        ranks = _deal(np.arange(len(units)), np.array([sum(size) for size in sizes], dtype=np.int64), num_ranks)
-        tokens += [sum(sum(sizes[unit]) for unit in dealt) for dealt in ranks]
+        ranks = _deal(np.arange(len(packs)), np.array([pack.num_tokens for pack in packs], dtype=np.int64), num_ranks)
+        tokens += [sum(packs[pack].num_tokens for pack in dealt) for dealt in ranks]
+        sizes = [[(packs[pack].num_tokens, 0) for pack in dealt] for dealt in ranks]
         micro_batches = []
-        for start, stop in plan_micro_batches([[sizes[unit] for unit in dealt] for dealt in ranks], max_tokens):
-            dealt = [units_of[start:stop] for units_of in ranks]
-            micro_batches.append(
-                MicroBatchPlan(
-                    [[row for unit in own for row in units[unit]] for own in dealt],
-                    None if packs is None else [[packs[unit] for unit in own] for own in dealt],
-                )
-            )
-            for own in dealt:
-                widths = [sizes[unit] for unit in own] or [(1, 0)]
-                forwarded += (len(widths) if packs is not None else stop - start) * sum(map(max, zip(*widths)))
+        for start, stop in plan_micro_batches(sizes, max_tokens):
+            planned = MicroBatchPlan([[packs[pack] for pack in dealt[start:stop]] for dealt in ranks])
+            micro_batches.append(planned)
+            for own in planned.packs:
+                widths = [pack.num_tokens for pack in own] or [1]
+                forwarded += len(widths) * max(widths)
         slices.append(micro_batches)
     first, kept_tokens = rows.first, int(lengths[kept].sum())
     return slices, {

@@ -206,11 +206,8 @@ class G2POTrainer(LogProbsTrainer):
     def _micro_batches(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
         """This rank's part of all ranks' step samples, as micro-batches by slice; and `update/*` metrics."""
         slices, metrics = self.cut(local)
-        if self.token_layout != "padded" and not self.layout_checked:
-            trained = (micro_batch for part in slices for micro_batch in part if micro_batch["weight"])
-            micro_batch = next(trained, None)  # the same place on all ranks
-            if micro_batch is not None and not self.layout_is_exact(micro_batch):
-                slices, metrics = self.cut(local)
+        if not self.layout_holds(slices):
+            slices, metrics = self.cut(local)
         return slices, metrics
 
     def cut(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
@@ -225,7 +222,7 @@ class G2POTrainer(LogProbsTrainer):
             args.max_tokens_per_micro_batch,
             args.loss_type,
             self.encode.tokenizer.pad_token_id,
-            args.pad_to_multiple_of,
+            self.row_multiple,
             np.random.default_rng([args.seed, self._step, 0]),  # the same on every rank
             self.token_layout,
             self.packed_row_tokens,

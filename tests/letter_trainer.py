@@ -38,6 +38,7 @@ def make_letter_trainer(
     eval_dataset=None,
     peft_config=None,
     quantization_config=None,
+    processing_class=None,
     **options,
 ):
     """`options` are fields of `G2POConfig`."""
@@ -52,4 +53,5 @@ def make_letter_trainer(
         state_key=state_key,
         peft_config=peft_config,
         quantization_config=quantization_config,
+        processing_class=processing_class,
     )

@@ -1,6 +1,5 @@
 """Token layouts: what is laid out where, who sees whom, and that the gradient is that of padded rows."""
 
-import logging
 import shutil
 
 import numpy as np
@@ -14,15 +13,14 @@ from peft import LoraConfig
 from test_trainer import gradient
 from torch.nn.attention import flex_attention as torch_flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 from transformers.integrations.flex_attention import WrappedFlexAttention
 from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
+from g2po_trl.attention import visible
 from g2po_trl.batch import StepBatch, make_micro_batches
 from g2po_trl.packing import (
     LAYOUTS,
-    attention_mask,
     common_prefix,
     default_row_tokens,
     lay_out,
@@ -45,7 +43,7 @@ def test_the_example_of_the_module():
     assert layout["packed_ends"].tolist() == [[7, 6, 6, 4, 6, 6, 7]]
     assert layout["scored_ids"].tolist() == [4, 5, 6, 7]
     assert layout["scored_from"].tolist() == [2, 2, 4, 0], "the state that foretells a token is its predecessor's"
-    sees = [[j for j in range(7) if row[j]] for row in attention_mask(layout["packed_ends"])[0, 0].tolist()]
+    sees = [[j for j in range(7) if row[j]] for row in visible(layout["packed_ends"])[0, 0].tolist()]
     assert sees == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 4, 5], [0, 6]]
 
 
@@ -65,18 +63,21 @@ def test_every_sequence_sees_itself_and_nothing_else(sequences, max_tokens, shar
     packs = make_packs(sequences, max_tokens, share)
     assert sorted(row for pack in packs for row in pack.rows) == list(range(len(sequences)))
     layout = lay_out(packs, sequences, [1] * len(sequences), pad_token_id=9)
-    visible = attention_mask(layout["packed_ends"])[:, 0]
-    length = visible.shape[1]
-    assert visible.diagonal(dim1=1, dim2=2).all(), "attention over nothing is undefined"
+    rows, length = layout["packed_ids"].shape
+    alone = torch.arange(1, length + 1).expand(rows, -1)
+    ends = layout.get("packed_ends", torch.full_like(alone, length))  # rows of one sequence are causal as they are
+    positions = layout.get("packed_positions", alone - 1)
+    sees = visible(ends)[:, 0]
+    assert sees.diagonal(dim1=1, dim2=2).all(), "attention over nothing is undefined"
     scored = iter(zip(layout["scored_from"].tolist(), layout["scored_ids"].tolist()))
     for r, pack in enumerate(packs):
         assert pack.num_tokens <= max_tokens or len(pack.rows) == 1
         assert share or pack.num_tokens == sum(len(sequences[row]) for row in pack.rows)
         for row in pack.rows:
             place, token = next(scored)
-            seen = visible[r, place - r * length].nonzero().flatten()
+            seen = sees[r, place - r * length].nonzero().flatten()
             assert layout["packed_ids"][r, seen].tolist() == sequences[row][:-1].tolist()
-            assert layout["packed_positions"][r, seen].tolist() == list(range(len(sequences[row]) - 1))
+            assert positions[r, seen].tolist() == list(range(len(sequences[row]) - 1))
             assert token == sequences[row][-1]
     assert next(scored, None) is None
 
@@ -251,7 +252,7 @@ def test_training_with_flex_attention(make_trainer):
         model_init_kwargs={"attn_implementation": "flex_attention"},
     )
     trainer.train()
-    assert trainer.token_layout == "shared" and trainer.layout_checked
+    assert trainer.token_layout == "shared" and trainer.checked_length > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is trained")
@@ -263,7 +264,7 @@ def test_flex_attention_is_refused_on_a_cpu(make_trainer):
 def test_half_precision_is_within_its_rounding(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, bf16=True)
     ((micro_batch,),), _ = trainer.cut(rollout_of(trainer))
-    assert trainer.layout_is_exact(micro_batch) and trainer.token_layout == "shared"
+    assert trainer.layout_holds([[micro_batch]]) and trainer.token_layout == "shared"
 
 
 def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
@@ -313,38 +314,5 @@ def test_training_keeps_the_layout_and_reports_it(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
     trainer.train()
     (log, *_) = [log for log in trainer.state.log_history if "update/forwarded_tokens" in log]
-    assert trainer.token_layout == "shared" and trainer.layout_checked
+    assert trainer.token_layout == "shared" and trainer.checked_length > 0
     assert 0 < log["update/repeated_token_fraction"] < 1 and 0 <= log["update/padding_fraction"] < 1
-
-
-def test_a_model_that_forgets_is_padded_and_it_is_said(make_trainer, tmp_path, tiny_model_dir, caplog):
-    """A sliding window of 8 tokens is not in our mask: found by comparing log-probabilities, before any update."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
-    config = MistralConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        sliding_window=8,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        initializer_range=0.5,
-    )
-    folder = tmp_path / "mistral"
-    MistralForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    trainer = make_trainer(LongLetterEnvironment, model=folder, max_completion_length=4, max_steps=1)
-    with caplog.at_level(logging.WARNING):
-        trainer.train()
-    assert trainer.token_layout == "padded"
-    assert "token_layout is 'shared' and 'padded' is used: with it log-probabilities are off by" in caplog.text
-
-
-def test_attention_that_takes_no_mask_is_padded_and_it_is_said(make_trainer, caplog, monkeypatch):
-    trainer = make_trainer(LongLetterEnvironment)
-    monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", "flash_attention_2")
-    with caplog.at_level(logging.WARNING):
-        trainer.choose_layout()
-    assert trainer.token_layout == "padded" and "attn_implementation is 'flash_attention_2'" in caplog.text

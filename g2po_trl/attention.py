@@ -1,0 +1,143 @@
+"""What a model's attention lets a token see, read from its configuration, and the masks that say so for packed rows.
+
+Most models are causal: a token sees all that went before it. In others some layers, or all, look back no further than
+a window (Mistral, Gemma, GPT-OSS), or to the beginning of a chunk (Llama 4). Both count *positions*, not places in a
+row, so a packed row needs masks of its own for each kind of layer; transformers takes them as `attention_mask`, a dict
+by layer type where the configuration has `layer_types`. What is not attention (convolutions, recurrent states), or
+reads positions off the place in the row (ALiBi), can take one sequence a row only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+MASKED = ("sdpa", "eager", "flex_attention")  # attention implementations that take any mask
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far back a token sees: `window` positions with its own, or from the beginning of its `chunk`; else all."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+def reaches(config) -> dict[str, Reach] | Reach:
+    """Of the model's layers: one for all, or by layer type where the model takes a dict of masks.
+
+    Args:
+        config: of the text model.
+
+    Raises:
+        ValueError: for layers that are not attention.
+    """
+    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+    kinds = {
+        "full_attention": Reach(),
+        "sliding_attention": Reach(window=window),
+        "chunked_attention": Reach(chunk=chunk),
+    }
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
+        return Reach(window, None if window else chunk)
+    others = sorted(set(layer_types) - set(kinds))
+    if others:
+        raise ValueError(f"layers of type {', '.join(map(repr, others))} do not attend through a mask")
+    return {kind: kinds[kind] for kind in dict.fromkeys(layer_types)}
+
+
+def limits(config) -> list[int]:
+    """Sequence lengths at which the model begins to compute otherwise, as far as its configuration tells."""
+    names = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
+    rope = getattr(config, "rope_parameters", None) or {}
+    found = [getattr(config, name, None) for name in names]
+    found += [part.get(names[-1]) for part in (rope, *rope.values()) if isinstance(part, dict)]
+    return sorted({int(limit) for limit in found if limit})
+
+
+def most_places(config) -> int | None:
+    """Places of a row up to which the model computes the same whatever the place (Llama 4 scales attention by it)."""
+    return config.floor_scale if getattr(config, "attn_temperature_tuning", False) else None
+
+
+def why_padded(model: torch.nn.Module) -> str | None:
+    """Why the causal language model can take but one sequence a row; `None` where it can take packed ones."""
+    config = model.config.get_text_config()
+    attention = model.config._attn_implementation
+    if getattr(model, "_is_stateful", False):
+        return "the model carries a recurrent state from token to token"
+    try:
+        reaches(config)
+    except ValueError as error:
+        return str(error)
+    if getattr(config, "alibi", False) or "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        return "the model takes no position ids: positions follow from the place in the row"
+    if takes_packed(attention) and most_places(config):
+        return "the model scales attention by the place in the row, and flash attention takes a long one"
+    if attention not in MASKED and not takes_packed(attention):
+        return f"attn_implementation is {attention!r}, and only {', '.join(MASKED)} take any mask"
+    return None
+
+
+def takes_packed(attention: str) -> bool:
+    """Whether the implementation tells sequences of a row apart by their positions alone, as flash attention does."""
+    return "flash" in attention
+
+
+def visible(ends: torch.Tensor, positions: torch.Tensor | None = None, reach: Reach | None = None) -> torch.Tensor:
+    """(R, L) ends and positions -> (R, 1, L, L) bool: which token (row) sees which (column)."""
+    place = torch.arange(ends.shape[1], device=ends.device)
+    sees = (place <= place[:, None]) & (place[:, None] < ends[:, None, :])
+    reach = reach or Reach()
+    if reach.window:
+        sees &= positions[:, :, None] - positions[:, None, :] < reach.window
+    if reach.chunk:
+        chunks = positions // reach.chunk
+        sees &= chunks[:, :, None] == chunks[:, None, :]
+    return sees.unsqueeze(1)
+
+
+def added_mask(sees: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is seen, as SDPA and eager attention add it to scores.
+
+    In the dtype of the arithmetic: all layers then keep this one tensor for their backward pass, and none a converted
+    copy.
+    """
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
+
+
+def block_mask(ends: torch.Tensor, positions: torch.Tensor, reach: Reach) -> BlockMask:
+    """The same for flex attention, which leaves out blocks of 128 x 128 in which nothing is seen."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(row, head, token, other):
+        seen = (other <= token) & (token < ends[row, other])
+        if reach.window:
+            seen = seen & (positions[row, token] - positions[row, other] < reach.window)
+        if reach.chunk:
+            seen = seen & (positions[row, token] // reach.chunk == positions[row, other] // reach.chunk)
+        return seen
+
+    rows, length = ends.shape
+    return create_block_mask(sees, rows, None, length, length, device=ends.device)
+
+
+def masks(body: torch.nn.Module, ends: torch.Tensor, positions: torch.Tensor) -> Any:
+    """`attention_mask` of packed rows for the model: a mask, or one by layer type."""
+
+    def mask(reach: Reach) -> torch.Tensor | BlockMask:
+        if body.config._attn_implementation == "flex_attention":
+            return block_mask(ends, positions, reach)
+        kind = ends.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else body.dtype
+        return added_mask(visible(ends, positions, reach), dtype)
+
+    kinds = reaches(body.config.get_text_config())
+    return {kind: mask(reach) for kind, reach in kinds.items()} if isinstance(kinds, dict) else mask(kinds)
