@@ -20,6 +20,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,7 +115,7 @@ class _Examined(TextEnvironment):
     def reset(self, **task) -> Observation | str:
         if task not in self.checked:
             check_environment(self.factory, task)
-            self.checked.append(task)
+            self.checked.append(deepcopy(task))  # reset may change what it is given
         self.environment = self.environment or self.factory()
         return self.environment.reset(**task)
 

@@ -36,10 +36,11 @@ class StepResult:
     """What an action led to.
 
     `reward` is what this step paid; the episode's reward is the sum. `terminated`: the task is over; `truncated`: the
-    environment cut it short. `info["success"]` says whether a terminated episode succeeded; without it an episode
-    that paid more than 0 did. `info["failure_reason"]` may say, as `"kind"` or `"kind: detail"`, that the agent itself
-    ended the episode (its code ran into a time limit, say); kinds are counted. `info` is written as JSON:
-    numpy's values become numbers and lists, NaN becomes `None`, and what is not plain data its text.
+    environment cut it short. `info["success"]` says whether a terminated episode succeeded; without it an episode that
+    paid more than 0 did. `info["failure_reason"]` may say, as `"kind"` or `"kind: detail"`, that the agent itself
+    ended the episode (its code ran into a time limit, say); kinds are counted. `info["score"]` and every
+    `info["score_…"]` are finite numbers: evaluations report their means. `info` is written as JSON: numpy's values
+    become numbers and lists, NaN becomes `None`, and what is not plain data its text.
     """
 
     observation: Observation | str

@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 
 from .environment import Observation, StepResult, TextEnvironment
@@ -98,9 +99,14 @@ def _checked_info(info: Any, where: str) -> dict[str, Any]:
         data = plain(info)
     except Exception as error:  # refers to itself, or raises when it is asked for its text
         raise EnvironmentContractError(f"{where}: info is no plain data ({error!r}); keep plain data in it") from error
-    score, success = data.get("score", 0.0), data.get("success", True)
-    if isinstance(score, bool) or not isinstance(score, (int, float)):
-        raise EnvironmentContractError(f"{where}: info['score'] is {_show(info['score'])}; give a finite number")
+    for name, score in data.items():
+        is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
+        if (name == "score" or name.startswith("score_")) and not is_number:
+            raise EnvironmentContractError(
+                f"{where}: info[{name!r}] is {_show(info.get(name, score))}; give a finite number, or call it "
+                "something else: evaluations report the mean"
+            )
+    success = data.get("success", True)
     if success is None:  # not known: the reward tells
         del data["success"]
     elif success not in (True, False):
@@ -167,8 +173,8 @@ def check_environment(
         if not callable(getattr(environment, method, None)):
             raise EnvironmentContractError(f"{name} has no method {method}: derive it from TextEnvironment")
     try:
-        first = checked_observation(environment.reset(**task), f"{name}.reset")
-        again = checked_observation(environment.reset(**task), f"{name}.reset")
+        first = checked_observation(environment.reset(**deepcopy(task)), f"{name}.reset")
+        again = checked_observation(environment.reset(**deepcopy(task)), f"{name}.reset")
         if first != again:
             raise EnvironmentContractError(
                 f"{name}.reset is not deterministic: the same task gave {_show(first.text)} and then "
@@ -177,7 +183,7 @@ def check_environment(
             )
         for garbage in ("\x00 no such action", ""):  # a model says anything: it is answered, not raised
             checked_step(environment.step(garbage), f"{name}.step")
-            observation = checked_observation(environment.reset(**task), f"{name}.reset")
+            observation = checked_observation(environment.reset(**deepcopy(task)), f"{name}.reset")
         for number in range(max_steps if actions is None else len(actions)):
             action = actions[number] if actions is not None else (observation.admissible_actions or ["look"])[0]
             result = checked_step(environment.step(action), f"{name}.step")

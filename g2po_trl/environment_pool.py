@@ -97,6 +97,11 @@ class EnvironmentPool:
         return [worker.pid for worker in self._fleet.workers if worker is not None]
 
     @property
+    def withheld(self) -> list[str]:
+        """Environment variables that workers do not get, for they look like a secret."""
+        return list(self._fleet.withheld)
+
+    @property
     def replayed(self) -> int:
         """Episodes that were played again, after a neighbour took their worker along, and went on."""
         return self._fleet.replayed

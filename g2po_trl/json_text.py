@@ -42,6 +42,8 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, bool):
         return value
-    return str(value)
+    if isinstance(value, int):  # also an Enum's member: its class may not unpickle elsewhere
+        return int(value)
+    return str.__str__(value) if isinstance(value, str) else str(value)

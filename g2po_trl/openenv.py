@@ -20,6 +20,7 @@ from typing import Any
 
 from .environment import Observation, StepResult, TextEnvironment
 from .environment_pool import EnvironmentFailure, EnvironmentPool
+from .environment_process import withheld_variables
 
 # Open sessions of this process by server: the least loaded is asked first.
 _SESSIONS: Counter[str] = Counter()
@@ -110,7 +111,8 @@ class RemoteEnvironment(TextEnvironment):
             raise ConnectionError(f"{url} was cut off in mid-episode: {error!r}") from error
         fields = answer.observation
         truncated = bool(fields.get("truncated", False))
-        info = fields.get("info") or answer.metadata or {}
+        info = fields.get("info")
+        info = (info if isinstance(info, Mapping) else None) or answer.metadata or {}
         return StepResult(
             self.read_observation(fields),
             float(answer.reward or 0.0),
@@ -151,12 +153,21 @@ def _connection_errors() -> tuple[type[BaseException], ...]:
     return (ConnectionError, OSError, TimeoutError, WebSocketException)
 
 
-def make_app(environment_factory: Callable[[], TextEnvironment], max_sessions: int = 64):
+def make_app(
+    environment_factory: Callable[[], TextEnvironment],
+    max_sessions: int = 64,
+    environment_variables: Sequence[str] = (),
+):
     """A FastAPI application that serves an environment, each session in a worker process of its own.
 
     Args:
         max_sessions: at a time; more are refused by the server.
+        environment_variables: see `EnvironmentPool`.
+
+    Raises:
+        ValueError: when one of the variables is not set.
     """
+    withheld_variables(environment_variables)
     from openenv.core.env_server.http_server import create_fastapi_app
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, State
@@ -184,7 +195,9 @@ def make_app(environment_factory: Callable[[], TextEnvironment], max_sessions: i
             named = {"seed": seed, "episode_id": episode_id}  # OpenEnv's own names, and perhaps the task's
             task |= {name: value for name, value in named.items() if value is not None}
             if self.pool is None:
-                self.pool = EnvironmentPool(environment_factory, num_workers=1)
+                self.pool = EnvironmentPool(
+                    environment_factory, num_workers=1, environment_variables=environment_variables
+                )
             (first,) = self.pool.reset([task])
             return TextObservation(**asdict(_or_raise(first)))
 
@@ -223,6 +236,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on; default: this machine alone")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max_sessions", type=int, default=64, help="episodes at a time, a process each")
+    parser.add_argument(
+        "--environment_variables", nargs="*", default=[], help="variables like HF_TOKEN that the environment needs"
+    )
     args = parser.parse_args(argv)
     try:
         import uvicorn
@@ -230,7 +246,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("serving needs openenv: pip install -e '.[openenv]' in a clone of g2po-trl") from error
     from .check import load
 
-    uvicorn.run(make_app(load(args.environment), args.max_sessions), host=args.host, port=args.port)
+    try:
+        app = make_app(load(args.environment), args.max_sessions, args.environment_variables)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    uvicorn.run(app, host=args.host, port=args.port)
 
 
 if __name__ == "__main__":

@@ -54,10 +54,12 @@ class PlayingTrainer(PanelTrainer):
         self.task_errors = TaskErrors(args.task_error_patience)
         self.add_callback(TaskErrorReport(self.task_errors))
         if self.accelerator.is_main_process and not args.disable_tqdm:
+            withheld = ", ".join(self.pool.withheld)
             print(
                 f"Environments: {self.pool.name} in {self.pool.num_workers} worker processes a rank, "
                 f"{max(self.pool.memory()) / 2**20:.0f} MB each after one episode, "
-                f"{args.per_device_train_batch_size * args.steps_per_generation} episodes at a time",
+                f"{args.per_device_train_batch_size * args.steps_per_generation} episodes at a time"
+                + (f"; they do not get {withheld} (environment_variables)" if withheld else ""),
                 flush=True,
             )
 

@@ -46,6 +46,7 @@ def read_after_thought(reply: str, tag: str, prompt_end: str = "") -> tuple[str 
     prompt = prompt_end.rstrip()
     ended = after_end = prompt.endswith("</think>")
     thoughts = depth = int(prompt.endswith("<think>"))
+    unpaired = False
     outside = behind = first = None  # outside of all thoughts; behind the last `</think>`; anywhere
     tags = re.compile(rf"<think>|</think>|<{tag}>((?:(?!</?(?:think|{tag})>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
     for found in tags.finditer(reply):
@@ -59,10 +60,11 @@ def read_after_thought(reply: str, tag: str, prompt_end: str = "") -> tuple[str 
         if not after_end:
             thoughts, depth = thoughts + 1, depth + 1
         elif thoughts:
+            unpaired |= depth == 0
             depth, ended = max(0, depth - 1), True
         else:  # what came before was a thought, though nothing began it
             outside = None
-    chosen = outside if outside is not None else behind
+    chosen = behind if outside is None or (unpaired and behind is not None) else outside
     return (first if chosen is None else chosen), chosen is not None and ended
 
 

@@ -32,17 +32,19 @@ class TaskErrors:
     def count(self, records: Iterable[TrajectoryRecord]) -> None:
         """Take note of a rollout, all ranks' trajectories."""
         failed: dict[str, bool] = {}
+        not_known = set()
         for record in records:
             if record.outcome == "lost":  # says nothing about its task
+                not_known.add(record.task_id)
                 continue
             failed[record.task_id] = failed.get(record.task_id, True) and record.outcome == "error"
         for task, all_failed in failed.items():
             if task in self:
                 continue
-            if all_failed:
-                self.in_a_row[task] = self.in_a_row.get(task, 0) + 1
-            else:
+            if not all_failed:
                 self.in_a_row.pop(task, None)
+            elif task not in not_known:
+                self.in_a_row[task] = self.in_a_row.get(task, 0) + 1
 
 
 class TaskErrorReport(TrainerCallback):

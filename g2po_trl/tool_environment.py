@@ -24,7 +24,7 @@ import json
 import random
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .environment import Observation, StepResult, TextEnvironment
@@ -260,10 +260,15 @@ async def _awaited(value: Any) -> Any:
 
 
 def _text(content: Any) -> str:
-    """A text, or the texts of a list of content blocks."""
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        return "\n".join(part["text"] for part in content if isinstance(part, Mapping) and part.get("type") == "text")
+    """A text, the parts of a list of content blocks (of an image its kind alone), or the text of any other value."""
+    if isinstance(content, list) and content and all(map(_is_block, content)):
+        return "\n".join(part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in content)
     return str(content)
+
+
+def _is_block(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return "text" in part if kind == "text" else kind in ("image", "image_url", "audio", "video")
 
 
 def _error(message: str) -> str:

@@ -26,6 +26,17 @@ def test_good_environments():
     check_environment(LetterEnvironment, {"seed": 1})
 
 
+def test_reset_may_change_what_it_is_given():
+    """Each episode of a run gets the task anew."""
+
+    class Greedy(Good):
+        def reset(self, boxes):
+            self.box = boxes.pop()
+            return super().reset(self.box)
+
+    check_environment(Greedy, {"boxes": [1, 0]})
+
+
 def broken(**methods):
     return type("Broken", (Good,), methods)
 
@@ -46,6 +57,10 @@ COUNTER = iter(range(100))
         (broken(step=lambda self, action: StepResult("x", reward=float("inf"))), "reward is inf"),
         (broken(step=lambda self, action: StepResult("x", reward="10")), "reward is '10'"),
         (broken(step=lambda self, action: StepResult("x", info={"score": "high"})), r"info\['score'\] is 'high'"),
+        (
+            broken(step=lambda self, action: StepResult("x", info={"score_best": None})),
+            r"info\['score_best'\] is None",
+        ),
         (broken(step=lambda self, action: 1 / 0), "raised ZeroDivisionError"),
         (broken(step=lambda self, action: StepResult(action[0])), "raised IndexError"),  # the empty action
         (broken(step=lambda self, action: StepResult("x", terminated="no")), "terminated is 'no'"),

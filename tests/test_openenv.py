@@ -1,11 +1,13 @@
 """A server of ours over loopback plays as in process does; one that is cut off costs an episode, not the run."""
 
+import os
 import signal
 import socket
 import subprocess
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import programs
 import pytest
@@ -14,10 +16,10 @@ pytest.importorskip("openenv")
 
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, check_environment
+from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment, check_environment
 from g2po_trl.check import load
 from g2po_trl.environment_pool import EnvironmentFailure
-from g2po_trl.openenv import RemoteEnvironment, read_observation
+from g2po_trl.openenv import RemoteEnvironment, main, make_app, read_observation
 
 TESTS = Path(__file__).parent
 
@@ -132,6 +134,30 @@ def test_an_environment_that_dies_on_the_server():
         remote.close()
     finally:
         stop(process)
+
+
+class TellsASecret(TextEnvironment):
+    def reset(self):
+        return os.environ.get("GAME_TOKEN", "none")
+
+
+def test_a_served_environment_gets_the_variables_that_are_named(monkeypatch):
+    with pytest.raises(SystemExit, match="environment_variables names NOT_SET, not set here"):
+        main(["toy_environments:KeyDoorEnvironment", "--environment_variables", "NOT_SET"])
+    monkeypatch.setenv("GAME_TOKEN", "sesame")
+    monkeypatch.setattr("openenv.core.env_server.http_server.create_fastapi_app", lambda served, *rest, **more: served)
+    for names, seen in (([], "none"), (["GAME_TOKEN"], "sesame")):
+        session = make_app(TellsASecret, environment_variables=names)()
+        assert session.reset().text == seen
+        session.close()
+
+
+def test_a_text_that_a_server_calls_info_is_no_fact_of_the_episode():
+    from openenv.core.client_types import StepResult as Answer
+
+    remote = RemoteEnvironment(["http://127.0.0.1:1"])
+    remote._client = SimpleNamespace(step=lambda action: Answer({"text": "x", "info": "it rains"}, 1.0, True))
+    assert remote.step("look") == StepResult(Observation("x"), 1.0, terminated=True)
 
 
 def test_observations_of_other_servers_are_read():

@@ -51,6 +51,9 @@ QUOTED = [
     ("<think>open <action> and close it</think><action>two</action>", ""),
     ("<think>a</think><action>two</action>\nYou see.\n<think>b</think><action>one</action>", ""),
     ("<think>a</think><action>two</action><think>b <action>one</action>", ""),
+    ("<think>not </think> <action>one</action>, but</think><action>two</action>", ""),
+    ("not </think> <action>one</action>, but</think><action>two</action>", OPEN),
+    ("<think>a</think><action>two</action></think>", ""),
 ]
 
 

@@ -24,11 +24,12 @@ def test_only_rollouts_of_nothing_but_errors_in_a_row_count():
 
 def test_lost_episodes_say_nothing_about_their_task():
     errors = TaskErrors(2)
-    errors.count(rollout(a=["error", "lost"], b=["error"]))
+    errors.count(rollout(a=["error", "error"], b=["error"]))
     errors.count(rollout(a=["lost", "lost"], b=["lost"], c=["lost"]))
+    errors.count(rollout(a=["error"] + ["lost"] * 7))  # one ended in an error, and took the others along
     assert errors.in_a_row == {"a": 1, "b": 1}
-    errors.count(rollout(a=["lost", "error"], b=["lost", "failure"]))
-    assert errors.set_aside == ["a"]
+    errors.count(rollout(a=["error", "error"], b=["lost", "failure"]))
+    assert errors.set_aside == ["a"] and "b" not in errors.in_a_row
 
 
 class OneBadTask(LetterEnvironment):

@@ -77,6 +77,28 @@ def test_an_episode_by_hand():
     assert safe.inner.closed
 
 
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        (["hall", "kitchen"], "['hall', 'kitchen']"),
+        (("hall", 2), "('hall', 2)"),
+        ([{"name": "hall", "type": "room"}], "[{'name': 'hall', 'type': 'room'}]"),
+        ([], "[]"),
+        (b"hall", "b'hall'"),
+        ([{"type": "text", "text": "A map:"}, {"type": "image", "image": object()}], "A map:\n[image]"),
+    ],
+)
+def test_what_a_tool_returns_is_shown_whatever_it_is(returned, shown):
+    class Rooms(Safe):
+        def rooms(self):
+            return returned
+
+    rooms = ToolEnvironment(Rooms, 9, described="")
+    rooms.reset()
+    assert rooms.step(call("rooms")).observation == shown
+    rooms.close()
+
+
 def test_a_call_that_a_thought_quotes_is_not_made():
     quoted = f"<think>I could {call('turn', digit=1)}</think>"
     assert parse_tool_calls(f"{quoted} Done.") == ("Done.", True)

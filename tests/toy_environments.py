@@ -3,6 +3,7 @@
 Workers import this module: it imports nothing that takes long.
 """
 
+import enum
 import os
 import signal
 import subprocess
@@ -51,6 +52,19 @@ class Text(str):
     """Its class cannot be found by name where it is unpickled."""
 
     __qualname__ = "nowhere"
+
+
+class Mood(enum.StrEnum):
+    """Pickles by a name that is not found."""
+
+    GOOD = "good"
+
+
+class Place(enum.IntEnum):
+    FIRST = 1
+
+
+Mood.__qualname__ = Place.__qualname__ = "nowhere"
 
 
 class Unloadable:
@@ -132,6 +146,7 @@ RESULTS = {
     "score": lambda: StepResult("x", info={"score": float("nan")}),
     "success": lambda: StepResult("x", terminated=True, info={"success": [True]}),
     "numpy": lambda: numpy_values(),
+    "enum": lambda: StepResult("x", info={"mood": Mood.GOOD, "place": [Place.FIRST], Mood.GOOD: 0.5}),
     "text": lambda: StepResult(Observation(Text("x"), state_key=Text("y"), admissible_actions=[Text("z")])),
 }
 
