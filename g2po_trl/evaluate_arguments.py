@@ -37,6 +37,7 @@ def run_defaults(run: Mapping[str, Any], folder: Path, agent: str, environment: 
         return defaults
     defaults |= trained_on
     defaults |= {name: play[name] for name in ("environment_reset_timeout", "environment_step_timeout")}
+    defaults["environment_variables"] = play.get("environment_variables") or []
     defaults |= {name: play[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
     if agent == "direct":
         defaults |= {
@@ -94,6 +95,7 @@ def make_parser(description: str | None = None) -> argparse.ArgumentParser:
     add("--num-environment-workers", type=int, help="default: one per core")
     add("--environment-reset-timeout", type=float, default=120.0, help="seconds a reset may take")
     add("--environment-step-timeout", type=float, default=60.0, help="seconds a step may take")
+    add("--environment-variables", nargs="*", default=[], help="variables like HF_TOKEN that the environment needs")
     add("--output", type=Path, help="default: evaluations/<environment>-<agent>-<model>")
     add("--overwrite", action="store_true", help="delete the evaluation that OUTPUT holds")
     parser.set_defaults(trained_history_length=None)

@@ -246,10 +246,25 @@ def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatc
 
     args = parse(["--model", str(tmp_path / "out"), "--temperature", "0.7", "--max-turns", "9", "--stop-after", "x"])
     assert (args.temperature, args.max_turns, args.stop_after) == (0.7, 9, ["x"]), "flags win"
+    assert run["play"].pop("environment_variables", "?") is None
+    (tmp_path / "out" / "run.json").write_text(
+        json.dumps({**run, "play": {**run["play"], "environment_variables": ["A_KEY"]}})
+    )
     react = parse(["--model", str(tmp_path / "out"), "--agent", "react"])
+    assert react.environment_variables == ["A_KEY"], "the environment needs it whoever plays"
     assert (react.max_tokens, react.max_turns, react.prompt) == (512, None, None), "another agent has its own lengths"
     other = parse(["--model", str(tmp_path / "out"), "--environment", "alfworld"])
     assert other.prompt is None and other.tasks is None and other.temperature == 0.4, "another environment"
+
+
+def test_the_environment_gets_the_variables_that_are_named(game, server, monkeypatch):
+    monkeypatch.setenv("GAME_TOKEN", "Game 0")
+    (game / "game.py").write_text(GAME.replace('f"Game {number}."', '__import__("os").environ["GAME_TOKEN"]'))
+    main(served(game, server, "--environment-variables", "GAME_TOKEN"))
+    row = strict(game / "out" / "results.json")["seeds"][0]
+    assert (row["Succ."], row["errors"]) == (100, 0)
+    with pytest.raises(SystemExit, match="workers do not get GAME_TOKEN: name it in environment_variables"):
+        main(served(game, server, "--overwrite"))
 
 
 def test_a_class_in_trls_style_is_played(game, server):
