@@ -73,14 +73,16 @@ class G2POConfig(GRPOConfig):
             observation. `None`: no limit.
         eval_temperature: sampling temperature of evaluation; 0 is greedy.
         eval_top_p, eval_top_k: evaluation's own filters. `None`: those of training.
-        eval_seed: evaluation draws its samples from this seed, so that two evaluations compare.
+        eval_seed: evaluation draws its samples from this seed, so that two evaluations compare; what else has to be
+            the same is in docs/evaluation.md.
         max_tokens_per_micro_batch: tokens in one forward pass, padding included.
         token_layout: how step samples pass through the model; the loss and its gradient are the same. `"shared"`:
             what they have in common once, see `g2po_trl.packing`. `"packed"`: end to end. `"padded"`: one row each,
             which is also taken when the model's attention does not allow the others.
         packed_row_tokens: tokens of a packed row; its attention costs as their square. `None`: by the model's size.
             Several processes take shorter ones where a slice would not give each of them eight.
-        generation_batch_tokens: padded prompt tokens in one generate call.
+        generation_batch_tokens: padded tokens, of prompts and the longest replies, in one generate call of a process.
+            Without vLLM, sharded or not.
         num_environment_workers: processes for environments, per rank. `None`: the cores there are.
         overlap_environments: play in two halves: the environments of one step while the model generates for the other.
             Pays where `time/environment` is a large part of `time/rollout`; each half makes a generate call of its
@@ -143,7 +145,7 @@ class G2POConfig(GRPOConfig):
     max_tokens_per_micro_batch: int = field(default=16384, metadata={"help": "Tokens in a forward pass."})
     token_layout: str = field(default="shared", metadata={"help": f"One of {', '.join(LAYOUTS)}."})
     packed_row_tokens: int | None = field(default=None, metadata={"help": "Tokens of a packed row."})
-    generation_batch_tokens: int = field(default=65536, metadata={"help": "Padded prompt tokens in a generate call."})
+    generation_batch_tokens: int = field(default=65536, metadata={"help": "Padded tokens in a generate call."})
     num_environment_workers: int | None = field(default=None, metadata={"help": "Environment processes per rank."})
     overlap_environments: bool = field(
         default=False, metadata={"help": "Environments step while the model generates for the other half."}
@@ -254,6 +256,11 @@ class G2POConfig(GRPOConfig):
         )
         if self.use_vllm:
             self._check_vllm()
+        if "seed" in (self.generation_kwargs or {}):
+            raise ValueError(
+                f"generation_kwargs has seed={self.generation_kwargs['seed']}: all replies to a prompt would be the "
+                "same, and the episodes of a group with them. Set `seed` or `eval_seed` instead."
+            )
         for name in ("max_completion_length", "max_tokens_per_micro_batch", "generation_batch_tokens"):
             _require((getattr(self, name) or 0) >= 1, name, getattr(self, name), "set it to 1 or more")
         # TRL wants whole groups in an evaluation batch; ours plays each panel row on its own.

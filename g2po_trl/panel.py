@@ -18,13 +18,13 @@ from .json_text import to_json, write_json
 from .model_card import build_model_card, describe_adapter
 from .persistence import PersistentTrainer
 from .run_description import FILE, describe_run
-from .sampling import Sampling
+from .sampling import Sampling, derived_seed
 from .tasks import tasks_hash
 from .trajectory import Trajectory, write_jsonl
 
 
 class PanelTrainer(PersistentTrainer):
-    """A trainer that plays panels. `play`, `pool`, `estimator_name` and `card_facts` are the subclass's."""
+    """A trainer that plays panels; how it plays, `pool`, `estimator_name` and `card_facts` are the subclass's."""
 
     evaluations: list[dict[str, Any]]
     # What a recipe adds to run.json.
@@ -78,11 +78,13 @@ class PanelTrainer(PersistentTrainer):
         training = self.model.training
         self.model.eval()
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.args.eval_seed + rank)
+        sampling = Sampling.for_evaluation(self.args)
+        seeds = [derived_seed(self.args.eval_seed, number) for number in range(len(rows))][rank::num_ranks]
+        with torch.random.fork_rng(devices=devices), self.policy_in_engine():
+            torch.manual_seed(self.args.eval_seed + rank)  # for engines that take no seeds
             for chunk in range(chunks):
-                tasks = local[chunk * size : (chunk + 1) * size]
-                played += self.play(tasks, Sampling.for_evaluation(self.args), description="evaluation")[0]
+                part = slice(chunk * size, (chunk + 1) * size)
+                played += self.play(local[part], sampling, description="evaluation", seeds=seeds[part])[0]
         self.model.train(training)
         pairs = gather_object(list(zip(played, local)))
         return [trajectory for trajectory, _ in pairs], [row for _, row in pairs]

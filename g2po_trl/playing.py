@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -69,28 +70,25 @@ class PlayingTrainer(PanelTrainer):
         sampling: Sampling | None = None,
         groups: Sequence[int] | None = None,
         description: str = "rollout",
+        seeds: Sequence[int] | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each task with the current policy, on this rank; all ranks must call it together.
 
         Args:
             tasks: dataset rows. sampling: `None` is training's.
+            seeds: one an episode, of its replies, where the engine takes any (vLLM). `None`: torch's random state.
         """
         args = self.args
-        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not self.accelerator._models:
-            raise RuntimeError(
-                "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
-                "calling `evaluate` first"
-            )
         sampling = sampling or Sampling.for_training(args)
         groups = list(range(len(tasks))) if groups is None else groups
         task_ids = [task_id_of(task) for task in tasks]
         played = [i for i, task_id in enumerate(task_ids) if task_id not in self.task_errors]
         bar = RolloutBar(description, args.max_turns, len(played), self.accelerator.is_main_process)
         try:
-            with self.engine.rollout():
+            with self.policy_in_engine():
                 trajectories, stats = run_episodes(
                     self.pool,
-                    lambda prompts: self.engine.generate(prompts, sampling),
+                    lambda prompts, seeds=None: self.engine.generate(prompts, sampling, seeds),
                     self.encode,
                     self.prompt_template,
                     [tasks[i] for i in played],
@@ -102,6 +100,7 @@ class PlayingTrainer(PanelTrainer):
                     any_live=self._any_rank if self.engine.is_collective else bool,
                     on_turn=bar,
                     overlap=args.overlap_environments,
+                    seeds=None if seeds is None else [seeds[i] for i in played],
                 )
         finally:
             bar.close()
@@ -111,6 +110,15 @@ class PlayingTrainer(PanelTrainer):
             of_task[i] if i in of_task else Trajectory(task_id, [], 0.0, "error", error=set_aside)
             for i, task_id in enumerate(task_ids)
         ], stats
+
+    def policy_in_engine(self) -> AbstractContextManager[None]:
+        """Around several `play` calls of one policy: the engine gets its weights once."""
+        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not self.accelerator._models:
+            raise RuntimeError(
+                "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
+                "calling `evaluate` first"
+            )
+        return self.engine.rollout()
 
     def _any_rank(self, flag: bool) -> bool:
         return bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.accelerator.device)).item())

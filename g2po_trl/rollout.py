@@ -11,6 +11,7 @@ from .encoding import ChatEncoder
 from .environment_pool import EnvironmentPool
 from .episodes import Episode, play_turns
 from .prompting import FittedPrompt, PromptTemplate, PromptTooLongError, fit_prompt
+from .sampling import derived_seed
 from .trajectory import Step, Trajectory
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class RolloutStats:
 
 def run_episodes(
     pool: EnvironmentPool,
-    generate: Callable[[list[list[int]]], list[Reply]],
+    generate: Callable[..., list[Reply]],
     encode: ChatEncoder,
     template: PromptTemplate,
     tasks: Sequence[dict[str, Any]],
@@ -82,17 +83,19 @@ def run_episodes(
     any_live: Callable[[bool], bool] = bool,
     on_turn: Callable[[int, int], None] | None = None,
     overlap: bool = False,
+    seeds: Sequence[int] | None = None,
 ) -> tuple[list[Trajectory], RolloutStats]:
     """Play one episode of each task, all at once.
 
     Args:
-        generate: prompts' token ids -> replies.
+        generate: prompts' token ids -> replies; with `seeds`, prompts' token ids and a seed for each -> replies.
         tasks: keyword arguments of `reset`, one dict an episode.
         task_ids, groups: names the task, and the group, of each episode.
         any_live: this rank has live episodes -> any rank has. With a sharded model every rank must go on generating
             until all are done; otherwise it is the identity.
         on_turn: called after each turn with (turn, live episodes).
         overlap: environments work while the other half of the episodes is asked for its actions.
+        seeds: one an episode; a request's follows from it and the turn.
 
     Returns:
         One trajectory a task, in order. Environment failures are data: such a trajectory has outcome `"error"` or
@@ -114,7 +117,11 @@ def run_episodes(
     def act(live: list[Episode]) -> list[Step]:
         read = [prompts.pop(episode.number) for episode in live]
         clock = time.perf_counter()
-        replies = generate([prompt.ids for prompt in read])
+        ids = [prompt.ids for prompt in read]
+        if seeds is None:
+            replies = generate(ids)
+        else:
+            replies = generate(ids, [derived_seed(seeds[episode.number], len(episode.steps)) for episode in live])
         stats.generation_time += time.perf_counter() - clock
         stats.truncated_prompts += sum(prompt.truncated for prompt in read)
         stats.prompt_tokens += sum(len(prompt.ids) for prompt in read)

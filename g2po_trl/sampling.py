@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ class Sampling:
             args.top_k if args.eval_top_k is None else args.eval_top_k,
             args.min_p,
         )
+
+
+def derived_seed(*numbers: int) -> int:
+    """A seed (63 bits) that follows from numbers, such as a panel's seed and the number of an episode."""
+    name = " ".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") // 2
 
 
 def generation_config(

@@ -10,7 +10,7 @@ from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvironment
 from letter_trainer import make_config
 
-from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult
+from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult, generation
 
 
 class FixedLengthEnvironment(LetterEnvironment):
@@ -90,18 +90,33 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
     return G2POTrainer(model, args, tasks, tasks, environment, LETTER_PROMPT, estimate)
 
 
+def watch_generation() -> list[list[int]]:
+    """From now on: the lengths of each generate call's prompts."""
+    calls, generate_batch = [], generation.generate_batch
+
+    def watched(model, tokenizer, prompts, *args, **kwargs):
+        calls.append([len(prompt) for prompt in prompts])
+        return generate_batch(model, tokenizer, prompts, *args, **kwargs)
+
+    generation.generate_batch = watched
+    return calls
+
+
 def main(model, output, scenario, loss_type, kind="none", resume=None):
     kwargs = {}
     if scenario == "random lengths":
-        kwargs = {"generation_kwargs": None, "max_steps": 100}
+        kwargs = {"generation_kwargs": None, "max_steps": 100, "generation_batch_tokens": 150}
     if resume:
         kwargs = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 10, "optim": "adamw_torch"}
     trainer = build(model, output, scenario, loss_type, kind, **kwargs)
     # As under sharded weights: every rank takes part in every call, with a dummy when its episodes have ended.
     trainer.engine.is_collective |= scenario == "random lengths"
+    calls = watch_generation()
     trainer.train(resume_from_checkpoint=resume)
     sharding.check(trainer, kind)
     torch.save(sharding.whole_weights(trainer, kind), f"{output}/weights-{trainer.accelerator.process_index}.pt")
+    with open(f"{output}/calls-{trainer.accelerator.process_index}.json", "w") as file:
+        json.dump(calls, file)
     trainer.save_model()
     if loss_type == "ppo":
         critic = torch.cat([p.detach().flatten() for p in trainer.critic.parameters])

@@ -133,9 +133,13 @@ def test_two_processes_resume_in_the_middle_of_an_iteration(tmp_path, tiny_model
     "sharding", ["none", "fsdp2", pytest.param("zero3", marks=[pytest.mark.deepspeed, needs_deepspeed])]
 )
 def test_fifty_iterations_of_random_lengths_never_deadlock(tmp_path, tiny_model_dir, sharding):
-    (first, second), log, _ = train(
+    (first, second), log, output = train(
         tmp_path / "run", tiny_model_dir, "random lengths", "dapo", 2, sharding, timeout=240
     )
     assert torch.equal(first, second)
     rollouts = [entry for entry in log if "update/step_samples" in entry]
     assert len(rollouts) == 50 and len({entry["update/step_samples"] for entry in rollouts}) > 5
+    calls = [json.loads((output / f"calls-{rank}.json").read_text()) for rank in range(2)]
+    assert len(calls[0]) == len(calls[1]), "with sharded weights every rank has to make each call"
+    assert all(len(rows) <= 1 or len(rows) * (max(rows) + 3) <= 150 for rows in (*calls[0], *calls[1]))
+    assert max(len(rows) for rows in calls[0]) > 1 and [] in calls[0], "several in a call, and dummies"

@@ -12,11 +12,12 @@ from letter_environment import LongLetterEnvironment
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from g2po_trl import G2POConfig
-from g2po_trl.generation import Engine, VLLMEngine
+from g2po_trl import G2POConfig, vllm_engine
+from g2po_trl.generation import Engine
 from g2po_trl.importance import SamplingStatistics, importance_ratio
 from g2po_trl.rollout import RolloutStats
 from g2po_trl.sampling import Sampling, generate_batch, generation_config
+from g2po_trl.vllm_engine import VLLMEngine
 
 
 def prompts_of(trainer, *texts):
@@ -157,6 +158,11 @@ def test_server_mode_with_unequal_numbers_of_prompts():
     assert done.returncode == 0, done.stderr[-3000:]  # the script's own assertions, on both ranks
 
 
+class SharedParams(SimpleNamespace):
+    def clone(self):
+        return SharedParams()
+
+
 class RecordingVLLM:
     """Stands in for TRL's wrapper to see when it is woken, given weights and put to sleep.
 
@@ -173,18 +179,22 @@ class RecordingVLLM:
         self.llm = SimpleNamespace(
             wake_up=lambda tags: self.events.append(f"wake {tags[0]}"),
             sleep=lambda level: self.events.append(f"sleep {level}"),
-            generate=lambda prompts: [SimpleNamespace(num_cached_tokens=len(prompt) - 1) for prompt in prompts],
+            generate=self.answer,
             reset_prefix_cache=lambda: self.events.append("forget") or self.forgets,
             llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache_config)),
         )
         self.llm_generate = self.llm.generate
+
+    def answer(self, prompts, sampling_params):
+        return [SimpleNamespace(num_cached_tokens=len(prompt) - 1) for prompt in prompts]
 
     def sync_weights(self):
         self.events.append("weights")
 
     def generate(self, prompts, images, num_generations):
         self.events.append(f"generate {len(prompts)} asleep={self.enable_sleep_mode}")
-        self.llm.generate([[0] * 50] * (len(prompts) * (self.tensor_parallel_size - 1)) + prompts)
+        others = [[0] * 50] * (len(prompts) * (self.tensor_parallel_size - 1))
+        self.llm.generate(others + prompts, sampling_params=SharedParams())
         return prompts, [[7]] * len(prompts), [[[-1.0]]] * len(prompts), None
 
 
@@ -192,7 +202,7 @@ def engine_of(vllm, **args):
     trainer = SimpleNamespace(
         vllm_generation=vllm,
         eos_token_ids=[7],
-        args=SimpleNamespace(**{"stop_sequences": None, "generation_kwargs": None, **args}),
+        args=SimpleNamespace(**{"stop_sequences": None, "generation_kwargs": None, "seed": 0, **args}),
         model=torch.nn.Linear(1, 1),
         processing_class=SimpleNamespace(decode=lambda ids: "", pad_token_id=0),
         accelerator=SimpleNamespace(process_index=1),
@@ -202,7 +212,7 @@ def engine_of(vllm, **args):
 
 def test_vllm_is_awake_for_a_whole_rollout():
     vllm = RecordingVLLM()
-    engine = engine_of(vllm, stop_sequences=["</action>"], generation_kwargs={"seed": 3})
+    engine = engine_of(vllm, stop_sequences=["</action>"], generation_kwargs={"frequency_penalty": 0.1})
     with engine.rollout():
         engine.generate([[1], [2]], Sampling())
         assert engine.generate([], Sampling()) == []
@@ -215,11 +225,31 @@ def test_vllm_is_awake_for_a_whole_rollout():
         "stop_token_ids": [7],
         "stop": ["</action>"],
         "include_stop_str_in_output": True,
-        "seed": 3,
+        "frequency_penalty": 0.1,
     }
     with pytest.raises(RuntimeError, match="broken"), engine.rollout():
         raise RuntimeError("broken")
     assert vllm.events[-1] == "sleep 2"
+
+
+def test_a_rollout_in_a_rollout_hands_on_no_weights():
+    """A panel's parts are played with the same weights; the next rollout gets those of its own time."""
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm)
+    with engine.rollout():
+        for _ in range(3):
+            with engine.rollout():
+                engine.generate([[1]], Sampling())
+    assert [event for event in vllm.events if not event.startswith("generate")] == [
+        *("weights", "forget", "wake kv_cache", "sleep 2")
+    ]
+    with engine.rollout():
+        pass
+    assert vllm.events.count("weights") == vllm.events.count("forget") == 2
+    with pytest.raises(RuntimeError, match="broken"), engine.rollout(), engine.rollout():
+        raise RuntimeError("broken")
+    with engine.rollout():
+        assert vllm.events.count("weights") == 4, "after an error too"
 
 
 def test_a_cache_that_cannot_be_forgotten_is_not_used():
@@ -231,7 +261,8 @@ def test_a_cache_that_cannot_be_forgotten_is_not_used():
 
 
 @pytest.mark.parametrize("ranks_of_a_model", [1, 2])
-def test_vllm_says_what_its_cache_held(ranks_of_a_model):
+def test_vllm_says_what_its_cache_held(ranks_of_a_model, monkeypatch):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks_of_a_model)
     vllm = RecordingVLLM(tensor_parallel_size=ranks_of_a_model)
     replies = engine_of(vllm).generate([[1], [2, 2], [3, 3, 3]], Sampling())
     assert [reply.cached_tokens for reply in replies] == [0, 1, 2]

@@ -6,12 +6,14 @@ import re
 import pytest
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head, use_adapter
 
 from g2po_trl.importance import MODES
+from g2po_trl.vllm_engine import REQUESTS_AT_A_TIME
 
 # What TRL's loss reads from a micro-batch, and who puts it there.
 WRITTEN_BY_US = {
@@ -93,6 +95,22 @@ def test_what_we_set_in_trls_vllm_wrapper():
     parameters = ["self", "prompts", "images", "num_generations", "profiler"]
     assert list(inspect.signature(VLLMGeneration.generate).parameters) == parameters
     assert "self.vllm_generation = VLLMGeneration(" in inspect.getsource(GRPOTrainer.__init__)
+    assert "self._dist = DistributedBackend(accelerator)" in source
+    assert inspect.getsource(VLLMGeneration.sync_weights).count("self._iter_named_params()") == 4, "we replace it"
+
+
+def test_where_requests_get_their_seeds():
+    """All prompts of a call share their sampling parameters; `VLLMEngine` replaces them in each mode's one call."""
+    generate = inspect.getsource(VLLMGeneration.generate)
+    assert "self.llm.generate(vllm_prompts, sampling_params=sampling_params, use_tqdm=False)" in generate
+    assert (
+        generate.count("self.vllm_client.generate(") == 1 and '"generation_kwargs": self.generation_kwargs' in generate
+    )
+    client = inspect.signature(VLLMClient.generate).parameters
+    assert {"prompts", "features", "generation_kwargs"} <= set(client)
+    assert "sampling_params.update(generation_kwargs or {})" in inspect.getsource(VLLMClient.generate)
+    concurrency = inspect.signature(VLLMClient._generate_from_features).parameters["max_concurrent_requests"].default
+    assert concurrency == REQUESTS_AT_A_TIME, "its session keeps as many connections"
 
 
 def test_the_prefix_cache_of_trls_vllm_wrapper():

@@ -88,7 +88,7 @@ def make_trainer(folder: str, mode: str, rank: int, ranks: int, prompt=ALFWORLD_
         str(tiny_model_path()),
         G2POConfig(f"{folder}/out", **{**defaults, **options}),
         Dataset.from_list(manifest.rows()[:tasks]),
-        None,
+        Dataset.from_list(manifest.rows()[:4]),
         partial(AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False),
         prompt,
         peft_config=peft_config,
@@ -101,11 +101,11 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     counts, differences, endings, cache = [], [], [], []
     generate, rollout = trainer.engine.generate, trainer.engine.rollout
 
-    def watched(prompts, sampling):
+    def watched(prompts, sampling, seeds=None):
         counts.append(len(prompts))
         if len(differences) < len(trainer.state.log_history) + 1:
             differences.append(largest_difference(trainer))
-        replies = generate(prompts, sampling)
+        replies = generate(prompts, sampling, seeds)
         endings.extend(trainer.processing_class.decode(reply.ids)[-10:] for reply in replies)
         cache[-1][0] += sum(reply.cached_tokens for reply in replies)
         cache[-1][1] += sum(map(len, prompts))
@@ -143,6 +143,17 @@ class ChangeWeights(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         change_weights(model, 0.05, seed=state.global_step)
+
+
+class MoveTrained(TrainerCallback):
+    """Whatever the advantages are: each optimizer step leaves another policy."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        generator = torch.Generator().manual_seed(state.global_step)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.requires_grad:
+                    weight += 0.05 * torch.randn(weight.shape, generator=generator)
 
 
 def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
@@ -203,9 +214,62 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     return result
 
 
+def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
+    """Panels before and after training; the syncs of each, the weights vLLM then plays with, and all replies."""
+    options = {"per_device_eval_batch_size": 2, "steps_per_generation": 1, "max_steps": 3, "max_turns": 4}
+    options |= {"save_strategy": "steps", "save_steps": 1, "num_generations_eval": 2, "stop_sequences": None}
+    options |= {"per_device_train_batch_size": 8, "logging_steps": 1}
+    if mode == "evaluate in parallel":
+        options |= {"vllm_tensor_parallel_size": ranks}
+    adapter = "lora" if mode in ("evaluate adapter", "evaluate resumed") else "full"
+    trainer = make_trainer(folder, adapter, rank, ranks, **options)
+    trainer.add_callback(MoveTrained())
+    events, generate, sync = [], trainer.engine.generate, trainer.vllm_generation.sync_weights
+
+    def counted_sync():
+        events.append("sync")
+        sync()
+
+    def watched(*arguments):
+        events.append(largest_difference(trainer))
+        return generate(*arguments)
+
+    trainer.vllm_generation.sync_weights, trainer.engine.generate = counted_sync, watched
+
+    def panel(eval_seed=0, batch=2) -> dict:
+        events.clear()
+        trainer.args.eval_seed, trainer.args.per_device_eval_batch_size = eval_seed, batch
+        rows = [dict(row) for row in trainer.eval_dataset for _ in range(2)]
+        trajectories, rows_played = trainer._play_panel(rows)
+        replies = sorted(
+            (row["task_id"], [step.completion_ids for step in trajectory.steps])
+            for trajectory, row in zip(trajectories, rows_played)
+        )
+        differences = [event for event in events if event != "sync"]
+        return {"replies": replies, "syncs": events.count("sync"), "first": events[0], "worst": max(differences)}
+
+    result = {"initial_seed": torch.initial_seed()}
+    if mode == "evaluate resumed":
+        trainer.args.max_steps = 4
+        events.clear()
+        trainer.train(resume_from_checkpoint=f"{folder}/out/checkpoint-3")
+        result["resumed"] = {"syncs": events.count("sync"), "worst": max(e for e in events if e != "sync")}
+        result["logs"] = [entry for entry in trainer.state.log_history if entry.get("step") == 4]
+    else:
+        result["before"], result["again"], result["other_batches"] = panel(), panel(), panel(batch=20)
+        result["other_seed"] = panel(eval_seed=1)
+        events.clear()
+        trainer.train()
+        result["training"] = {"syncs": events.count("sync"), "worst": max(e for e in events if e != "sync")}
+        result["after"] = panel()
+    trainer.close()
+    return result
+
+
 def main(folder: str, mode: str) -> None:
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    result = (cache if mode == "cache" else train)(folder, mode, rank, ranks)
+    play = cache if mode == "cache" else evaluate if mode.startswith("evaluate") else train
+    result = play(folder, mode, rank, ranks)
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
 
 

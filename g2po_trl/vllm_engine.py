@@ -1,0 +1,171 @@
+"""Replies by vLLM, through TRL's `VLLMGeneration`. The only room that touches its and vLLM's internals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object, is_peft_model, set_seed
+
+from .generation import Engine, Reply
+from .sampling import Sampling
+
+REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
+
+
+class VLLMEngine(Engine):
+    """Replies by vLLM, colocated or on a server.
+
+    Weights go to vLLM once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and its weights away,
+    after every call). Its prefix cache, on by vLLM's default, lives as long: what prompts begin with in common, among
+    the episodes of a group and over turns, is computed once.
+    """
+
+    def __init__(self, trainer):
+        super().__init__(trainer)
+        self.vllm = vllm = trainer.vllm_generation
+        self.parallel = vllm.tensor_parallel_size if vllm.mode == "colocate" else 1
+        # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
+        self.is_collective = vllm.mode == "server" or self.parallel > 1
+        # A server's answers do not say what its cache held.
+        self.tells_cached_tokens = (
+            vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
+        )
+        if (
+            vllm.mode == "colocate"
+        ):  # as it starts, vLLM seeds this process with numbers of its own, whatever `seed` is
+            set_seed(trainer.args.seed + trainer.accelerator.process_index // self.parallel)
+        if is_peft_model(trainer.model):
+            from .merging import merged_parameters
+
+            # TRL would merge the adapter into the base and take it off again.
+            gather, device = vllm._dist.gather_params, trainer.accelerator.device
+            vllm._iter_named_params = partial(merged_parameters, trainer.model, gather, device)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        vllm, sleeps = self.vllm, self.vllm.mode == "colocate" and self.vllm.enable_sleep_mode
+        vllm.sync_weights()
+        # TRL has just done so, but does not look whether it worked: vLLM refuses while a request is unfinished, and
+        # would go on with what the weights of before computed.
+        if vllm.mode == "colocate" and vllm.llm.reset_prefix_cache() is False:
+            raise RuntimeError(
+                "vLLM still holds requests of a generation that was interrupted, and cannot forget what the previous "
+                "weights computed: start again with a new trainer, in a new process"
+            )
+        if sleeps:
+            vllm.llm.wake_up(tags=["kv_cache"])
+            vllm.enable_sleep_mode = False
+        try:
+            yield
+        finally:
+            if sleeps:
+                vllm.enable_sleep_mode = True
+                vllm.llm.sleep(level=2)
+                vllm._llm_weights_sleeping = True
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+    ) -> list[Reply]:
+        number, requests = self._requests(len(prompts), seeds)
+        if number == 0:
+            return []
+        vllm, args = self.vllm, self.trainer.args
+        vllm.temperature, vllm.top_p, vllm.top_k = sampling.temperature, sampling.top_p, sampling.top_k
+        vllm.min_p = sampling.min_p
+        vllm.generation_kwargs = {
+            "stop_token_ids": sorted(self.ends),
+            **({"stop": self.stop_sequences, "include_stop_str_in_output": True} if self.stop_sequences else {}),
+            **(args.generation_kwargs or {}),
+        }
+        dummies = [[self.tokenizer.pad_token_id]] * (number - len(prompts))
+        cached: list[int | None] = []
+        with self._intercepted(number, requests, cached):
+            _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
+        replies = [
+            self._reply(
+                list(ids[row]), [token[0] if token[0] is not None else float("nan") for token in logprobs[row]]
+            )
+            for row in range(len(prompts))
+        ]
+        for reply, tokens in zip(replies, cached):
+            reply.cached_tokens = tokens
+        return replies
+
+    def _requests(self, own: int, seeds: Sequence[int] | None) -> tuple[int, list[int] | None]:
+        """How many prompts each rank brings, dummies among them; and, if they have any, the seeds of all prompts of
+        one call of vLLM: this rank's, or those of the ranks that share a model or a server.
+
+        Ranks of a tensor-parallel model each draw every token and must draw the same, but their random states part
+        (by dropout, by unequal batches): their requests have seeds in training too.
+        """
+        if seeds is None and self.parallel > 1:
+            seeds = torch.randint(2**62, (own,)).tolist()
+        ranks = gather_object([(own, seeds)]) if self.is_collective else [(own, seeds)]
+        number = max(prompts for prompts, _ in ranks)
+        if seeds is None:
+            return number, None
+        if self.parallel > 1:
+            first = self.trainer.accelerator.process_index // self.parallel * self.parallel
+            ranks = ranks[first : first + self.parallel]
+        return number, [seed for _, of_rank in ranks for seed in [*of_rank, *[0] * (number - len(of_rank))]]
+
+    def _intercepted(self, number: int, seeds: list[int] | None, cached: list) -> AbstractContextManager:
+        """TRL's wrapper samples all prompts alike and passes no cache statistics on. In the one call that it makes of
+        vLLM, each prompt gets its seed, and `cached` the cached tokens of this rank's `number` prompts.
+        """
+        accelerator = self.trainer.accelerator
+        if self.vllm.mode == "colocate":
+            first = accelerator.process_index % self.parallel * number  # the ranks of a model answer for them all
+            own = slice(first, first + number) if self.tells_cached_tokens else slice(0)
+            return _replaced_generate(self.vllm.llm, partial(_generate_here, seeds, own, cached))
+        if seeds is not None and accelerator.is_main_process:
+            return _replaced_generate(self.vllm.vllm_client, partial(_generate_there, seeds))
+        return nullcontext()
+
+
+@contextmanager
+def _replaced_generate(owner: Any, replacement: Callable) -> Iterator[None]:
+    generate = owner.generate
+    owner.generate = partial(replacement, generate)
+    try:
+        yield
+    finally:
+        owner.generate = generate
+
+
+def _generate_here(
+    seeds: list[int] | None,
+    own: slice,
+    cached: list,
+    generate: Callable,
+    prompts: list,
+    sampling_params: Any,
+    **kwargs,
+) -> list:
+    """`LLM.generate`."""
+    if seeds is not None:
+        shared, sampling_params = sampling_params, []
+        for _, seed in zip(prompts, seeds, strict=True):
+            sampling_params.append(shared.clone())
+            sampling_params[-1].seed = seed
+    outputs = generate(prompts, sampling_params=sampling_params, **kwargs)
+    cached.extend(output.num_cached_tokens for output in outputs[own])
+    return outputs
+
+
+def _generate_there(
+    seeds: list[int], generate: Callable, prompts: list, generation_kwargs: dict | None = None, **kwargs
+) -> dict[str, list]:
+    """`VLLMClient.generate`, a request for each prompt: one request has one seed."""
+
+    def ask(prompt: list[int], seed: int) -> dict[str, list]:
+        return generate(prompts=[prompt], generation_kwargs={**(generation_kwargs or {}), "seed": seed}, **kwargs)
+
+    with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as threads:
+        answers = list(threads.map(ask, prompts, seeds))
+    return {key: [row for answer in answers for row in answer[key]] for key in answers[0]}
