@@ -231,7 +231,8 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
         sync()
 
     def watched(*arguments):
-        events.append(largest_difference(trainer))
+        whole = trainer.vllm_generation.tensor_parallel_size == 1  # else each rank holds a part
+        events.append(largest_difference(trainer) if whole else 0)
         return generate(*arguments)
 
     trainer.vllm_generation.sync_weights, trainer.engine.generate = counted_sync, watched
