@@ -21,7 +21,8 @@ from g2po_trl.attention import why_padded
 
 # Between them: a mask for all layers, by layer, chunks, absolute positions, no positions, convolutions, a recurrence.
 FAST = ("Mistral with a window", "Gemma-3", "Llama 4", "GPT-2", "Bloom", "LFM2", "Granite 4, hybrid")
-MAMBA = ("Granite 4, hybrid", "Falcon-H1", "Nemotron-H", "Mamba-2")
+WITHOUT_LORA = dict.fromkeys(("Granite 4, hybrid", "Falcon-H1", "Nemotron-H", "Mamba-2"), ["out_proj"])
+WITHOUT_LORA |= dict.fromkeys(("Llama 4", "Phi-3.5 MoE"), ["router"])
 NOT_BY_POSITIONS = ("Qwen2.5-VL", "Llama 4", "GPT-OSS", "OPT", "Falcon")  # with SDPA or eager attention
 EXACT = 1e-4  # nats, and of the gradient's length
 
@@ -121,8 +122,9 @@ def test_a_training_step_moves_the_weights(name, make_trainer, family_folder, to
 @pytest.mark.architectures
 @by_family(fast=())
 def test_lora_on_all_linear_layers_trains_and_merges(name, make_trainer, family_folder, tokenizer):
-    # PEFT refuses dropout for experts, and the last projection of Mamba layers.
-    peft_config = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["out_proj"] if name in MAMBA else None)
+    # PEFT refuses dropout for experts, and the last projection of Mamba layers; it cannot wrap a linear layer that
+    # gives a tuple.
+    peft_config = LoraConfig(r=4, target_modules="all-linear", exclude_modules=WITHOUT_LORA.get(name))
     trainer = make_trainer(
         LongLetterEnvironment,
         model=family_folder(name),
@@ -158,8 +160,18 @@ def table() -> str:
         lines.append(f"| {name} | `{family.model_type}` | `{family.layout}` | {nats:.0e} | {by_gradient:.0e} |")
         if family.layout == "padded":
             reasons.setdefault(why_padded(family.build()), []).append(name)
-    because = [f"- {', '.join(names)}: {reason}." for reason, names in reasons.items()]
+    because = [f"- {'; '.join(names)}: {reason}." for reason, names in reasons.items()]
     return "\n".join([*lines, "", "Why `padded`:", "", *because])
+
+
+def test_the_table_in_the_docs_has_every_family():
+    text = (Path(__file__).parents[1] / "docs" / "architectures.md").read_text()
+    missing = [
+        name
+        for name, family in FAMILIES.items()
+        if f"| {name} | `{family.model_type}` | `{family.layout}` |" not in text
+    ]
+    assert not missing, "python tests/test_architectures.py docs/architectures.md"
 
 
 if __name__ == "__main__":
