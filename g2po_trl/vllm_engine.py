@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import gather_object, is_peft_model, set_seed
 
 from .generation import Engine, Reply
-from .sampling import Sampling
+from .sampling import Sampling, derived_seed
 
 REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
 
@@ -101,10 +101,12 @@ class VLLMEngine(Engine):
         one call of vLLM: this rank's, or those of the ranks that share a model or a server.
 
         Ranks of a tensor-parallel model each draw every token and must draw the same, but their random states part
-        (by dropout, by unequal batches): their requests have seeds in training too.
+        (by dropout, by unequal batches): their requests have seeds in training too. As long as the states are the
+        same, a rank's number keeps its seeds apart from another's, or parts of a group would be copies of each other.
         """
         if seeds is None and self.parallel > 1:
-            seeds = torch.randint(2**62, (own,)).tolist()
+            rank = self.trainer.accelerator.process_index
+            seeds = [derived_seed(draw, rank) for draw in torch.randint(2**62, (own,)).tolist()]
         ranks = gather_object([(own, seeds)]) if self.is_collective else [(own, seeds)]
         number = max(prompts for prompts, _ in ranks)
         if seeds is None:

@@ -68,10 +68,12 @@ def shared_model(trainer, rank: int) -> None:
     prompts = [[1, 100 + 10 * rank + i] for i in range(numbers[rank])]
     engine.generate(prompts, Sampling(temperature=0.5), [5 + 10 * rank + i for i in range(numbers[rank])])
     assert llm.seen == [(100, 5), (101, 6), (110, 15), (0, 0)], llm.seen
-    engine.generate(prompts, Sampling())
-    seen = [None, None]
-    torch.distributed.all_gather_object(seen, llm.seen)
-    assert seen[0] == seen[1] and len({seed for _, seed in llm.seen}) == 4, seen
+    for state in (rank, 0):  # states that part, and states that are the same, as they are at first
+        torch.manual_seed(state)
+        engine.generate(prompts, Sampling())
+        seen = [None, None]
+        torch.distributed.all_gather_object(seen, llm.seen)
+        assert seen[0] == seen[1] and len({seed for _, seed in llm.seen}) == 4, seen
 
 
 if __name__ == "__main__":
