@@ -249,9 +249,11 @@ class G2POTrainer(LogProbsTrainer):
         marks = {name: len(values) for name, values in metrics.items()}
         loss = torch.zeros((), device=self.accelerator.device)
         ends_step = self.accelerator.sync_gradients
+        # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
+        # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
+        if self.accelerator.is_fsdp2:  # transformers has switched it off, except in the last slice of a step
+            model.set_requires_gradient_sync(True)
         for index, micro_batch in enumerate(micro_batches):
-            # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
-            # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
             last = index == len(micro_batches) - 1
             self.accelerator.gradient_state._set_sync_gradients(ends_step and last)
             with nullcontext() if last or self.is_fsdp_enabled else self.accelerator.no_sync(model):

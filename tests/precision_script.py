@@ -2,6 +2,7 @@
 
 For each, written to `OUTPUT/<precision>-<sharding>-<rank>.json`: of a policy that begins as the reference, the KL of
 four updates at learning rate 1e-3; of one a known step away, the KL, its log-probabilities and its ratio to itself.
+With `:accumulated` an update is one of two slices.
 """
 
 import hashlib
@@ -129,8 +130,9 @@ def train(model, origin, output, precision, kind, **options):
 def main(model, moved, output, cells):
     torch.set_num_threads(1)
     for cell in cells:
-        precision, kind = cell.split(":")
-        steps = train(model, model, output, precision, kind)
+        precision, kind, *accumulated = cell.split(":")
+        options = {"gradient_accumulation_steps": 2, "num_iterations": 2} if accumulated else {}
+        steps = train(model, model, output, precision, kind, **options)
         known = train(moved, model, output, precision, kind, max_steps=1)
         kl = [entry["kl"] for entry in steps.state.log_history if "kl" in entry]
         measured = {
@@ -144,7 +146,7 @@ def main(model, moved, output, cells):
             "whole_gradient_bytes": 4 * sum(p.numel() for p in steps.model.parameters()),
         }
         rank = os.environ.get("RANK", "0")
-        with open(f"{output}/{precision}-{kind}-{rank}.json", "w") as file:
+        with open(f"{output}/{cell.replace(':', '-')}-{rank}.json", "w") as file:
             json.dump(measured, file)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
