@@ -47,11 +47,18 @@ def without_texts(trajectory: Trajectory) -> Trajectory:
 def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> None:
     """One value a slice for what the loss logged once a micro-batch, so that metrics do not depend on the cut either.
 
-    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning.
+    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning. A slice without any has no value: the
+    loss logs zeros for it, and an entropy of 0 would read as a policy that has collapsed.
     """
-    for name, values in metrics.items():
-        new = values[marks.get(name, 0) :]
+    for name, values in list(metrics.items()):
+        mark = marks.get(name, 0)
+        new = values[mark:]
         if len(new) != len(tokens):
+            continue
+        if not sum(tokens):
+            del values[mark:]
+            if not values:
+                del metrics[name]
             continue
         pairs = [(value, weight) for value, weight in zip(new, tokens) if not math.isnan(value)]
         if not pairs:
@@ -62,4 +69,4 @@ def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, 
             merged = max(value for value, _ in pairs)
         else:
             merged = sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
-        values[marks.get(name, 0) :] = [merged]
+        values[mark:] = [merged]

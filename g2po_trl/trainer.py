@@ -10,6 +10,7 @@ The loss is TRL's own.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -316,7 +317,8 @@ class G2POTrainer(LogProbsTrainer):
 
     def restore_rollout_state(self, state: dict[str, Any], slices: list[list[dict[str, Any]]]) -> None:
         self._step, self._update_time, self.evaluations = state["step"], state["update_time"], state["evaluations"]
-        self._metrics["train"].update(state["metrics"])
+        for name, values in state["metrics"].items():  # JSON has no NaN
+            self._metrics["train"][name] = [math.nan if value is None else value for value in values]
         self.task_errors.in_a_row.update(state.get("task_errors", {}))
         self._slices = slices
         if self.accelerator.is_main_process:

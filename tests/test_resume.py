@@ -146,6 +146,18 @@ def test_step_samples_survive_a_checkpoint(tmp_path):
     assert load_rollout_state(tmp_path, rank=0) == ({"step": 3}, [])
 
 
+def test_what_was_not_logged_yet_survives_a_checkpoint(make_trainer, tmp_path):
+    """Without a success there is no mean of `turns_to_success`: JSON says null, and the log line is still to come."""
+    trainer = make_trainer()
+    trainer.model.train()
+    trainer._metrics["train"] |= {"episode/turns_to_success": [float("nan"), 3.0], "episode/score": [float("nan")]}
+    save_rollout_state(tmp_path, *trainer.rollout_state(), rank=0, is_main=True)
+    trainer._metrics["train"].clear()
+    trainer.restore_rollout_state(*load_rollout_state(tmp_path, rank=0))
+    trainer.log({"loss": 0.0})
+    assert trainer.state.log_history[-1]["episode/turns_to_success"] == 3.0
+
+
 def test_which_checkpoint(tmp_path):
     for nothing in (None, False, "auto", "false"):
         assert find_checkpoint(nothing, tmp_path) is None

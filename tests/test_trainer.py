@@ -196,6 +196,7 @@ def test_zero_advantages_and_no_kl_change_nothing(make_trainer):
     assert trainer.state.global_step == 3, "a step is a step"
     logs = [log for log in trainer.state.log_history if "update/left_out_fraction" in log]
     assert all(log["update/left_out_fraction"] == 1 and log["update/forwarded_tokens"] == 1 for log in logs)
+    assert not any("entropy" in log or "clip_ratio/low_mean" in log for log in logs), "not 0: nothing was measured"
 
 
 def test_rows_without_an_advantage_are_left_out_and_the_gradient_stays_the_same(make_trainer):
