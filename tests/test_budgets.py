@@ -28,29 +28,31 @@ class Counted:
         body = trainer.accelerator.unwrap_model(trainer.model).base_model
         body.register_forward_pre_hook(self.count_forward, with_kwargs=True)
         trainer.ref_model.base_model.register_forward_pre_hook(self.count_forward, with_kwargs=True)
-        generate, run = trainer.engine.generate, trainer.pool._run
+        fleet = trainer.pool._fleet
+        generate, make_jobs = trainer.engine.generate, fleet._jobs
 
-        def count_generate(prompts, sampling):
+        def count_generate(prompts, sampling, *more):
             self.generate_calls += 1
             self.requests += len(prompts)
             self.rolling_out = True
             try:
-                return generate(prompts, sampling)
+                return generate(prompts, sampling, *more)
             finally:
                 self.rolling_out = False
 
-        def count_run(command, jobs, timeout):
-            if command == "step":
-                self.messages += len(jobs)
-                self.steps += sum(map(len, jobs.values()))
-            return run(command, jobs, timeout)
+        def count_jobs(asked, homes):
+            jobs = make_jobs(asked, homes)
+            steps = [job for of_worker in jobs.values() for job in of_worker if job.command == "step"]
+            self.steps += len(steps)
+            self.messages += len(jobs) if steps else 0
+            return jobs
 
         def count_gather(objects):
             self.gathered += len(pickle.dumps(objects))
             return objects
 
         monkeypatch.setattr(trainer.engine, "generate", count_generate)
-        monkeypatch.setattr(trainer.pool, "_run", count_run)
+        monkeypatch.setattr(fleet, "_jobs", count_jobs)
         for module in MODULES_THAT_GATHER:
             monkeypatch.setattr(module, "gather_object", count_gather)
 
