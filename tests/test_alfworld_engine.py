@@ -82,6 +82,7 @@ def test_texts_and_actions_equal_the_unmemoised_engine(number):
         assert reference == mine
 
 
+@pytest.mark.slow
 @needs_official_games
 def test_walkthroughs_win_every_official_game_through_the_pool():
     manifest = Manifest.scan(OFFICIAL)

@@ -91,8 +91,8 @@ def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, max_steps=4, **options)
     generate, cut = trainer.engine.generate, trainer.cut
 
-    def with_logprobs(prompts, sampling):
-        replies = generate(prompts, sampling)
+    def with_logprobs(prompts, sampling, seeds):
+        replies = generate(prompts, sampling, seeds)
         for reply in replies:
             reply.logprobs = [0.0] * len(reply.ids)
         return replies

@@ -215,6 +215,7 @@ def flex_attention(monkeypatch):
     monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: torch_flex_attention.flex_attention)
 
 
+@pytest.mark.slow
 def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
     options = {"max_completion_length": 4, "beta": 0.1, "max_tokens_per_micro_batch": 300, "packed_row_tokens": 150}
     trainer = make_trainer(LongLetterEnvironment, **options)

@@ -79,7 +79,7 @@ def test_advantages_are_shown_as_they_were_trained(make_trainer, tmp_path):
         trained.append(np.arange(graph.num_steps) / 8 - 0.5)
         return trained[-1]
 
-    make_trainer(advantage_fn=mine, max_steps=1, scale_rewards="none").train()
+    make_trainer(advantage_fn=mine, max_steps=1).train()
     groups = Run(tmp_path / "out").iteration(1)["groups"]
     assert len(groups) == 2 and all(group["stored"] and not group["adds_up"] for group in groups)
     shown = [step["trained"] for group in groups for t in group["trajectories"] for step in t["steps"]]
