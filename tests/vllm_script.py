@@ -106,7 +106,7 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
         if len(differences) < len(trainer.state.log_history) + 1:
             differences.append(largest_difference(trainer))
         replies = generate(prompts, sampling, seeds)
-        endings.extend(trainer.processing_class.decode(reply.ids)[-10:] for reply in replies)
+        endings.extend(trainer.processing_class.decode(reply.ids)[-20:] for reply in replies)
         cache[-1][0] += sum(reply.cached_tokens for reply in replies)
         cache[-1][1] += sum(map(len, prompts))
         return replies
