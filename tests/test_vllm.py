@@ -63,7 +63,7 @@ def test_lora_leaves_the_base_alone_and_replies_stop_at_the_tag(tmp_path):
     check_engine_and_trainer_agree(result)
     assert result["base_change"] == 0, "TRL merges the adapter into the base for each sync"
     assert "</action>" in [ending[-9:] for ending in result["endings"]]
-    assert not [ending for ending in result["endings"] if ending.endswith("</action><|im_end|>")], "it goes on after the tag"
+    assert not [ending for ending in result["endings"] if ending.endswith("</action><|im_end|>")], "it went on"
 
 
 def test_a_panel_is_one_sync_and_its_replies_follow_from_eval_seed_alone(tmp_path):
