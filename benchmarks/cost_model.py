@@ -57,7 +57,7 @@ from costs import (
 from growth import clock, phases, play, workers_cpu
 from phases import make_trainer
 
-from g2po_trl.batch import StepBatch, make_micro_batches
+from g2po_trl.update.batch import StepBatch, make_micro_batches
 
 FITS: dict[str, tuple[tuple[Callable[[Work, UnitCosts], float], ...], tuple[str, ...]]] = {
     "generation": ((generation, waiting), ("prompt_token", "generated_token", "decode_pass")),

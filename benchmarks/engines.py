@@ -33,8 +33,8 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from g2po_envs.alfworld import ALFWORLD_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.generation import ContinuousBatchingEngine, TransformersEngine
-from g2po_trl.vllm_engine import VLLMEngine
+from g2po_trl.rollout.generation import ContinuousBatchingEngine, TransformersEngine
+from g2po_trl.rollout.vllm_engine import VLLMEngine
 
 ENGINES = {
     "transformers": TransformersEngine,

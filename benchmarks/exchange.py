@@ -19,8 +19,8 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from g2po_trl.batch import StepBatch, make_micro_batches
-from g2po_trl.exchange import cut_over_ranks
+from g2po_trl.update.batch import StepBatch, make_micro_batches
+from g2po_trl.update.exchange import cut_over_ranks
 
 REPLY = 150
 

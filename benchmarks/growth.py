@@ -43,7 +43,7 @@ from phases import make_trainer, update
 
 from g2po_envs.alfworld import AlfworldEnvironment, Manifest
 from g2po_trl import EnvironmentPool, G2POTrainer, StateGraph, StepResult, Trajectory, g2po
-from g2po_trl.batch import StepBatch
+from g2po_trl.update.batch import StepBatch
 
 SIZES, TURNS, LIMIT = (1, 2, 4, 8), (10, 20, 40), 0.15
 Groups = list[list[Trajectory]]

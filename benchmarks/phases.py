@@ -57,10 +57,10 @@ from g2po_envs.alfworld import (
 )
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
-from g2po_trl.attention import MASKED
-from g2po_trl.batch import StepBatch, loss_scale
-from g2po_trl.encoding import ChatEncoder
-from g2po_trl.packing import make_packs
+from g2po_trl.rollout.encoding import ChatEncoder
+from g2po_trl.update.attention import MASKED
+from g2po_trl.update.batch import StepBatch, loss_scale
+from g2po_trl.update.packing import make_packs
 
 SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, vocabulary
     "0.5b": (896, 4864, 24, 14, 2, 151936),

@@ -14,7 +14,7 @@ from pathlib import Path
 from g2po_trl.json_text import write_json
 from g2po_trl.report import keys
 from g2po_trl.report.analysis import Iteration, load_iterations
-from g2po_trl.run_description import read_run
+from g2po_trl.runs.run_description import read_run
 
 KEYS = {
     "the run's own key": lambda steps, place: steps[place].key,

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from .credit.graph import StateGraph, TrajectoryRecord
     from .credit.rivals import crbc, graphgpo, hgpo
     from .credit.state_keys import NormalisedKey
-    from .environment import Observation, StepResult, TextEnvironment
-    from .environment_check import check_environment
-    from .environment_pool import EnvironmentPool
-    from .persistence import HubError
+    from .environments.checks import check_environment
+    from .environments.contract import Observation, StepResult, TextEnvironment
+    from .environments.pool import EnvironmentPool
+    from .environments.tools import ToolEnvironment
     from .ppo import PPOConfig, PPOTrainer
-    from .prompting import PromptTemplate
-    from .tool_environment import ToolEnvironment
+    from .rollout.prompting import PromptTemplate
+    from .runs.persistence import HubError
     from .trainer import G2POTrainer
     from .trajectory import Step, Trajectory, read_jsonl, write_jsonl
 
@@ -39,14 +39,14 @@ _MODULE_OF = {
     "graphgpo": "credit.rivals",
     "hgpo": "credit.rivals",
     "crbc": "credit.rivals",
-    "TextEnvironment": "environment",
-    "Observation": "environment",
-    "StepResult": "environment",
-    "ToolEnvironment": "tool_environment",
-    "check_environment": "environment_check",
-    "EnvironmentPool": "environment_pool",
-    "PromptTemplate": "prompting",
-    "HubError": "persistence",
+    "TextEnvironment": "environments.contract",
+    "Observation": "environments.contract",
+    "StepResult": "environments.contract",
+    "ToolEnvironment": "environments.tools",
+    "check_environment": "environments.checks",
+    "EnvironmentPool": "environments.pool",
+    "PromptTemplate": "rollout.prompting",
+    "HubError": "runs.persistence",
     "NormalisedKey": "credit.state_keys",
     "G2POConfig": "config",
     "G2POTrainer": "trainer",

@@ -28,15 +28,15 @@ from statistics import median
 from typing import Any
 
 from .credit.graph import StateGraph
-from .environment import Observation, StepResult, TextEnvironment
-from .environment_check import (
+from .environments.checks import (
     check_environment,
     check_task_columns,
     checked_step,
     factory_name,
 )
-from .environment_pool import EnvironmentFailure, EnvironmentPool
-from .tool_environment import ToolEnvironment, random_call, text_environment_factory
+from .environments.contract import Observation, StepResult, TextEnvironment
+from .environments.pool import EnvironmentFailure, EnvironmentPool
+from .environments.tools import ToolEnvironment, random_call, text_environment_factory
 from .trajectory import Step, Trajectory
 
 LEVELS = ("broken", "doubtful", "good")

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from trl import GRPOConfig
 
 from .credit.state_keys import IGNORABLE
-from .packing import LAYOUTS
-from .sample_table import BACKENDS
+from .runs.sample_table import BACKENDS
+from .update.packing import LAYOUTS
 
 # GRPO options without a meaning here: field -> (the only value that means "not used", why). Set otherwise, they are
 # refused: an option that is accepted and ignored costs its user a run.
@@ -98,8 +98,8 @@ class G2POConfig(GRPOConfig):
             the same is in docs/evaluation.md.
         max_tokens_per_micro_batch: tokens in one forward pass, padding included.
         token_layout: how step samples pass through the model; the loss and its gradient are the same. `"shared"`:
-            what they have in common once, see `g2po_trl.packing`. `"packed"`: end to end. `"padded"`: one row each,
-            which is also taken when the model's attention does not allow the others.
+            what they have in common once, see `g2po_trl.update.packing`. `"packed"`: end to end. `"padded"`: one row
+            each, which is also taken when the model's attention does not allow the others.
         packed_row_tokens: tokens of a packed row; its attention costs as their square. `None`: by the model's size.
             Several processes take shorter ones where a slice would not give each of them eight.
         generation_batch_tokens: padded tokens, of prompts and the longest replies, in one generate call of a process.

@@ -44,17 +44,23 @@ from .agents import (
 )
 from .agents.chat import ChatError, LocalChat, ServerChat, TokenBudgetSpentError, VLLMChat
 from .check import load
-from .environment import TextEnvironment
-from .environment_check import check_task_columns, is_score
-from .environment_pool import EnvironmentPool
-from .evaluate_arguments import ENVIRONMENTS, parse
-from .evaluation import summarize
-from .fingerprint import fingerprint_code, fingerprint_data, fingerprint_files, fingerprint_prompt, fingerprint_weights
+from .environments.checks import check_task_columns, is_score
+from .environments.contract import TextEnvironment
+from .environments.pool import EnvironmentPool
+from .environments.tasks import Panel, read_tasks
+from .environments.tools import TOOL_PROMPT, is_tool_environment, text_environment_factory
 from .json_text import to_json, write_json
-from .prompting import PromptTemplate
-from .run_description import installed_versions, load_object, load_prompt
-from .tasks import Panel, read_tasks
-from .tool_environment import TOOL_PROMPT, is_tool_environment, text_environment_factory
+from .rollout.prompting import PromptTemplate
+from .runs.evaluate_arguments import ENVIRONMENTS, parse
+from .runs.evaluation import summarize
+from .runs.fingerprint import (
+    fingerprint_code,
+    fingerprint_data,
+    fingerprint_files,
+    fingerprint_prompt,
+    fingerprint_weights,
+)
+from .runs.run_description import installed_versions, load_object, load_prompt
 from .trajectory import Trajectory
 
 

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .environment import Observation, StepResult, TextEnvironment
-from .environment_check import factory_name
-from .environment_pool import EnvironmentFailure, EnvironmentPool
-from .environment_process import withheld_variables
-from .tool_environment import is_tool_environment, text_environment_factory
+from .environments.checks import factory_name
+from .environments.contract import Observation, StepResult, TextEnvironment
+from .environments.pool import EnvironmentFailure, EnvironmentPool
+from .environments.process import withheld_variables
+from .environments.tools import is_tool_environment, text_environment_factory
 
 # Open sessions of this process by server: the least loaded is asked first.
 _SESSIONS: Counter[str] = Counter()

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from .callbacks import RolloutBar
 from .credit.state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys
-from .encoding import ChatEncoder
-from .environment import TextEnvironment
-from .environment_pool import EnvironmentPool
-from .generation import make_engine
-from .panel import PanelTrainer
-from .prompting import PromptTemplate
-from .rollout import RolloutStats, run_episodes
-from .sampling import Sampling
-from .task_errors import TaskErrorReport, TaskErrors
-from .tasks import task_id_of
+from .environments.contract import TextEnvironment
+from .environments.pool import EnvironmentPool
+from .environments.tasks import task_id_of
+from .rollout.encoding import ChatEncoder
+from .rollout.generation import make_engine
+from .rollout.player import RolloutStats, run_episodes
+from .rollout.prompting import PromptTemplate
+from .rollout.sampling import Sampling
+from .runs.callbacks import RolloutBar
+from .runs.panel import PanelTrainer
+from .runs.task_errors import TaskErrorReport, TaskErrors
 from .trajectory import Step, Trajectory
 
 

@@ -23,9 +23,9 @@ from trl.trainer.utils import get_config_model_id
 
 from .config import G2POConfig
 from .credit.graph import StateGraph
-from .critic import Critic
 from .trainer import G2POTrainer
 from .trajectory import Trajectory
+from .update.critic import Critic
 
 
 @dataclass

@@ -11,8 +11,8 @@ from transformers import TrainerCallback
 from trl import ModelConfig
 
 from .config import G2POConfig
-from .evaluation import REPORT, before_and_after, format_table
-from .persistence import HubError
+from .runs.evaluation import REPORT, before_and_after, format_table
+from .runs.persistence import HubError
 from .trainer import G2POTrainer
 
 EXIT_NOT_PUSHED = 3

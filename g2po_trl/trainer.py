@@ -26,24 +26,24 @@ from accelerate.utils import gather_object, send_to_device
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, ProgressCallback, Trainer
 
-from .batch import StepBatch, loss_scale, make_micro_batches
-from .callbacks import CollapseStop, IterationLine
-from .chat_template import template_of
 from .config import G2POConfig
+from .credit.estimators import estimator_name, make_estimator
 from .credit.graph import StateGraph, TrajectoryRecord, record
 from .credit.prediction import LambdaChoice
-from .environment import TextEnvironment
-from .estimators import estimator_name, make_estimator
-from .exchange import cut_over_ranks
-from .log_probs import LogProbsTrainer
-from .metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
-from .prompting import DEFAULT_PROMPT, PromptTemplate
-from .rollout import RolloutStats
-from .sample_table import SampleTable
-from .sharding import keep_outputs_exact
-from .tasks import check_datasets, groups_of
-from .tool_environment import TOOL_PROMPT, is_tool_environment, text_environment_factory
+from .environments.contract import TextEnvironment
+from .environments.tasks import check_datasets, groups_of
+from .environments.tools import TOOL_PROMPT, is_tool_environment, text_environment_factory
+from .rollout.chat_template import template_of
+from .rollout.player import RolloutStats
+from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
+from .runs.callbacks import CollapseStop, IterationLine
+from .runs.metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
+from .runs.sample_table import SampleTable
 from .trajectory import Step, Trajectory, note_advantages, write_jsonl
+from .update.batch import StepBatch, loss_scale, make_micro_batches
+from .update.exchange import cut_over_ranks
+from .update.log_probs import LogProbsTrainer
+from .update.sharding import keep_outputs_exact
 
 # TRL 1.16 asks a model for it at every rollout, under the name transformers 5 deprecates: nothing a user could act on.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -66,7 +66,7 @@ class G2POTrainer(LogProbsTrainer):
         eval_dataset: the fixed panel, played once each (`num_generations_eval` times) by `evaluate`.
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`. It is called in
             worker processes, so it must be picklable. A class in TRL's own style (`reset`, tool methods, `get_reward`;
-            no `step`) is taken as it is, see `g2po_trl.tool_environment`.
+            no `step`) is taken as it is, see `g2po_trl.environments.tools`.
         prompt_template: the words around an observation, and the reply's parser.
         advantage_fn: `StateGraph -> array(num_steps)`, in place of `advantage_estimator` and its options.
         state_key: `Step -> str`, what tells states apart, in place of the environment's own key or the observation.

@@ -25,8 +25,8 @@ from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installatio
 from g2po_envs.appworld.environment import STEP_GRACE
 from g2po_envs.appworld.setup import set_up
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.checkpoint import find_checkpoint
 from g2po_trl.recipe import run_recipe, use_model_arguments
+from g2po_trl.runs.checkpoint import find_checkpoint
 
 DEFAULT_CONFIG = Path(__file__).parent / "appworld" / "tiny.yaml"
 

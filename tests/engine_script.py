@@ -8,8 +8,8 @@ import torch
 from accelerate import Accelerator
 from trl.generation.vllm_generation import VLLMGeneration
 
-from g2po_trl.sampling import Sampling
-from g2po_trl.vllm_engine import VLLMEngine
+from g2po_trl.rollout.sampling import Sampling
+from g2po_trl.rollout.vllm_engine import VLLMEngine
 
 
 class EchoServer:

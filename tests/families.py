@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from trl.trainer.utils import add_fused_lm_head
 
-from g2po_trl.packing import Pack, lay_out, make_packs, packed_log_probs
+from g2po_trl.update.packing import Pack, lay_out, make_packs, packed_log_probs
 
 WINDOW = 16
 VOCABULARY = 384
@@ -90,7 +90,7 @@ class Family:
             for name, parameter in model.named_parameters():  # zeros and ones would hide what a bias or a norm does
                 if parameter.ndim < 2 or "position" in name:
                     parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-        if model.base_model is model:  # see `g2po_trl.layout`
+        if model.base_model is model:  # see `g2po_trl.update.layout`
             model.base_model_prefix = "model"
         return model.eval()
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 from g2po_trl import Observation, PromptTemplate, StepResult, TextEnvironment
-from g2po_trl.prompting import ParsedReply
+from g2po_trl.rollout.prompting import ParsedReply
 
 
 def parse_letter(reply, prompt_end=""):

@@ -20,7 +20,7 @@ from letter_trainer import make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer, Step, Trajectory
-from g2po_trl.rollout import RolloutStats
+from g2po_trl.rollout.player import RolloutStats
 
 PRECISIONS = {
     "float32": (torch.float32, False),

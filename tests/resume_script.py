@@ -8,7 +8,7 @@ import torch
 from letter_environment import LongLetterEnvironment
 from letter_trainer import TASKS, make_letter_trainer
 
-from g2po_trl import persistence
+from g2po_trl.runs import persistence
 
 if __name__ == "__main__":
     model, output, resume = sys.argv[1:]

@@ -14,8 +14,8 @@ import pytest
 
 from g2po_trl import Observation, read_jsonl
 from g2po_trl.agents import ChatSettings, ReActAgent, ReflexionAgent, TokenBudget, TokenBudgetSpentError
-from g2po_trl.episodes import Episode
 from g2po_trl.evaluate import format_rows, main, parse
+from g2po_trl.rollout.episodes import Episode
 from g2po_trl.trajectory import Trajectory
 
 HERE = Path(__file__).parent

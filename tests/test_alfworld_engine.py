@@ -12,7 +12,7 @@ pytest.importorskip("alfworld")
 
 from g2po_envs.alfworld import AlfworldEnvironment, Manifest
 from g2po_envs.alfworld.engine import NOTHING_HAPPENS, Game, GameCache, Session, read_game
-from g2po_trl.environment_pool import EnvironmentPool
+from g2po_trl.environments.pool import EnvironmentPool
 
 OFFICIAL = Path(__file__).parents[2] / "shared" / "data" / "alfworld" / "json_2.1.1"
 needs_official_games = pytest.mark.skipif(not OFFICIAL.is_dir(), reason=f"no official games in {OFFICIAL}")

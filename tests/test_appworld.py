@@ -20,7 +20,7 @@ from g2po_envs.appworld.environment import called_functions
 from g2po_envs.appworld.prompts import parse_think_code
 from g2po_envs.appworld.server import AppworldServer, AppworldServerError, evaluation
 from g2po_trl import EnvironmentPool, Observation, StepResult
-from g2po_trl.environment_pool import EnvironmentFailure
+from g2po_trl.environments.pool import EnvironmentFailure
 
 ROOT = Path(__file__).parents[1]
 INSTALLATION = Installation(str(ROOT / ".venv-appworld"))

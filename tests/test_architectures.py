@@ -16,8 +16,8 @@ from peft import LoraConfig
 from transformers import AutoTokenizer
 from trl.trainer.utils import add_fused_lm_head
 
-from g2po_trl import attention, packing
-from g2po_trl.attention import why_padded
+from g2po_trl.update import attention, packing
+from g2po_trl.update.attention import why_padded
 
 # Between them: a mask for all layers, by layer, chunks, absolute positions, no positions, convolutions, a recurrence.
 FAST = ("Mistral with a window", "Gemma-3", "Llama 4", "GPT-2", "Bloom", "LFM2", "Granite 4, hybrid")

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from g2po_trl.batch import StepBatch, loss_scale
-from g2po_trl.planning import deal_rows, imbalance, plan_micro_batches
 from g2po_trl.trajectory import Step, Trajectory
+from g2po_trl.update.batch import StepBatch, loss_scale
+from g2po_trl.update.planning import deal_rows, imbalance, plan_micro_batches
 
 
 def batch_of(lengths):

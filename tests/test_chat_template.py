@@ -6,9 +6,9 @@ from test_encoding import trained, words_of
 from tokenizers import normalizers, processors
 from transformers import AutoProcessor, AutoTokenizer, Gemma3ImageProcessor, Gemma3Processor, PreTrainedTokenizerFast
 
-from g2po_trl.chat_template import ChatTemplate
-from g2po_trl.encoding import ChatEncoder
-from g2po_trl.prompting import DEFAULT_PROMPT, PromptTemplate
+from g2po_trl.rollout.chat_template import ChatTemplate
+from g2po_trl.rollout.encoding import ChatEncoder
+from g2po_trl.rollout.prompting import DEFAULT_PROMPT, PromptTemplate
 
 # Templates in the manner of the families that they are named after; the wording and the tokens are these tests' own.
 ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

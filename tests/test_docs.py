@@ -13,7 +13,7 @@ from letter_environment import ScoredLetterEnvironment
 from letter_trainer import make_letter_trainer
 
 from g2po_trl import read_jsonl
-from g2po_trl.evaluation import summarize
+from g2po_trl.runs.evaluation import summarize
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

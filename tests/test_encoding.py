@@ -11,10 +11,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import EnvironmentPool, PromptTemplate, encoding
-from g2po_trl.encoding import ChatEncoder, word_cuts
-from g2po_trl.generation import Reply
-from g2po_trl.prompting import parse_plain
-from g2po_trl.rollout import run_episodes
+from g2po_trl.rollout.encoding import ChatEncoder, word_cuts
+from g2po_trl.rollout.generation import Reply
+from g2po_trl.rollout.player import run_episodes
+from g2po_trl.rollout.prompting import parse_plain
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -4,7 +4,7 @@ import pytest
 from letter_environment import LetterEnvironment
 
 from g2po_trl import Observation, StepResult, TextEnvironment, check_environment
-from g2po_trl.environment_check import EnvironmentContractError, check_task_columns
+from g2po_trl.environments.checks import EnvironmentContractError, check_task_columns
 
 
 class Good(TextEnvironment):

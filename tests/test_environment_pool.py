@@ -6,8 +6,8 @@ from letter_environment import LetterEnvironment
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, Step, StepResult, read_jsonl, write_jsonl
-from g2po_trl.environment_check import EnvironmentContractError
-from g2po_trl.episodes import Episode
+from g2po_trl.environments.checks import EnvironmentContractError
+from g2po_trl.rollout.episodes import Episode
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from g2po_trl import Step, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.agents import ChatSettings
 from g2po_trl.agents.chat import LocalChat
+from g2po_trl.environments.tasks import Panel
 from g2po_trl.evaluate import load_panel, main, parse, played_by, row_of
-from g2po_trl.run_description import load_object
-from g2po_trl.tasks import Panel
+from g2po_trl.runs.run_description import load_object
 from g2po_trl.view.__main__ import main as view
 
 GAME = '''
@@ -202,7 +202,7 @@ def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, mod
             main([*given, *more])
 
     prompt = game / "prompt.py"
-    prompt.write_text("from g2po_trl.prompting import PromptTemplate\nP = PromptTemplate('{observation}', 'x')\n")
+    prompt.write_text("from g2po_trl import PromptTemplate\nP = PromptTemplate('{observation}', 'x')\n")
     refused("--prompt", f"{prompt}:P", match="another evaluation .prompt '")
     refused("--engine-options", '{"dtype": "bfloat16"}', match="another evaluation .engine_options")
     refused("--chat-template-kwargs", '{"enable_thinking": false}', match="another evaluation .chat_template_kwargs")
@@ -223,7 +223,7 @@ def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, mod
 
 def test_the_environments_code_is_part_of_an_evaluation(game, model):
     def code():
-        from g2po_trl.fingerprint import fingerprint_code
+        from g2po_trl.runs.fingerprint import fingerprint_code
 
         return fingerprint_code(functools.partial(load_object({"import": f"{game / 'helped.py'}:Game"})))
 

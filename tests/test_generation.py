@@ -13,11 +13,11 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from g2po_trl import G2POConfig, vllm_engine
-from g2po_trl.generation import Engine
-from g2po_trl.importance import SamplingStatistics, importance_ratio
-from g2po_trl.rollout import RolloutStats
-from g2po_trl.sampling import Sampling, generate_batch, generation_config
-from g2po_trl.vllm_engine import VLLMEngine
+from g2po_trl.rollout.generation import Engine
+from g2po_trl.rollout.player import RolloutStats
+from g2po_trl.rollout.sampling import Sampling, generate_batch, generation_config
+from g2po_trl.rollout.vllm_engine import VLLMEngine
+from g2po_trl.update.importance import SamplingStatistics, importance_ratio
 
 
 def prompts_of(trainer, *texts):

@@ -12,9 +12,9 @@ from test_packing import rollout_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
-from g2po_trl import attention
-from g2po_trl.batch import StepBatch
-from g2po_trl.packing import _only, default_row_tokens, lay_out, make_packs
+from g2po_trl.update import attention
+from g2po_trl.update.batch import StepBatch
+from g2po_trl.update.packing import _only, default_row_tokens, lay_out, make_packs
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_longer_sequences_are_looked_at_again(make_family_trainer, monkeypatch, 
     trainer = make_family_trainer("Mistral with a window")
     monkeypatch.setattr(attention, "reaches", lambda config: attention.Reach())
     if not known:
-        monkeypatch.setattr("g2po_trl.layout.limits", lambda config: [])
+        monkeypatch.setattr("g2po_trl.update.layout.limits", lambda config: [])
     with caplog.at_level(logging.WARNING):
         assert holds(trainer, [4, 6, 8, 10]) and holds(trainer, [11, 11, 12, 12]) and not caplog.text
         assert not holds(trainer, [18, 19, 20, 20] if known else [22, 23, 24, 24])

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl.generation.vllm_generation import VLLMGeneration
 
-from g2po_trl.merging import merged_parameters
+from g2po_trl.rollout.merging import merged_parameters
 
 SIZES = {
     "vocab_size": 64,

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2po_trl import ordering
-from g2po_trl.batch import StepBatch, make_micro_batches
-from g2po_trl.exchange import cut_over_ranks
-from g2po_trl.ordering import Ordering, order_over_ranks
-from g2po_trl.packing import common_prefix
+from g2po_trl.update import ordering
+from g2po_trl.update.batch import StepBatch, make_micro_batches
+from g2po_trl.update.exchange import cut_over_ranks
+from g2po_trl.update.ordering import Ordering, order_over_ranks
+from g2po_trl.update.packing import common_prefix
 
 
 def on_ranks(parts, work):

@@ -6,7 +6,7 @@ import pytest
 from toy_environments import Countdown, Dying, Waiting
 
 from g2po_trl import EnvironmentPool
-from g2po_trl.episodes import play_turns
+from g2po_trl.rollout.episodes import play_turns
 
 
 def play(environment, tasks, act=None, overlap=True, max_turns=4, workers=2, groups=None):

@@ -17,9 +17,9 @@ from transformers.integrations.flex_attention import WrappedFlexAttention
 from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
-from g2po_trl.attention import visible
-from g2po_trl.batch import StepBatch, make_micro_batches
-from g2po_trl.packing import (
+from g2po_trl.update.attention import visible
+from g2po_trl.update.batch import StepBatch, make_micro_batches
+from g2po_trl.update.packing import (
     LAYOUTS,
     common_prefix,
     default_row_tokens,

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import create_model_from_path
 
 from g2po_trl.agents.loading import load_model
-from g2po_trl.model_card import build_model_card
+from g2po_trl.runs.model_card import build_model_card
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 OPTIONS = {"peft_config": LORA, "learning_rate": 1e-2, "beta": 0.1}

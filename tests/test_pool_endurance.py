@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
-from g2po_trl.environment_pool import EnvironmentFailure
+from g2po_trl.environments.pool import EnvironmentFailure
 
 FAULTS = ("raise", "exit", "kill", "hang", "huge", "unicode", "empty", "none", "nan", "leak", "fine")
 WEIGHTS = (4, 1, 1, 1, 1, 4, 4, 2, 2, 2, 78)

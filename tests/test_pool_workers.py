@@ -10,8 +10,8 @@ import pytest
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
-from g2po_trl.environment_placement import FIRST_RESET, RESET, STEP, MeasuredTimes, divided, place_episodes, together
-from g2po_trl.environment_process import withheld_variables
+from g2po_trl.environments.placement import FIRST_RESET, RESET, STEP, MeasuredTimes, divided, place_episodes, together
+from g2po_trl.environments.process import withheld_variables
 
 SCRIPT = """
 import dataclasses, enum

@@ -5,7 +5,7 @@ import pytest
 from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT
 from g2po_envs.appworld.prompts import parse_think_code
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
-from g2po_trl.prompting import (
+from g2po_trl.rollout.prompting import (
     PromptTemplate,
     PromptTooLongError,
     fit_prompt,

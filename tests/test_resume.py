@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 
-from g2po_trl.checkpoint import (
+from g2po_trl.runs.checkpoint import (
     STAGING,
     check_same_run,
     find_checkpoint,

@@ -6,11 +6,11 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment
 from toy_environments import Countdown, Overwhelming
 
 from g2po_trl import EnvironmentPool, PromptTemplate, Trajectory
-from g2po_trl.encoding import ChatEncoder
-from g2po_trl.evaluation import summarize
-from g2po_trl.generation import Reply
-from g2po_trl.prompting import parse_plain
-from g2po_trl.rollout import run_episodes
+from g2po_trl.rollout.encoding import ChatEncoder
+from g2po_trl.rollout.generation import Reply
+from g2po_trl.rollout.player import run_episodes
+from g2po_trl.rollout.prompting import parse_plain
+from g2po_trl.runs.evaluation import summarize
 
 TEMPLATE = PromptTemplate(
     first="{task}|{observation}|{actions}", later="{task}|{history}|{observation}|{actions}", parse_reply=parse_plain

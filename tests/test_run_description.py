@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from g2po_trl.agents import ChatSettings
-from g2po_trl.evaluate_arguments import parse
 from g2po_trl.openenv import RemoteEnvironment
-from g2po_trl.run_description import describe_object, load_object
+from g2po_trl.runs.evaluate_arguments import parse
+from g2po_trl.runs.run_description import describe_object, load_object
 
 PLAY = {
     **{"max_turns": 3, "history_length": 1, "max_prompt_length": None, "max_completion_length": 9, "top_k": 0},

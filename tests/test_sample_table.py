@@ -10,7 +10,7 @@ import pytest
 from letter_trainer import make_config, make_letter_trainer
 
 from g2po_trl import Step, Trajectory
-from g2po_trl.sample_table import COLUMNS, rows_of, transcript
+from g2po_trl.runs.sample_table import COLUMNS, rows_of, transcript
 
 
 def test_rows_and_transcripts():

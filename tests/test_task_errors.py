@@ -5,7 +5,7 @@ from datasets import Dataset
 from letter_environment import LetterEnvironment
 
 from g2po_trl import TrajectoryRecord
-from g2po_trl.task_errors import TaskErrors
+from g2po_trl.runs.task_errors import TaskErrors
 
 
 def rollout(**outcomes):

@@ -18,14 +18,14 @@ from g2po_trl import (
     ToolEnvironment,
     check_environment,
 )
-from g2po_trl.environment_pool import EnvironmentFailure
-from g2po_trl.prompting import ParsedReply
-from g2po_trl.tool_environment import (
+from g2po_trl.environments.pool import EnvironmentFailure
+from g2po_trl.environments.tools import (
     is_tool_environment,
     parse_tool_calls,
     read_calls,
     text_environment_factory,
 )
+from g2po_trl.rollout.prompting import ParsedReply
 
 
 def call(name, **arguments):

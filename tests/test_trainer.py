@@ -22,8 +22,8 @@ from letter_trainer import TASKS, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
-from g2po_trl.batch import StepBatch, loss_scale
-from g2po_trl.planning import deal_rows
+from g2po_trl.update.batch import StepBatch, loss_scale
+from g2po_trl.update.planning import deal_rows
 
 
 def weights(trainer):

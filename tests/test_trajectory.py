@@ -6,7 +6,7 @@ import pytest
 
 from g2po_trl import Step, Trajectory, read_jsonl, write_jsonl
 from g2po_trl.credit.graph import record
-from g2po_trl.evaluation import summarize
+from g2po_trl.runs.evaluation import summarize
 
 
 def trajectory(task="put a clean mug on the desk – ✓", outcome="success") -> Trajectory:

@@ -12,8 +12,8 @@ from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head, use_adapter
 
-from g2po_trl.importance import MODES
-from g2po_trl.vllm_engine import REQUESTS_AT_A_TIME
+from g2po_trl.rollout.vllm_engine import REQUESTS_AT_A_TIME
+from g2po_trl.update.importance import MODES
 
 # What TRL's loss reads from a micro-batch, and who puts it there.
 WRITTEN_BY_US = {
@@ -40,8 +40,8 @@ def test_keys_the_loss_reads():
     read = set(re.findall(r"""inputs(?:\.get\(|\[)"(\w+)\"""", source)) | set(
         re.findall(r'"(\w+)" (?:not )?in inputs', source)
     )
-    assert read - WRITTEN_BY_US - NOT_USED == set(), "the loss reads keys that g2po_trl.batch does not write"
-    assert WRITTEN_BY_US - read == set(), "g2po_trl.batch writes keys that the loss no longer reads"
+    assert read - WRITTEN_BY_US - NOT_USED == set(), "the loss reads keys that g2po_trl.update.batch does not write"
+    assert WRITTEN_BY_US - read == set(), "g2po_trl.update.batch writes keys that the loss no longer reads"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_attributes_the_trainer_uses():
 
 
 def test_loss_types_are_all_known():
-    from g2po_trl.batch import MICRO_BATCH_TOKEN_MEAN_LOSSES, ROW_MEAN_LOSSES, TOKEN_MEAN_LOSSES
+    from g2po_trl.update.batch import MICRO_BATCH_TOKEN_MEAN_LOSSES, ROW_MEAN_LOSSES, TOKEN_MEAN_LOSSES
 
     source = inspect.getsource(GRPOTrainer._compute_loss).split("Entropy bonus")[0]
     named = set(re.findall(r'"(\w+)"', "".join(re.findall(r"self\.loss_type (?:==|in) (.*):", source))))

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from g2po_trl.tool_environment import BrokenEnvironmentError
+from g2po_trl.environments.tools import BrokenEnvironmentError
 
 
 class Safe:

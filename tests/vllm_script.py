@@ -24,8 +24,8 @@ from transformers import TrainerCallback
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.generation import TransformersEngine
-from g2po_trl.sampling import Sampling
+from g2po_trl.rollout.generation import TransformersEngine
+from g2po_trl.rollout.sampling import Sampling
 
 # Longer than two blocks of vLLM's cache.
 RULES = "Rules: look at each thing you see, go to it, open it, take what you need, and put it where it belongs. " * 7

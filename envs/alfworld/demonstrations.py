@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_trl.environment import Observation, TextEnvironment
+from g2po_trl.environments.contract import Observation, TextEnvironment
 
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _ADJECTIVES = {"clean": "clean", "hot": "heat", "cool": "cool"}

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from g2po_envs.alfworld import engine
 from g2po_envs.alfworld.manifest import Manifest, game_id
-from g2po_trl.environment import Observation, StepResult, TextEnvironment
+from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 
 KEYS = ("released", "memory")
 _CHANGES = ("You heat", "You cool", "You clean", "You turn on")

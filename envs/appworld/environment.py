@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from g2po_envs.appworld.server import AppworldServer, AppworldTimeoutError, Installation, evaluation
-from g2po_trl.environment import Observation, StepResult, TextEnvironment
+from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 
 KEYS = ("output", "output and calls")
 _LONGEST_OUTPUT = 20_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from g2po_trl.prompting import ParsedReply, PromptTemplate, read_after_thought
+from g2po_trl.rollout.prompting import ParsedReply, PromptTemplate, read_after_thought
 
 _FENCE = re.compile(r"^\s*```(?:python)?\s*\n(.*?)\n?```\s*$", re.DOTALL)
 

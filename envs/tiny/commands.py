@@ -13,7 +13,7 @@ from transformers import Qwen2Tokenizer
 from g2po_envs.tiny.demonstration import Demonstration, load, save
 from g2po_envs.tiny.evaluation import play, summarize
 from g2po_envs.tiny.training import Course, Recipe, teach
-from g2po_trl.environment import TextEnvironment
+from g2po_trl.environments.contract import TextEnvironment
 
 
 def make_model(

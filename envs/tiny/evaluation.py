@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from g2po_trl.encoding import ChatEncoder
-from g2po_trl.environment import Observation, StepResult, TextEnvironment
-from g2po_trl.generation import Reply
-from g2po_trl.prompting import PromptTemplate
-from g2po_trl.rollout import run_episodes
+from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
+from g2po_trl.rollout.encoding import ChatEncoder
+from g2po_trl.rollout.generation import Reply
+from g2po_trl.rollout.player import run_episodes
+from g2po_trl.rollout.prompting import PromptTemplate
 from g2po_trl.trajectory import Trajectory
 
 

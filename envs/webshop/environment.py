@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from g2po_envs.webshop.nouns import textblob_nouns
 from g2po_envs.webshop.shop import Shop
 from g2po_envs.webshop.source import ShopSource
-from g2po_trl.environment import Observation, StepResult, TextEnvironment
+from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 
 SEARCH = "search[<your query>]"
 _SEPARATOR = " [SEP] "

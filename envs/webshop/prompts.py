@@ -5,7 +5,7 @@ Replies are read as the released code does.
 
 from __future__ import annotations
 
-from g2po_trl.prompting import ParsedReply, PromptTemplate, parse_as_released
+from g2po_trl.rollout.prompting import ParsedReply, PromptTemplate, parse_as_released
 
 
 def parse_shopping(reply: str, prompt_end: str = "") -> ParsedReply:

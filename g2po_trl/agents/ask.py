@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..episodes import Episode
-from ..prompting import ParsedReply, PromptTemplate, fit_prompt, listed_spelling
-from ..rollout import prompt_contents
+from ..rollout.episodes import Episode
+from ..rollout.player import prompt_contents
+from ..rollout.prompting import ParsedReply, PromptTemplate, fit_prompt, listed_spelling
 from ..trajectory import Trajectory
 from .chat import Conversation
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..encoding import ChatEncoder
 from ..json_text import write_json
+from ..rollout.encoding import ChatEncoder
 from .loading import load_model
 
 Conversation = list[dict[str, str]]
@@ -182,7 +182,7 @@ class LocalChat(ChatModel):
         return replies
 
     def _generate(self, prompts: list[list[int]], settings: ChatSettings) -> list[ChatReply]:
-        from ..sampling import Sampling, generate_batch, generation_config
+        from ..rollout.sampling import Sampling, generate_batch, generation_config
 
         config = generation_config(
             self.tokenizer,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..environment_pool import EnvironmentPool
-from ..episodes import Episode, play_turns
-from ..prompting import PromptTooLongError
-from ..tasks import Panel, task_id_of
+from ..environments.pool import EnvironmentPool
+from ..environments.tasks import Panel, task_id_of
+from ..rollout.episodes import Episode, play_turns
+from ..rollout.prompting import PromptTooLongError
 from ..trajectory import Step, Trajectory, read_jsonl, write_jsonl
 from .ask import Agent
 from .chat import ChatModel, ChatReply, ChatSettings, Conversation, TokenBudget

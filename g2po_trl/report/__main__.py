@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..json_text import write_json
-from ..run_description import read_run
+from ..runs.run_description import read_run
 from . import analysis, keys
 
 SIZES = (1, 2, 4, 8, 16, 32)

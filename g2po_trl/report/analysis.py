@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..credit.graph import StateGraph
-from ..iteration_log import IterationLog
+from ..runs.iteration_log import IterationLog
 from ..trajectory import Trajectory, read_jsonl
 
 

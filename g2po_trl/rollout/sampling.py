@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 if TYPE_CHECKING:
-    from .config import G2POConfig
+    from ..config import G2POConfig
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 
-from .credit.graph import TrajectoryRecord
-from .environment import TextEnvironment
-from .environment_check import check_task_columns
-from .prompting import DEFAULT_PROMPT, PromptTemplate
+from ..credit.graph import TrajectoryRecord
+from ..rollout.prompting import DEFAULT_PROMPT, PromptTemplate
+from .checks import check_task_columns
+from .contract import TextEnvironment
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Panel:
             is written.
         multiline, lower_case: for the same: whether an action may have several lines, and whether it is played in
             lower case (else as listed, regardless of case, or as written).
-        columns: the row of the paper's table: heading -> what `g2po_trl.evaluation.summarize` calls it; a kind of task
-            as "success_rate_by_type/<kind>".
+        columns: the row of the paper's table: heading -> what `g2po_trl.runs.evaluation.summarize` calls it; a kind
+            of task as "success_rate_by_type/<kind>".
         data: what the tasks are made of, e.g. a hash of their files: part of what numbers belong to.
     """
 

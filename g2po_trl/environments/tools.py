@@ -27,8 +27,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .environment import Observation, StepResult, TextEnvironment
-from .prompting import ParsedReply, PromptTemplate
+from ..rollout.prompting import ParsedReply, PromptTemplate
+from .contract import Observation, StepResult, TextEnvironment
 
 _NOT_TOOLS = ("reset", "get_reward", "close")
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .credit.graph import TrajectoryRecord
+from ..credit.graph import TrajectoryRecord
 
 
 class TaskErrors:

@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from .checkpoint import STAGING, check_same_run, clear_staging, find_checkpoint, load_rollout_state, save_rollout_state
-from .tasks import tasks_hash
+from ..environments.tasks import tasks_hash
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.trainer_utils import get_last_checkpoint
 
-from .json_text import write_json
+from ..json_text import write_json
 
 STAGING = "unfinished-checkpoint"
 _STATE = "g2po_state.json"

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .environment import Observation, StepResult
-from .environment_placement import FIRST_RESET, RESET, STEP, MeasuredTimes, least_busy
-from .environment_process import Job, WorkerProcess, how_it_ended
-from .environment_replay import EnvironmentFailure, Episode
+from .contract import Observation, StepResult
+from .placement import FIRST_RESET, RESET, STEP, MeasuredTimes, least_busy
+from .process import Job, WorkerProcess, how_it_ended
+from .replay import EnvironmentFailure, Episode
 
 MAX_ROUNDS = 20  # of one call, each after a worker was lost; then the rest fails too
 MAX_LATE_ROUNDS = 3  # of those in which a time limit passed

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from .config import G2POConfig
+from ..config import G2POConfig
 from .evaluation import REPORT, before_and_after, format_table
 
 PAPER = "https://arxiv.org/abs/2606.22995"

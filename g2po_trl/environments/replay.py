@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .environment_placement import STEP
-from .environment_process import Job
+from .placement import STEP
+from .process import Job
 
 
 @dataclass(frozen=True)

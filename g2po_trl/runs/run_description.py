@@ -21,8 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .check import load
-from .prompting import PromptTemplate
+from ..check import load
+from ..rollout.prompting import PromptTemplate
 
 FILE = "run.json"
 PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets", "vllm")

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from transformers import Trainer
 
+from ..playing import PlayingTrainer
 from .attention import limits, most_places, takes_packed, why_padded
 from .packing import Pack, default_row_tokens, lay_out, packed_log_probs
-from .playing import PlayingTrainer
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 
-from .environment_channel import Channel
+from .channel import Channel
 
 # sys.path goes as an argument: as PYTHONPATH it would go on to every Python that an environment starts.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from g2po_trl.environment_worker import main; main(int(sys.argv[1]), sys.argv[2])"
+    "from g2po_trl.environments.worker import main; main(int(sys.argv[1]), sys.argv[2])"
 )
 _SECRET = re.compile(
     r"(^|_)(TOKENS?|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|PAT|AUTH)($|_)|PASSWORD|(API|ACCESS|SECRET)KEY",

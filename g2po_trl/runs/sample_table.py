@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from .trajectory import Trajectory
+from ..trajectory import Trajectory
 
 BACKENDS = ("trackio", "wandb", "tensorboard")
 COLUMNS = ("iteration", "task", "outcome", "reward", "turns", "transcript")

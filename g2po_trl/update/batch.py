@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..trajectory import Trajectory
 from .ordering import Ordering
 from .packing import Pack, common_prefix, lay_out
 from .planning import MicroBatchPlan, Rows, plan_update
-from .trajectory import Trajectory
 
 # How a TRL loss averages, and so how micro-batches of it add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")

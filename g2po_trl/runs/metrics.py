@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .config import G2POConfig
-from .credit.advantages import edge_advantage, episode_advantage, node_advantage
-from .credit.graph import StateGraph
-from .environment_check import is_score
+from ..config import G2POConfig
+from ..credit.advantages import edge_advantage, episode_advantage, node_advantage
+from ..credit.graph import StateGraph
+from ..environments.checks import is_score
 from .evaluation import summarize
-from .trajectory import Step, Trajectory
+from ..trajectory import Step, Trajectory
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: G2POConfig) -> dict[str, float]:

@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from .config import G2POConfig
-from .credit.advantages import g2po, gigpo, grpo, rloo
-from .credit.graph import StateGraph
-from .credit.rivals import crbc, graphgpo, hgpo
+from ..config import G2POConfig
+from .advantages import g2po, gigpo, grpo, rloo
+from .graph import StateGraph
+from .rivals import crbc, graphgpo, hgpo
 
 
 def make_estimator(args: G2POConfig) -> Callable[[StateGraph], np.ndarray]:

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from .environment_check import is_score
-from .trajectory import Trajectory
+from ..environments.checks import is_score
+from ..trajectory import Trajectory
 
 REPORT = "report"  # name of evaluations of a panel that chose nothing
 

@@ -26,9 +26,9 @@ from typing import Any
 
 import cloudpickle
 
-from .environment import Observation, StepResult
-from .environment_channel import WorkerEnd
-from .environment_check import EnvironmentContractError, checked_observation, checked_step, factory_name
+from .channel import WorkerEnd
+from .checks import EnvironmentContractError, checked_observation, checked_step, factory_name
+from .contract import Observation, StepResult
 
 
 class EpisodeTooLongError(RuntimeError):

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from .environment import Observation, StepResult, TextEnvironment
-from .json_text import plain
+from ..json_text import plain
+from .contract import Observation, StepResult, TextEnvironment
 
 
 class EnvironmentContractError(ValueError):

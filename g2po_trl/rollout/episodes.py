@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from .environment import Observation, StepResult
-from .environment_pool import EnvironmentFailure, EnvironmentPool
-from .trajectory import Step, Trajectory
+from ..environments.contract import Observation, StepResult
+from ..environments.pool import EnvironmentFailure, EnvironmentPool
+from ..trajectory import Step, Trajectory
 
 
 @dataclass

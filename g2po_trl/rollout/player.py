@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from ..environments.pool import EnvironmentPool
+from ..trajectory import Step, Trajectory
 from .encoding import ChatEncoder
-from .environment_pool import EnvironmentPool
 from .episodes import Episode, play_turns
 from .prompting import FittedPrompt, PromptTemplate, PromptTooLongError, fit_prompt
 from .sampling import derived_seed
-from .trajectory import Step, Trajectory
 
 if TYPE_CHECKING:
     from .generation import Reply

@@ -15,12 +15,12 @@ from typing import Any
 
 import cloudpickle
 
-from .environment import Observation, StepResult, TextEnvironment
-from .environment_check import EnvironmentContractError, factory_name
-from .environment_fleet import Fleet, pickled
-from .environment_placement import place_episodes
-from .environment_process import end_all, usable_cores, withheld_variables
-from .environment_replay import EnvironmentFailure, Episode
+from .checks import EnvironmentContractError, factory_name
+from .contract import Observation, StepResult, TextEnvironment
+from .fleet import Fleet, pickled
+from .placement import place_episodes
+from .process import end_all, usable_cores, withheld_variables
+from .replay import EnvironmentFailure, Episode
 
 __all__ = ["EnvironmentFailure", "EnvironmentPool"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import xxhash
 
-from .json_text import to_json
-from .prompting import PromptTemplate
+from ..json_text import to_json
+from ..rollout.prompting import PromptTemplate
 from .run_description import describe_prompt
 
 # What a folder's model is made of: weights, configuration, tokenizer, code of its own. Not optimizers and logs.
