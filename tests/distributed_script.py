@@ -10,7 +10,8 @@ from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvironment
 from letter_trainer import make_config
 
-from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult, generation
+from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult
+from g2po_trl.rollout import generation
 
 
 class FixedLengthEnvironment(LetterEnvironment):

@@ -10,7 +10,8 @@ from toy_environments import Countdown
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import EnvironmentPool, PromptTemplate, encoding
+from g2po_trl import EnvironmentPool, PromptTemplate
+from g2po_trl.rollout import encoding
 from g2po_trl.rollout.encoding import ChatEncoder, word_cuts
 from g2po_trl.rollout.generation import Reply
 from g2po_trl.rollout.player import run_episodes

@@ -12,7 +12,8 @@ from letter_environment import LongLetterEnvironment
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from g2po_trl import G2POConfig, vllm_engine
+from g2po_trl import G2POConfig
+from g2po_trl.rollout import vllm_engine
 from g2po_trl.rollout.generation import Engine
 from g2po_trl.rollout.player import RolloutStats
 from g2po_trl.rollout.sampling import Sampling, generate_batch, generation_config
