@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, IterableDataset
-
 from ..credit.graph import TrajectoryRecord
 from ..rollout.prompting import DEFAULT_PROMPT, PromptTemplate
 from .checks import check_task_columns
@@ -107,6 +105,8 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
     Raises:
         ValueError: when they do not.
     """
+    from datasets import Dataset, IterableDataset  # slow to import, and commands that read a tasks file need none of it
+
     if not isinstance(train_dataset, Dataset) or len(train_dataset) == 0:
         if isinstance(train_dataset, IterableDataset):
             raise ValueError("train_dataset is an IterableDataset: tasks are repeated in groups, pass a Dataset")

@@ -231,11 +231,25 @@ def _disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda one: -one["by"])[:NUM_DISAGREEMENTS]
 
 
+class _FastTokenizer:
+    """Decodes as transformers does, which would take ten seconds to import."""
+
+    def __init__(self, path: Path):
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(path))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
 def _load_tokenizer(folder: Path):
     places = [folder, *sorted(folder.glob("checkpoint-*"))]
     place = next((p for p in places if (p / "tokenizer_config.json").is_file()), None)
     if place is None:
         return None
+    if (place / "tokenizer.json").is_file():
+        return _FastTokenizer(place / "tokenizer.json")
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(place)
