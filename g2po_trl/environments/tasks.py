@@ -105,7 +105,7 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
     Raises:
         ValueError: when they do not.
     """
-    from datasets import Dataset, IterableDataset  # slow to import, and commands that read a tasks file need none of it
+    from datasets import Dataset, IterableDataset  # slow to import, and reading a tasks file needs none of it
 
     if not isinstance(train_dataset, Dataset) or len(train_dataset) == 0:
         if isinstance(train_dataset, IterableDataset):
