@@ -11,8 +11,8 @@ from ..config import G2POConfig
 from ..credit.advantages import edge_advantage, episode_advantage, node_advantage
 from ..credit.graph import StateGraph
 from ..environments.checks import is_score
-from .evaluation import summarize
 from ..trajectory import Step, Trajectory
+from .evaluation import summarize
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: G2POConfig) -> dict[str, float]:

@@ -13,14 +13,14 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from trl.trainer.utils import get_config_model_id
 
-from .evaluation import summarize
+from ..environments.tasks import tasks_hash
 from ..json_text import to_json, write_json
+from ..rollout.sampling import Sampling, derived_seed
+from ..trajectory import Trajectory, write_jsonl
+from .evaluation import summarize
 from .model_card import build_model_card, describe_adapter
 from .persistence import PersistentTrainer
 from .run_description import FILE, describe_run
-from ..rollout.sampling import Sampling, derived_seed
-from ..environments.tasks import tasks_hash
-from ..trajectory import Trajectory, write_jsonl
 
 
 class PanelTrainer(PersistentTrainer):

@@ -17,8 +17,8 @@ from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from .checkpoint import STAGING, check_same_run, clear_staging, find_checkpoint, load_rollout_state, save_rollout_state
 from ..environments.tasks import tasks_hash
+from .checkpoint import STAGING, check_same_run, clear_staging, find_checkpoint, load_rollout_state, save_rollout_state
 
 logger = logging.getLogger(__name__)
 
