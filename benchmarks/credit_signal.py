@@ -143,18 +143,22 @@ def collect(options: argparse.Namespace, folder: Path) -> dict:
 
 def inner_products(folder: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """`GEOMETRY/METHOD/own` and `GEOMETRY/METHOD/REFERENCE` -> (groups, groups)."""
-    store = np.load(folder / "gradients.npy", mmap_mode="r")
-    references = {name: torch.from_numpy(np.array(store[names.index(name)])) for name in (REFERENCE, DISCOUNTED)}
-    root = references[REFERENCE].square().mean(0).sqrt().sqrt()
+
+    def vectors(name: str) -> torch.Tensor:  # opened anew each time: what was read need not stay in memory
+        return torch.from_numpy(np.array(np.load(folder / "gradients.npy", mmap_mode="r")[names.index(name)]))
+
+    root = vectors(REFERENCE).square_().mean(0).sqrt().sqrt()
     scales = {"plain": torch.ones_like(root), "adam": torch.where(root > 0, 1 / root, 0.0)}
+    references = (REFERENCE, DISCOUNTED)
+    scaled = {(of, geometry): vectors(of) * scale for of in references for geometry, scale in scales.items()}
     found = {}
-    for number, name in enumerate(names):
-        vectors = torch.from_numpy(np.array(store[number]))
+    for name in names:
+        gradients = vectors(name)
         for geometry, scale in scales.items():
-            scaled = vectors * scale
-            found[f"{geometry}/{name}/own"] = (scaled @ scaled.T).double().numpy()
-            for reference, others in references.items():
-                found[f"{geometry}/{name}/{reference}"] = (scaled @ (others * scale).T).double().numpy()
+            own = gradients * scale
+            found[f"{geometry}/{name}/own"] = (own @ own.T).double().numpy()
+            for of in references:
+                found[f"{geometry}/{name}/{of}"] = (own @ scaled[of, geometry].T).double().numpy()
     return found
 
 
