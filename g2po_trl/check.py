@@ -14,7 +14,6 @@ is a step, do states repeat so that there is a graph, does chance ever win? Exit
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import random
 import sys
@@ -37,6 +36,7 @@ from .environments.checks import (
 from .environments.contract import Observation, StepResult, TextEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
 from .environments.tools import ToolEnvironment, random_call, text_environment_factory
+from .objects import load
 from .trajectory import Step, Trajectory
 
 LEVELS = ("broken", "doubtful", "good")
@@ -368,30 +368,6 @@ def _outcomes(played: _Played, turns: int) -> list[Finding]:
             )
         ]
     return [Finding("good", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}.")]
-
-
-def load(name: str) -> Callable[[], TextEnvironment]:
-    """`module:Class`, `package.module:function`, `file.py:Class`, or the address of an OpenEnv server.
-
-    Raises:
-        SystemExit: when there is no such thing.
-    """
-    if name.startswith(("http://", "https://")):
-        from .openenv import RemoteEnvironment
-
-        return partial(RemoteEnvironment, [name])
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise SystemExit(f"{name!r} names no environment: write module:Class, e.g. my_game:MyEnvironment")
-    if module.endswith(".py"):
-        sys.path.insert(0, str(Path(module).resolve().parent))
-        module = Path(module).stem
-    else:
-        sys.path.insert(0, "")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise SystemExit(f"{name!r} cannot be loaded: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> None:

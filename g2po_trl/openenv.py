@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         import uvicorn
     except ImportError as error:
         raise SystemExit("serving needs openenv: pip install -e '.[openenv]' in a clone of g2po-trl") from error
-    from .check import load
+    from .objects import load
 
     try:
         app = make_app(load(args.environment), args.max_sessions, args.environment_variables, args.max_turns)
