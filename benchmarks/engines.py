@@ -33,9 +33,14 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from g2po_envs.alfworld import ALFWORLD_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.parts import make_engine
+from g2po_trl.rollout.generation import ContinuousBatchingEngine, TransformersEngine
+from g2po_trl.rollout.vllm_engine import VLLMEngine
 
-ENGINES = {"transformers": "generate", "vllm colocate": "vllm", "continuous batching": "continuous"}
+ENGINES = {
+    "transformers": TransformersEngine,
+    "vllm colocate": VLLMEngine,
+    "continuous batching": ContinuousBatchingEngine,
+}
 
 
 def make_model(folder: Path, hidden_size: int, layers: int) -> Path:
@@ -109,11 +114,11 @@ def measure(folder: Path, options) -> dict:
         prompt_template=ALFWORLD_PROMPT,
     )
     tasks = [row for row in manifest.rows() for _ in range(8)][: options.episodes]
-    engines = {name: make_engine(trainer, ENGINES[name]) for name in options.engines}
+    engines = {name: ENGINES[name](trainer) for name in options.engines}
     seconds, tokens = {name: [] for name in engines}, {}
     for repetition in range(options.repetitions + 1):  # the first compiles and fills caches: not counted
         for name, engine in engines.items():
-            trainer.player.actor.engine = engine
+            trainer.engine = engine
             started = time.perf_counter()
             _, stats = trainer.play(tasks)
             if repetition:

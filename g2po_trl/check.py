@@ -1,19 +1,22 @@
 """What is to be known of an environment before it is trained on, each finding a sentence with its remedy.
 
-    python -m g2po_trl.check module:Environment --task '{"seed": 1}' [--tasks tasks.jsonl] [--episodes 8] [--turns 30]
+    g2po check [environment.py] [--tasks tasks.jsonl]
+    g2po check module:Environment --task '{"seed": 1}' [--episodes 8] [--turns 30]
 
 The environment may be a `TextEnvironment`, a class in TRL's style (random calls are made of its tools then), or the
-address of an OpenEnv server, `http://127.0.0.1:8000`.
+address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 when something is broken.
+`python -m g2po_trl.check` is the same.
 
 `check_environment` says, in this process, whether an environment keeps its contract; `examine` lets worker processes
-with time limits say it, as in training, and plays random episodes besides and says
-whether it will train well: does a task start the same in another process, are admissible actions admissible, how fast
-is a step, do states repeat so that there is a graph, does chance ever win? Exit code 1 when something is broken.
+with time limits say it, as in training, and plays random episodes besides and says whether it will train well: does a
+task start the same in another process, are admissible actions admissible, how fast is a step, do states repeat so that
+there is a graph, does chance ever win?
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import random
 import sys
@@ -36,7 +39,6 @@ from .environments.checks import (
 from .environments.contract import Observation, StepResult, TextEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
 from .environments.tools import ToolEnvironment, random_call, text_environment_factory
-from .objects import load
 from .trajectory import Step, Trajectory
 
 LEVELS = ("broken", "doubtful", "good")
@@ -370,13 +372,61 @@ def _outcomes(played: _Played, turns: int) -> list[Finding]:
     return [Finding("good", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}.")]
 
 
+def load(name: str) -> Callable[[], TextEnvironment]:
+    """`module:Class`, `package.module:function`, `file.py:Class`, or the address of an OpenEnv server.
+
+    Raises:
+        SystemExit: when there is no such thing.
+    """
+    if name.startswith(("http://", "https://")):
+        from .openenv import RemoteEnvironment
+
+        return partial(RemoteEnvironment, [name])
+    module, _, attribute = name.partition(":")
+    if not attribute and not name.endswith(".py"):
+        raise SystemExit(f"{name!r} names no environment: write module:Class, e.g. my_game:MyEnvironment")
+    if module.endswith(".py"):
+        sys.path.insert(0, str(Path(module).resolve().parent))
+        module = Path(module).stem
+    else:
+        sys.path.insert(0, "")
+    try:
+        loaded = importlib.import_module(module)
+        return getattr(loaded, attribute) if attribute else _only_environment(name, loaded)
+    except (ImportError, AttributeError) as error:
+        raise SystemExit(f"{name!r} cannot be loaded: {error}") from error
+
+
+def _only_environment(file: str, module: Any) -> type[TextEnvironment]:
+    found = [
+        one
+        for one in vars(module).values()
+        if isinstance(one, type) and issubclass(one, TextEnvironment) and one.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        names = f"holds {', '.join(one.__name__ for one in found)}" if found else "holds no TextEnvironment"
+        raise SystemExit(f"{file} {names}: write {file}:Class")
+    return found[0]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m g2po_trl.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="g2po check",
+        description=__doc__.partition("\n\n`check_env")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("environment", help="module:Class, file.py:Class, or an OpenEnv server's address")
+    parser.add_argument(
+        "environment",
+        nargs="?",
+        default="environment.py",
+        help="file.py, file.py:Class, module:Class, or an OpenEnv server's address; default: %(default)s",
+    )
     parser.add_argument("--task", action="append", default=[], help="a dataset row as JSON; may be repeated")
-    parser.add_argument("--tasks", type=Path, help="a file with one row a line; the first 5 are played")
+    parser.add_argument(
+        "--tasks",
+        type=Path,
+        help="a file with one row a line; the first 5 are played. Default: tasks.jsonl beside file.py",
+    )
     parser.add_argument("--episodes", type=int, default=8, help="of each task")
     parser.add_argument("--turns", type=int, default=30, help="of an episode, at most")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds a reset or a step may take")
@@ -384,6 +434,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--environment_variables", nargs="*", default=[], help="variables like HF_TOKEN that the environment needs"
     )
     args = parser.parse_args(argv)
+    if args.environment == "environment.py" and not Path(args.environment).is_file():
+        parser.error("there is no environment.py here: name an environment, as file.py or module:Class")
+    beside = Path(args.environment.partition(".py")[0]).with_name("tasks.jsonl")
+    if not args.task and args.tasks is None and ".py" in args.environment and beside.is_file():
+        args.tasks = beside
     lines = [*args.task, *(args.tasks.read_text().splitlines()[:5] if args.tasks else [])]
     try:
         tasks = [json.loads(line) for line in lines if line.strip()]

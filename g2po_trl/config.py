@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from trl import GRPOConfig
 
 from .credit.state_keys import IGNORABLE
+from .installing import how_to_install
 from .runs.sample_table import BACKENDS
 from .update.packing import LAYOUTS
 
@@ -246,7 +247,7 @@ class G2POConfig(GRPOConfig):
             similarity == 1 or find_spec("datasketch") is not None,
             "state_similarity",
             similarity,
-            "below 1 it needs datasketch: pip install -e '.[similarity]' in a clone of g2po-trl",
+            f"below 1 it needs datasketch: {how_to_install('similarity')}",
         )
         self._check_estimator()
         _require(self.max_turns >= 1, "max_turns", self.max_turns, "an episode needs at least 1 turn")

@@ -1,17 +1,4 @@
-"""Evaluate anything: a checkpoint, an adapter, vLLM or a server, by any agent, on any environment.
-
-    python -m g2po_trl.evaluate --model runs/alfworld-tiny --seeds 3
-    python -m g2po_trl.evaluate --model Qwen/Qwen2.5-7B-Instruct --engine vllm --environment webshop --agent react
-    python -m g2po_trl.evaluate --model gpt-4o --base-url https://api.openai.com/v1 --environment alfworld \
-        --panel valid_unseen --agent reflexion --config recipes/agents/reflexion.yaml --max-total-tokens 2000000
-    python -m g2po_trl.evaluate --model MODEL --environment my_game.py:MyGame --tasks tasks.jsonl
-
-Plays every task of the panel once for each seed and prints the row of the paper's table, mean and standard deviation
-over seeds. OUTPUT gets every trajectory, settings and results; the same command again goes on where it was stopped.
-A model in the folder of a training run is evaluated as it was trained (environment, prompt, turns, history, sampling),
-unless flags say otherwise.
-A server's key is taken from the environment variable OPENAI_API_KEY (`--key-variable`) and from nowhere else.
-"""
+"""Evaluate anything: `g2po evaluate --help`, or `python -m g2po_trl.evaluate --help`."""
 
 from __future__ import annotations
 
@@ -42,17 +29,16 @@ from .agents import (
     ReflexionAgent,
     TokenBudget,
 )
-from .agents.chat import ChatError, ServerChat, TokenBudgetSpentError, load_local, load_vllm
+from .agents.chat import ChatError, LocalChat, ServerChat, TokenBudgetSpentError, VLLMChat
+from .check import load
 from .environments.checks import check_task_columns, is_score
 from .environments.contract import TextEnvironment
 from .environments.pool import EnvironmentPool
-from .environments.tasks import read_tasks
-from .environments.tools import is_tool_environment, text_environment_factory
+from .environments.tasks import Panel, read_tasks
+from .environments.tools import TOOL_PROMPT, is_tool_environment, text_environment_factory
 from .json_text import to_json, write_json
-from .objects import load
 from .rollout.prompting import PromptTemplate
-from .rollout.tool_prompt import TOOL_PROMPT
-from .runs.evaluate_arguments import ENVIRONMENTS, parse
+from .runs.evaluate_arguments import DESCRIPTION, ENVIRONMENTS, parse
 from .runs.evaluation import summarize
 from .runs.fingerprint import (
     fingerprint_code,
@@ -61,7 +47,6 @@ from .runs.fingerprint import (
     fingerprint_prompt,
     fingerprint_weights,
 )
-from .runs.panel import Panel
 from .runs.run_description import installed_versions, load_object, load_prompt
 from .trajectory import Trajectory
 
@@ -140,8 +125,8 @@ def make_chat(args: argparse.Namespace) -> ChatModel:
     if args.base_url:
         return ServerChat(args.base_url, args.model, args.key_variable, args.parallel, chat_template_kwargs=template)
     if args.engine == "vllm":
-        return load_vllm(args.model, template, **args.engine_options)
-    return load_local(args.model, args.batch_size, template, **args.engine_options)
+        return VLLMChat(args.model, template, **args.engine_options)
+    return LocalChat(args.model, args.batch_size, template, **args.engine_options)
 
 
 def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -309,7 +294,7 @@ def _keep_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parse(argv, __doc__)
+    args = parse(argv, DESCRIPTION)
     try:
         results = evaluate(args)
     except (ValueError, OSError, ImportError, TokenBudgetSpentError, ChatError) as error:

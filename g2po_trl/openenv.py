@@ -1,6 +1,6 @@
 """Environments on other machines: any OpenEnv server as a `TextEnvironment`, and ours served as OpenEnv servers.
 
-    python -m g2po_trl.openenv my_game.py:MyGame --port 8000            # there
+    g2po serve my_game.py:MyGame --port 8000                                    # there
     environment_factory = partial(RemoteEnvironment, ["http://there:8000"])     # here
 
 A session of a server is one episode after the other, in a worker process of its own there: environments need not be
@@ -23,6 +23,7 @@ from .environments.contract import Observation, StepResult, TextEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
 from .environments.process import withheld_variables
 from .environments.tools import is_tool_environment, text_environment_factory
+from .installing import how_to_install
 
 # Open sessions of this process by server: the least loaded is asked first.
 _SESSIONS: Counter[str] = Counter()
@@ -95,7 +96,7 @@ class RemoteEnvironment(TextEnvironment):
             except _connection_errors() as error:
                 errors.append(f"{self._url}: {error!r}")
                 self._drop(failed=True)
-        raise ConnectionError(f"no server answers ({'; '.join(errors)}): start one with `python -m g2po_trl.openenv`")
+        raise ConnectionError(f"no server answers ({'; '.join(errors)}): start one with `g2po serve`")
 
     def step(self, action: str) -> StepResult:
         """Play an action on the server.
@@ -252,7 +253,7 @@ def _or_raise(result):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m g2po_trl.openenv", description="Serve an environment by OpenEnv.")
+    parser = argparse.ArgumentParser(prog="g2po serve", description="Serve an environment by OpenEnv.")
     parser.add_argument("environment", help="module:Class, or file.py:Class")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on; default: this machine alone")
     parser.add_argument("--port", type=int, default=8000)
@@ -265,8 +266,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         import uvicorn
     except ImportError as error:
-        raise SystemExit("serving needs openenv: pip install -e '.[openenv]' in a clone of g2po-trl") from error
-    from .objects import load
+        raise SystemExit(f"serving needs openenv: {how_to_install('openenv')}") from error
+    from .check import load
 
     try:
         app = make_app(load(args.environment), args.max_sessions, args.environment_variables, args.max_turns)

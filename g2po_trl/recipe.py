@@ -1,21 +1,101 @@
-"""What every recipe does once its trainer is made: write down how, train, evaluate, save, tell, publish."""
+"""What every recipe does: read its arguments; with its trainer, write down how, train, evaluate, save, publish."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import TrainerCallback
-from trl import ModelConfig
+from transformers import TrainerCallback, TrainingArguments
+from trl import GRPOConfig, ModelConfig, TrlParser
 
 from .config import G2POConfig
+from .runs.checkpoint import find_checkpoint
 from .runs.evaluation import REPORT, before_and_after, format_table
-from .runs.hub import HubError
+from .runs.persistence import HubError
 from .trainer import G2POTrainer
 
 EXIT_NOT_PUSHED = 3
+
+
+def parse_arguments(
+    types: Sequence[type],
+    default_config: Path | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    argv: Sequence[str] | None = None,
+) -> tuple[Any, ...]:
+    """The arguments of a recipe: flags, then the file of `--config`, then `defaults`, then those of the dataclasses.
+
+    Args:
+        types: dataclasses, e.g. `(ScriptArguments, G2POConfig, ModelConfig)`; one object of each is returned.
+        default_config: the YAML file that is read without `--config`.
+        argv: default: the command line.
+
+    Raises:
+        SystemExit: after `--help`, and when an argument is not known or has no such value.
+    """
+    argv = [part for word in (sys.argv[1:] if argv is None else argv) for part in _split_config(word)]
+    if "--config" not in argv and default_config is not None:
+        argv += ["--config", str(default_config)]
+    parser = TrlParser(types, allow_abbrev=False)
+    parser.usage = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
+    parser.set_defaults_with_config(**(defaults or {}))
+    if {"-h", "--help"} & set(argv):
+        parser.add_argument("--config", metavar="FILE", help="YAML file with any of these; flags win")
+        _group(parser, types)
+        parser.print_help()
+        raise SystemExit(0)
+    try:
+        *parsed, of_file, unknown = parser.parse_args_and_config(
+            argv, return_remaining_strings=True, separate_remaining_strings=True
+        )
+    except OSError as error:
+        raise SystemExit(f"config is {error.filename!r}, which cannot be read: {error.strerror}") from error
+    for words, where in ((unknown, "flag"), (of_file[::2], "key of the config file")):
+        if words:
+            raise SystemExit(_not_known(parser, words[0], where))
+    return tuple(parsed)
+
+
+def _split_config(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith("--config=") else [word]
+
+
+def _not_known(parser: argparse.ArgumentParser, word: str, where: str) -> str:
+    names = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    near = difflib.get_close_matches(word.partition("=")[0], names, 1)
+    remedy = f"did you mean {near[0]}?" if near else "--help lists all there are"
+    return f"{word} is no {where}: {remedy}" if word.startswith("-") else f"{word!r} belongs to no flag: {remedy}"
+
+
+def _group(parser: argparse.ArgumentParser, types: Sequence[type]) -> None:
+    """Flags under the class that declares them first, ours before TRL's before transformers'."""
+    model = "Model (TRL's ModelConfig)"
+    base = {GRPOConfig: "GRPO (TRL's GRPOConfig)", TrainingArguments: "Training (transformers' TrainingArguments)"}
+    titles = {name: title for owner, title in base.items() for name in _fields(owner)}
+    for owner in types:
+        own = {f.name for f in dataclasses.fields(owner)}
+        if not issubclass(owner, TrainingArguments):
+            titles |= dict.fromkeys(own, model if owner is ModelConfig else "This recipe")
+        else:
+            titles |= dict.fromkeys(own - _fields(GRPOConfig), f"G2PO ({owner.__name__})")
+    ours = sorted({title for title in titles.values() if title.startswith("G2PO")})
+    wanted = ["This recipe", *ours, model, *base.values()]
+    groups = {title: parser.add_argument_group(title) for title in wanted}
+    options = parser._optionals
+    for action in list(options._group_actions):
+        if action.dest in titles:
+            options._group_actions.remove(action)
+            groups[titles[action.dest]]._group_actions.append(action)
+
+
+def _fields(owner: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(owner)}
 
 
 def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
@@ -45,6 +125,7 @@ def run_recipe(
     settings: Mapping[str, Any],
     dataset_name: str | None = None,
     report_dataset: Dataset | None = None,
+    panel: str = "Held-out tasks",
 ) -> None:
     """Train from the start or a checkpoint, evaluate, save the model and its card, print success before and after.
 
@@ -55,6 +136,7 @@ def run_recipe(
         report_dataset: the panel that is reported, played before and after training. Needed where
             `load_best_model_at_end` chooses a checkpoint by its success on the trainer's `eval_dataset`: the largest
             of many numbers is too high on average. `None`: the trainer's panel.
+        panel: what the reported panel is called in the table.
 
     Raises:
         ValueError: when a checkpoint would be chosen and reported on the same panel.
@@ -63,16 +145,15 @@ def run_recipe(
     args = trainer.args
     if args.load_best_model_at_end and report_dataset is None:
         raise ValueError("load_best_model_at_end is True and report_dataset is None: pass another panel to report on")
-    trainer.folder.settings = settings
+    trainer.run_settings = settings
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
         trainer.close()
-        step = trainer.state.global_step
-        message = f"\nStopped at step {step}. The same command with --resume_from_checkpoint auto goes on."
-        print(message, file=sys.stderr)
+        if trainer.accelerator.is_main_process:
+            print(f"\n{_how_to_go_on(trainer)}", file=sys.stderr)
         raise SystemExit(130) from None
     if report_dataset is None:
         trainer.evaluate()
@@ -83,8 +164,8 @@ def run_recipe(
     trainer.save_state()
     trainer.create_model_card(dataset_name=dataset_name)
     if trainer.accelerator.is_main_process:
-        before, after = before_and_after(trainer.folder.evaluations)
-        print(f"\nHeld-out tasks, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
+        before, after = before_and_after(trainer.evaluations)
+        print(f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
         print(format_table({"after": after} if before is after else {"before": before, "after": after}))
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")
     trainer.close()
@@ -98,3 +179,12 @@ def run_recipe(
     trainer.accelerator.end_training()  # threads of a process group that is still there may abort Python as it exits
     if exit_code:
         sys.exit(exit_code)
+
+
+def _how_to_go_on(trainer: G2POTrainer) -> str:
+    """What a run that was stopped leaves, and the next command."""
+    args, step = trainer.args, trainer.state.global_step
+    checkpoint = find_checkpoint("auto", args.output_dir) if args.save_strategy != "no" else None
+    if checkpoint is None:
+        return f"Stopped at step {step}, before the first checkpoint (save_steps): the same command starts again."
+    return f"Stopped at step {step}. The same command with --resume_from_checkpoint auto continues from {checkpoint}."

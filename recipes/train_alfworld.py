@@ -11,7 +11,6 @@ Hub did not take the model.
 """
 
 import os
-import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
@@ -20,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from datasets import Dataset
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.alfworld import (
     ALFWORLD_COMPACT_PROMPT,
@@ -34,7 +33,7 @@ from g2po_envs.alfworld.games import report_games
 from g2po_envs.alfworld.official import PREFIX, official_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.recipe import run_recipe, use_model_arguments
+from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
 from g2po_trl.runs.checkpoint import find_checkpoint
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
@@ -131,9 +130,7 @@ def main(
     trainer_class: type[G2POTrainer] = G2POTrainer,
     default_config: Path = DEFAULT_CONFIG,
 ) -> None:
-    if not any(flag == "--config" or flag.startswith("--config=") for flag in sys.argv):
-        sys.argv += ["--config", str(default_config)]
-    script_args, args, model_args = TrlParser((ScriptArguments, config_class, ModelConfig)).parse_args_and_config()
+    script_args, args, model_args = parse_arguments((ScriptArguments, config_class, ModelConfig), default_config)
     if script_args.prompt not in PROMPTS:
         raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
     if script_args.key not in KEYS:

@@ -10,7 +10,6 @@ Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag a
 """
 
 import os
-import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the worlds' cores
 
@@ -19,13 +18,13 @@ from functools import partial
 from pathlib import Path
 
 from datasets import Dataset
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installation
 from g2po_envs.appworld.environment import STEP_GRACE
 from g2po_envs.appworld.setup import set_up
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.recipe import run_recipe, use_model_arguments
+from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
 from g2po_trl.runs.checkpoint import find_checkpoint
 
 DEFAULT_CONFIG = Path(__file__).parent / "appworld" / "tiny.yaml"
@@ -55,9 +54,7 @@ class ScriptArguments:
 
 
 def main() -> None:
-    if not any(flag == "--config" or flag.startswith("--config=") for flag in sys.argv):
-        sys.argv += ["--config", str(DEFAULT_CONFIG)]
-    script_args, args, model_args = TrlParser((ScriptArguments, G2POConfig, ModelConfig)).parse_args_and_config()
+    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), DEFAULT_CONFIG)
 
     # data
     folder = Path(script_args.appworld).expanduser()

@@ -9,7 +9,6 @@ Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag a
 """
 
 import os
-import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
@@ -18,13 +17,13 @@ from functools import partial
 from pathlib import Path
 
 from datasets import Dataset
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.webshop import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT, ShopSource, WebshopEnvironment
 from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.recipe import run_recipe, use_model_arguments
+from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
 from g2po_trl.runs.checkpoint import find_checkpoint
 
 DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
@@ -63,9 +62,7 @@ def choose(name: str, value: str, choices: dict):
 
 
 def main() -> None:
-    if not any(flag == "--config" or flag.startswith("--config=") for flag in sys.argv):
-        sys.argv += ["--config", str(DEFAULT_CONFIG)]
-    script_args, args, model_args = TrlParser((ScriptArguments, G2POConfig, ModelConfig)).parse_args_and_config()
+    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), DEFAULT_CONFIG)
     prompt = choose("prompt", script_args.prompt, PROMPTS)
     nouns = choose("nouns", script_args.nouns, NOUNS)
 

@@ -1,7 +1,9 @@
 """Every configuration of the recipes is read, and the paper's ones say what the paper says."""
 
+import dataclasses
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import programs
@@ -13,7 +15,8 @@ pytest.importorskip("alfworld")
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from g2po_trl import G2POConfig
-from g2po_trl.recipe import run_recipe
+from g2po_trl.cli.train import _VALUES, HELP
+from g2po_trl.recipe import parse_arguments, run_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -95,7 +98,7 @@ def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_
     with pytest.raises(ValueError, match="report_dataset is None: pass another panel"):
         run_recipe(trainer, None, {})
     run_recipe(trainer, None, {}, report_dataset=TASKS.select(range(3, 7)))
-    names = [(entry["name"], entry["step"], entry["episodes"]) for entry in trainer.folder.evaluations]
+    names = [(entry["name"], entry["step"], entry["episodes"]) for entry in trainer.evaluations]
     assert names == [("report", 0, 4), ("eval", 1, 3), ("eval", 2, 3), ("report", 2, 4)]
     assert "Held-out tasks, 4 episodes" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
@@ -110,6 +113,73 @@ def test_adapters_on_one_gpu(tmp_path, name):
     assert (peft_config.r, peft_config.lora_dropout, peft_config.target_modules) == (64, 0.0, "all-linear")
     assert args.use_vllm and args.vllm_max_model_length == 2048 + 512
     assert args.load_best_model_at_end and args.save_steps == args.optimizer_steps_per_iteration
+
+
+def test_the_short_help_names_flags_that_exist():
+    known = {"--debug", "--help-all", "--model", *_VALUES}
+    for environment in ("alfworld", "webshop", "appworld", "environment"):
+        for config in (load_recipe(environment).ScriptArguments, G2POConfig, ModelConfig):
+            known |= {f"--{field.name}" for field in dataclasses.fields(config)}
+    named = set(re.findall(r"--[a-z][a-z0-9_-]*", HELP))
+    assert len(named) > 40 and named <= known
+
+
+def test_arguments_of_a_recipe(tmp_path, capsys):
+    types = (load_recipe("environment").ScriptArguments, G2POConfig, ModelConfig)
+    config = tmp_path / "config.yaml"
+    config.write_text("gamma: 0.5\nbeta: 0.25\n")
+    cpu = {"use_cpu": True, "bf16": False, "beta": 0.75, "output_dir": str(tmp_path)}
+    for flags in (["--config", str(config)], [f"--config={config}"]):
+        script, args, model = parse_arguments(types, None, cpu, ["--tasks", "t", "--lora_r", "3", *flags])
+        assert (script.tasks, args.gamma, args.beta, model.lora_r) == ("t", 0.5, 0.25, 3), "the file before defaults"
+    assert parse_arguments(types, config, cpu, ["--beta", "0"])[1].beta == 0
+    for flags, text in (
+        (["--gama", "1"], "--gama is no flag: did you mean --gamma?"),
+        (["--gamm", "1"], "--gamm is no flag: did you mean --gamma?"),
+        (["stray"], "'stray' belongs to no flag: --help lists all there are"),
+        (["--config", str(tmp_path / "none.yaml")], "none.yaml', which cannot be read: No such file"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(text)):
+            parse_arguments(types, None, cpu, flags)
+    config.write_text("num_generation: 8\n")
+    with pytest.raises(SystemExit, match="--num_generation is no key of the config file: did you mean --num_gen"):
+        parse_arguments(types, config, cpu, [])
+    with pytest.raises(SystemExit) as exit_:
+        parse_arguments(types, None, cpu, ["--help"])
+    assert not exit_.value.code
+    shown = capsys.readouterr().out
+    titles = ["This recipe", "G2PO (G2POConfig)", "Model (TRL's ModelConfig)", "GRPO (TRL's GRPOConfig)", "Training ("]
+    at = [shown.index(f"\n{title}") for title in titles]
+    assert at == sorted(at)
+    for flag, group in (
+        ("--tasks", 0),
+        ("--value_lambda", 1),
+        ("--lora_r", 2),
+        ("--num_generations", 3),
+        ("--seed", 4),
+    ):
+        assert [*at, len(shown)][group] < shown.index(f"\n  {flag}") < [*at, len(shown)][group + 1], flag
+
+
+@pytest.mark.parametrize(
+    ("flags", "trained", "held_out"),
+    [([], 8, 2), (["--num_eval_tasks", "3"], 7, 3), (["--eval_tasks", "TASKS"], 10, 10)],
+)
+def test_tasks_of_an_environment_of_ones_own(tmp_path, flags, trained, held_out):
+    recipe = load_recipe("environment")
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps({"seed": i}) + "\n" for i in range(10)))
+    flags = [str(path) if flag == "TASKS" else flag for flag in flags]
+    (script,) = parse_arguments((recipe.ScriptArguments,), argv=["--tasks", str(path), *flags])
+    train, held = recipe.load_tasks(script)
+    assert (len(train), len(held), held[-1]) == (trained, held_out, {"seed": 9})
+    for number in (0, 10):
+        script.num_eval_tasks, script.eval_tasks = number, None
+        with pytest.raises(ValueError, match=f"num_eval_tasks is {number} and .* has 10 tasks: hold out at least 1"):
+            recipe.load_tasks(script)
+    path.write_text("")
+    with pytest.raises(ValueError, match="hold out at least 1"):
+        recipe.load_tasks(script)
 
 
 def test_the_default(tmp_path):

@@ -144,9 +144,7 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
     try:
         from datasketch import MinHash, MinHashLSH
     except ImportError as error:
-        raise ImportError(
-            "state_similarity below 1 needs datasketch: pip install -e '.[similarity]' in a clone of g2po-trl"
-        ) from error
+        raise ImportError("state_similarity below 1 needs datasketch: pip install datasketch") from error
 
     # Recall matters, so less similar texts are proposed too: the exact comparison finds them out.
     index = MinHashLSH(threshold=0.8 * threshold, num_perm=_PERMUTATIONS, weights=(0.05, 0.95))

@@ -1,6 +1,6 @@
 """The paper's analyses of a run.
 
-    python -m g2po_trl.report RUN [--output RUN/report] [--gamma GAMMA]
+    g2po report RUN [--output RUN/report] [--gamma GAMMA]
 
 Reads RUN/trajectories and writes analysis.json and plots: group sizes, how far returns of one state lie apart, turns
 of won episodes, how exact values are beside the paper's assumptions, and the test of the state keys: how well values
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..installing import how_to_install
 from ..json_text import write_json
 from ..runs.run_description import read_run
 from . import analysis, keys
@@ -93,22 +94,22 @@ def summary(rows: list[dict]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m g2po_trl.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="g2po report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="output_dir of a run")
     parser.add_argument("--output", type=Path, help="where to write; default: RUN/report")
     parser.add_argument("--gamma", type=float, help="discount; default: the run's, 0.95 if it does not say")
     args = parser.parse_args(argv)
     try:
+        from . import plots
+    except ImportError as error:
+        raise SystemExit(f"plots need matplotlib: {how_to_install('plots')}") from error
+    try:
         run = read_run(args.run)
         gamma = run.get("trainer", {}).get("gamma", 0.95) if args.gamma is None else args.gamma
         numbers, shown = analyse(args.run, gamma)
     except ValueError as error:
         raise SystemExit(str(error)) from error
-    try:
-        from . import plots
-    except ImportError as error:
-        raise SystemExit("plots need matplotlib: pip install -e '.[plots]' in a clone of g2po-trl") from error
 
     output = args.output or args.run / "report"
     write_json(output / "analysis.json", numbers, indent=1)

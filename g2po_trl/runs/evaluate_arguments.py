@@ -1,10 +1,11 @@
-"""The arguments of `python -m g2po_trl.evaluate`: flags, a YAML file, and what a run was trained with."""
+"""The arguments of `g2po evaluate`: flags, a YAML file, and what a run was trained with."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,20 @@ import yaml
 
 from .run_description import FILE, find_run, read_run
 
+DESCRIPTION = """Evaluate anything: a checkpoint, an adapter, vLLM or a server, by any agent, on any environment.
+
+    g2po evaluate --model runs/alfworld-tiny --seeds 3
+    g2po evaluate --model Qwen/Qwen2.5-7B-Instruct --engine vllm --environment webshop --agent react
+    g2po evaluate --model gpt-4o --base-url https://api.openai.com/v1 --environment alfworld \\
+        --panel valid_unseen --agent reflexion --config agents/reflexion --max-total-tokens 2000000
+    g2po evaluate --model MODEL --environment my_game.py:MyGame --tasks tasks.jsonl
+
+Plays every task of the panel once for each seed and prints the row of the paper's table, mean and standard deviation
+over seeds. OUTPUT gets every trajectory, settings and results; the same command again goes on where it was stopped.
+A model in the folder of a training run is evaluated as it was trained (environment, prompt, turns, history, sampling),
+unless flags say otherwise.
+A server's key is taken from the environment variable OPENAI_API_KEY (`--key-variable`) and from nowhere else.
+"""
 AGENTS = ("direct", "react", "reflexion")
 _RESTORE = (
     "it was edited, or written by another version of g2po_trl; write there what the run was trained with, or move "
@@ -98,51 +113,63 @@ def _value(part: Mapping[str, Any], name: str, types: tuple[type, ...], file: Pa
 def make_parser(description: str | None = None) -> argparse.ArgumentParser:
     """The parser, with the defaults of a model that is no run's."""
     parser = argparse.ArgumentParser(
-        prog="python -m g2po_trl.evaluate",
+        prog="g2po evaluate",
+        usage="%(prog)s --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]",
         description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=119),
     )
     add = parser.add_argument
-    add("--config", type=Path, help="YAML file with any of these options; flags win")
+    add("--config", metavar="FILE", type=Path, help="YAML file with any of these options; flags win")
+    add("--output", metavar="FOLDER", type=Path, help="default: evaluations/<environment>-<agent>-<model>")
+    add("--overwrite", action="store_true", help="delete the evaluation that the output folder holds")
+    add("--seeds", metavar="N", type=int, default=1, help="number of seeds; 0, 1, … are played; default: 1")
+    add = parser.add_argument_group("model").add_argument
     add("--model", help="a folder, a Hub id, or the name of a served model")
     add("--run", type=Path, help="folder of the training run whose settings are the defaults; default: the model's")
     add("--engine", choices=("transformers", "vllm"), default="transformers", help="for models of this machine")
-    add("--engine-options", type=json.loads, default={}, help="JSON, passed to the model's constructor")
-    add("--base-url", help="URL of a server with OpenAI's protocol, up to /v1")
-    add("--key-variable", default="OPENAI_API_KEY", help="environment variable with its key")
-    add("--parallel", type=int, default=16, help="concurrent requests")
-    add("--environment", help=f"{', '.join(ENVIRONMENTS)}, or module:Class; default: the run's")
-    add("--environment-options", type=json.loads, default={}, help="for module:Class: JSON, arguments of the class")
+    add("--engine-options", metavar="JSON", type=json.loads, default={}, help="passed to the model's constructor")
+    add("--base-url", metavar="URL", help="URL of a server with OpenAI's protocol, up to /v1")
+    add("--key-variable", metavar="NAME", default="OPENAI_API_KEY", help="environment variable with its key")
+    add("--parallel", metavar="N", type=int, default=16, help="concurrent requests; default: 16")
+    add = parser.add_argument_group("tasks").add_argument
+    add("--environment", metavar="NAME", help=f"{', '.join(ENVIRONMENTS)}, or module:Class; default: the run's")
+    add("--environment-options", metavar="JSON", type=json.loads, default={}, help="arguments of module:Class")
     add("--panel", help="which tasks; default: the run's, or the environment's first")
-    add("--panel-options", type=json.loads, default={}, help="JSON, passed to the environment's load_panel")
-    add("--tasks", type=Path, help="for module:Class: a file with one task a line, as JSON")
-    add("--limit", type=int, help="evaluate only the first N tasks")
-    add("--agent", choices=AGENTS, default="direct")
-    add("--trials", type=int, default=3, help="trials per task (reflexion only)")
-    add("--prompt", help="module:TEMPLATE, a PromptTemplate; default: the run's, or the panel's")
-    add("--chat-template-kwargs", type=json.loads, default={}, help="JSON, passed to the chat template")
-    add("--max-turns", type=int, help="turns of an episode; default: the run's, or the panel's")
-    add("--history-length", type=int, help="past steps shown; default: the run's or the panel's, 30 in conversations")
-    add("--max-prompt-length", type=int, help="tokens; longer prompts are shortened as in training (not for servers)")
-    add("--temperature", type=float, default=0.4)
-    add("--top-p", type=float, default=1.0)
-    add("--top-k", type=int, default=0)
-    add("--min-p", type=float)
-    add("--repetition-penalty", type=float, default=1.0)
-    add("--max-tokens", type=int, default=512, help="tokens of a reply")
-    add("--stop", action="append", help="a reply ends before this; may be repeated")
-    add("--stop-after", action="append", help="a reply ends with this; may be repeated")
-    add("--seeds", type=int, default=1, help="number of seeds; 0, 1, … are played")
-    add("--batch-size", type=int, default=32, help="concurrent episodes")
-    add("--max-total-tokens", type=int, help="token budget: stop before a turn once this many were read and written")
-    add("--max-error-rate", type=float, default=0.1, help="exit code 1 above this share of environment errors")
-    add("--num-environment-workers", type=int, help="default: one per core")
-    add("--environment-reset-timeout", type=float, default=120.0, help="seconds a reset may take")
-    add("--environment-step-timeout", type=float, default=60.0, help="seconds a step may take")
-    add("--environment-load-timeout", type=float, help="seconds to import it; default: as a reset, from a minute")
-    add("--environment-variables", nargs="*", default=[], help="variables like HF_TOKEN that the environment needs")
-    add("--output", type=Path, help="default: evaluations/<environment>-<agent>-<model>")
-    add("--overwrite", action="store_true", help="delete the evaluation that OUTPUT holds")
+    add("--panel-options", metavar="JSON", type=json.loads, default={}, help="passed to the environment's load_panel")
+    add("--tasks", metavar="FILE", type=Path, help="for module:Class: a file with one task a line, as JSON")
+    add("--limit", metavar="N", type=int, help="evaluate only the first N tasks")
+    add = parser.add_argument_group("agent").add_argument
+    add("--agent", choices=AGENTS, default="direct", help="default: direct, as trained")
+    add("--trials", metavar="N", type=int, default=3, help="trials per task (reflexion only); default: 3")
+    add("--prompt", metavar="NAME", help="module:TEMPLATE, a PromptTemplate; default: the run's, or the panel's")
+    add("--chat-template-kwargs", metavar="JSON", type=json.loads, default={}, help="passed to the chat template")
+    add("--max-turns", metavar="N", type=int, help="turns of an episode; default: the run's, or the panel's")
+    length = "past steps shown; default: the run's or the panel's, 30 in conversations"
+    add("--history-length", metavar="N", type=int, help=length)
+    length = "tokens; longer prompts are shortened as in training (not for servers)"
+    add("--max-prompt-length", metavar="N", type=int, help=length)
+    add = parser.add_argument_group("sampling (defaults: the run's, else these)").add_argument
+    add("--temperature", metavar="X", type=float, default=0.4, help="0: greedy; default: 0.4")
+    add("--top-p", metavar="X", type=float, default=1.0, help="default: 1")
+    add("--top-k", metavar="N", type=int, default=0, help="default: 0, off")
+    add("--min-p", metavar="X", type=float, help="default: off")
+    add("--repetition-penalty", metavar="X", type=float, default=1.0, help="default: 1, off")
+    add("--max-tokens", metavar="N", type=int, default=512, help="tokens of a reply; default: 512")
+    add("--stop", metavar="TEXT", action="append", help="a reply ends before this; may be repeated")
+    add("--stop-after", metavar="TEXT", action="append", help="a reply ends with this; may be repeated")
+    add = parser.add_argument_group("limits and workers").add_argument
+    add("--batch-size", metavar="N", type=int, default=32, help="concurrent episodes; default: 32")
+    budget = "stop before a turn once this many tokens were read and written"
+    add("--max-total-tokens", metavar="N", type=int, help=budget)
+    share = "exit code 1 above this share of environment errors; default: 0.1"
+    add("--max-error-rate", metavar="X", type=float, default=0.1, help=share)
+    add("--num-environment-workers", metavar="N", type=int, help="default: one per core")
+    add("--environment-reset-timeout", metavar="S", type=float, default=120.0, help="seconds; default: 120")
+    add("--environment-step-timeout", metavar="S", type=float, default=60.0, help="seconds; default: 60")
+    load = "seconds to import it; default: as a reset, from a minute"
+    add("--environment-load-timeout", metavar="S", type=float, help=load)
+    passed = "variables like HF_TOKEN that the environment needs"
+    add("--environment-variables", metavar="NAME", nargs="*", default=[], help=passed)
     parser.set_defaults(trained_history_length=None)
     return parser
 

@@ -11,18 +11,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from .batch import Cut, StepBatch, collate_plan
+from .batch import StepBatch, collate_plan
 from .ordering import order_over_ranks
-from .planning import Rows
+from .planning import Rows, plan_update
 
 
 def cut_over_ranks(
     local: StepBatch,
     rank: int,
-    cut: Cut,
-    rng: np.random.Generator,
     gather: Callable[[Any], list[Any]],
     device: torch.device,
+    num_slices: int,
+    max_tokens: int,
+    loss_type: str,
+    pad_token_id: int,
+    pad_to_multiple_of: int | None,
+    rng: np.random.Generator,
+    layout: str = "padded",
+    row_tokens: int = 0,
+    kl: bool = True,
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
     """What `make_micro_batches` makes of all ranks' rows; all ranks call it together, each with its own.
 
@@ -31,13 +38,16 @@ def cut_over_ranks(
         device: where tensors are that ranks exchange.
     """
     rows = Rows.concatenate(gather(local.summary))
-    plan, metrics = cut.plan(rows, order_over_ranks(local.sequences(), rank, gather), rng)
+    ordering = order_over_ranks(local.sequences(), rank, gather)
+    plan, metrics = plan_update(
+        rows, ordering, num_slices, max_tokens, rng, layout, row_tokens, rows.with_gradient(kl)
+    )
     dealt = [
         sorted(row for part in plan for planned in part for row in planned.rows[to]) for to in range(len(rows.counts))
     ]
     own = exchange(local, rows, dealt, rank, device)
     place_of = {row: place for place, row in enumerate(dealt[rank])}
-    return collate_plan(plan, own, place_of, rows, rank, cut), metrics
+    return collate_plan(plan, own, place_of, rows, rank, loss_type, pad_token_id, pad_to_multiple_of), metrics
 
 
 def exchange(

@@ -1,7 +1,7 @@
 """Look at a run.
 
-    python -m g2po_trl.view RUN                        # writes RUN/view.html and opens it
-    python -m g2po_trl.view RUN --serve                # serves it on loopback; reads what is looked at
+    g2po view RUN                        # writes RUN/view.html and opens it
+    g2po view RUN --serve                # serves it on loopback; reads what is looked at
 
 RUN is the `output_dir` of a training run. The page holds all iterations, prompts too while they are few; of a run with
 more than 100 use `--serve`, or choose some with `--iterations`.
@@ -23,7 +23,7 @@ MANY = 100
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m g2po_trl.view", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="g2po view", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path)
     parser.add_argument("--output", type=Path, help="the page; default: RUN/view.html")

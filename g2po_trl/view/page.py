@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..installing import how_to_install
 from ..json_text import to_json
 from .data import Run
 
@@ -25,10 +26,7 @@ def library() -> str:
     found = find_spec("pyvis")
     paths = sorted(Path(found.origin).parent.glob("lib/vis-*/vis-network.min.js")) if found else []
     if not paths:
-        raise ImportError(
-            "the viewer draws graphs by vis-network, which comes with pyvis: pip install -e '.[view]' in a clone of "
-            "g2po-trl"
-        )
+        raise ImportError(f"the viewer draws graphs by vis-network, which comes with pyvis: {how_to_install('view')}")
     return paths[-1].read_text(encoding="utf-8")
 
 

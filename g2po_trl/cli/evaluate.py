@@ -1,0 +1,28 @@
+"""`g2po evaluate`: the arguments first, which takes a moment; then what plays, which takes torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from .train import find_config
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`python -m g2po_trl.evaluate`, whose `--config` takes g2po-trl's own by name: agents/react."""
+    from ..runs.evaluate_arguments import DESCRIPTION, parse
+
+    argv = list(sys.argv[1:] if argv is None else argv)
+    for at, word in enumerate(argv):
+        name = word.removeprefix("--config=") if word.startswith("--config=") else None
+        if at and argv[at - 1] == "--config":
+            name = word
+        if name is not None:
+            try:
+                argv[at] = word[: len(word) - len(name)] + str(find_config(name, kind="", among="agents"))
+            except ValueError as error:
+                raise SystemExit(str(error)) from error
+    parse(argv, DESCRIPTION)
+    from ..evaluate import main as evaluate
+
+    evaluate(argv)

@@ -1,0 +1,40 @@
+"""`g2po init NAME`: a folder to start from."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+STARTER = Path(__file__).parent / "starter"
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+FILES = ("environment.py", "tasks.jsonl", "config.yaml", "test_environment.py", "README.md")
+
+
+def write_folder(folder: Path, model: str = MODEL) -> None:
+    """Write the files of `FILES` into a folder.
+
+    Raises:
+        FileExistsError: when one of them is there already.
+    """
+    if there := [name for name in FILES if (folder / name).exists()]:
+        raise FileExistsError(f"{folder} already holds {', '.join(there)}: choose another name, or move them away")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        text = (STARTER / name).read_text(encoding="utf-8")
+        text = text.replace("{NAME}", folder.resolve().name).replace("{MODEL}", model)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="g2po init", description="Write a folder with a small game, its tasks, a configuration and a test."
+    )
+    parser.add_argument("folder", metavar="NAME", type=Path, help="the folder, made if it is not there")
+    parser.add_argument("--model", default=MODEL, help="written into config.yaml; default: %(default)s")
+    args = parser.parse_args(argv)
+    try:
+        write_folder(args.folder, args.model)
+    except OSError as error:
+        raise SystemExit(str(error)) from error
+    print(f"{args.folder}: {', '.join(FILES)}\nNext: cd {args.folder} && g2po check && g2po train")

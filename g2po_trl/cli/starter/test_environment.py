@@ -1,0 +1,40 @@
+"""`python -m pytest`: the environment keeps its contract, and every task can be solved."""
+
+import json
+from pathlib import Path
+
+from environment import DOORS, CoinEnvironment
+
+from g2po_trl import check_environment
+
+TASKS = [json.loads(line) for line in Path(__file__).with_name("tasks.jsonl").read_text().splitlines()]
+
+
+def path(start, end):
+    """The rooms of the shortest way."""
+    ways = [[start]]
+    while ways[0][-1] != end:
+        ways = ways[1:] + [[*ways[0], room] for room in DOORS[ways[0][-1]]]
+    return ways[0][1:]
+
+
+def test_contract():
+    check_environment(CoinEnvironment, TASKS[0])
+
+
+def test_every_task_can_be_solved():
+    for task in TASKS:
+        environment = CoinEnvironment()
+        environment.reset(**task)
+        actions = [f"go to {room}" for room in path(task["start"], task["coin"])] + ["take the coin"]
+        actions += [f"go to {room}" for room in path(task["coin"], "hall")] + ["put the coin on the table"]
+        results = [environment.step(action) for action in actions]
+        assert [result.terminated for result in results] == [False] * (len(actions) - 1) + [True]
+        assert sum(result.reward for result in results) == 10
+
+
+def test_what_is_not_possible_changes_nothing():
+    environment = CoinEnvironment()
+    before = environment.reset(start="hall", coin="attic")
+    after = environment.step("put the coin on the table")
+    assert after.observation == before and after.reward == 0 and not after.terminated

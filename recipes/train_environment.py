@@ -1,0 +1,121 @@
+"""Train an agent on an environment of your own by G2PO. `g2po train my_game.py` calls it.
+
+    accelerate launch recipes/train_environment.py --environment my_game.py:MyGame --tasks tasks.jsonl \
+        --config config.yaml
+
+The environment is what `g2po check` takes too: `module:Class`, `file.py:Class` or an OpenEnv server's address.
+Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
+`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+
+from dataclasses import asdict, dataclass, field
+
+import torch
+from datasets import Dataset
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate
+from g2po_trl.check import load
+from g2po_trl.environments.tasks import read_tasks
+from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
+from g2po_trl.rollout.prompting import DEFAULT_PROMPT
+from g2po_trl.runs.checkpoint import find_checkpoint
+
+
+@dataclass
+class ScriptArguments:
+    environment: str | None = field(
+        default=None, metadata={"help": "module:Class, file.py:Class, or an OpenEnv server's address."}
+    )
+    tasks: str | None = field(
+        default=None,
+        metadata={"help": "File with one task a line, as JSON: the arguments of the environment's reset."},
+    )
+    eval_tasks: str | None = field(default=None, metadata={"help": "File with the held-out tasks. None: of `tasks`."})
+    num_eval_tasks: int | None = field(
+        default=None,
+        metadata={"help": "Held-out tasks, the last lines of `tasks`. None: a fifth of them. Unused with eval_tasks."},
+    )
+    prompt: str | None = field(
+        default=None, metadata={"help": "module:TEMPLATE or file.py:TEMPLATE, a PromptTemplate. None: the default."}
+    )
+
+
+def load_tasks(script_args: ScriptArguments) -> tuple[list[dict], list[dict]]:
+    """The tasks to train on and the held-out ones.
+
+    Raises:
+        ValueError: when there are none of a kind.
+    """
+    if script_args.tasks is None:
+        raise ValueError("tasks is None: pass --tasks FILE, one task a line, as JSON")
+    train = read_tasks(script_args.tasks)
+    if script_args.eval_tasks is not None:
+        held_out = read_tasks(script_args.eval_tasks)
+    else:
+        number = script_args.num_eval_tasks
+        number = max(1, len(train) // 5) if number is None else number
+        if not 0 < number < len(train):
+            raise ValueError(
+                f"num_eval_tasks is {number} and {script_args.tasks} has {len(train)} tasks: hold out at least 1 and "
+                "leave at least 1, or pass --eval_tasks FILE"
+            )
+        train, held_out = train[:-number], train[-number:]
+    for name, rows in ((script_args.tasks, train), (script_args.eval_tasks, held_out)):
+        if not rows:
+            raise ValueError(f"{name} has no tasks: write one a line, as JSON")
+    return train, held_out
+
+
+def main() -> None:
+    defaults = {}
+    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):  # TRL's defaults are for GPUs
+        defaults = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}
+    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), defaults=defaults)
+    if script_args.environment is None:
+        raise SystemExit("environment is None: pass --environment file.py:Class")
+    if model_args.model_name_or_path is None:
+        raise SystemExit("model_name_or_path is None: pass --model_name_or_path, a folder or a Hub id")
+
+    # data
+    try:
+        train, held_out = load_tasks(script_args)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    shared = sum(row in train for row in held_out)
+    if args.process_index == 0:
+        also = f", {shared} of them trained on" if shared else ""
+        print(f"train: {len(train)} tasks\nevaluation: {len(held_out)} tasks{also}", flush=True)
+
+    prompt_template = DEFAULT_PROMPT
+    if script_args.prompt is not None:
+        prompt_template = load(script_args.prompt)
+        if not isinstance(prompt_template, PromptTemplate):
+            raise SystemExit(f"prompt is {script_args.prompt!r}, which is no PromptTemplate: name one")
+    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    args.eval_on_start = checkpoint is None
+
+    # model
+    use_model_arguments(args, model_args)
+
+    trainer = G2POTrainer(
+        model=model_args.model_name_or_path,
+        args=args,
+        train_dataset=Dataset.from_list(train),
+        eval_dataset=Dataset.from_list(held_out),
+        environment_factory=load(script_args.environment),
+        prompt_template=prompt_template,
+        peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
+    )
+    settings = {"script": asdict(script_args), "model": asdict(model_args)}
+    panel = "Evaluation tasks (some were trained on)" if shared else "Held-out tasks"
+    run_recipe(trainer, checkpoint, settings, panel=panel)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""`g2po`: what each command imports, says and refuses, and a folder of `g2po init` from the first minute on."""
+
+import configparser
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import programs
+import pytest
+
+from g2po_trl import Step, Trajectory, write_jsonl
+from g2po_trl.cli import COMMANDS, HELP, completion, main
+from g2po_trl.cli.init import FILES, write_folder
+from g2po_trl.cli.train import HELP as TRAIN_HELP
+from g2po_trl.cli.train import Request, config_names, environment_in, read, recipe_names, recipes_folder, resolve
+from g2po_trl.installing import EXTRA_OF, how_to_install
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"torch", "transformers", "datasets", "accelerate", "peft", "trl", "bitsandbytes", "pandas", "vllm"}
+TINY = "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1".split()
+TINY += "--per_device_train_batch_size 8 --num_eval_tasks 2".split()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """What `g2po init coin` writes, as the current folder."""
+    write_folder(tmp_path / "coin")
+    monkeypatch.chdir(tmp_path / "coin")
+    return tmp_path / "coin"
+
+
+def outcome(capsys, *arguments):
+    """Exit code, output and errors of `g2po ARGUMENTS`."""
+    try:
+        main(list(arguments))
+        code = 0
+    except SystemExit as exit_:
+        code = exit_.code or 0
+    return code, *capsys.readouterr()
+
+
+def test_commands_that_need_no_torch_import_none(folder):
+    """Every --help, and check (its worker too), view and report: what they import is all the time they take."""
+    source = (folder / "environment.py").read_text()
+    told = f"\nimport sys, pathlib\npathlib.Path('worker').write_text(repr(sorted({HEAVY!r} & set(sys.modules))))\n"
+    (folder / "environment.py").write_text(source + told)
+    episodes = [
+        Trajectory("one", [Step("a", "x", state_key="a"), Step("b", "y")], 10.0 * i, "success") for i in (0, 1)
+    ]
+    write_jsonl(folder / "run" / "trajectories" / "train-000001.jsonl", episodes)
+    commands = [[name, "--help"] for name in COMMANDS] + [["--version"], ["check"]]
+    commands += [["view", "run", "--no-open"], ["report", "run"]]
+    code = f"""
+import json, sys
+from g2po_trl.cli import main
+loaded = {{}}
+for command in {commands!r}:
+    try:
+        main(command)
+        code = 0
+    except SystemExit as exit_:
+        code = exit_.code or 0
+    loaded[" ".join(command)] = [code, sorted({HEAVY!r} & set(sys.modules))]
+    if "matplotlib" in sys.modules and command[0] != "report":
+        loaded[" ".join(command)][1].append("matplotlib")
+print(json.dumps(loaded))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
+    loaded = json.loads(run.stdout.splitlines()[-1])
+    assert loaded == {" ".join(command): [0, []] for command in commands}
+    assert (folder / "worker").read_text() == "[]"
+    assert not run.stderr
+
+
+@pytest.mark.parametrize("text", [HELP, TRAIN_HELP], ids=["g2po", "train"])
+def test_help_fits_a_screen(text):
+    lines = text.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 119
+
+
+def test_errors_are_one_line(capsys, folder, monkeypatch):
+    for arguments, code, text in (
+        (["nosuch"], 2, "g2po: error: 'nosuch' is no command: choose one of init"),
+        (["init", str(folder)], 1, "already holds environment.py, tasks.jsonl"),
+        (["check", "nowhere:Env"], 1, "'nowhere:Env' cannot be loaded"),
+        (["check", "config.yaml"], 1, "names no environment"),
+        (["train", "nosuch"], 1, "'nosuch' is no recipe and no file: choose one of alfworld, alfworld-ppo, appworld"),
+        (["train", "alfworld", "--config", "nosuch"], 1, "config is 'nosuch', which is no file: pass one, or one of"),
+        (["train", "--config"], 1, "--config has no value"),
+        (["train", "--num_processes", "many"], 1, "num_processes is 'many': set it to at least 1"),
+        (["train", "--num_processes", "0"], 1, "num_processes is '0': set it to at least 1"),
+        (["train", "--accelerate_config", "fsdp"], 1, "accelerate_config is 'fsdp', which is no file: pass one, or "),
+        (
+            ["evaluate", "--model", "m", "--config", "nosuch"],
+            1,
+            "one of agents/direct, agents/react, agents/reflexion",
+        ),
+        (["view", "nosuch"], 1, "nosuch"),
+    ):
+        found, _, errors = outcome(capsys, *arguments)
+        assert found == code and text in errors and len(errors.splitlines()) == 1, (arguments, errors)
+    (folder / "environment.py").unlink()
+    assert "there is no environment.py here: g2po train alfworld|" in outcome(capsys, "train")[2]
+    assert "there is no environment.py here" in outcome(capsys, "check")[2]
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(capsys, monkeypatch):
+    def fail(argv):
+        raise error
+
+    monkeypatch.setattr("g2po_trl.check.main", fail)
+    error = RuntimeError("the roof is open")
+    code, _, errors = outcome(capsys, "check")
+    first, second = errors.splitlines()
+    assert code == 1 and first == "g2po check: error: RuntimeError: the roof is open"
+    file = Path(re.fullmatch(r"The traceback is in (\S+); --debug prints it\.", second)[1])
+    assert "in fail\n    raise error" in file.read_text()
+    file.unlink()
+    with pytest.raises(RuntimeError):
+        main(["check", "--debug"])
+    error = ModuleNotFoundError("No module named 'textworld'", name="textworld.core")
+    errors = outcome(capsys, "check")[2]
+    assert errors == f"g2po check: error: textworld is not installed: {how_to_install('alfworld')}\n"
+    error = KeyboardInterrupt()
+    code, _, errors = outcome(capsys, "check")
+    assert code == 130 and errors == "\ng2po check: stopped\n"
+
+
+def test_debug_of_transformers_is_its_own(monkeypatch):
+    got = []
+    monkeypatch.setattr("g2po_trl.cli.train.main", got.append)
+    main(["train", "alfworld", "--debug", "underflow_overflow"])
+    main(["train", "--debug", "alfworld", "--seed", "1"])
+    assert got == [["alfworld", "--debug", "underflow_overflow"], ["alfworld", "--seed", "1"]]
+
+
+def test_how_to_install_works_where_it_is_said(monkeypatch, tmp_path):
+    assert how_to_install("view") == f"pip install -e '{ROOT.resolve()}[view]'"
+    monkeypatch.setattr("g2po_trl.installing.__file__", str(tmp_path / "g2po_trl" / "installing.py"))
+    assert how_to_install("view") == "pip install 'g2po-trl[view]'"
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = {name: lines.split() for name, lines in setup["options.extras_require"].items() if name != "dev"}
+    brought = {re.match(r"\w+", line)[0]: extra for extra, lines in extras.items() for line in lines if line[0] != "#"}
+    del brought["pyyaml"]  # in every installation
+    assert len(brought) > 8 and {module: EXTRA_OF.get(module) for module in brought} == brought
+
+
+def test_flags_are_read_and_passed_on():
+    read_ = read("alfworld --config tiny --seed 1 --num-processes=2 --model m --beta=0 --help-all".split())
+    assert read_ == Request("alfworld", "tiny", "2", None, "m", True, ["--seed", "1", "--beta=0"])
+    assert read(["--seed", "1"]).target is None
+
+
+def test_targets(folder, tmp_path):
+    recipes = recipes_folder()
+    assert recipe_names() == ["alfworld", "alfworld-ppo", "appworld", "webshop"]
+    for words, script, arguments in (
+        (["alfworld"], "train_alfworld.py", []),
+        (["alfworld-ppo", "--seed", "1"], "train_alfworld_ppo.py", ["--seed", "1"]),
+        (
+            ["alfworld", "--config", "tiny-long", "--model", "m"],
+            "train_alfworld.py",
+            ["--config", str(recipes / "alfworld" / "tiny-long.yaml"), "--model_name_or_path", "m"],
+        ),
+        (
+            ["webshop", "--config", "webshop/qwen2.5-7b"],
+            "train_webshop.py",
+            ["--config", str(recipes / "webshop" / "qwen2.5-7b.yaml")],
+        ),
+    ):
+        assert resolve(read(words)) == (recipes / script, arguments)
+    here = ["--environment", f"{folder}/environment.py:CoinEnvironment", "--config", "config.yaml"]
+    expected = (recipes / "train_environment.py", [*here, "--tasks", "tasks.jsonl", "--seed", "1"])
+    assert resolve(read(["environment.py", "--seed", "1"])) == resolve(read(["--seed", "1"])) == expected
+    (folder / "mine.yaml").write_text("tasks: others.jsonl\n")
+    here[-1] = "mine.yaml"
+    assert resolve(read(["environment.py", "--config", "mine.yaml"])) == (recipes / "train_environment.py", here)
+    script = tmp_path / "script.py"
+    script.write_text("from g2po_trl import G2POTrainer\nG2POTrainer().train()\n")
+    assert resolve(read([str(script), "--config", "a", "--x"])) == (script, ["--config", "a", "--x"])
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from g2po_trl import TextEnvironment\nclass A(TextEnvironment): pass", "A"),
+        ("import g2po_trl\nclass A(g2po_trl.TextEnvironment): pass\nclass B: pass", "A"),
+        ("class A(TextEnvironment): pass\nif __name__ == '__main__': pass", None),
+        ("class A(TextEnvironment): pass\nG2POTrainer(A)", None),
+        ("print(1)", None),
+    ],
+)
+def test_environment_or_script(tmp_path, source, found):
+    (tmp_path / "a.py").write_text(source)
+    assert environment_in(tmp_path / "a.py") == found
+
+
+def test_several_environments_or_none_are_asked_about(tmp_path, capsys):
+    (tmp_path / "several.py").write_text(
+        "from g2po_trl import TextEnvironment\nclass A(TextEnvironment): pass\nclass B(TextEnvironment): pass"
+    )
+    (tmp_path / "broken.py").write_text("class")
+    (tmp_path / "nothing_at_all.py").write_text("")
+    several = str(tmp_path / "several.py")
+    assert f"holds A, B: name one, {several}:A" in outcome(capsys, "train", several)[2]
+    assert f"{several} holds A, B: write {several}:Class" in outcome(capsys, "check", several)[2]
+    assert "broken.py cannot be read: invalid syntax" in outcome(capsys, "train", str(tmp_path / "broken.py"))[2]
+    assert "holds no TextEnvironment" in outcome(capsys, "check", str(tmp_path / "nothing_at_all.py"))[2]
+
+
+def test_init_writes_once(tmp_path, capsys):
+    assert outcome(capsys, "init", str(tmp_path / "a"), "--model", "me/mine")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(FILES)
+    texts = "".join((tmp_path / "a" / name).read_text() for name in ("config.yaml", "README.md"))
+    assert "{NAME}" not in texts and "{MODEL}" not in texts and "runs/a" in texts and "me/mine" in texts
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "README.md").write_text("mine")
+    assert outcome(capsys, "init", str(tmp_path / "b"))[0] == 1
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["README.md"], "nothing is written then"
+
+
+def test_what_init_writes_is_good(folder, capsys):
+    """`g2po check` finds nothing, and the folder's own tests pass."""
+    code, said, _ = outcome(capsys, "check")
+    assert code == 0 and {line.split()[0] for line in said.splitlines()} == {"good"}, said
+    assert "there is a graph to learn from" in said and "rewards from 0 to 10" in said
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True
+    )
+    assert run.returncode == 0 and "3 passed" in run.stdout
+
+
+def test_completion(folder, monkeypatch):
+    monkeypatch.setattr(completion, "_fields", lambda: ["--learning_rate", "--lora_r"])
+    Path("g2po.bash").write_text(completion.script("bash"))
+
+    def completed(*words):
+        code = 'source g2po.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _g2po; echo "${COMPREPLY[@]}"'
+        run = subprocess.run(["bash", "-c", code, "bash", "g2po", *words], capture_output=True, text=True, check=True)
+        return run.stdout.split()
+
+    assert completed("") == [*COMMANDS, "--help", "--version"]
+    assert completed("re") == ["report"]
+    assert completed("train", "alf") == ["alfworld", "alfworld-ppo"]
+    assert completed("train", "alfworld", "--l") == ["--learning_rate", "--load_in_4bit", "--lora_r"]
+    assert completed("train", "--config", "web") == ["webshop/qwen2.5-1.5b", "webshop/qwen2.5-7b", "webshop/tiny"]
+    assert completed("train", "--accelerate_config", "f") == ["fsdp2"]
+    assert completed("evaluate", "--max-tu") == ["--max-turns"]
+    assert completed("view", "ru") == [], "a folder is the shell's to complete"
+
+
+def train(*flags, cwd, **options):
+    return programs.run("-m", "g2po_trl.__main__", "train", *flags, cwd=cwd, **options)
+
+
+def test_a_folder_of_init_trains(folder, tiny_model_dir):
+    run = train("--model", tiny_model_dir, *TINY, cwd=folder)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "evaluation: 2 tasks" in run.stdout and "Held-out tasks, 2 episodes" in run.stdout
+    assert "bitsandbytes" not in run.stderr and "Warning" not in run.stderr
+    described = json.loads((folder / "runs" / "coin" / "run.json").read_text())
+    assert described["environment"] == {"import": f"{folder.resolve()}/environment.py:CoinEnvironment"}
+    wrong = train("--model", tiny_model_dir, "--lerning_rate", "1", cwd=folder)
+    assert wrong.returncode == 1
+    assert wrong.stderr.splitlines()[-1] == (
+        "g2po train: error: --lerning_rate is no flag: did you mean --learning_rate?"
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_and_ctrl_c(folder, tiny_model_dir):
+    """One line, exit code 130, nothing left running, and the same command goes on."""
+    command = [sys.executable, "-m", "g2po_trl", "train", "--model", str(tiny_model_dir), *TINY, "--save_steps", "1"]
+    command += ["--output_dir", "runs/two", "--num_processes", "2"]
+    with open("log", "w") as log:
+        run = subprocess.Popen([*command, "--max_steps", "100"], stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + 300
+        while "iteration   2/100" not in Path("log").read_text() and run.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(60) == 130, Path("log").read_text()[-3000:]
+    said = Path("log").read_text()
+    assert "Traceback" not in said and said.count("Stopped at step") == 1
+    step = int(re.search(r"continues from runs/two/checkpoint-(\d+)\.", said)[1])
+    again = subprocess.run(
+        [*command, "--max_steps", str(step + 1), "--resume_from_checkpoint", "auto"], capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert f"iteration   {step + 1}/{step + 1}" in again.stdout + again.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_all_of_it(tmp_path):
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".venv*", ".git", "__pycache__", "build", "runs", "*.egg-info")
+    source.mkdir()
+    for name in ("g2po_trl", "envs", "recipes"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored if name != "g2po_trl" else None)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode and "setuptools" in run.stderr:
+        pytest.skip("no package index to get setuptools from")
+    assert run.returncode == 0, run.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        held = set(packed.namelist())
+        entry_points = packed.read(next(name for name in held if name.endswith("entry_points.txt"))).decode()
+    wanted = {
+        f"{package}/{path.relative_to(ROOT / place).as_posix()}"
+        for place, package in (("g2po_trl", "g2po_trl"), ("envs", "g2po_envs"), ("recipes", "g2po_recipes"))
+        for path in (ROOT / place).rglob("*")
+        if path.is_file() and not {"__pycache__", "notebooks"} & set(path.parts) and path.suffix != ".pyc"
+    }
+    missing = {name for name in wanted - held if not name.endswith("tiny_model/README.md")}
+    assert not missing and "g2po = g2po_trl.cli:main" in entry_points
+    assert not [name for name in held if name.startswith(("tests/", "docs/"))]
+
+
+def test_every_configuration_has_a_name():
+    assert "alfworld/tiny" in config_names() and config_names("accelerate") == sorted(
+        path.stem for path in (ROOT / "recipes" / "accelerate").glob("*.yaml")
+    )
