@@ -57,7 +57,7 @@ from costs import (
 from growth import clock, phases, play, workers_cpu
 from phases import make_trainer
 
-from g2po_trl.update.batch import StepBatch, make_micro_batches
+from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 
 FITS: dict[str, tuple[tuple[Callable[[Work, UnitCosts], float], ...], tuple[str, ...]]] = {
     "generation": ((generation, waiting), ("prompt_token", "generated_token", "decode_pass")),
@@ -106,7 +106,7 @@ def fit(phase: str, points: Sequence[Point]) -> dict[str, float]:
 
 def play_iteration(trainer, tasks: list[dict[str, Any]], turns: int) -> tuple[Work, dict[str, float]]:
     """What an iteration had to do, and CPU seconds of its phases."""
-    generate, generating = trainer.engine.generate, 0.0
+    generate, generating = trainer.player.actor.engine.generate, 0.0
 
     def timed(*args):
         nonlocal generating
@@ -114,12 +114,12 @@ def play_iteration(trainer, tasks: list[dict[str, Any]], turns: int) -> tuple[Wo
         return replies.pop()
 
     replies: list[Any] = []
-    trainer.engine.generate = timed
+    trainer.player.actor.engine.generate = timed
     torch.manual_seed(0)  # the same episodes at every repetition
     in_workers, started = workers_cpu(trainer), time.process_time()
-    trajectories, stats = play(trainer, trainer.pool, tasks, turns)
+    trajectories, stats = play(trainer, trainer.player.pool, tasks, turns)
     playing, in_workers = time.process_time() - started, workers_cpu(trainer) - in_workers
-    del trainer.engine.generate
+    del trainer.player.actor.engine.generate
     runs, facts = phases(trainer, [trajectories[i : i + 8] for i in range(0, len(tasks), 8)])
     by_turn = [[len(t.steps[i].completion_ids) for t in trajectories if i < len(t.steps)] for i in range(stats.turns)]
     tokens = stats.prompt_tokens + stats.generated_tokens
@@ -135,7 +135,7 @@ def play_iteration(trainer, tasks: list[dict[str, Any]], turns: int) -> tuple[Wo
         passes=1,
         slices=1,
         micro_batch_tokens=trainer.args.max_tokens_per_micro_batch,
-        workers=trainer.pool.num_workers,
+        workers=trainer.player.pool.num_workers,
     )
     seconds = {
         "generation": generating,
@@ -163,9 +163,8 @@ def plan(episodes: int, ranks: int, prompt: int, reply: int) -> tuple[Work, dict
     made: list[Any] = []
 
     def cut() -> None:
-        made[:] = make_micro_batches(
-            parts, 0, work.slices, work.micro_batch_tokens, "dapo", 0, None, np.random.default_rng(0), "shared", 4096
-        )
+        options = Cut(work.slices, work.micro_batch_tokens, "dapo", 0, None, "shared", 4096)
+        made[:] = make_micro_batches(parts, 0, options, np.random.default_rng(0))
 
     seconds = {"batch": median(clock(cut)[1] for _ in range(5))}
     work = replace(work, forwarded=float(made[1]["update/forwarded_tokens"]) / (len(rows) * (prompt + reply)))

@@ -33,14 +33,9 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from g2po_envs.alfworld import ALFWORLD_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.rollout.generation import ContinuousBatchingEngine, TransformersEngine
-from g2po_trl.rollout.vllm_engine import VLLMEngine
+from g2po_trl.parts import make_engine
 
-ENGINES = {
-    "transformers": TransformersEngine,
-    "vllm colocate": VLLMEngine,
-    "continuous batching": ContinuousBatchingEngine,
-}
+ENGINES = {"transformers": "generate", "vllm colocate": "vllm", "continuous batching": "continuous"}
 
 
 def make_model(folder: Path, hidden_size: int, layers: int) -> Path:
@@ -114,11 +109,11 @@ def measure(folder: Path, options) -> dict:
         prompt_template=ALFWORLD_PROMPT,
     )
     tasks = [row for row in manifest.rows() for _ in range(8)][: options.episodes]
-    engines = {name: ENGINES[name](trainer) for name in options.engines}
+    engines = {name: make_engine(trainer, ENGINES[name]) for name in options.engines}
     seconds, tokens = {name: [] for name in engines}, {}
     for repetition in range(options.repetitions + 1):  # the first compiles and fills caches: not counted
         for name, engine in engines.items():
-            trainer.engine = engine
+            trainer.player.actor.engine = engine
             started = time.perf_counter()
             _, stats = trainer.play(tasks)
             if repetition:

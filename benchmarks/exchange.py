@@ -19,7 +19,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from g2po_trl.update.batch import StepBatch, make_micro_batches
+from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 from g2po_trl.update.exchange import cut_over_ranks
 
 REPLY = 150
@@ -65,15 +65,15 @@ def main() -> None:
         return all_to_all(output, sent, output_sizes, sent_sizes)
 
     dist.all_to_all_single = counted
-    options = (4, 16384, "dapo", 0, None)
+    cut = Cut(4, 16384, "dapo", 0, None, "shared", 4096)
     found, totals, seconds = {}, {}, {}
     for name in ("every sample to every rank", "samples to the rank that trains them"):
         received, started = 0, time.perf_counter()
         rng = np.random.default_rng(0)
         if name.startswith("every"):
-            found[name] = make_micro_batches(gather(local), rank, *options, rng, "shared", 4096)
+            found[name] = make_micro_batches(gather(local), rank, cut, rng)
         else:
-            found[name] = cut_over_ranks(local, rank, gather, torch.device("cpu"), *options, rng, "shared", 4096)
+            found[name] = cut_over_ranks(local, rank, cut, rng, gather, torch.device("cpu"))
         totals[name], seconds[name] = received, time.perf_counter() - started
     (one, _), (other, _) = found.values()
     for part, same in zip(one, other, strict=True):

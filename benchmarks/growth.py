@@ -65,7 +65,8 @@ class Endless(AlfworldEnvironment):
 
 
 def play(trainer: G2POTrainer, pool: EnvironmentPool, tasks: list[dict[str, Any]], max_turns: int):
-    trainer.pool, trainer.args.max_turns = pool, max_turns
+    trainer.player.pool = pool
+    trainer.player.max_turns = trainer.args.max_turns = max_turns
     return trainer.play(tasks, groups=[i // 8 for i in range(len(tasks))])
 
 
@@ -75,7 +76,7 @@ def play_groups(trainer: G2POTrainer, pool: EnvironmentPool, tasks: list[dict[st
 
 
 def episode_points(trainer: G2POTrainer, tasks: list[dict[str, Any]]) -> dict[str, Point]:
-    pool, max_turns = trainer.pool, trainer.args.max_turns
+    pool, max_turns = trainer.player.pool, trainer.args.max_turns
     groups, points = play_groups(trainer, pool, tasks, max_turns), {}
     for size in SIZES:
         each = len(groups) * size // SIZES[-1]
@@ -107,15 +108,15 @@ def phases(trainer: G2POTrainer, groups: Groups) -> tuple[dict[str, Callable[[],
     flat = [trajectory for group in groups for trajectory in group]
 
     def cut() -> tuple[list[dict[str, Any]], dict[str, float]]:
-        (micro_batches,), metrics = trainer.cut(StepBatch.from_trajectories(flat, advantages))
+        (micro_batches,), metrics = trainer.update.cut(StepBatch.from_trajectories(flat, advantages))
         return micro_batches, metrics
 
     micro_batches, metrics = cut()
-    trainer.add_log_probs(micro_batches)  # `update` reads them
+    trainer._add_log_probs([micro_batches])  # `update` reads them
     return {
         "advantages": lambda: g2po(StateGraph.from_groups(groups)),
         "batch": cut,
-        "logps": lambda: trainer.add_log_probs(micro_batches),
+        "logps": lambda: trainer._add_log_probs([micro_batches]),
         "update": lambda: update(trainer, micro_batches),
     }, {name: int(metrics[f"update/{name}"]) for name in ("step_samples", "forwarded_tokens", "micro_batches")}
 
@@ -131,7 +132,7 @@ def clock(run: Callable[[], Any], at_least: float = 0.0) -> tuple[float, float]:
 
 def workers_cpu(trainer: G2POTrainer) -> float:
     """CPU seconds of the environment workers so far."""
-    nanoseconds = (Path(f"/proc/{pid}/schedstat").read_text().split()[0] for pid in trainer.pool.worker_pids)
+    nanoseconds = (Path(f"/proc/{pid}/schedstat").read_text().split()[0] for pid in trainer.player.pool.worker_pids)
     return sum(map(int, nanoseconds)) / 1e9
 
 

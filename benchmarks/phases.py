@@ -218,8 +218,8 @@ def variants(
     made = {"trl": trl_micro_batches(trainer, batch, max_tokens)}
     tokens = {"trl": sum(map(sum, batch.lengths(range(len(batch)))))}
     for layout in LAYOUTS[1:]:
-        trainer.token_layout = layout
-        ((made[layout],), metrics) = trainer.cut(batch)
+        trainer.update.layout.kind = layout
+        ((made[layout],), metrics) = trainer.update.cut(batch)
         tokens[layout] = round(metrics["update/forwarded_tokens"] * (1 - metrics["update/padding_fraction"]))
     return made, tokens
 
@@ -294,7 +294,7 @@ def whole_iterations(trainer: G2POTrainer, number: int) -> dict[str, Any]:
     clock = Clock()
     trainer.add_callback(clock)
     trainer.args.max_steps = number + 1
-    trainer.token_layout = trainer.args.token_layout
+    trainer.update.layout.kind = trainer.args.token_layout
     trainer.train()
     logs = [log for log in trainer.state.log_history if "time/update" in log]
     names = ("generation", "environment", "prompts", "advantage", "batch", "logps", "update")
@@ -400,7 +400,7 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "step samples": len(batch),
         "tokens": tokens["trl"],
-        "tokens of a packed row": trainer.packed_row_tokens,
+        "tokens of a packed row": trainer.update.layout.row_tokens,
         "counts": counts,
         "positions by kind": kinds,
         "positions, trl's by": {

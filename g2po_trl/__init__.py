@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from .environments.pool import EnvironmentPool
     from .environments.tools import ToolEnvironment
     from .ppo import PPOConfig, PPOTrainer
+    from .rollout.actor import PromptActor
+    from .rollout.generation import TransformersEngine
+    from .rollout.player import Player
     from .rollout.prompting import PromptTemplate
-    from .runs.persistence import HubError
+    from .rollout.sampling import Sampling
+    from .runs.hub import HubError
     from .trainer import G2POTrainer
     from .trajectory import Step, Trajectory, read_jsonl, write_jsonl
 
@@ -45,8 +49,12 @@ _MODULE_OF = {
     "ToolEnvironment": "environments.tools",
     "check_environment": "environments.checks",
     "EnvironmentPool": "environments.pool",
+    "Player": "rollout.player",
+    "PromptActor": "rollout.actor",
+    "Sampling": "rollout.sampling",
+    "TransformersEngine": "rollout.generation",
     "PromptTemplate": "rollout.prompting",
-    "HubError": "runs.persistence",
+    "HubError": "runs.hub",
     "NormalisedKey": "credit.state_keys",
     "G2POConfig": "config",
     "G2POTrainer": "trainer",
@@ -63,7 +71,10 @@ __all__ = [
     "Observation",
     "PPOConfig",
     "PPOTrainer",
+    "Player",
+    "PromptActor",
     "PromptTemplate",
+    "Sampling",
     "StateGraph",
     "Step",
     "StepResult",
@@ -71,6 +82,7 @@ __all__ = [
     "ToolEnvironment",
     "Trajectory",
     "TrajectoryRecord",
+    "TransformersEngine",
     "check_environment",
     "crbc",
     "edge_advantage",

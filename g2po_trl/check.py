@@ -16,7 +16,6 @@ there is a graph, does chance ever win?
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import random
 import sys
@@ -39,6 +38,7 @@ from .environments.checks import (
 from .environments.contract import Observation, StepResult, TextEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
 from .environments.tools import ToolEnvironment, random_call, text_environment_factory
+from .objects import load
 from .trajectory import Step, Trajectory
 
 LEVELS = ("broken", "doubtful", "good")
@@ -370,43 +370,6 @@ def _outcomes(played: _Played, turns: int) -> list[Finding]:
             )
         ]
     return [Finding("good", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}.")]
-
-
-def load(name: str) -> Callable[[], TextEnvironment]:
-    """`module:Class`, `package.module:function`, `file.py:Class`, or the address of an OpenEnv server.
-
-    Raises:
-        SystemExit: when there is no such thing.
-    """
-    if name.startswith(("http://", "https://")):
-        from .openenv import RemoteEnvironment
-
-        return partial(RemoteEnvironment, [name])
-    module, _, attribute = name.partition(":")
-    if not attribute and not name.endswith(".py"):
-        raise SystemExit(f"{name!r} names no environment: write module:Class, e.g. my_game:MyEnvironment")
-    if module.endswith(".py"):
-        sys.path.insert(0, str(Path(module).resolve().parent))
-        module = Path(module).stem
-    else:
-        sys.path.insert(0, "")
-    try:
-        loaded = importlib.import_module(module)
-        return getattr(loaded, attribute) if attribute else _only_environment(name, loaded)
-    except (ImportError, AttributeError) as error:
-        raise SystemExit(f"{name!r} cannot be loaded: {error}") from error
-
-
-def _only_environment(file: str, module: Any) -> type[TextEnvironment]:
-    found = [
-        one
-        for one in vars(module).values()
-        if isinstance(one, type) and issubclass(one, TextEnvironment) and one.__module__ == module.__name__
-    ]
-    if len(found) != 1:
-        names = f"holds {', '.join(one.__name__ for one in found)}" if found else "holds no TextEnvironment"
-        raise SystemExit(f"{file} {names}: write {file}:Class")
-    return found[0]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -29,15 +29,16 @@ from .agents import (
     ReflexionAgent,
     TokenBudget,
 )
-from .agents.chat import ChatError, LocalChat, ServerChat, TokenBudgetSpentError, VLLMChat
-from .check import load
+from .agents.chat import ChatError, ServerChat, TokenBudgetSpentError, load_local, load_vllm
 from .environments.checks import check_task_columns, is_score
 from .environments.contract import TextEnvironment
 from .environments.pool import EnvironmentPool
-from .environments.tasks import Panel, read_tasks
-from .environments.tools import TOOL_PROMPT, is_tool_environment, text_environment_factory
+from .environments.tasks import read_tasks
+from .environments.tools import is_tool_environment, text_environment_factory
 from .json_text import to_json, write_json
+from .objects import load
 from .rollout.prompting import PromptTemplate
+from .rollout.tool_prompt import TOOL_PROMPT
 from .runs.evaluate_arguments import DESCRIPTION, ENVIRONMENTS, parse
 from .runs.evaluation import summarize
 from .runs.fingerprint import (
@@ -47,6 +48,7 @@ from .runs.fingerprint import (
     fingerprint_prompt,
     fingerprint_weights,
 )
+from .runs.panel import Panel
 from .runs.run_description import installed_versions, load_object, load_prompt
 from .trajectory import Trajectory
 
@@ -125,8 +127,8 @@ def make_chat(args: argparse.Namespace) -> ChatModel:
     if args.base_url:
         return ServerChat(args.base_url, args.model, args.key_variable, args.parallel, chat_template_kwargs=template)
     if args.engine == "vllm":
-        return VLLMChat(args.model, template, **args.engine_options)
-    return LocalChat(args.model, args.batch_size, template, **args.engine_options)
+        return load_vllm(args.model, template, **args.engine_options)
+    return load_local(args.model, args.batch_size, template, **args.engine_options)
 
 
 def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         import uvicorn
     except ImportError as error:
         raise SystemExit(f"serving needs openenv: {how_to_install('openenv')}") from error
-    from .check import load
+    from .objects import load
 
     try:
         app = make_app(load(args.environment), args.max_sessions, args.environment_variables, args.max_turns)

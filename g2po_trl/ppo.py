@@ -22,6 +22,7 @@ from accelerate.utils import gather_object
 from trl.trainer.utils import get_config_model_id
 
 from .config import G2POConfig
+from .credit.gae import gae, whiten
 from .credit.graph import StateGraph
 from .trainer import G2POTrainer
 from .trajectory import Trajectory
@@ -193,41 +194,10 @@ class PPOTrainer(G2POTrainer):
             "critic/explained_variance": 1 - (returns - values).var() / spread if spread > 0 else 0.0,
             "time/critic": seconds,
         }
-        for name, value in logged.items():
-            self._metrics["train"][name].append(float(value))
+        self._log(logged)
 
     def save_more(self, folder: str) -> None:
         self.critic.save(folder)
 
     def load_more(self, folder: str) -> None:
         self.critic.load(folder)
-
-
-def gae(rewards: np.ndarray, values: np.ndarray, lengths: np.ndarray, gamma: float, lam: float) -> np.ndarray:
-    """Generalised advantage estimation over the turns of episodes.
-
-    Args:
-        rewards, values: (S,) of each step, over trajectories, then steps.
-        lengths: (M,) steps of each trajectory; they sum to S.
-
-    Returns:
-        (S,) A_j = sum_k (gamma lam)^k delta_{j+k} within the step's trajectory.
-    """
-    advantages = np.zeros(len(rewards))
-    ends = np.cumsum(lengths)
-    following, next_values = np.zeros(len(lengths)), np.zeros(len(lengths))
-    for back in range(1, int(lengths.max(initial=0)) + 1):  # the last step of every trajectory, the one before, …
-        here = np.flatnonzero(lengths >= back)
-        step = ends[here] - back
-        delta = rewards[step] + gamma * next_values[here] - values[step]
-        following[here] = advantages[step] = delta + gamma * lam * following[here]
-        next_values[here] = values[step]
-    return advantages
-
-
-def whiten(advantages: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """(advantages - mean) / (std + 1e-8) over the used steps; 0 where they have no spread."""
-    if used.sum() < 2:
-        return np.zeros_like(advantages)
-    mean, std = advantages[used].mean(), advantages[used].std(ddof=1)
-    return (advantages - mean) / (std + 1e-8)

@@ -17,7 +17,7 @@ from trl import GRPOConfig, ModelConfig, TrlParser
 from .config import G2POConfig
 from .runs.checkpoint import find_checkpoint
 from .runs.evaluation import REPORT, before_and_after, format_table
-from .runs.persistence import HubError
+from .runs.hub import HubError
 from .trainer import G2POTrainer
 
 EXIT_NOT_PUSHED = 3
@@ -145,7 +145,7 @@ def run_recipe(
     args = trainer.args
     if args.load_best_model_at_end and report_dataset is None:
         raise ValueError("load_best_model_at_end is True and report_dataset is None: pass another panel to report on")
-    trainer.run_settings = settings
+    trainer.folder.settings = settings
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
     try:
@@ -164,7 +164,7 @@ def run_recipe(
     trainer.save_state()
     trainer.create_model_card(dataset_name=dataset_name)
     if trainer.accelerator.is_main_process:
-        before, after = before_and_after(trainer.evaluations)
+        before, after = before_and_after(trainer.folder.evaluations)
         print(f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
         print(format_table({"after": after} if before is after else {"before": before, "after": after}))
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")

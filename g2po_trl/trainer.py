@@ -1,11 +1,11 @@
 """`G2POTrainer`: TRL's `GRPOTrainer` with a multi-turn rollout and graph advantages.
 
 Four things differ from GRPO:
-1. a sample's "generation" is an episode in an environment, many replies long;
+1. a sample's "generation" is an episode in an environment, many replies long (`player`);
 2. every step of it (one prompt, one reply) is a row of its own, so a rollout gives any number of rows;
-3. a row's advantage comes from the state graph of its group, not from the reward alone;
-4. rows are cut into micro-batches by tokens inside one training step.
-The loss is TRL's own.
+3. a row's advantage comes from the state graph of its group, not from the reward alone (`credit`);
+4. rows are cut into micro-batches by tokens inside one training step (`update`).
+The loss is TRL's own. Here are TRL's hooks, which hand over to these parts and to what a run leaves (`folder`).
 """
 
 from __future__ import annotations
@@ -15,35 +15,56 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import gather_object, is_peft_model, send_to_device
 from datasets import Dataset
+from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, ProgressCallback, Trainer
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import TrainOutput
+from trl import GRPOTrainer
+from trl.trainer.utils import get_config_model_id
 
 from .config import G2POConfig
+from .credit.assignment import Credit, check_advantages
 from .credit.estimators import estimator_name, make_estimator
-from .credit.graph import StateGraph, TrajectoryRecord, record
-from .credit.prediction import LambdaChoice
+from .credit.graph import StateGraph
 from .environments.contract import TextEnvironment
-from .environments.tasks import check_datasets, groups_of
-from .environments.tools import TOOL_PROMPT, is_tool_environment, text_environment_factory
-from .rollout.chat_template import template_of
-from .rollout.player import RolloutStats
+from .environments.tasks import check_datasets, tasks_hash
+from .environments.tools import is_tool_environment, text_environment_factory
+from .parts import check_arguments, check_errors, check_trainer, make_player, make_update
 from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
-from .runs.callbacks import CollapseStop, IterationLine
-from .runs.metrics import merge_micro_batch_metrics, rollout_metrics, without_texts
+from .rollout.sampling import Sampling
+from .rollout.stats import RolloutStats
+from .rollout.tool_prompt import TOOL_PROMPT
+from .runs import hub
+from .runs.callbacks import RolloutBar, callbacks_of
+from .runs.checkpoint import (
+    Staging,
+    clear_staging,
+    find_checkpoint,
+    read_checkpoint,
+    save_rollout_state,
+)
+from .runs.evaluation import summarize
+from .runs.metrics import evaluation_metrics, merge_micro_batch_metrics, rollout_metrics, without_texts
+from .runs.model_card import build_model_card, describe_adapter
+from .runs.panel import play_panel
+from .runs.run_description import describe_run
+from .runs.run_folder import RunFolder
 from .runs.sample_table import SampleTable
-from .trajectory import Step, Trajectory, note_advantages, write_jsonl
-from .update.batch import StepBatch, loss_scale, make_micro_batches
-from .update.exchange import cut_over_ranks
-from .update.log_probs import LogProbsTrainer
+from .runs.task_errors import TaskErrorReport, TaskErrors
+from .runs.task_order import TaskSampler
+from .trajectory import Step, Trajectory, note_advantages
+from .update.batch import StepBatch
 from .update.sharding import keep_outputs_exact
+from .update.update import MicroBatches
 
 # TRL 1.16 asks a model for it at every rollout, under the name transformers 5 deprecates: nothing a user could act on.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -54,7 +75,7 @@ def _environment_reward(**kwargs):
     raise RuntimeError("rewards come from the environment; this function is never called")
 
 
-class G2POTrainer(LogProbsTrainer):
+class G2POTrainer(GRPOTrainer):
     """Trains a language model as an agent by Group-Graph Policy Optimization.
 
     Args:
@@ -81,6 +102,8 @@ class G2POTrainer(LogProbsTrainer):
 
     _tag_names: ClassVar[list[str]] = ["trl", "g2po"]
     _name = "G2PO"
+    hub_model_id: str | None = None  # read before transformers sets them
+    push_in_progress = None
 
     def __init__(
         self,
@@ -97,26 +120,15 @@ class G2POTrainer(LogProbsTrainer):
         **kwargs,
     ):
         args = args or G2POConfig("g2po-output")
-        if not isinstance(args, G2POConfig):
-            raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
-        for name in ("reward_funcs", "reward_processing_classes", "tools", "rollout_func"):
-            if name in kwargs:
-                raise TypeError(f"{name} has no meaning in G2POTrainer: the environment plays and pays. Remove it.")
-        if environment_factory is None:
-            raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
-        if args.use_vllm and (kwargs.get("quantization_config") or getattr(model, "is_quantized", False)):
-            raise ValueError(
-                "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
-                "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
-            )
-        self.environment_factory = environment_factory
+        check_arguments(model, args, kwargs, environment_factory)
         if advantage_fn is not None:
             args.check_advantage_fn()
+        self.environment_factory = environment_factory
         if is_tool_environment(environment_factory):
             environment_factory = text_environment_factory(environment_factory, args.max_turns)
             prompt_template = TOOL_PROMPT if prompt_template is DEFAULT_PROMPT else prompt_template
         check_datasets(environment_factory, train_dataset, eval_dataset)
-        _check_writable(Path(args.output_dir))
+        self._staging = Staging()
 
         super().__init__(
             model=model,
@@ -127,40 +139,42 @@ class G2POTrainer(LogProbsTrainer):
             processing_class=processing_class,
             **kwargs,
         )
-        if template_of(self.processing_class) is None:
-            raise ValueError(
-                f"the tokenizer of {self.model.config._name_or_path or 'the model'} has no chat template: use an "
-                "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class`"
-            )
-        if self.aux_loss_enabled:
-            raise ValueError(
-                f"router_aux_loss_coef is {self.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
-                "models would depend on how the step batch is cut. Set router_aux_loss_coef=0."
-            )
-        if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
-            raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
-        loss_scale(args.loss_type, {"advantages": (), "completion_mask": torch.zeros(0)}, 1, 1, 1, 1)  # known type?
+        check_trainer(self)
         self.card_facts = card_facts or {}
-        self.choose_layout()
-        self.advantage_fn, self.estimator_name = self._choose_estimator(advantage_fn)
-        self.open_environments(environment_factory, prompt_template, state_key, dict(train_dataset[0]))
-        self.evaluations = []
-        self._slices: list[list[dict[str, Any]]] = []
+        self.prompt_template = prompt_template
+        advantage_fn, self.estimator_name = self._choose_estimator(advantage_fn)
+        self.update = make_update(self)
+        self.credit = Credit(
+            advantage_fn,
+            args.gamma,
+            args.num_generations,
+            args.value_lambda,
+            state_key,
+            args.state_key_ignores,
+            args.state_similarity,
+            gather_object,
+        )
+        self.task_errors = TaskErrors(args.task_error_patience)
+        self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
+        self.player.pool.check(dict(train_dataset[0]))  # before any work is lost
+        rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
+        self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
+        self._slices: MicroBatches = []
         self._update_time = 0.0
-        self.lambda_choice = LambdaChoice()
-        self.remove_callback(ProgressCallback)
-        self.remove_callback(PrinterCallback)
-        if not args.disable_tqdm:
-            self.add_callback(IterationLine(args.optimizer_steps_per_iteration))
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        """What a user watches."""
+        args, pool = self.args, self.player.pool
+        if self.accelerator.is_main_process and not args.disable_tqdm:
+            print(pool.describe(args.per_device_train_batch_size * args.steps_per_generation), flush=True)
         self.sample_table = SampleTable(
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
         )
-        if args.log_trajectories_every:
-            self.add_callback(self.sample_table)
-        if args.min_valid_action_ratio or args.min_success_of_best:
-            self.add_callback(
-                CollapseStop(args.min_valid_action_ratio, args.min_success_of_best, args.collapse_patience)
-            )
+        for theirs in (ProgressCallback, PrinterCallback):
+            self.remove_callback(theirs)
+        for ours in (TaskErrorReport(self.task_errors), *callbacks_of(args), self.sample_table):
+            self.add_callback(ours)
 
     def create_accelerator_and_postprocess(self) -> None:
         """The accelerator as transformers makes it; called before any model is prepared, the reference included."""
@@ -175,76 +189,74 @@ class G2POTrainer(LogProbsTrainer):
 
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:
         """(S,) advantages of all ranks' steps, by their graph; `trajectories` are this rank's."""
-        return self.advantage_fn(graph)
+        return self.credit.estimator(graph)
 
     # -- rollout ---------------------------------------------------------------------------------------------------
 
-    def _roll_out(self, rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    def play(
+        self,
+        tasks: Sequence[dict[str, Any]],
+        sampling: Sampling | None = None,
+        groups: Sequence[int] | None = None,
+        description: str = "rollout",
+        seeds: Sequence[int] | None = None,
+    ) -> tuple[list[Trajectory], RolloutStats]:
+        """Play one episode of each task with the current policy, on this rank; all ranks must call it together.
+
+        Args:
+            tasks: dataset rows. sampling: `None` is training's.
+            seeds: one an episode, of its replies, where the engine takes any (vLLM). `None`: torch's random state.
+        """
+        sampling = sampling or Sampling.for_training(self.args)
+        bar = RolloutBar(description, self.args.max_turns, len(tasks), self.accelerator.is_main_process)
+        try:
+            with self._policy_in_engine():
+                return self.player.play(tasks, sampling, groups, seeds, on_turn=bar)
+        finally:
+            bar.close()
+
+    def _policy_in_engine(self) -> AbstractContextManager[None]:
+        """Around several `play` calls of one policy: the engine gets its weights once."""
+        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not self.accelerator._models:
+            raise RuntimeError(
+                "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
+                "calling `evaluate` first"
+            )
+        return self.player.rollout()
+
+    def _roll_out(self, rows: list[dict[str, Any]]) -> MicroBatches:
         """Rollout -> graph -> advantages -> step batch: the micro-batches of each of the iteration's slices."""
-        num_generations, rank = self.args.num_generations, self.accelerator.process_index
-        first = rank * len(rows)  # a group is `num_generations` rows in a row, counted over all ranks
-        groups = [(first + i) // num_generations for i in range(len(rows))]
+        first = self.accelerator.process_index * len(rows)
+        # A group is `num_generations` rows in a row, counted over all ranks.
+        groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
         trajectories, stats = self.play(rows, groups=groups)
 
-        started = time.perf_counter()
-        self._assign_state_keys(trajectories, groups)
-        with_actions = self.args.value_lambda == "auto"
-        records = gather_object([record(trajectory, with_actions) for trajectory in trajectories])
+        clock = _Clock()
+        records = self.credit.records(trajectories, groups)
         self.task_errors.count(records)
-        self._check_errors(trajectories, records)
-        graph = self._graph_of(groups_of(records, num_generations))
+        check_errors(records, [t.error for t in trajectories if t.outcome == "error"], self.args.max_error_rate)
+        graph = self.credit.graph(records)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
-        steps_before = sum(len(r.keys) for r in records[:first])
-        num_steps = sum(len(t.steps) for t in trajectories)
-        _check_advantages(advantages, sum(len(r.keys) for r in records))
-        advantage_time = time.perf_counter() - started
+        steps_before, num_steps = (sum(len(r.keys) for r in part) for part in (records[:first], records))
+        check_advantages(advantages, num_steps)
+        own = advantages[steps_before : steps_before + sum(len(t.steps) for t in trajectories)]
+        clock.lap("time/advantage")
 
-        own = advantages[steps_before : steps_before + num_steps]
         note_advantages(trajectories, own, groups)
         batch = StepBatch.from_trajectories(trajectories, own, self.args.mask_truncated_completions)
-        started = time.perf_counter()
-        slices, update_metrics = self._micro_batches(batch)
-        batch_time, started = time.perf_counter() - started, time.perf_counter()
-        self.add_log_probs([micro_batch for part in slices for micro_batch in part])
-        logps_time = time.perf_counter() - started
-        times = {"time/advantage": advantage_time, "time/batch": batch_time, "time/logps": logps_time}
-        self._log_rollout(trajectories, stats, graph, times, update_metrics)
+        slices, update_metrics = self.update.micro_batches(self.model, batch, self._step)
+        clock.lap("time/batch")
+        self._add_log_probs(slices)
+        clock.lap("time/logps")
+        self._log_rollout(trajectories, stats, graph, clock.laps, update_metrics)
         return slices
 
-    def _graph_of(self, groups: list[list[TrajectoryRecord]]) -> StateGraph:
-        """The graph with the values that are asked for; the same on every rank."""
-        args = self.args
-        if args.value_lambda != "auto":
-            return StateGraph.from_records(groups, args.gamma, args.value_lambda)
-        value_lambda = self.lambda_choice.choose(StateGraph.from_records(groups, args.gamma))
-        self._metrics["train"]["graph/value_lambda"].append(value_lambda)
-        return StateGraph.from_records(groups, args.gamma, value_lambda)
-
-    def _micro_batches(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-        """This rank's part of all ranks' step samples, as micro-batches by slice; and `update/*` metrics."""
-        slices, metrics = self.cut(local)
-        if not self.layout_holds(slices):
-            slices, metrics = self.cut(local)
-        return slices, metrics
-
-    def cut(self, local: StepBatch) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-        """`make_micro_batches` of all ranks' step samples as configured; the same, however often they are cut."""
-        args, rank = self.args, self.accelerator.process_index
-        if self.accelerator.num_processes == 1:
-            cut = partial(make_micro_batches, [local], rank)
-        else:
-            cut = partial(cut_over_ranks, local, rank, lambda thing: gather_object([thing]), self.accelerator.device)
-        return cut(
-            args.steps_per_generation,
-            args.max_tokens_per_micro_batch,
-            args.loss_type,
-            self.encode.tokenizer.pad_token_id,
-            self.row_multiple,
-            np.random.default_rng([args.seed, self._step, 0]),  # the same on every rank
-            self.token_layout,
-            self.packed_row_tokens,
-            self.beta != 0.0,
-        )
+    def _add_log_probs(self, slices: MicroBatches) -> None:
+        micro_batches = [micro_batch for part in slices for micro_batch in part]
+        unwrapped = self.accelerator.unwrap_model(self.model)
+        self.update.log_probs.add(self.model, self.ref_model, micro_batches, unwrapped)
+        if self.update.log_probs.policy_moves_on:
+            self._log(self.update.log_probs.metrics())
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -257,7 +269,7 @@ class G2POTrainer(LogProbsTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """One slice of the rollout: forward and backward of its micro-batches. Rolls out first when it is time."""
         slices_per_rollout = self.args.steps_per_generation
-        if self._step % (slices_per_rollout * self.num_iterations) == 0 or not self._slices:
+        if self._step % self._steps_of_a_rollout == 0 or not self._slices:
             self._slices = self._roll_out(inputs)
         micro_batches = self._slices[self._step % slices_per_rollout]
 
@@ -279,18 +291,42 @@ class G2POTrainer(LogProbsTrainer):
 
         self._step += 1
         self._update_time += time.perf_counter() - started
-        if self._step % (slices_per_rollout * self.num_iterations) == 0:
-            metrics["time/update"].append(self._update_time)
+        if self._step % self._steps_of_a_rollout == 0:
+            self._log({"time/update": self._update_time})
             self._update_time = 0.0
-            if not self.policy_moves_on:
-                self.log_sampling()
+            if not self.update.log_probs.policy_moves_on:
+                self._log(self.update.log_probs.metrics())
         return loss
 
+    @property
+    def _steps_of_a_rollout(self) -> int:
+        return self.args.steps_per_generation * self.num_iterations
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        with self.update.layout.of(inputs), self.update.log_probs.updating(inputs):
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss * inputs["loss_scale"]
 
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=False, **kwargs
+    ):
+        """TRL's only way from token ids to log-probabilities, for a micro-batch in its layout."""
+        computed = self.update.layout.log_probs(model, attention_mask[:, -logits_to_keep:], compute_entropy)
+        if computed is not None:
+            outputs = (*computed, None)
+        else:
+            outputs = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=compute_entropy, **kwargs
+            )
+        self.update.log_probs.saw(outputs[0])
+        return outputs
+
     # -- metrics ---------------------------------------------------------------------------------------------------
+
+    def _log(self, values: dict[str, float]) -> None:
+        """To be logged with the iteration."""
+        for name, value in values.items():
+            self._metrics["train"][name].append(float(value))
 
     def _log_rollout(
         self,
@@ -300,65 +336,233 @@ class G2POTrainer(LogProbsTrainer):
         times: dict[str, float],
         update_metrics: dict[str, float],
     ) -> None:
-        args = self.args
         ranks = gather_object([([without_texts(trajectory) for trajectory in trajectories], stats, times)])
         everyone = [trajectory for played, _, _ in ranks for trajectory in played]
         stats = RolloutStats.over_ranks([rank_stats for _, rank_stats, _ in ranks])
-        values = {
-            **rollout_metrics(everyone, graph, args),
-            **stats.metrics(len(everyone)),
-            **{name: max(rank_times[name] for _, _, rank_times in ranks) for name in times},
-            **update_metrics,
-            "episode/tasks_set_aside": len(self.task_errors.set_aside),
-        }
-        for name, value in values.items():
-            self._metrics["train"][name].append(float(value))
+        self._log(
+            {
+                **self.credit.statistics(graph),
+                **rollout_metrics(everyone, graph, self.args),
+                **stats.metrics(len(everyone)),
+                **{name: max(rank_times[name] for _, _, rank_times in ranks) for name in times},
+                **update_metrics,
+                "episode/tasks_set_aside": len(self.task_errors.set_aside),
+            }
+        )
         self.state.num_input_tokens_seen += stats.prompt_tokens + stats.generated_tokens
-        iteration = self._step // (args.steps_per_generation * self.num_iterations) + 1
-        if args.log_trajectories_every:
-            self.sample_table.offer(trajectories, iteration)
-        if args.save_trajectories:
-            suffix = f"-rank{self.accelerator.process_index}" if self.accelerator.num_processes > 1 else ""
-            write_jsonl(Path(args.output_dir) / "trajectories" / f"train-{iteration:06d}{suffix}.jsonl", trajectories)
+        iteration = self._step // self._steps_of_a_rollout + 1
+        self.sample_table.offer(trajectories, iteration)
+        self.folder.add_rollout(iteration, trajectories)
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Play the panel at `eval_temperature`, every row `num_generations_eval` times, from `eval_seed`.
+
+        Returns:
+            `eval_success_rate`, `eval_success_rate/<task_type>`, `eval_reward`, `eval_turns`, …; also appended to
+            output_dir/evaluations.jsonl, the trajectories written beside it.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        if isinstance(dataset, dict):
+            return {
+                key: value
+                for name, part in dataset.items()
+                for key, value in self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}").items()
+            }
+        if dataset is None or len(dataset) == 0:
+            raise ValueError("eval_dataset is empty: pass the panel of tasks to evaluate on")
+        started = time.perf_counter()
+        training = self.model.training
+        self.model.eval()
+        trajectories, rows = self._play_panel([dict(row) for row in dataset for _ in range(self.num_generations_eval)])
+        summary = summarize(trajectories, [row.get("task_type") for row in rows])
+        if self.accelerator.is_main_process:
+            step, temperature = self.state.global_step, self.args.eval_temperature
+            self.folder.add_evaluation(metric_key_prefix, step, temperature, summary, trajectories, rows)
+        metrics = evaluation_metrics(summary, metric_key_prefix)
+        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
+        # In training mode TRL would add the iteration's metrics, and forget them.
+        self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
+        self.model.train(training)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _play_panel(self, rows: list[dict[str, Any]]) -> tuple[list[Trajectory], list[dict[str, Any]]]:
+        sampling, args = Sampling.for_evaluation(self.args), self.args
+
+        def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
+            return self.play(tasks, sampling, description="evaluation", seeds=seeds)[0]
+
+        with self._policy_in_engine():
+            return play_panel(play, rows, args.per_device_eval_batch_size, args.eval_seed, self.accelerator)
 
     # -- what outlives the process ---------------------------------------------------------------------------------
 
-    def rollout_state(self) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
+        """Train, from the start or from a checkpoint: a folder, `True` or "latest", or "auto" (if there is one)."""
+        is_main, args = self.is_world_process_zero(), self.args
+        if is_main:
+            clear_staging(args.output_dir)
+        checkpoint = find_checkpoint(resume_from_checkpoint, args.output_dir)
+        if checkpoint is not None:
+            self.restore_rollout_state(
+                *read_checkpoint(checkpoint, self.run_identity(), args.process_index, args.world_size)
+            )
+            self.load_more(checkpoint)
+            if is_main:
+                print(f"Resuming from {checkpoint}", flush=True)
+        if is_main:
+            origin = self.model.config._name_or_path
+            panels = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
+            self.folder.write_run(
+                describe_run(args, origin, self.environment_factory, self.prompt_template, self.estimator_name),
+                {name: panel for name, panel in panels.items() if panel is not None},
+            )
+        if checkpoint is not None:
+            finished = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
+            if 0 < args.max_steps <= finished.global_step:  # transformers would make one more step
+                return self._take_up_finished_run(checkpoint, finished)
+        return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+
+    def _take_up_finished_run(self, checkpoint: str, state: TrainerState) -> TrainOutput:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError(
+                f"{checkpoint!r} is the end of its run (step {state.global_step}, max_steps={self.args.max_steps}): "
+                "there is nothing left to train. Use its model, or raise max_steps."
+            )
+        self._load_from_checkpoint(checkpoint)
+        self.state = state
+        return TrainOutput(state.global_step, 0.0, {})
+
+    def _get_train_sampler(self, dataset=None) -> Sampler:
+        return TaskSampler.of(super()._get_train_sampler(dataset), epoch=lambda: int(self.state.epoch or 0))
+
+    def run_identity(self) -> dict[str, Any]:
+        """What must be the same for a run to be continued."""
+        names = ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
+        names += ("gradient_accumulation_steps", "shuffle_dataset")
+        return {name: getattr(self.args, name) for name in names} | {"training tasks (hash)": self._tasks_hash}
+
+    @cached_property
+    def _tasks_hash(self) -> str:
+        return tasks_hash(self.train_dataset)
+
+    def rollout_state(self) -> tuple[dict[str, Any], MicroBatches]:
         """Place in the iteration, evaluations so far, and the step samples that are still to be trained on."""
-        between_iterations = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
-        state = {"step": self._step, "update_time": self._update_time, "evaluations": self.evaluations}
+        between_iterations = self._step % self._steps_of_a_rollout == 0
+        state = {"step": self._step, "update_time": self._update_time, "evaluations": self.folder.evaluations}
         state["metrics"] = dict(self._metrics["train"])  # not logged yet
         state["task_errors"] = self.task_errors.in_a_row
-        state["lambda_choice"] = self.lambda_choice.state()
+        state["lambda_choice"] = self.credit.state()
         return state, [] if between_iterations else self._slices
 
-    def restore_rollout_state(self, state: dict[str, Any], slices: list[list[dict[str, Any]]]) -> None:
-        self._step, self._update_time, self.evaluations = state["step"], state["update_time"], state["evaluations"]
+    def restore_rollout_state(self, state: dict[str, Any], slices: MicroBatches) -> None:
+        """Take up what `rollout_state` gave."""
+        self._step, self._update_time = state["step"], state["update_time"]
+        self.folder.evaluations = state["evaluations"]
         for name, values in state["metrics"].items():  # JSON has no NaN
             self._metrics["train"][name] = [math.nan if value is None else value for value in values]
         self.task_errors.in_a_row.update(state.get("task_errors", {}))
-        self.lambda_choice.restore(state["lambda_choice"])
+        self.credit.restore(state["lambda_choice"])
         self._slices = slices
         if self.accelerator.is_main_process:
-            self.write_evaluations()
+            self.folder.write_evaluations()
 
+    def save_more(self, folder: str) -> None:
+        """Write what a checkpoint must hold besides; called on the main process."""
 
-def _check_advantages(advantages: np.ndarray, num_steps: int) -> None:
-    if advantages.shape != (num_steps,):
-        raise ValueError(
-            f"advantage_fn returned shape {advantages.shape}; it must return one number a step: ({num_steps},)"
+    def load_more(self, folder: str) -> None:
+        """Take up what `save_more` wrote; called on every process."""
+
+    def _get_output_dir(self, trial) -> str:
+        return self._staging.folder(super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model, trial) -> None:
+        run_dir, args = Path(self._get_output_dir(trial)), self.args
+        with self._staging.checkpoint(run_dir, self.state, self.accelerator, args) as staged:
+            super()._save_checkpoint(model, trial)
+            state, slices = self.rollout_state()
+            state |= {"run": self.run_identity(), "num_processes": args.world_size, "buffered": bool(slices)}
+            save_rollout_state(staged, state, slices, args.process_index, args.should_save)
+            if args.should_save:
+                self.save_more(str(staged))
+        if args.push_to_hub:
+            self._push_from_checkpoint(str(run_dir / staged.name))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save model and tokenizer. Unlike transformers' it never pushes: saving must not fail for the Hub's sake."""
+        super().save_model(output_dir, _internal_call=True)
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        with hub.repository_made(self.args.hub_model_id, self.args.output_dir):
+            super().init_hf_repo(token, private)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self._staging.is_open:  # the folder will have another name when it is uploaded
+            return
+        hub.warn_of_failed_pushes(self.push_in_progress)
+        if self.hub_model_id is None:
+            self.init_hf_repo()
+        if self.hub_model_id is None and self.is_world_process_zero():
+            return
+        self._write_gitignore()
+        super()._push_from_checkpoint(checkpoint_folder)
+
+    def push_to_hub(self, *args, **kwargs):
+        """Save the model to `output_dir` and upload it with its card.
+
+        Raises:
+            HubError: when the Hub does not take it; the model then is in `output_dir`.
+        """
+        with hub.model_pushed(self):
+            if self.hub_model_id is None:
+                super().init_hf_repo(kwargs.get("token"), kwargs.get("private"))
+            self._write_gitignore()
+            return super().push_to_hub(*args, **kwargs)
+
+    def _write_gitignore(self) -> None:
+        if self.is_world_process_zero():
+            hub.write_gitignore(self.args.output_dir)
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
+        """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""
+        if not self.is_world_process_zero():
+            return
+        tasks = self.train_dataset
+        facts = {"Training tasks": f"{len(tasks)} (`{self._tasks_hash}`)", **self.card_facts}
+        if is_peft_model(self.model):
+            facts |= {f"Adapter `{name}`": describe_adapter(config) for name, config in self.model.peft_config.items()}
+        card = build_model_card(
+            self.args,
+            base_model=get_config_model_id(self.model.config),
+            environment=self.player.pool.name,
+            facts=facts,
+            is_adapter=is_peft_model(self.model),
+            estimator=self.estimator_name,
+            optimizer_steps=self.state.global_step,
+            evaluations=self.folder.evaluations,
+            tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
+            model_name=model_name,
+            dataset_name=dataset_name,
+            repo_id=self.hub_model_id,
+            architecture=(self.model.config.architectures or [None])[0],
         )
-    if not np.isfinite(advantages).all():
-        raise ValueError(f"advantage_fn returned {int((~np.isfinite(advantages)).sum())} values that are not finite")
+        card.save(Path(self.args.output_dir) / "README.md")
+
+    def close(self) -> None:
+        """End the environment workers. Called by itself when the trainer goes; may be called before."""
+        self.player.pool.close()
 
 
-def _check_writable(output_dir: Path) -> None:
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        probe = output_dir / f".write-test-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
-        ) from error
+class _Clock:
+    """Seconds of one thing after the other."""
+
+    def __init__(self):
+        self.laps: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self._started = now - self._started, now

@@ -19,8 +19,8 @@ from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate
-from g2po_trl.check import load
 from g2po_trl.environments.tasks import read_tasks
+from g2po_trl.objects import load
 from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
 from g2po_trl.rollout.prompting import DEFAULT_PROMPT
 from g2po_trl.runs.checkpoint import find_checkpoint

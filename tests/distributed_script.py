@@ -111,7 +111,7 @@ def main(model, output, scenario, loss_type, kind="none", resume=None):
         kwargs = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 10, "optim": "adamw_torch"}
     trainer = build(model, output, scenario, loss_type, kind, **kwargs)
     # As under sharded weights: every rank takes part in every call, with a dummy when its episodes have ended.
-    trainer.engine.is_collective |= scenario == "random lengths"
+    trainer.player.actor.engine.is_collective |= scenario == "random lengths"
     calls = watch_generation()
     trainer.train(resume_from_checkpoint=resume)
     sharding.check(trainer, kind)

@@ -48,7 +48,7 @@ class SharedModel:
         return []
 
 
-def shared_model(trainer, rank: int) -> None:
+def shared_model(engine_of, rank: int) -> None:
     """Both ranks ask with the same seeds, in evaluation with those of the panel, though their random states differ."""
     llm = SharedModel()
     wrapper = SimpleNamespace(mode="colocate", llm=llm, tensor_parallel_size=2)
@@ -61,8 +61,7 @@ def shared_model(trainer, rank: int) -> None:
         return prompts, [[7]] * len(prompts), [[[0.0]]] * len(prompts), None
 
     wrapper.generate = generate
-    trainer.vllm_generation = wrapper
-    engine = VLLMEngine(trainer)
+    engine = engine_of(wrapper)
     torch.manual_seed(rank)
     numbers = [2, 1]
     prompts = [[1, 100 + 10 * rank + i] for i in range(numbers[rank])]
@@ -83,15 +82,12 @@ if __name__ == "__main__":
     vllm.mode, vllm.accelerator, vllm.vllm_client = "server", accelerator, EchoServer()
     vllm.tensor_parallel_size, vllm.logprobs, vllm.structured_outputs_regex = 1, 0, None
     vllm.repetition_penalty, vllm.max_completion_length, vllm.model = 1.0, 8, None
-    trainer = SimpleNamespace(
-        vllm_generation=vllm,
-        accelerator=accelerator,
-        eos_token_ids=[7],
-        args=SimpleNamespace(stop_sequences=None, generation_kwargs=None, seed=0),
-        processing_class=SimpleNamespace(pad_token_id=0),
-        model=torch.nn.Linear(1, 1),
-    )
-    engine = VLLMEngine(trainer)
+    tokenizer, model = SimpleNamespace(pad_token_id=0), torch.nn.Linear(1, 1)
+
+    def engine_of(wrapper) -> VLLMEngine:
+        return VLLMEngine(tokenizer, [7], wrapper, accelerator, model, seed=0)
+
+    engine = engine_of(vllm)
     for numbers in ([3, 1], [0, 2], [1, 0], [0, 0], [2, 2]):
         prompts = [[1, 100 + 10 * rank + i] for i in range(numbers[rank])]
         replies = engine.generate(prompts, Sampling(temperature=0.5))
@@ -102,5 +98,5 @@ if __name__ == "__main__":
     assert len(engine.generate([[1, 100 + 10 * rank + i] for i in range(2 - rank)], Sampling(0.5), seeds)) == 2 - rank
     if rank == 0:
         assert EchoServer.seeds == {100: 7, 101: 9, 110: 8, 0: 0} and EchoServer.calls == 8, EchoServer.seeds
-    shared_model(trainer, rank)
+    shared_model(engine_of, rank)
     accelerator.end_training()  # its threads may abort Python as it exits

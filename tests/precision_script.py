@@ -141,7 +141,7 @@ def main(model, moved, output, cells):
             "ratio_before_any_step": max(far for step, far in known.furthest_ratio if step == 0),
             "ratio_after_a_step": max(far for step, far in steps.furthest_ratio if step == 1),
             "log_probs": known.log_probs_of,
-            "layout": steps.token_layout,
+            "layout": steps.update.layout.kind,
             "gradient_bytes": max(steps.gradient_bytes),
             "whole_gradient_bytes": 4 * sum(p.numel() for p in steps.model.parameters()),
         }

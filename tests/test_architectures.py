@@ -114,7 +114,7 @@ def test_a_training_step_moves_the_weights(name, make_trainer, family_folder, to
     before = trained(trainer)
     with caplog.at_level(logging.WARNING):
         trainer.train()
-    assert trainer.token_layout == FAMILIES[name].layout
+    assert trainer.update.layout.kind == FAMILIES[name].layout
     assert len(moved(trainer, before)) > len(before) / 3  # experts that no token chose, vision: they stay
     assert all(torch.isfinite(weight).all() for weight in trained(trainer).values())
 
@@ -137,7 +137,7 @@ def test_lora_on_all_linear_layers_trains_and_merges(name, make_trainer, family_
     )
     before = trained(trainer)
     trainer.train()
-    assert trainer.token_layout == FAMILIES[name].layout
+    assert trainer.update.layout.kind == FAMILIES[name].layout
     assert moved(trainer, before)
     model = trainer.model.eval()
     ids = torch.arange(3, 3 + 3 * WINDOW)[None]

@@ -13,7 +13,9 @@ from datasets import Dataset
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer, playing, trainer
+from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import trainer as trainer_module
+from g2po_trl.update import log_probs
 
 BUDGETS = json.loads(Path(__file__).with_name("budgets.json").read_text())
 
@@ -28,8 +30,8 @@ class Counted:
         body = trainer.accelerator.unwrap_model(trainer.model).base_model
         body.register_forward_pre_hook(self.count_forward, with_kwargs=True)
         trainer.ref_model.base_model.register_forward_pre_hook(self.count_forward, with_kwargs=True)
-        fleet = trainer.pool._fleet
-        generate, make_jobs = trainer.engine.generate, fleet._jobs
+        fleet = trainer.player.pool._fleet
+        generate, make_jobs = trainer.player.actor.engine.generate, fleet._jobs
 
         def count_generate(prompts, sampling, *more):
             self.generate_calls += 1
@@ -51,10 +53,11 @@ class Counted:
             self.gathered += len(pickle.dumps(objects))
             return objects
 
-        monkeypatch.setattr(trainer.engine, "generate", count_generate)
+        monkeypatch.setattr(trainer.player.actor.engine, "generate", count_generate)
         monkeypatch.setattr(fleet, "_jobs", count_jobs)
         for module in MODULES_THAT_GATHER:
             monkeypatch.setattr(module, "gather_object", count_gather)
+        monkeypatch.setattr(trainer.credit, "gather", count_gather)
 
     def count_forward(self, module, arguments, named):
         if self.rolling_out:
@@ -64,7 +67,7 @@ class Counted:
         self.positions += ids.numel()
 
 
-MODULES_THAT_GATHER = (trainer, playing)
+MODULES_THAT_GATHER = (trainer_module, log_probs)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +102,7 @@ def iteration(tmp_path_factory):
         ),
         prompt_template=ALFWORLD_COMPACT_PROMPT,
     )
-    trainer.checked_length = 10**9  # seldom: not a cost of an iteration
+    trainer.update.layout.checked_length = 10**9  # seldom: not a cost of an iteration
     with pytest.MonkeyPatch.context() as monkeypatch:
         counted = Counted(trainer, monkeypatch)
         trainer.train()

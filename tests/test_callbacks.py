@@ -67,7 +67,7 @@ def test_the_best_checkpoint_wins(make_trainer, tmp_path):
         eval_temperature=1.0,
     )
     trainer.train()
-    success = {entry["step"]: entry["success_rate"] for entry in trainer.evaluations}
+    success = {entry["step"]: entry["success_rate"] for entry in trainer.folder.evaluations}
     assert list(success) == [2, 4, 6, 8] and len(set(success.values())) > 1
     best = max(success, key=success.get)  # the first of equals
     assert trainer.state.best_global_step == best and trainer.state.best_metric == success[best]

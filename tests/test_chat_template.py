@@ -266,7 +266,7 @@ def test_a_multimodal_checkpoint_is_evaluated(tmp_path):
     """One that is no causal language model to `AutoModelForCausalLM`, with a template that takes lists of blocks."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from g2po_trl.agents.chat import ChatSettings, LocalChat
+    from g2po_trl.agents.chat import ChatSettings, load_local
 
     processor = build_processor(BLOCKS)
     tokenizer = processor.tokenizer
@@ -286,7 +286,7 @@ def test_a_multimodal_checkpoint_is_evaluated(tmp_path):
     )
     Qwen2_5_VLForConditionalGeneration(config).save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    chat = LocalChat(str(tmp_path))
+    chat = load_local(str(tmp_path))
     long = [{"role": "user", "content": "go north " * 100}]
     short, overflow = chat.reply([CONVERSATION[:2], long], ChatSettings(max_tokens=3), [0, 1])
     assert short.error is None and 1 <= short.reply_tokens <= 3 and short.prompt_end.endswith("assistant\n")

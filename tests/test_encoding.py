@@ -5,6 +5,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_actors import ScriptedEngine
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from toy_environments import Countdown
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -12,9 +13,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import EnvironmentPool, PromptTemplate
 from g2po_trl.rollout import encoding
+from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.encoding import ChatEncoder, word_cuts
 from g2po_trl.rollout.generation import Reply
-from g2po_trl.rollout.player import run_episodes
+from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.prompting import parse_plain
 
 LLAMA3 = (
@@ -175,19 +177,12 @@ def test_prompts_are_made_while_the_model_is_at_work(overlap):
 
     encoder.ids = ids
     with EnvironmentPool(Countdown, num_workers=2) as pool:
-        trajectories, stats = run_episodes(
-            pool,
+        engine = ScriptedEngine(
+            encoder.tokenizer,
             lambda prompts: [Reply(encoder.tokenizer("go<|im_end|>")["input_ids"]) for _ in prompts],
-            encoder,
-            TEMPLATE,
-            [{"turns": 9}] * 4,
-            list("abcd"),
-            [0] * 4,
-            max_turns=3,
-            history_length=2,
-            max_prompt_length=None,
-            overlap=overlap,
         )
+        player = Player(pool, PromptActor(engine, encoder, TEMPLATE), max_turns=3, overlap=overlap)
+        trajectories, stats = player.play([{"turns": 9}] * 4, groups=[0] * 4)
     assert [len(t.steps) for t in trajectories] == [3] * 4
     assert made == [(True, 4)] + ([(False, 2)] * 4 if overlap else [(True, 4)] * 2)
     assert stats.prompt_tokens == sum(len(s.prompt_ids) for t in trajectories for s in t.steps)

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from g2po_trl import Step, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.agents import ChatSettings
-from g2po_trl.agents.chat import LocalChat
-from g2po_trl.environments.tasks import Panel
+from g2po_trl.agents.chat import load_local
 from g2po_trl.evaluate import load_panel, main, parse, played_by, row_of
+from g2po_trl.runs.panel import Panel
 from g2po_trl.runs.run_description import load_object
 from g2po_trl.view.__main__ import main as view
 
@@ -299,7 +299,7 @@ def test_a_checkpoints_own_sampling_has_no_part(tiny_model_dir, tmp_path):
     asked = [[{"role": "user", "content": "go go go"}], [{"role": "user", "content": "wait"}]]
     for temperature in (0.0, 1.0):
         settings = ChatSettings(temperature, max_tokens=12)
-        replies = [LocalChat(str(folder)).reply(asked, settings, [1, 2]) for folder in (tiny_model_dir, other)]
+        replies = [load_local(str(folder)).reply(asked, settings, [1, 2]) for folder in (tiny_model_dir, other)]
         assert replies[0] == replies[1]
 
 

@@ -1,6 +1,7 @@
 """Engines: where a reply ends, what they say of its probability, and that every rank gets its own replies."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +15,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from g2po_trl import G2POConfig
 from g2po_trl.rollout import vllm_engine
+from g2po_trl.rollout.generate import generate_batch, generation_config
 from g2po_trl.rollout.generation import Engine
 from g2po_trl.rollout.player import RolloutStats
-from g2po_trl.rollout.sampling import Sampling, generate_batch, generation_config
+from g2po_trl.rollout.sampling import Sampling
 from g2po_trl.rollout.vllm_engine import VLLMEngine
 from g2po_trl.update.importance import SamplingStatistics, importance_ratio
 
@@ -28,12 +30,9 @@ def prompts_of(trainer, *texts):
 # -- where a reply ends -----------------------------------------------------------------------------------------------
 
 
-def engine_with(stop_sequences):
+def engine_with_tokenizer():
     tokenizer = build_tokenizer()
-    args = SimpleNamespace(stop_sequences=stop_sequences)
-    return tokenizer, Engine(
-        SimpleNamespace(eos_token_ids=[tokenizer.eos_token_id], args=args, processing_class=tokenizer)
-    )
+    return tokenizer, Engine(tokenizer, [tokenizer.eos_token_id])
 
 
 @pytest.mark.parametrize(
@@ -49,16 +48,20 @@ def engine_with(stop_sequences):
     ],
 )
 def test_where_a_reply_ends(text, kept, complete):
-    tokenizer, engine = engine_with(["</a>", "STOP"])
+    tokenizer, engine = engine_with_tokenizer()
+    sampling = Sampling(stop_sequences=("</a>", "STOP"))
     ids = tokenizer(text)["input_ids"]
-    reply = engine._reply(ids, [-float(i) for i in range(len(ids))])
+    reply = engine._reply(sampling, ids, [-float(i) for i in range(len(ids))])
     assert tokenizer.decode(reply.ids) == kept and reply.complete is complete
     assert reply.logprobs == [-float(i) for i in range(len(reply.ids))]
 
 
 def test_without_stop_sequences_only_the_end_of_turn_ends():
-    tokenizer, engine = engine_with(None)
-    assert tokenizer.decode(engine._reply(tokenizer("</a> go<|im_end|>x")["input_ids"]).ids) == "</a> go<|im_end|>"
+    tokenizer, engine = engine_with_tokenizer()
+    assert (
+        tokenizer.decode(engine._reply(Sampling(), tokenizer("</a> go<|im_end|>x")["input_ids"]).ids)
+        == "</a> go<|im_end|>"
+    )
 
 
 def test_generate_stops_at_stop_sequences(make_trainer):
@@ -67,7 +70,7 @@ def test_generate_stops_at_stop_sequences(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, stop_sequences=letters, max_completion_length=40)
     sampling = Sampling.for_training(trainer.args)
     torch.manual_seed(0)
-    replies = trainer.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
+    replies = trainer.player.actor.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
     texts = [trainer.processing_class.decode(reply.ids) for reply in replies]
     stopped = [(text, reply) for text, reply in zip(texts, replies) if any(letter in text for letter in letters)]
     assert len(stopped) > 6
@@ -91,16 +94,16 @@ def test_cut_off_replies_can_be_left_untrained(make_trainer):
 def test_evaluation_samples_as_it_is_told(tmp_path):
     options = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
     args = G2POConfig(str(tmp_path), top_k=5, top_p=0.9, **options)
-    assert Sampling.for_training(args) == Sampling(1.0, 0.9, 5, None)
-    assert Sampling.for_evaluation(args) == Sampling(0.4, 0.9, 5, None)
+    assert Sampling.for_training(args) == Sampling(1.0, 0.9, 5, None, max_tokens=args.max_completion_length)
+    assert Sampling.for_evaluation(args) == replace(Sampling.for_training(args), temperature=0.4)
     args = G2POConfig(str(tmp_path), top_k=5, eval_top_k=0, eval_top_p=0.5, eval_temperature=0.0, **options)
-    assert Sampling.for_evaluation(args) == Sampling(0.0, 0.5, 0, None)
+    assert Sampling.for_evaluation(args) == Sampling(0.0, 0.5, 0, None, max_tokens=args.max_completion_length)
 
 
 def test_greedy_is_greedy(make_trainer):
     trainer = make_trainer(max_completion_length=12)
     prompts = prompts_of(trainer, "go north", "take key")
-    first, second = (trainer.engine.generate(prompts, Sampling(temperature=0.0)) for _ in range(2))
+    first, second = (trainer.player.actor.engine.generate(prompts, Sampling(temperature=0.0)) for _ in range(2))
     assert [reply.ids for reply in first] == [reply.ids for reply in second]
 
 
@@ -110,11 +113,11 @@ def test_the_checkpoints_own_sampling_defaults_have_no_part_in_it(make_trainer, 
     for kwargs in ({}, {"peft_config": lora}):
         trainer = make_trainer(max_completion_length=12, **kwargs)
         prompts = prompts_of(trainer, "go north", "take key")
-        expected = trainer.engine.generate(prompts, Sampling(temperature=0.0))
+        expected = trainer.player.actor.engine.generate(prompts, Sampling(temperature=0.0))
         model = trainer.model.get_base_model() if kwargs else trainer.model
         strange = GenerationConfig(no_repeat_ngram_size=1, repetition_penalty=3.0, min_p=0.5, suppress_tokens=[5])
         model.generation_config = trainer.model.generation_config = strange
-        assert trainer.engine.generate(prompts, Sampling(temperature=0.0)) == expected
+        assert trainer.player.actor.engine.generate(prompts, Sampling(temperature=0.0)) == expected
         assert model.generation_config is trainer.model.generation_config is strange, "put back"
         again = trainer.model.generate(torch.tensor(prompts[:1]), max_new_tokens=12, pad_token_id=0)
         assert again[0, len(prompts[0]) :].tolist() != expected[0].ids, "it would have made a difference"
@@ -123,7 +126,7 @@ def test_the_checkpoints_own_sampling_defaults_have_no_part_in_it(make_trainer, 
 def test_generate_batch_needs_no_trainer(tiny_model_dir):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval(), build_tokenizer()
     prompts = tokenizer(["go north", "take"])["input_ids"]
-    config = generation_config(tokenizer, Sampling(temperature=0.0), 5, [tokenizer.eos_token_id])
+    config = generation_config(tokenizer, Sampling(temperature=0.0, max_tokens=5), [tokenizer.eos_token_id])
     together = generate_batch(model, tokenizer, prompts, config)
     assert [len(ids) for ids in together] == [5, 5]
     assert together == [generate_batch(model, tokenizer, [prompt], config)[0] for prompt in prompts]
@@ -199,25 +202,18 @@ class RecordingVLLM:
         return prompts, [[7]] * len(prompts), [[[-1.0]]] * len(prompts), None
 
 
-def engine_of(vllm, **args):
-    trainer = SimpleNamespace(
-        vllm_generation=vllm,
-        eos_token_ids=[7],
-        args=SimpleNamespace(**{"stop_sequences": None, "generation_kwargs": None, "seed": 0, **args}),
-        model=torch.nn.Linear(1, 1),
-        processing_class=SimpleNamespace(decode=lambda ids: "", pad_token_id=0),
-        accelerator=SimpleNamespace(process_index=1),
-    )
-    return VLLMEngine(trainer)
+def engine_of(vllm, options=None):
+    tokenizer = SimpleNamespace(decode=lambda ids: "", pad_token_id=0)
+    return VLLMEngine(tokenizer, [7], vllm, SimpleNamespace(process_index=1), torch.nn.Linear(1, 1), 0, options)
 
 
 def test_vllm_is_awake_for_a_whole_rollout():
     vllm = RecordingVLLM()
-    engine = engine_of(vllm, stop_sequences=["</action>"], generation_kwargs={"frequency_penalty": 0.1})
+    engine = engine_of(vllm, {"frequency_penalty": 0.1})
     with engine.rollout():
         engine.generate([[1], [2]], Sampling())
         assert engine.generate([], Sampling()) == []
-        engine.generate([[1]], Sampling(temperature=0.2))
+        engine.generate([[1]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
     assert vllm.events == [
         *("weights", "forget", "wake kv_cache", "generate 2 asleep=False", "generate 1 asleep=False", "sleep 2")
     ]

@@ -12,6 +12,7 @@ from test_packing import rollout_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
+from g2po_trl.parts import make_update
 from g2po_trl.update import attention
 from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.packing import _only, default_row_tokens, lay_out, make_packs
@@ -40,8 +41,8 @@ def batch_of(lengths, seed=0):
 
 
 def holds(trainer, lengths):
-    slices, _ = trainer.cut(batch_of(lengths))
-    return trainer.layout_holds(slices)
+    slices, _ = trainer.update.cut(batch_of(lengths))
+    return trainer.update.layout_holds(trainer.model, slices)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a known window", "one that no configuration tells"])
@@ -54,38 +55,46 @@ def test_longer_sequences_are_looked_at_again(make_family_trainer, monkeypatch, 
     with caplog.at_level(logging.WARNING):
         assert holds(trainer, [4, 6, 8, 10]) and holds(trainer, [11, 11, 12, 12]) and not caplog.text
         assert not holds(trainer, [18, 19, 20, 20] if known else [22, 23, 24, 24])
-    assert trainer.token_layout == "padded"
+    assert trainer.update.layout.kind == "padded"
     assert "token_layout is 'shared' and 'padded' is used: on sequences of up to 2" in caplog.text
     assert "tokens see other tokens than the configuration says" in caplog.text
 
 
 def test_a_window_keeps_the_shared_layout(make_family_trainer):
     trainer = make_family_trainer("Mistral with a window")
-    assert holds(trainer, [4, 6, 8, 10]) and holds(trainer, [30, 60, 90, 90]) and trainer.token_layout == "shared"
-    assert holds(trainer, [100, 120]) and trainer.checked_length == 94, "not twice as long: not looked at again"
+    assert (
+        holds(trainer, [4, 6, 8, 10]) and holds(trainer, [30, 60, 90, 90]) and trainer.update.layout.kind == "shared"
+    )
+    assert holds(trainer, [100, 120]) and trainer.update.layout.checked_length == 94, (
+        "not twice as long: not looked at again"
+    )
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
 def test_one_token_that_does_not_see_all_is_found(make_family_trainer, bf16):
     """By the largest difference: the mean over all tokens hides it. (One token of each packed row.)"""
     trainer = make_family_trainer("Qwen2", bf16=bf16)
-    slices, _ = trainer.cut(batch_of([20] * 100))
-    assert trainer.layout_holds(slices)
+    slices, _ = trainer.update.cut(batch_of([20] * 100))
+    assert trainer.update.layout_holds(trainer.model, slices)
     ((micro_batch,),) = slices
     length = micro_batch["packed_ids"].shape[1]
     for row, place in {spot // length: spot % length for spot in micro_batch["scored_from"].tolist()}.items():
         ends = micro_batch["packed_ends"][row]
         ends[:place][ends[:place] > place] = place  # the last scored token of each packed row sees itself alone
-    trainer.checked_length = 0
-    assert not trainer.layout_holds(slices)
+    trainer.update.layout.checked_length = 0
+    assert not trainer.update.layout_holds(trainer.model, slices)
 
 
 def test_dropout_is_no_difference(make_trainer):
     lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, peft_config=lora)
     trainer.model.train()
-    slices, _ = trainer.cut(rollout_of(trainer))
-    assert trainer.layout_holds(slices) and trainer.token_layout == "shared" and trainer.model.training
+    slices, _ = trainer.update.cut(rollout_of(trainer))
+    assert (
+        trainer.update.layout_holds(trainer.model, slices)
+        and trainer.update.layout.kind == "shared"
+        and trainer.model.training
+    )
 
 
 class Tensors(TorchDispatchMode):
@@ -102,13 +111,13 @@ class Tensors(TorchDispatchMode):
 def test_the_look_is_bounded_and_makes_no_float64(make_trainer):
     """Its padded rows are as many as fit `max_tokens_per_micro_batch`; MPS has no float64."""
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, max_tokens_per_micro_batch=500)
-    slices, _ = trainer.cut(batch_of([20, 40, 60, 80, 100] * 6))
+    slices, _ = trainer.update.cut(batch_of([20, 40, 60, 80, 100] * 6))
     forwarded = []
     trainer.model.base_model.register_forward_pre_hook(
         lambda module, arguments, named: forwarded.append(named["input_ids"].numel()), with_kwargs=True
     )
     with Tensors() as seen:
-        assert trainer.layout_holds(slices)
+        assert trainer.update.layout_holds(trainer.model, slices)
     assert len(forwarded) == 3 and max(forwarded) <= 520
     assert torch.float64 not in seen.dtypes and torch.float32 in seen.dtypes
 
@@ -117,7 +126,7 @@ def test_the_look_is_bounded_and_makes_no_float64(make_trainer):
 def test_what_the_configuration_tells_is_not_tried(make_family_trainer, caplog, name):
     with caplog.at_level(logging.WARNING):
         trainer = make_family_trainer(name, max_steps=1)
-        assert trainer.token_layout == "padded"
+        assert trainer.update.layout.kind == "padded"
     reason = attention.why_padded(trainer.model)
     assert f"token_layout is 'shared' and 'padded' is used: {reason}." in caplog.text
     trainer.train()
@@ -127,9 +136,9 @@ def test_padding_moves_no_position(make_family_trainer):
     """GPT-2's positions are learned ones: rows padded on the left, as TRL passes them, are trained at wrong ones."""
     trainer = make_family_trainer("GPT-2", token_layout="padded")
     model, batch = trainer.model.eval(), batch_of([5, 20, 60])
-    (((micro_batch,),), _) = trainer.cut(batch)
+    (((micro_batch,),), _) = trainer.update.cut(batch)
     with torch.no_grad():
-        found = trainer.log_probs(model, micro_batch)
+        found = trainer.update.score(model, micro_batch)
         for row, prompt in enumerate(micro_batch["prompt_mask"].sum(1).tolist()):
             ids = torch.cat([micro_batch["prompt_ids"][row, -prompt:], micro_batch["completion_ids"][row]])[None]
             wanted = torch.log_softmax(model(input_ids=ids).logits[0, prompt - 1 : -1], -1)
@@ -141,8 +150,8 @@ def test_flash_attention_takes_packed_rows(make_trainer, caplog, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment)
     monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", "flash_attention_2")
     with caplog.at_level(logging.WARNING):
-        trainer.choose_layout()
-    assert trainer.token_layout == "packed"
+        trainer.update = make_update(trainer)
+    assert trainer.update.layout.kind == "packed"
     assert "token_layout is 'shared' and 'packed' is used: attn_implementation is 'flash_attention_2'" in caplog.text
 
 
@@ -150,8 +159,8 @@ def test_attention_that_takes_no_mask_is_padded_and_it_is_said(make_trainer, cap
     trainer = make_trainer(LongLetterEnvironment)
     monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", "paged|mine")
     with caplog.at_level(logging.WARNING):
-        trainer.choose_layout()
-    assert trainer.token_layout == "padded" and "attn_implementation is 'paged|mine'" in caplog.text
+        trainer.update = make_update(trainer)
+    assert trainer.update.layout.kind == "padded" and "attn_implementation is 'paged|mine'" in caplog.text
 
 
 def test_rows_of_one_sequence_need_no_mask():
@@ -163,10 +172,10 @@ def test_rows_of_one_sequence_need_no_mask():
 
 def test_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment)
-    assert trainer.row_multiple is None
+    assert trainer.update.layout.row_multiple is None
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
-    trainer.choose_layout()
-    assert trainer.row_multiple == 64
+    trainer.update = make_update(trainer)
+    assert trainer.update.layout.row_multiple == 64
 
 
 def test_eager_attention_gets_shorter_rows():
@@ -198,5 +207,5 @@ class Moved(list):
 
 def test_llama_4_scales_attention_by_the_place(make_family_trainer):
     trainer = make_family_trainer("Llama 4", packed_row_tokens=4096, router_aux_loss_coef=0.0)
-    assert trainer.packed_row_tokens == 256, "its floor_scale"
+    assert trainer.update.layout.row_tokens == 256, "its floor_scale"
     assert attention.limits(trainer.model.config) == [WINDOW]

@@ -7,7 +7,7 @@ from letter_environment import LongLetterEnvironment
 from test_packing import move, rollout_of
 from test_trainer import gradient
 
-from g2po_trl import G2POTrainer
+from g2po_trl.update.log_probs import Correction
 
 
 class Passes:
@@ -23,13 +23,13 @@ class Passes:
 
 def gradients(trainer, micro_batches, monkeypatch, moves_on):
     """The gradient, forward passes it took, and `sampling/*`."""
-    monkeypatch.setattr(G2POTrainer, "policy_moves_on", moves_on)
+    monkeypatch.setattr(trainer.update.log_probs, "policy_moves_on", moves_on)
     micro_batches = [dict(micro_batch) for micro_batch in micro_batches]
     passes = Passes(trainer.model)
-    trainer.add_log_probs(micro_batches)
+    trainer._add_log_probs([micro_batches])
     found = gradient(trainer, micro_batches)
     if not moves_on:
-        trainer.log_sampling()
+        trainer._log(trainer.update.log_probs.metrics())
     logged = trainer._metrics["train"].items()
     metrics = {name: values.pop() for name, values in logged if name.startswith("sampling") and values}
     return found, passes.number, metrics
@@ -45,14 +45,16 @@ def gradients(trainer, micro_batches, monkeypatch, moves_on):
 )
 def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypatch, mode, loss_type, layout):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, loss_type=loss_type, token_layout=layout)
-    trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
-    trainer.vllm_importance_sampling_mode, trainer.vllm_importance_sampling_clip_max = mode, 1.05
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+    trainer.vllm_importance_sampling_clip_max = 1.05  # what the loss of TRL reads
+    trainer.vllm_importance_sampling_mode = mode
+    trainer.update.log_probs.correction = Correction(mode, None, 1.05)
     batch = rollout_of(trainer)
     rng = np.random.default_rng(1)
-    ((plain,), _) = trainer.cut(batch)
+    ((plain,), _) = trainer.update.cut(batch)
     trainer.model.eval()
     with torch.no_grad():  # an engine that is off by a little, and gave no number for one token
-        exact = [trainer.log_probs(trainer.model, micro_batch) for micro_batch in plain]
+        exact = [trainer.update.score(trainer.model, micro_batch) for micro_batch in plain]
     for micro_batch, logps in zip(plain, exact):
         noise = torch.from_numpy(rng.normal(size=logps.shape).astype(np.float32))
         micro_batch["sampling_per_token_logps"] = logps + 0.1 * noise
@@ -63,7 +65,7 @@ def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypat
     assert passes == len(plain) and passes_before == 2 * passes
     assert metrics == pytest.approx(metrics_before, abs=1e-5) and len(metrics) == 6
     assert 0 < metrics["sampling/importance_sampling_ratio/clipped_fraction"] < 1
-    trainer.vllm_importance_sampling_correction = False
+    trainer.vllm_importance_sampling_correction, trainer.update.log_probs.correction = False, None
     uncorrected, _, metrics = gradients(trainer, plain, monkeypatch, moves_on=False)
     assert (uncorrected - before).norm() > 1e-3 * before.norm(), "or nothing was corrected"
     assert set(metrics) == {"sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"}
@@ -77,10 +79,10 @@ def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer):
         ({"num_iterations": 2}, True),
     ):
         trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, **options)
-        slices, _ = trainer.cut(rollout_of(trainer))
+        slices, _ = trainer.update.cut(rollout_of(trainer))
         passes = Passes(trainer.model)
-        trainer.add_log_probs([micro_batch for part in slices for micro_batch in part])
-        assert trainer.policy_moves_on == moves_on
+        trainer._add_log_probs([[micro_batch for part in slices for micro_batch in part]])
+        assert trainer.update.log_probs.policy_moves_on == moves_on
         assert passes.number == moves_on * sum(map(len, slices))
         move(trainer)
 
@@ -89,7 +91,7 @@ def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer):
 def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
     """For any engine that gives its log-probabilities; here one that is half a nat too sure."""
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, max_steps=4, **options)
-    generate, cut = trainer.engine.generate, trainer.cut
+    generate, cut = trainer.player.actor.engine.generate, trainer.update.cut
 
     def with_logprobs(prompts, sampling, seeds):
         replies = generate(prompts, sampling, seeds)
@@ -97,15 +99,15 @@ def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
             reply.logprobs = [0.0] * len(reply.ids)
         return replies
 
-    def half_a_nat(batches):
-        slices, metrics = cut(batches)
+    def half_a_nat(batch, step):
+        slices, metrics = cut(batch, step)
         for micro_batch in (micro_batch for part in slices for micro_batch in part):
             with torch.no_grad():
-                logps = trainer.log_probs(trainer.model, micro_batch)
+                logps = trainer.update.score(trainer.model, micro_batch)
             micro_batch["sampling_per_token_logps"] += logps.cpu() + 0.5
         return slices, metrics
 
-    trainer.engine.generate, trainer.cut = with_logprobs, half_a_nat
+    trainer.player.actor.engine.generate, trainer.update.cut = with_logprobs, half_a_nat
     trainer.train()
     name = "sampling/sampling_logp_difference/mean"
     logged = [log[name] for log in trainer.state.log_history if name in log]

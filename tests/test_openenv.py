@@ -18,8 +18,8 @@ from tools_by_hand import Safe
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment, check_environment
-from g2po_trl.check import load
 from g2po_trl.environments.pool import EnvironmentFailure
+from g2po_trl.objects import load
 from g2po_trl.openenv import RemoteEnvironment, main, make_app, read_observation
 
 TESTS = Path(__file__).parent

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2po_trl.update import ordering
-from g2po_trl.update.batch import StepBatch, make_micro_batches
+from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 from g2po_trl.update.exchange import cut_over_ranks
 from g2po_trl.update.ordering import Ordering, order_over_ranks
 from g2po_trl.update.packing import common_prefix
@@ -121,18 +121,14 @@ def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_mak
             moved.append(len(received))
 
         exchanges[threading.get_ident()] = all_to_all
-        return cut_over_ranks(
-            batch, rank, gather, "cpu", 3, 200, "grpo", 0, None, np.random.default_rng(1), layout, 90, kl=False
-        )
+        return cut_over_ranks(batch, rank, options, np.random.default_rng(1), gather, "cpu")
 
-    exchanges = {}
+    options, exchanges = Cut(3, 200, "grpo", 0, None, layout, 90, kl=False), {}
     monkeypatch.setattr(
         torch.distributed, "all_to_all_single", lambda *arguments: exchanges[threading.get_ident()](*arguments)
     )
     for rank, (slices, metrics) in enumerate(on_ranks(batches, cut)):
-        wanted, wanted_metrics = make_micro_batches(
-            batches, rank, 3, 200, "grpo", 0, None, np.random.default_rng(1), layout, 90, kl=False
-        )
+        wanted, wanted_metrics = make_micro_batches(batches, rank, options, np.random.default_rng(1))
         assert metrics == wanted_metrics
         for part, wanted_part in zip(slices, wanted, strict=True):
             for micro_batch, other in zip(part, wanted_part, strict=True):

@@ -3,10 +3,11 @@
 from functools import partial
 
 import pytest
+from scripted_actors import ScriptedActor
 from toy_environments import Countdown, Dying, Waiting
 
 from g2po_trl import EnvironmentPool
-from g2po_trl.rollout.episodes import play_turns
+from g2po_trl.rollout.player import Player
 
 
 def play(environment, tasks, act=None, overlap=True, max_turns=4, workers=2, groups=None):
@@ -17,15 +18,8 @@ def play(environment, tasks, act=None, overlap=True, max_turns=4, workers=2, gro
         return [episode.step("go", "go", **(act(episode) if act else {}) or {}) for episode in live]
 
     with EnvironmentPool(environment, num_workers=workers, step_timeout=20) as pool:
-        trajectories, cost = play_turns(
-            pool,
-            go,
-            tasks,
-            [str(i) for i in range(len(tasks))],
-            groups or range(len(tasks)),
-            max_turns,
-            overlap=overlap,
-        )
+        player = Player(pool, ScriptedActor(go), max_turns, overlap)
+        trajectories, cost = player.play(tasks, groups=groups)
     return trajectories, cost, asked
 
 

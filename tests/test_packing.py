@@ -18,7 +18,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
 from g2po_trl.update.attention import visible
-from g2po_trl.update.batch import StepBatch, make_micro_batches
+from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 from g2po_trl.update.packing import (
     LAYOUTS,
     common_prefix,
@@ -128,7 +128,7 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
         replies = [rng.integers(0, 3, rng.integers(1, 5)).astype(np.int32) for _ in range(size)]
         batches.append(StepBatch(prompts, replies, np.arange(size, dtype=np.float32), np.ones(size, dtype=bool)))
     made = [
-        make_micro_batches(batches, rank, 2, 60, "dapo", 0, None, np.random.default_rng(3), layout, 40)
+        make_micro_batches(batches, rank, Cut(2, 60, "dapo", 0, None, layout, 40), np.random.default_rng(3))
         for rank in range(num_ranks)
     ]
     shapes = [[[len(m["advantages"]) for m in part] for part in slices] for slices, _ in made]
@@ -152,7 +152,7 @@ def test_alike_rows_go_to_a_slice_together():
 
     def cut(num_slices, layout):
         slices, metrics = make_micro_batches(
-            [batch], 0, num_slices, 2000, "dapo", 0, None, np.random.default_rng(3), layout, 1000
+            [batch], 0, Cut(num_slices, 2000, "dapo", 0, None, layout, 1000), np.random.default_rng(3)
         )
         rows = [sorted(row for m in part for row in m["advantages"].int().tolist()) for part in slices]
         return rows, metrics["update/repeated_token_fraction"]
@@ -197,10 +197,10 @@ def test_gradients_are_those_of_padded_rows(make_trainer, options):
     move(trainer)
     gradients, forwarded = {}, {}
     for layout in ("padded", "packed", "shared"):
-        trainer.token_layout = layout
-        slices, metrics = trainer.cut(batch)
+        trainer.update.layout.kind = layout
+        slices, metrics = trainer.update.cut(batch)
         part = [micro_batch for part in slices for micro_batch in part]
-        trainer.add_log_probs(part)
+        trainer._add_log_probs([part])
         gradients[layout], forwarded[layout] = gradient(trainer, part), metrics["update/forwarded_tokens"]
     assert gradients["padded"].norm() > 0
     for layout in ("packed", "shared"):
@@ -223,11 +223,11 @@ def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
     move(trainer)
     gradients = {}
     for layout, attention in (("padded", "sdpa"), ("packed", "flex_attention"), ("shared", "flex_attention")):
-        trainer.token_layout = layout
+        trainer.update.layout.kind = layout
         for model in (trainer.model, trainer.ref_model):
             model.set_attn_implementation(attention)
-        (part,), _ = trainer.cut(batch)
-        trainer.add_log_probs(part)
+        (part,), _ = trainer.update.cut(batch)
+        trainer._add_log_probs([part])
         gradients[layout] = gradient(trainer, part)
     for layout in ("packed", "shared"):
         assert (gradients[layout] - gradients["padded"]).norm() < 1e-5 * gradients["padded"].norm()
@@ -237,11 +237,11 @@ def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
 @pytest.mark.skipif(not shutil.which("c++"), reason="compiles for the CPU, and there is no C++ compiler")
 def test_compiled_flex_attention_has_the_same_log_probabilities(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.cut(rollout_of(trainer))
+    ((micro_batch,),), _ = trainer.update.cut(rollout_of(trainer))
     with torch.no_grad():
-        wanted = trainer.log_probs(trainer.model, micro_batch)
+        wanted = trainer.update.score(trainer.model, micro_batch)
         trainer.model.set_attn_implementation("flex_attention")
-        assert torch.allclose(trainer.log_probs(trainer.model, micro_batch), wanted, atol=1e-5)
+        assert torch.allclose(trainer.update.score(trainer.model, micro_batch), wanted, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch trains flex attention on GPUs only")
@@ -253,7 +253,7 @@ def test_training_with_flex_attention(make_trainer):
         model_init_kwargs={"attn_implementation": "flex_attention"},
     )
     trainer.train()
-    assert trainer.token_layout == "shared" and trainer.checked_length > 0
+    assert trainer.update.layout.kind == "shared" and trainer.update.layout.checked_length > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is trained")
@@ -264,13 +264,13 @@ def test_flex_attention_is_refused_on_a_cpu(make_trainer):
 
 def test_half_precision_is_within_its_rounding(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, bf16=True)
-    ((micro_batch,),), _ = trainer.cut(rollout_of(trainer))
-    assert trainer.layout_holds([[micro_batch]]) and trainer.token_layout == "shared"
+    ((micro_batch,),), _ = trainer.update.cut(rollout_of(trainer))
+    assert trainer.update.layout_holds(trainer.model, [[micro_batch]]) and trainer.update.layout.kind == "shared"
 
 
 def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.cut(rollout_of(trainer))
+    ((micro_batch,),), _ = trainer.update.cut(rollout_of(trainer))
     from trl.trainer import utils
 
     seen = []
@@ -278,7 +278,7 @@ def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
     monkeypatch.setattr(
         utils._ChunkedLogProbFunction, "apply", lambda hidden, *rest: seen.append(len(hidden)) or apply(hidden, *rest)
     )
-    trainer.log_probs(trainer.model, micro_batch)
+    trainer.update.score(trainer.model, micro_batch)
     assert seen == [int(micro_batch["completion_mask"].sum())]
 
 
@@ -303,10 +303,10 @@ def test_no_tensor_is_tokens_by_vocabulary(make_trainer, monkeypatch, layout):
     monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 32)
     monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 100)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, token_layout=layout)
-    ((micro_batch,),), _ = trainer.cut(rollout_of(trainer))
+    ((micro_batch,),), _ = trainer.update.cut(rollout_of(trainer))
     config = trainer.model.config
     with BesideVocabulary(config.vocab_size) as seen:
-        trainer.add_log_probs([micro_batch])
+        trainer._add_log_probs([[micro_batch]])
         gradient(trainer, [micro_batch])
     assert seen.rows == config.hidden_size < micro_batch["completion_mask"].sum() / 3
 
@@ -315,5 +315,5 @@ def test_training_keeps_the_layout_and_reports_it(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
     trainer.train()
     (log, *_) = [log for log in trainer.state.log_history if "update/forwarded_tokens" in log]
-    assert trainer.token_layout == "shared" and trainer.checked_length > 0
+    assert trainer.update.layout.kind == "shared" and trainer.update.layout.checked_length > 0
     assert 0 < log["update/repeated_token_fraction"] < 1 and 0 <= log["update/padding_fraction"] < 1

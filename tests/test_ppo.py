@@ -12,7 +12,7 @@ from letter_trainer import OPTIONS
 from safetensors.torch import load_file
 
 from g2po_trl import Observation, PPOConfig, PPOTrainer, StepResult, TextEnvironment
-from g2po_trl.ppo import gae, whiten
+from g2po_trl.credit.gae import gae, whiten
 from g2po_trl.update.critic import Critic, clipped_value_loss
 
 LENGTH = 3

@@ -98,7 +98,7 @@ def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_
     with pytest.raises(ValueError, match="report_dataset is None: pass another panel"):
         run_recipe(trainer, None, {})
     run_recipe(trainer, None, {}, report_dataset=TASKS.select(range(3, 7)))
-    names = [(entry["name"], entry["step"], entry["episodes"]) for entry in trainer.evaluations]
+    names = [(entry["name"], entry["step"], entry["episodes"]) for entry in trainer.folder.evaluations]
     assert names == [("report", 0, 4), ("eval", 1, 3), ("eval", 2, 3), ("report", 2, 4)]
     assert "Held-out tasks, 4 episodes" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()

@@ -3,12 +3,14 @@
 import pytest
 from conftest import build_tokenizer
 from letter_environment import LETTER_PROMPT, LetterEnvironment
+from scripted_actors import ScriptedEngine
 from toy_environments import Countdown, Overwhelming
 
 from g2po_trl import EnvironmentPool, PromptTemplate, Trajectory
+from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.encoding import ChatEncoder
 from g2po_trl.rollout.generation import Reply
-from g2po_trl.rollout.player import run_episodes
+from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.prompting import parse_plain
 from g2po_trl.runs.evaluation import summarize
 
@@ -32,10 +34,9 @@ def play(
         return [Reply(encode.tokenizer(reply)["input_ids"], complete=reply.endswith("<|im_end|>")) for _ in prompts]
 
     with EnvironmentPool(environment, num_workers=2) as pool:
-        trajectories, stats = run_episodes(
-            pool, generate, encode, template, tasks, [str(i) for i in range(len(tasks))], range(len(tasks)),
-            max_turns, 2, max_prompt_length,
-        )  # fmt: skip
+        engine = ScriptedEngine(encode.tokenizer, generate)
+        actor = PromptActor(engine, encode, template, max_prompt_length=max_prompt_length)
+        trajectories, stats = Player(pool, actor, max_turns).play(tasks)
     return trajectories, stats, calls
 
 

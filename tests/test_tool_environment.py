@@ -21,11 +21,11 @@ from g2po_trl import (
 from g2po_trl.environments.pool import EnvironmentFailure
 from g2po_trl.environments.tools import (
     is_tool_environment,
-    parse_tool_calls,
     read_calls,
     text_environment_factory,
 )
 from g2po_trl.rollout.prompting import ParsedReply
+from g2po_trl.rollout.tool_prompt import parse_tool_calls
 
 
 def call(name, **arguments):

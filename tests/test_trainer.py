@@ -44,8 +44,8 @@ def gradient(trainer, micro_batches):
 
 def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
     """What `_micro_batches` makes; with `extra_rows`, the same with filler rows added to every micro-batch."""
-    trainer.args.max_tokens_per_micro_batch = max_tokens or 10**9
-    ((part,), _) = trainer._micro_batches(batch)
+    trainer.update.max_tokens = trainer.update.layout.max_tokens = max_tokens or 10**9
+    ((part,), _) = trainer.update.micro_batches(trainer.model, batch)
     if extra_rows:
         (((rows,)),) = deal_rows(batch.lengths(range(len(batch))), 1, 1, np.random.default_rng(0))
         micro_batch = batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
@@ -54,7 +54,7 @@ def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
             trainer.args.loss_type, micro_batch, len(batch), batch.num_tokens, 1, trainer.args.steps_per_generation
         )
         part = [micro_batch]
-    trainer.add_log_probs(part)
+    trainer._add_log_probs([part])
     return part
 
 
@@ -170,7 +170,7 @@ def test_estimators_are_chosen_by_name(make_trainer, tmp_path, options, name, ex
     trainer = make_trainer(LongLetterEnvironment, max_steps=1, **options)
     groups = [trainer.play([dict(TASKS[i])] * 4)[0] for i in range(2)]
     graph = StateGraph.from_groups(groups, trainer.args.gamma, trainer.args.value_lambda)
-    assert np.array_equal(trainer.advantage_fn(graph), expected(graph, invalid_action_penalty=0.1))
+    assert np.array_equal(trainer.credit.estimator(graph), expected(graph, invalid_action_penalty=0.1))
     trainer.train()
     trainer.create_model_card()
     assert f"Advantages: `{name}`" in (tmp_path / "out" / "README.md").read_text()
@@ -213,15 +213,15 @@ def test_rows_without_an_advantage_are_left_out_and_the_gradient_stays_the_same(
     batch.trained[::7] = False
     gone = 1 - np.mean(batch.trained & (advantages != 0))
     for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"):
-        trainer.loss_type = trainer.args.loss_type = loss_type
+        trainer.loss_type = trainer.update.loss_type = loss_type
         found = {}
         for beta in (0.0, 1.0):
-            trainer.beta = beta
-            slices, metrics = trainer.cut(batch)
+            trainer.update.log_probs.beta = beta
+            slices, metrics = trainer.update.cut(batch)
             left_out, rows = metrics["update/left_out_fraction"], sum(len(m["advantages"]) for p in slices for m in p)
-            trainer.beta = 0.0
+            trainer.update.log_probs.beta = 0.0
             for part in slices:
-                trainer.add_log_probs(part)
+                trainer._add_log_probs([part])
             found[beta] = [gradient(trainer, part) for part in slices], left_out, rows
         (without, left_out, few), (whole, _, many) = found[0.0], found[1.0]
         assert left_out == pytest.approx(gone) and 0.3 < gone < 0.6

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.rollout.generation import TransformersEngine
+from g2po_trl.parts import make_engine
 from g2po_trl.rollout.sampling import Sampling
 
 # Longer than two blocks of vLLM's cache.
@@ -99,7 +99,7 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     trainer = make_trainer(folder, mode, rank, ranks)
     base = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
     counts, differences, endings, cache = [], [], [], []
-    generate, rollout = trainer.engine.generate, trainer.engine.rollout
+    generate, rollout = trainer.player.actor.engine.generate, trainer.player.actor.engine.rollout
 
     def watched(prompts, sampling, seeds=None):
         counts.append(len(prompts))
@@ -115,7 +115,7 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
         cache.append([0, 0])
         return rollout()
 
-    trainer.engine.generate, trainer.engine.rollout = watched, watched_rollout
+    trainer.player.actor.engine.generate, trainer.player.actor.engine.rollout = watched, watched_rollout
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
     after = dict(trainer.model.named_parameters())
@@ -171,14 +171,14 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     }
     rooms = ("a desk 1 and a mug 1.\nActions:\ngo to desk 1\ntake mug 1", "a fridge 1.\nActions:\ngo to fridge 1", "")
     texts = [f"{RULES}Task: put some mug on desk\nSeen: You see {room}" for room in rooms]
-    prompts = [trainer.encode([{"role": "user", "content": text}])[0] for text in texts]
+    prompts = [trainer.player.actor.encode([{"role": "user", "content": text}])[0] for text in texts]
     prompts = [prompts[0]] * 8 + prompts[1:]
     result["prompts"] = prompts
 
     def answers() -> dict:
-        with trainer.engine.rollout():
-            replies = trainer.engine.generate(prompts, Sampling(temperature=0.0))
-        expected = TransformersEngine(trainer).generate(prompts, Sampling(temperature=0.0))
+        with trainer.player.actor.engine.rollout():
+            replies = trainer.player.actor.engine.generate(prompts, Sampling(temperature=0.0))
+        expected = make_engine(trainer, "generate").generate(prompts, Sampling(temperature=0.0))
         return {
             "replies": [reply.ids for reply in replies],
             "transformers": [reply.ids for reply in expected],
@@ -224,7 +224,7 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
     adapter = "lora" if mode in ("evaluate adapter", "evaluate resumed") else "full"
     trainer = make_trainer(folder, adapter, rank, ranks, **options)
     trainer.add_callback(MoveTrained())
-    events, generate, sync = [], trainer.engine.generate, trainer.vllm_generation.sync_weights
+    events, generate, sync = [], trainer.player.actor.engine.generate, trainer.vllm_generation.sync_weights
 
     def counted_sync():
         events.append("sync")
@@ -235,7 +235,7 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
         events.append(largest_difference(trainer) if whole else 0)
         return generate(*arguments)
 
-    trainer.vllm_generation.sync_weights, trainer.engine.generate = counted_sync, watched
+    trainer.vllm_generation.sync_weights, trainer.player.actor.engine.generate = counted_sync, watched
 
     def panel(eval_seed=0, batch=2) -> dict:
         events.clear()

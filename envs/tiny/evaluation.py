@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
+from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.encoding import ChatEncoder
-from g2po_trl.rollout.generation import Reply
-from g2po_trl.rollout.player import run_episodes
+from g2po_trl.rollout.generation import TransformersEngine, lent
+from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.prompting import PromptTemplate
+from g2po_trl.rollout.sampling import Sampling
 from g2po_trl.trajectory import Trajectory
 
 
@@ -47,40 +49,11 @@ def play(
 ) -> list[Trajectory]:
     """One episode of each row's task."""
     torch.manual_seed(seed)
-    model.eval()
-
-    @torch.no_grad()
-    def generate(prompts: list[list[int]]) -> list[Reply]:
-        replies: list[Reply] = []
-        for i in range(0, len(prompts), batch_size):
-            batch = tokenizer.pad({"input_ids": prompts[i : i + batch_size]}, return_tensors="pt")
-            ids = model.generate(
-                **batch,
-                max_new_tokens=max_completion_length,
-                do_sample=True,
-                temperature=temperature,
-                top_k=0,
-                top_p=1.0,
-            )
-            for reply in ids[:, batch["input_ids"].shape[1] :].tolist():
-                complete = tokenizer.eos_token_id in reply
-                end = reply.index(tokenizer.eos_token_id) + 1 if complete else len(reply)
-                replies.append(Reply(reply[:end], complete=complete))
-        return replies
-
-    trajectories, _ = run_episodes(
-        _LocalPool(make_environment, len(rows)),
-        generate,
-        ChatEncoder(tokenizer),
-        template,
-        rows,
-        [row["task_id"] for row in rows],
-        range(len(rows)),
-        max_turns,
-        history_length,
-        None,
-    )
-    return trajectories
+    width = max_completion_length + 512  # of a prompt, about
+    engine = TransformersEngine(tokenizer, [tokenizer.eos_token_id], lent(model), batch_tokens=batch_size * width)
+    actor = PromptActor(engine, ChatEncoder(tokenizer), template, history_length)
+    player = Player(_LocalPool(make_environment, len(rows)), actor, max_turns)
+    return player.play(rows, Sampling(temperature, max_tokens=max_completion_length))[0]
 
 
 def summarize(trajectories: Sequence[Trajectory], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

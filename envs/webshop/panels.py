@@ -9,8 +9,8 @@ from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import HISTORY_LENGTH
-from g2po_trl.environments.tasks import Panel
 from g2po_trl.runs.fingerprint import fingerprint_files
+from g2po_trl.runs.panel import Panel
 
 ABOUT = """You shop for somebody in an online shop. search[words] searches, where there is a search bar; \
 click[target] clicks what the page shows: a product's number, an option, a page. Choose every option that was asked \

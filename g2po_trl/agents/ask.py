@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..rollout.actor import prompt_contents
 from ..rollout.episodes import Episode
-from ..rollout.player import prompt_contents
 from ..rollout.prompting import ParsedReply, PromptTemplate, fit_prompt, listed_spelling
 from ..trajectory import Trajectory
 from .chat import Conversation

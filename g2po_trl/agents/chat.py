@@ -9,12 +9,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..installing import how_to_install
 from ..json_text import write_json
 from ..rollout.encoding import ChatEncoder
 from .loading import load_model
+
+if TYPE_CHECKING:
+    from ..rollout.generation import Engine, Reply
+    from ..rollout.sampling import Sampling
 
 Conversation = list[dict[str, str]]
 # How servers say that a conversation is longer than their model's context.
@@ -40,6 +44,20 @@ class ChatSettings:
     top_k: int = 0
     min_p: float | None = None
     repetition_penalty: float = 1.0
+
+    def sampling(self) -> Sampling:
+        """The same for an engine, whose replies end with any of the words."""
+        from ..rollout.sampling import Sampling  # with torch, which a server's client does without
+
+        return Sampling(
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.min_p,
+            self.repetition_penalty,
+            self.max_tokens,
+            (*self.stop, *self.stop_after),
+        )
 
     def cut(self, text: str) -> str:
         """The text up to where a reply ends."""
@@ -128,145 +146,100 @@ class ChatModel:
         """Free what the model holds."""
 
 
-class LocalChat(ChatModel):
-    """A checkpoint or an adapter, by transformers' `generate`. The same batches with the same seeds: the same text."""
+class EngineChat(ChatModel):
+    """A model in this process, asked through an engine: the one that panels of training are played with, too.
+
+    Args:
+        engine: token ids -> token ids.
+        longest: tokens of prompt and reply together that the model takes; `None`: any number.
+        batch_size: conversations that an engine without seeds answers together: the same batches with the same seeds,
+            the same text.
+    """
 
     def __init__(
         self,
-        model: str,
-        batch_size: int = 32,
+        engine: Engine,
+        longest: int | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
-        **model_kwargs: Any,
+        batch_size: int = 32,
     ):
-        import torch
-        from transformers import AutoTokenizer
-
-        kwargs = {"device_map": "auto" if torch.cuda.is_available() else None, "dtype": "auto", **model_kwargs}
-        self.model = load_model(model, **kwargs)
-        self.model.eval()
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-        except (OSError, ValueError):  # an adapter without its tokenizer
-            base = self.model.peft_config["default"].base_model_name_or_path
-            self.tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.batch_size = batch_size
-        self.longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.encode = ChatEncoder(self.tokenizer, chat_template_kwargs)
-        ends = self.model.generation_config.eos_token_id
-        ends = {self.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
-        self.ends = sorted(end for end in ends if end is not None)
+        self.engine, self.longest, self.batch_size = engine, longest, batch_size
+        self.independent = engine.takes_seeds
+        self.encode = ChatEncoder(engine.tokenizer, chat_template_kwargs)
 
     def reply(
         self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
     ) -> list[ChatReply]:
-        import torch
-
         texts = [self.encode.text(conversation) for conversation in conversations]
-        ids = self.encode.ids(texts)
-        replies: list[ChatReply | None] = [None] * len(ids)
-        for i, prompt in enumerate(ids):
-            if self.longest is not None and len(prompt) + settings.max_tokens > self.longest:
-                replies[i] = ChatReply(
-                    "", len(prompt), error=_too_long(len(prompt), settings.max_tokens, self.longest)
-                )
-        left = [i for i, reply in enumerate(replies) if reply is None]
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            torch.manual_seed(_combined(seeds))
-            for start in range(0, len(left), self.batch_size):
-                chosen = left[start : start + self.batch_size]
-                for i, reply in zip(chosen, self._generate([ids[i] for i in chosen], settings)):
-                    end = texts[i][-64:]
-                    replies[i] = ChatReply(reply.text, reply.prompt_tokens, reply.reply_tokens, reply.complete, end)
-        return replies
-
-    def _generate(self, prompts: list[list[int]], settings: ChatSettings) -> list[ChatReply]:
-        from ..rollout.sampling import Sampling, generate_batch, generation_config
-
-        config = generation_config(
-            self.tokenizer,
-            Sampling(settings.temperature, settings.top_p, settings.top_k, settings.min_p),
-            settings.max_tokens,
-            self.ends,
-            [*settings.stop, *settings.stop_after],
-            repetition_penalty=settings.repetition_penalty,
-        )
-        replies = []
-        for prompt, row in zip(prompts, generate_batch(self.model, self.tokenizer, prompts, config)):
-            last = next((i for i, token in enumerate(row) if token in self.ends), None)
-            written = row if last is None else row[:last]
-            text = self.encode.decode(written)
+        prompts = self.encode.ids(texts)
+        most = settings.max_tokens
+        fits = [self.longest is None or len(ids) + most <= self.longest for ids in prompts]
+        asked = [i for i, fit in enumerate(fits) if fit]
+        replies = [ChatReply("", len(ids), error=_too_long(len(ids), most, self.longest)) for ids in prompts]
+        for i, answer in zip(asked, self._generate([prompts[i] for i in asked], settings, seeds, asked)):
+            last = bool(answer.ids) and answer.ids[-1] in self.engine.ends
+            text = self.encode.decode(answer.ids[:-1] if last else answer.ids)
             shown = settings.cut(text)
-            replies.append(ChatReply(shown, len(prompt), len(written), last is not None or shown != text))
+            complete = answer.complete or shown != text
+            replies[i] = ChatReply(shown, len(prompts[i]), len(answer.ids) - last, complete, texts[i][-64:])
+        return replies
+
+    def _generate(
+        self, prompts: Sequence[list[int]], settings: ChatSettings, seeds: Sequence[int], asked: Sequence[int]
+    ) -> list[Reply]:
+        sampling = settings.sampling()
+        if self.engine.takes_seeds:
+            return self.engine.generate(prompts, sampling, [seeds[i] for i in asked])
+        import torch
+
+        devices = range(torch.cuda.device_count())
+        replies: list[Reply] = []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(_combined(seeds))
+            for start in range(0, len(prompts), self.batch_size):
+                replies += self.engine.generate(prompts[start : start + self.batch_size], sampling)
         return replies
 
 
-class VLLMChat(ChatModel):
-    """A checkpoint or an adapter, by vLLM in this process."""
+def load_local(
+    model: str, batch_size: int = 32, chat_template_kwargs: dict[str, Any] | None = None, **model_kwargs: Any
+) -> EngineChat:
+    """A checkpoint or an adapter, by transformers' `generate`.
 
-    independent = True
+    Args:
+        model: a folder or a Hub id. model_kwargs: of `from_pretrained`.
+    """
+    import torch
+    from transformers import AutoTokenizer
 
-    def __init__(self, model: str, chat_template_kwargs: dict[str, Any] | None = None, **engine_kwargs: Any):
-        from vllm import LLM
+    from ..rollout.generation import TransformersEngine
 
-        self.adapter = None
-        self.template_kwargs = chat_template_kwargs or {}
-        adapter = Path(model, "adapter_config.json")
-        if adapter.is_file():
-            from vllm.lora.request import LoRARequest
+    loaded = load_model(
+        model, **{"device_map": "auto" if torch.cuda.is_available() else None, "dtype": "auto", **model_kwargs}
+    )
+    loaded.eval()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    except (OSError, ValueError):  # an adapter without its tokenizer
+        base = loaded.peft_config["default"].base_model_name_or_path
+        tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
+    engine = TransformersEngine.of(loaded, tokenizer)
+    return EngineChat(engine, longest, chat_template_kwargs, batch_size)
 
-            settings = json.loads(adapter.read_text())
-            self.adapter = LoRARequest("adapter", 1, model)
-            engine_kwargs = {"enable_lora": True, "max_lora_rank": max(8, settings["r"]), **engine_kwargs}
-            model = settings["base_model_name_or_path"]
-        # vLLM would take temperature, top_p, … that a request leaves open from the checkpoint's generation_config.
-        self.engine = LLM(model, **{"generation_config": "vllm", **engine_kwargs})
-        self.ends = _ends_of(model, engine_kwargs.get("revision"))
-        self.longest = self.engine.llm_engine.model_config.max_model_len
-        self.encode = ChatEncoder(self.engine.get_tokenizer(), chat_template_kwargs)
 
-    def reply(
-        self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
-    ) -> list[ChatReply]:
-        from vllm import SamplingParams
+def load_vllm(model: str, chat_template_kwargs: dict[str, Any] | None = None, **vllm_options: Any) -> EngineChat:
+    """A checkpoint or an adapter, by vLLM in this process.
 
-        sampling = [
-            SamplingParams(
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-                min_p=settings.min_p or 0.0,
-                repetition_penalty=settings.repetition_penalty,
-                max_tokens=settings.max_tokens,
-                stop=[*settings.stop, *settings.stop_after] or None,
-                include_stop_str_in_output=True,
-                stop_token_ids=self.ends,
-                seed=seed,
-            )
-            for seed in seeds
-        ]
-        prompts = [self.encode(conversation) for conversation in conversations]
-        fits = [i for i, (ids, _) in enumerate(prompts) if len(ids) + settings.max_tokens <= self.longest]
-        outputs = self.engine.generate(
-            [{"prompt_token_ids": prompts[i][0]} for i in fits],
-            [sampling[i] for i in fits],
-            lora_request=self.adapter,
-            use_tqdm=False,
-        )
-        replies = [
-            ChatReply("", len(ids), error=_too_long(len(ids), settings.max_tokens, self.longest)) for ids, _ in prompts
-        ]
-        for i, output in zip(fits, outputs):
-            replies[i] = ChatReply(
-                settings.cut(output.outputs[0].text),
-                len(output.prompt_token_ids),
-                len(output.outputs[0].token_ids),
-                output.outputs[0].finish_reason == "stop",
-                prompts[i][1][-64:],
-            )
-        return replies
+    Args:
+        model: a folder or a Hub id. vllm_options: of `vllm.LLM`.
+    """
+    from ..rollout.vllm_engine import OfflineVLLMEngine
+
+    engine = OfflineVLLMEngine(model, **vllm_options)
+    return EngineChat(engine, engine.longest, chat_template_kwargs)
 
 
 class ServerChat(ChatModel):
@@ -363,7 +336,7 @@ class ServerChat(ChatModel):
                 messages=conversation,
                 temperature=settings.temperature,
                 top_p=settings.top_p,
-                seed=seed,
+                seed=seed % 2**31,  # as many bits as all servers take
                 **{length_field: settings.max_tokens},
                 **options,
             )
@@ -382,17 +355,6 @@ def _combined(seeds: Sequence[int]) -> int:
     for seed in seeds:
         combined = (combined * 1_000_003 + seed) % (2**63)
     return combined
-
-
-def _ends_of(model: str, revision: str | None) -> list[int]:
-    """Tokens that end a reply, as the checkpoint says; vLLM knows the tokenizer's by itself."""
-    from transformers import GenerationConfig
-
-    try:
-        ends = GenerationConfig.from_pretrained(model, revision=revision).eos_token_id
-    except OSError:
-        return []
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def _too_long(prompt: int, reply: int, longest: int) -> str:

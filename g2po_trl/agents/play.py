@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..environments.pool import EnvironmentPool
-from ..environments.tasks import Panel, task_id_of
-from ..rollout.episodes import Episode, play_turns
+from ..rollout.episodes import Episode
+from ..rollout.player import Player
 from ..rollout.prompting import PromptTooLongError
+from ..rollout.sampling import derived_seed
+from ..rollout.stats import RolloutStats
+from ..runs.panel import Panel
 from ..trajectory import Step, Trajectory, read_jsonl, write_jsonl
 from .ask import Agent
 from .chat import ChatModel, ChatReply, ChatSettings, Conversation, TokenBudget
@@ -65,16 +68,8 @@ class PanelPlayer:
             self.tokens = {number: [0, 0] for number in numbers}
             self.tasks: dict[int, str] = {}
             rows = [self.panel.rows[number] for number in numbers]
-            trajectories, _ = play_turns(
-                self.pool,
-                self._act,
-                rows,
-                [task_id_of(row) for row in rows],
-                range(len(rows)),
-                self.panel.max_turns,
-                on_turn=self.on_turn,
-                on_end=self._ended,
-            )
+            player = Player(self.pool, _Asked(self._act), self.panel.max_turns)
+            trajectories, _ = player.play(rows, on_turn=self.on_turn, on_end=self._ended)
             failed = [n for n, t in zip(numbers, trajectories) if t.outcome in ("failure", "truncated")]
             if not failed or trial == self.agent.trials - 1:
                 break
@@ -176,8 +171,25 @@ class PanelPlayer:
         return replace(self.settings, stop=(*self.settings.stop, *self.agent.stop))
 
     def _seed(self, number: int, turn: int) -> int:
-        name = f"{self.seed} {number} {self.trial} {turn}".encode()
-        return int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "big") // 2
+        """Of a first trial those of a training run's panel with `eval_seed`."""
+        return derived_seed(derived_seed(self.seed, number, *([self.trial] if self.trial else [])), turn)
+
+
+@dataclass
+class _Asked:
+    """An agent as a `Player` knows who acts."""
+
+    act: Callable[[list[Episode]], list[Step | None]]
+    is_collective = False
+
+    def rollout(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def session(self, sampling: Any, seeds: Any, stats: RolloutStats) -> _Asked:
+        return self
+
+    def prepare(self, live: list[Episode]) -> None:
+        """Prompts are made when they are asked."""
 
 
 def read_finished(path: Path) -> dict[int, Trajectory]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..config import G2POConfig
 from .advantages import g2po, gigpo, grpo, rloo
 from .graph import StateGraph
 from .rivals import crbc, graphgpo, hgpo
+
+if TYPE_CHECKING:
+    from ..config import G2POConfig
 
 
 def make_estimator(args: G2POConfig) -> Callable[[StateGraph], np.ndarray]:

@@ -101,6 +101,15 @@ class EnvironmentPool:
         """Environment variables that workers do not get, for they look like a secret."""
         return list(self._fleet.withheld)
 
+    def describe(self, episodes: int) -> str:
+        """A line on what was started: `episodes` at a time will be played."""
+        withheld = ", ".join(self.withheld)
+        return (
+            f"Environments: {self.name} in {self.num_workers} worker processes a rank, "
+            f"{max(self.memory()) / 2**20:.0f} MB each after one episode, {episodes} episodes at a time"
+            + (f"; they do not get {withheld} (environment_variables)" if withheld else "")
+        )
+
     @property
     def replayed(self) -> int:
         """Episodes that were played again, after a neighbour took their worker along, and went on."""

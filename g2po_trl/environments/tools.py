@@ -27,12 +27,11 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..rollout.prompting import ParsedReply, PromptTemplate
 from .contract import Observation, StepResult, TextEnvironment
 
 _NOT_TOOLS = ("reset", "get_reward", "close")
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_OPEN = "<tool_call>"
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+OPEN_CALL = "<tool_call>"
 _HOW_TO_CALL = (
     "You can call these functions:\n{tools}\n\n"
     'Call one by writing <tool_call>{{"name": …, "arguments": {{…}}}}</tool_call>. A reply without a call ends the '
@@ -83,33 +82,6 @@ def _class_tools(environment_class: type) -> Iterator[tuple[str, Callable]]:
             yield name, types.MethodType(found, object()) if inspect.isfunction(defined) else found
 
 
-def parse_tool_calls(reply: str, prompt_end: str = "") -> ParsedReply:
-    """A reply's tool calls as the action; the whole reply when it makes none. Invalid: a call that is no JSON.
-
-    A thought that was ended is left out: calls it quotes are not made.
-    """
-    reply = reply.rpartition("</think>")[2]
-    if _OPEN not in reply:
-        return ParsedReply(reply.strip(), bool(reply.strip()))
-    calls = "".join(f"{_OPEN}{call.strip()}</tool_call>" for call in _CALL.findall(reply))
-    try:
-        read_calls(calls)
-    except ValueError:
-        return ParsedReply(calls or reply.strip(), False)
-    return ParsedReply(calls, True)
-
-
-TOOL_PROMPT = PromptTemplate(
-    first="{task}\n\n{observation}",
-    later=(
-        "{task}\n\nReplies so far: {steps_taken}. The last {history_length}:\n{history}\n\n"
-        "The answer to your last call:\n{observation}"
-    ),
-    history_entry="{observation}\nYou: {action}",
-    parse_reply=parse_tool_calls,
-)
-
-
 def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     """Name and arguments of each call.
 
@@ -117,7 +89,7 @@ def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
         ValueError: when there is none, or one that is not `{"name": …, "arguments": {…}}`.
     """
     calls = []
-    for text in _CALL.findall(action):
+    for text in CALL.findall(action):
         call = json.loads(text)
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise ValueError(f"a call has no name: {text.strip()}")
@@ -168,7 +140,7 @@ class ToolEnvironment(TextEnvironment):
     def step(self, action: str) -> StepResult:
         """Make the calls of a reply, or end the episode."""
         self._turns += 1
-        calls_something = _OPEN in action
+        calls_something = OPEN_CALL in action
         answer = self._call_all(action) if calls_something else ""
         last = self._turns >= self.max_turns
         if calls_something and not last:
@@ -237,7 +209,7 @@ def random_call(described: str, chance: random.Random) -> str:
     tool = json.loads(chance.choice(described.splitlines()))
     arguments = {name: _some_value(about, chance) for name, about in tool["parameters"].get("properties", {}).items()}
     call = json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
-    return f"{_OPEN}{call}</tool_call>"
+    return f"{OPEN_CALL}{call}</tool_call>"
 
 
 def _some_value(about: Mapping[str, Any], chance: random.Random) -> Any:

@@ -1,31 +1,33 @@
 """Token ids in, token ids and log-probabilities out.
 
-TRL's own options choose the engine: `generate` by default, `use_transformers_continuous_batching`, or `use_vllm` with
-`vllm_mode` "colocate" or "server". All of them cut a reply in the same place: after the first end-of-turn token, or
-where the first of `stop_sequences` is complete.
+An engine is `generate`, transformers' continuous batching, or vLLM (`vllm_engine`). All of them cut a reply in the
+same place: after the first end-of-turn token, or where the first of `stop_sequences` is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from transformers import GenerationConfig
-from trl.models import unwrap_model_for_generation
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from .chat_template import tokenizer_of
-from .sampling import Sampling, generate_batch, generation_config
+from .generate import generate_batch, generation_config
+from .sampling import Sampling
+
+# Lends the bare model for some calls of `generate`, in evaluation mode; told how they will be made.
+LendModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
 
 
 @dataclass
 class Reply:
     """One reply: token ids with their end-of-turn token, and their log-probabilities where the engine gives them.
 
-    `complete` is False for a reply that ran into `max_completion_length`. `cached_tokens`: of its prompt, the tokens
-    that the engine's prefix cache held already; `None` where there is no such cache, or it does not tell.
+    `complete` is False for a reply that ran into `max_tokens`. `cached_tokens`: of its prompt, the tokens that the
+    engine's prefix cache held already; `None` where there is no such cache, or it does not tell.
     """
 
     ids: list[int]
@@ -37,16 +39,22 @@ class Reply:
 class Engine:
     """What the rollout knows of an engine: `with engine.rollout(): engine.generate(prompts, sampling)`, many times.
 
+    Args:
+        tokenizer: the model's.
+        ends: tokens that end a reply.
+        options: more of the engine's own sampling options (`generation_kwargs` of the configuration); they win.
+
     `is_collective` says that a call holds a collective operation: every rank must make it, also with no prompts.
+    `takes_seeds`: a reply follows from its prompt and its seed, whoever else is asked.
     """
 
     is_collective = False
+    takes_seeds = False
 
-    def __init__(self, trainer):
-        self.trainer = trainer
-        self.tokenizer = tokenizer_of(trainer.processing_class)
-        self.ends = set(trainer.eos_token_ids)
-        self.stop_sequences = list(trainer.args.stop_sequences or [])
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int], options: dict[str, Any] | None = None):
+        self.tokenizer = tokenizer
+        self.ends = set(ends)
+        self.options = options or {}
         self._is_open = False
 
     @contextmanager
@@ -77,56 +85,67 @@ class Engine:
         """One reply to each prompt, in their order.
 
         Args:
-            seeds: one for each prompt. With vLLM a reply then follows from its prompt and its seed, whoever else is
-                asked; the others draw all replies from torch's random state.
+            seeds: one for each prompt; an engine that takes none draws all replies from torch's random state.
         """
         raise NotImplementedError
 
-    def _generation_config(self, sampling: Sampling, stop_sequences: Sequence[str] = ()) -> GenerationConfig:
-        args = self.trainer.args
-        options = {
-            "repetition_penalty": args.repetition_penalty,
-            "cache_implementation": args.cache_implementation,
-            **(args.generation_kwargs or {}),
-        }
-        ends = sorted(self.ends)
-        return generation_config(self.tokenizer, sampling, args.max_completion_length, ends, stop_sequences, **options)
-
-    def _reply(self, ids: list[int], logprobs: list[float] | None = None) -> Reply:
+    def _reply(self, sampling: Sampling, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> Reply:
         """Cut off what follows the end of a reply: padding."""
         end = next((position + 1 for position, token in enumerate(ids) if token in self.ends), None)
-        if self.stop_sequences and self._stopped(ids[:end]):
+        stops = sampling.stop_sequences
+        if stops and self._stopped(ids[:end], stops):
             low, high = 1, end or len(ids)  # the shortest beginning that holds a stop sequence
             while low < high:
                 middle = (low + high) // 2
-                low, high = (low, middle) if self._stopped(ids[:middle]) else (middle + 1, high)
+                low, high = (low, middle) if self._stopped(ids[:middle], stops) else (middle + 1, high)
             end = low
         ids = ids[:end]
         return Reply(list(ids), None if logprobs is None else list(logprobs[: len(ids)]), end is not None)
 
-    def _stopped(self, ids: Sequence[int]) -> bool:
+    def _stopped(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
         text = self.tokenizer.decode(ids)
-        return any(stop in text for stop in self.stop_sequences)
+        return any(stop in text for stop in stops)
 
 
 class TransformersEngine(Engine):
-    """Replies by `model.generate`, in batches of similar length."""
+    """Replies by `model.generate`, in batches of similar length.
 
-    def __init__(self, trainer):
-        super().__init__(trainer)
-        # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
-        self.is_collective = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    Args:
+        lend_model: see `lent` for a model that nobody trains.
+        batch_tokens: of one call of `generate`, padding and replies included.
+        is_collective: weights are sharded: every rank must run the same calls, with as many forward passes in each.
+        device: of the inputs, if it is not the weights' own.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int],
+        lend_model: LendModel,
+        batch_tokens: int = 65536,
+        is_collective: bool = False,
+        device: torch.device | None = None,
+        options: dict[str, Any] | None = None,
+    ):
+        super().__init__(tokenizer, ends, options)
+        self.lend_model, self.batch_tokens = lend_model, batch_tokens
+        self.is_collective, self.device = is_collective, device
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, **options: Any) -> TransformersEngine:
+        """Of a model that nobody trains."""
+        return cls(tokenizer, ends_of_turn(tokenizer, model), lent(model), **options)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Reply]:
         """One reply to each prompt, in their order. Sharded, a rank with nothing left generates dummies."""
         replies: list[Reply] = [None] * len(prompts)
-        batches = self._batches(prompts)
+        batches = self._batches(prompts, sampling.max_tokens)
         if not batches:
             return replies
-        config = self._generation_config(sampling, self.stop_sequences)
-        with _model_for_generation(self.trainer, config) as model:
+        config = generation_config(self.tokenizer, sampling, self.ends, **self.options)
+        with self.lend_model(config) as model:
             for rows in batches:
                 new = generate_batch(
                     model,
@@ -134,19 +153,18 @@ class TransformersEngine(Engine):
                     [prompts[row] for row in rows],
                     config,
                     synced_gpus=self.is_collective,
-                    device=self.trainer.accelerator.device,
+                    device=self.device,
                 )
                 for row, ids in zip(rows, new):
-                    replies[row] = self._reply(ids)
+                    replies[row] = self._reply(sampling, ids)
         return replies
 
-    def _batches(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    def _batches(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         """Row numbers of one generate call each: sorted by length, bounded in padded tokens. As many on every rank."""
         rows = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
         batches = []
         while rows:
-            width = len(prompts[rows[0]]) + self.trainer.args.max_completion_length
-            size = max(1, self.trainer.args.generation_batch_tokens // width)
+            size = max(1, self.batch_tokens // (len(prompts[rows[0]]) + max_tokens))
             batches.append(rows[:size])
             rows = rows[size:]
         if self.is_collective:
@@ -156,7 +174,22 @@ class TransformersEngine(Engine):
 
 
 class ContinuousBatchingEngine(Engine):
-    """Replies by transformers' continuous batching: a paged cache, and a finished reply makes room for the next."""
+    """Replies by transformers' continuous batching: a paged cache, and a finished reply makes room for the next.
+
+    Args:
+        batching: fields of transformers' `ContinuousBatchingConfig`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int],
+        lend_model: LendModel,
+        batching: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None,
+    ):
+        super().__init__(tokenizer, ends, options)
+        self.lend_model, self.batching = lend_model, batching or {}
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
@@ -165,19 +198,19 @@ class ContinuousBatchingEngine(Engine):
             return []
         from transformers.generation import ContinuousBatchingConfig
 
-        options = {
+        batching = {
             "max_memory_percent": 0.5,  # of the memory the model leaves; training needs the rest
             "return_logprobs": True,
             "drop_unsupported_processors": False,
             "seed": int(torch.randint(2**31, ())),  # from the random state that checkpoints keep
-            **(self.trainer.args.transformers_continuous_batching_config or {}),
+            **self.batching,
         }
-        config = self._generation_config(sampling)
-        with _model_for_generation(self.trainer, config) as model:
+        config = generation_config(self.tokenizer, replace(sampling, stop_sequences=()), self.ends, **self.options)
+        with self.lend_model(config) as model:
             outputs = model.generate_batch(
                 [list(prompt) for prompt in prompts],
                 generation_config=config,
-                continuous_batching_config=ContinuousBatchingConfig(**options),
+                continuous_batching_config=ContinuousBatchingConfig(**batching),
                 progress_bar=False,
             )
         failed = [output.error for output in outputs.values() if output.error is not None]
@@ -187,34 +220,25 @@ class ContinuousBatchingEngine(Engine):
                 f"{f' ({failed[0]})' if failed else ''}: see its log above, or unset "
                 "use_transformers_continuous_batching"
             )
-        return [self._reply(output.generated_tokens, output.logprobs or None) for output in outputs.values()]
+        return [self._reply(sampling, out.generated_tokens, out.logprobs or None) for out in outputs.values()]
 
 
-def make_engine(trainer) -> Engine:
-    """The engine that TRL's options ask for."""
-    if trainer.args.use_vllm:
-        from .vllm_engine import VLLMEngine
+def lent(model: torch.nn.Module) -> LendModel:
+    """A model that nobody trains, as an engine borrows it."""
 
-        return VLLMEngine(trainer)
-    if trainer.args.use_transformers_continuous_batching:
-        return ContinuousBatchingEngine(trainer)
-    return TransformersEngine(trainer)
-
-
-@contextmanager
-def _model_for_generation(trainer, config: GenerationConfig) -> Iterator[torch.nn.Module]:
-    """The bare model, gathered where ZeRO-3 sharded it, in evaluation mode: training mode means dropout."""
-    with (
-        unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            generation_kwargs=config.to_diff_dict(),
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as model,
-        torch.no_grad(),
-    ):
+    @contextmanager
+    def lend(config: GenerationConfig) -> Iterator[torch.nn.Module]:
         was_training = model.training
         model.eval()
-        yield model
+        with torch.no_grad():
+            yield model
         model.train(was_training)
+
+    return lend
+
+
+def ends_of_turn(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module) -> set[int]:
+    """Tokens that end a reply: the tokenizer's, and those the checkpoint names."""
+    named = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
+    return {end for end in ends if end is not None}

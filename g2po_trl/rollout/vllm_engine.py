@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object, is_peft_model, set_seed
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from .generation import Engine, Reply
 from .sampling import Sampling, derived_seed
+
+if TYPE_CHECKING:
+    from trl.generation.vllm_generation import VLLMGeneration
 
 REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
 
@@ -23,11 +30,27 @@ class VLLMEngine(Engine):
     Weights go to vLLM once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and its weights away,
     after every call). Its prefix cache, on by vLLM's default, lives as long: what prompts begin with in common, among
     the episodes of a group and over turns, is computed once.
+
+    Args:
+        vllm: TRL's wrapper. accelerator: of the ranks that bring prompts.
+        model: the one that is trained; with an adapter, merged weights go to vLLM.
+        seed: of replies without seeds of their own; ranks that share a model share it.
     """
 
-    def __init__(self, trainer):
-        super().__init__(trainer)
-        self.vllm = vllm = trainer.vllm_generation
+    takes_seeds = True
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int],
+        vllm: VLLMGeneration,
+        accelerator: Accelerator,
+        model: torch.nn.Module,
+        seed: int,
+        options: dict[str, Any] | None = None,
+    ):
+        super().__init__(tokenizer, ends, options)
+        self.vllm, self.accelerator = vllm, accelerator
         self.parallel = vllm.tensor_parallel_size if vllm.mode == "colocate" else 1
         # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
         self.is_collective = vllm.mode == "server" or self.parallel > 1
@@ -35,16 +58,15 @@ class VLLMEngine(Engine):
         self.tells_cached_tokens = (
             vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
         )
-        if (
-            vllm.mode == "colocate"
-        ):  # as it starts, vLLM seeds this process with numbers of its own, whatever `seed` is
-            set_seed(trainer.args.seed + trainer.accelerator.process_index // self.parallel)
-        if is_peft_model(trainer.model):
+        # As it starts, vLLM seeds this process with numbers of its own, whatever `seed` is.
+        if vllm.mode == "colocate":
+            set_seed(seed + accelerator.process_index // self.parallel)
+        if is_peft_model(model):
             from .merging import merged_parameters
 
             # TRL would merge the adapter into the base and take it off again.
-            gather, device = vllm._dist.gather_params, trainer.accelerator.device
-            vllm._iter_named_params = partial(merged_parameters, trainer.model, gather, device)
+            gather = vllm._dist.gather_params
+            vllm._iter_named_params = partial(merged_parameters, model, gather, accelerator.device)
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -74,21 +96,18 @@ class VLLMEngine(Engine):
         number, requests = self._requests(len(prompts), seeds)
         if number == 0:
             return []
-        vllm, args = self.vllm, self.trainer.args
+        vllm = self.vllm
         vllm.temperature, vllm.top_p, vllm.top_k = sampling.temperature, sampling.top_p, sampling.top_k
-        vllm.min_p = sampling.min_p
-        vllm.generation_kwargs = {
-            "stop_token_ids": sorted(self.ends),
-            **({"stop": self.stop_sequences, "include_stop_str_in_output": True} if self.stop_sequences else {}),
-            **(args.generation_kwargs or {}),
-        }
+        vllm.min_p, vllm.repetition_penalty = sampling.min_p, sampling.repetition_penalty
+        vllm.max_completion_length = sampling.max_tokens
+        vllm.generation_kwargs = {"stop_token_ids": sorted(self.ends), **_stops(sampling), **self.options}
         dummies = [[self.tokenizer.pad_token_id]] * (number - len(prompts))
         cached: list[int | None] = []
         with self._intercepted(number, requests, cached):
             _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
         replies = [
             self._reply(
-                list(ids[row]), [token[0] if token[0] is not None else float("nan") for token in logprobs[row]]
+                sampling, ids[row], [token[0] if token[0] is not None else float("nan") for token in logprobs[row]]
             )
             for row in range(len(prompts))
         ]
@@ -105,14 +124,14 @@ class VLLMEngine(Engine):
         same, a rank's number keeps its seeds apart from another's, or parts of a group would be copies of each other.
         """
         if seeds is None and self.parallel > 1:
-            rank = self.trainer.accelerator.process_index
+            rank = self.accelerator.process_index
             seeds = [derived_seed(draw, rank) for draw in torch.randint(2**62, (own,)).tolist()]
         ranks = gather_object([(own, seeds)]) if self.is_collective else [(own, seeds)]
         number = max(prompts for prompts, _ in ranks)
         if seeds is None:
             return number, None
         if self.parallel > 1:
-            first = self.trainer.accelerator.process_index // self.parallel * self.parallel
+            first = self.accelerator.process_index // self.parallel * self.parallel
             ranks = ranks[first : first + self.parallel]
         return number, [seed for _, of_rank in ranks for seed in [*of_rank, *[0] * (number - len(of_rank))]]
 
@@ -120,7 +139,7 @@ class VLLMEngine(Engine):
         """TRL's wrapper samples all prompts alike and passes no cache statistics on. In the one call that it makes of
         vLLM, each prompt gets its seed, and `cached` the cached tokens of this rank's `number` prompts.
         """
-        accelerator = self.trainer.accelerator
+        accelerator = self.accelerator
         if self.vllm.mode == "colocate":
             first = accelerator.process_index % self.parallel * number  # the ranks of a model answer for them all
             own = slice(first, first + number) if self.tells_cached_tokens else slice(0)
@@ -128,6 +147,79 @@ class VLLMEngine(Engine):
         if seeds is not None and accelerator.is_main_process:
             return _replaced_generate(self.vllm.vllm_client, partial(_generate_there, seeds))
         return nullcontext()
+
+
+def _stops(sampling: Sampling) -> dict[str, Any]:
+    """As vLLM's sampling parameters have them."""
+    if not sampling.stop_sequences:
+        return {}
+    return {"stop": list(sampling.stop_sequences), "include_stop_str_in_output": True}
+
+
+class OfflineVLLMEngine(Engine):
+    """Replies by a vLLM of one's own in this process: a checkpoint or an adapter that nobody trains.
+
+    Args:
+        model: a folder or a Hub id; an adapter's settings name its base.
+        vllm_options: of `vllm.LLM`.
+    """
+
+    takes_seeds = True
+
+    def __init__(self, model: str, **vllm_options: Any):
+        from vllm import LLM
+
+        self.adapter = None
+        adapter = Path(model, "adapter_config.json")
+        if adapter.is_file():
+            from vllm.lora.request import LoRARequest
+
+            settings = json.loads(adapter.read_text())
+            self.adapter = LoRARequest("adapter", 1, model)
+            vllm_options = {"enable_lora": True, "max_lora_rank": max(8, settings["r"]), **vllm_options}
+            model = settings["base_model_name_or_path"]
+        # vLLM would take temperature, top_p, … that a request leaves open from the checkpoint's generation_config.
+        self.llm = LLM(model, **{"generation_config": "vllm", **vllm_options})
+        tokenizer = self.llm.get_tokenizer()
+        ends = {tokenizer.eos_token_id, *_ends_of(model, vllm_options.get("revision"))}
+        super().__init__(tokenizer, [end for end in ends if end is not None])
+        self.longest = self.llm.llm_engine.model_config.max_model_len
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+    ) -> list[Reply]:
+        from vllm import SamplingParams
+
+        parameters = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p or 0.0,
+                repetition_penalty=sampling.repetition_penalty,
+                max_tokens=sampling.max_tokens,
+                stop_token_ids=sorted(self.ends),
+                seed=seed,
+                **_stops(sampling),
+            )
+            for seed in seeds or [None] * len(prompts)
+        ]
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+            parameters,
+            lora_request=self.adapter,
+            use_tqdm=False,
+        )
+        return [self._reply(sampling, list(output.outputs[0].token_ids)) for output in outputs]
+
+
+def _ends_of(model: str, revision: str | None) -> list[int]:
+    """Tokens that end a reply, as the checkpoint says."""
+    try:
+        ends = GenerationConfig.from_pretrained(model, revision=revision).eos_token_id
+    except OSError:
+        return []
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 @contextmanager

@@ -6,12 +6,25 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from .iteration_log import IterationLog
+
+if TYPE_CHECKING:
+    from ..config import G2POConfig
+
+
+def callbacks_of(args: G2POConfig) -> list[TrainerCallback]:
+    """Those that the configuration asks for."""
+    found: list[TrainerCallback] = []
+    if not args.disable_tqdm:
+        found.append(IterationLine(args.optimizer_steps_per_iteration))
+    if args.min_valid_action_ratio or args.min_success_of_best:
+        found.append(CollapseStop(args.min_valid_action_ratio, args.min_success_of_best, args.collapse_patience))
+    return found
 
 
 class IterationLine(TrainerCallback):

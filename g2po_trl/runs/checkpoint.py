@@ -8,14 +8,19 @@ the iteration, the step samples that are still to be trained on, the evaluations
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import TrainingArguments
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
 from ..json_text import write_json
 
@@ -113,6 +118,62 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str
             f"{str(folder)!r} cannot be continued with these settings: {'; '.join(changed)}. Use the old ones, or "
             "start a new run from its weights (model_name_or_path)."
         )
+
+
+def read_checkpoint(
+    folder: str, identity: Mapping[str, Any], rank: int, num_processes: int
+) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+    """The state and this rank's micro-batches of a checkpoint of this very run.
+
+    Raises:
+        ValueError: for another run's, and for one in the middle of an iteration by another number of processes.
+    """
+    state, slices = load_rollout_state(folder, rank)
+    check_same_run(state.pop("run"), identity, folder)
+    if state.pop("buffered") and state.pop("num_processes") != num_processes:
+        raise ValueError(
+            f"{folder!r} was made in the middle of an iteration, with step samples of other processes than there are "
+            "now: resume with as many, or from a checkpoint between two iterations"
+        )
+    return state, slices
+
+
+class Staging:
+    """Where a checkpoint is written before it has its name: a kill leaves no half checkpoint."""
+
+    def __init__(self):
+        self.is_open = False
+
+    def folder(self, run_dir: str) -> str:
+        """The folder to write into instead."""
+        return os.path.join(run_dir, STAGING) if self.is_open else run_dir
+
+    @contextmanager
+    def checkpoint(
+        self, run_dir: Path, state: TrainerState, accelerator: Accelerator, args: TrainingArguments
+    ) -> Iterator[Path]:
+        """Around all that writes a checkpoint, on every rank. It gets its name when all are done.
+
+        Yields:
+            the checkpoint's folder, as long as it has no name.
+        """
+        name = f"checkpoint-{state.global_step}"
+        staged, final = run_dir / STAGING / name, run_dir / name
+        self.is_open = True
+        try:
+            yield staged
+        finally:
+            self.is_open = False
+        if state.best_model_checkpoint and Path(state.best_model_checkpoint) == staged:
+            state.best_model_checkpoint = str(final)
+        accelerator.wait_for_everyone()
+        if args.should_save:
+            state.save_to_json(str(staged / "trainer_state.json"))
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(staged, final)
+            clear_staging(run_dir)
+            rotate_checkpoints(str(run_dir), args.save_total_limit, state.best_model_checkpoint, use_mtime=True)
+        accelerator.wait_for_everyone()
 
 
 def clear_staging(output_dir: str | Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import G2POConfig
 from ..credit.advantages import edge_advantage, episode_advantage, node_advantage
 from ..credit.graph import StateGraph
 from ..environments.checks import is_score
 from ..trajectory import Step, Trajectory
 from .evaluation import summarize
+
+if TYPE_CHECKING:
+    from ..config import G2POConfig
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: G2POConfig) -> dict[str, float]:
@@ -71,3 +74,11 @@ def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, 
         else:
             merged = sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
         values[mark:] = [merged]
+
+
+def evaluation_metrics(summary: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """A panel's summary as metrics: `eval_success_rate`, `eval_success_rate/<task_type>`, …"""
+    numbers = {name: value for name, value in summary.items() if not isinstance(value, dict)}
+    metrics = {f"{prefix}_{name}": float(value) for name, value in numbers.items()}
+    by_type = summary["success_rate_by_type"].items()
+    return metrics | {f"{prefix}_success_rate/{kind}": value for kind, value in by_type}

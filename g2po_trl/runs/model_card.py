@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from ..config import G2POConfig
 from .evaluation import REPORT, before_and_after, format_table
+
+if TYPE_CHECKING:
+    from ..config import G2POConfig
 
 PAPER = "https://arxiv.org/abs/2606.22995"
 CITATION = """@article{wang2026g2po,

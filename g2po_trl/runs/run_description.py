@@ -19,12 +19,25 @@ from dataclasses import fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..check import load
+from ..objects import load
 from ..rollout.prompting import PromptTemplate
 
+if TYPE_CHECKING:
+    from ..config import G2POConfig
+
 FILE = "run.json"
+_PLAY = (
+    *("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences"),
+    *("chat_template_kwargs", "repetition_penalty", "min_p", "environment_reset_timeout"),
+    *("environment_step_timeout", "environment_load_timeout", "environment_variables"),
+)
+_ESTIMATOR = (
+    *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
+    *("episode_statistics", "use_node_advantage", "use_edge_advantage", "use_group_aggregation"),
+    "advantage_estimator",
+)
 PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets", "vllm")
 
 
@@ -139,33 +152,26 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
         raise ValueError(f"the run's prompt was written by another version of g2po_trl ({error})") from error
 
 
-def describe_run(trainer) -> dict[str, Any]:
-    """The description of a trainer's run. Plain data: `write_json` can write it."""
-    args = trainer.args
-    names = ("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty")
-    names += (
-        "episode_statistics",
-        "use_node_advantage",
-        "use_edge_advantage",
-        "use_group_aggregation",
-        "advantage_estimator",
-    )
-    play = ("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences")
-    play += ("chat_template_kwargs", "repetition_penalty", "min_p")
-    play += ("environment_reset_timeout", "environment_step_timeout", "environment_load_timeout")
-    play += ("environment_variables",)
+def describe_run(
+    args: G2POConfig, model: str, environment_factory: Callable, prompt_template: PromptTemplate, estimator: str
+) -> dict[str, Any]:
+    """The description of a run. Plain data: `write_json` can write it.
+
+    Args:
+        model: where it came from. estimator: its name, as a table has it.
+    """
     return {
         "trainer": args.to_dict(),
-        "model": trainer.model.config._name_or_path,
-        "environment": describe_object(trainer.environment_factory),
-        "prompt": describe_prompt(trainer.prompt_template),
+        "model": model,
+        "environment": describe_object(environment_factory),
+        "prompt": describe_prompt(prompt_template),
         "play": {
-            **{name: getattr(args, name) for name in play},
+            **{name: getattr(args, name) for name in _PLAY},
             "temperature": args.eval_temperature,
             "top_p": args.top_p if args.eval_top_p is None else args.eval_top_p,
             "top_k": args.top_k if args.eval_top_k is None else args.eval_top_k,
         },
-        "estimator": {"estimator_name": trainer.estimator_name, **{name: getattr(args, name) for name in names}},
+        "estimator": {"estimator_name": estimator, **{name: getattr(args, name) for name in _ESTIMATOR}},
         "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,
         "versions": installed_versions(),
     }

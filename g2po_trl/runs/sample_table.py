@@ -34,7 +34,7 @@ class SampleTable(TrainerCallback):
     """Logs a table after each log line that has new rows.
 
     Args:
-        every: iterations between two tables. number: trajectories of each.
+        every: iterations between two tables; 0: none. number: trajectories of each.
         callbacks: the trainer's list of callbacks, among which is TensorBoard's writer.
     """
 
@@ -44,7 +44,7 @@ class SampleTable(TrainerCallback):
 
     def offer(self, trajectories: Sequence[Trajectory], iteration: int) -> None:
         """An iteration's trajectories, to be taken if it is its turn."""
-        if iteration % self.every == 0:
+        if self.every and iteration % self.every == 0:
             self._rows = rows_of(trajectories, iteration, self.number)
 
     def on_log(self, args, state, control, **kwargs):

@@ -162,39 +162,49 @@ class StepBatch:
         return tensors if logprobs is None else {**tensors, "sampling_per_token_logps": logprobs}
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How step samples are cut into micro-batches, the same on every rank.
+
+    Args:
+        num_slices: parts of a rollout; each of `training_step`'s calls trains one.
+        max_tokens: of a micro-batch, on a rank.
+        loss_type: TRL's, see `loss_scale`.
+        pad_to_multiple_of: lengths of rows.
+        layout: see `g2po_trl.update.layout`. row_tokens: of a packed row.
+        kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
+    """
+
+    num_slices: int
+    max_tokens: int
+    loss_type: str
+    pad_token_id: int
+    pad_to_multiple_of: int | None = None
+    layout: str = "padded"
+    row_tokens: int = 0
+    kl: bool = True
+
+    def plan(
+        self, rows: Rows, ordering: Ordering, rng: np.random.Generator
+    ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
+        """`plan_update` of all ranks' rows."""
+        kept = rows.with_gradient(self.kl)
+        return plan_update(rows, ordering, self.num_slices, self.max_tokens, rng, self.layout, self.row_tokens, kept)
+
+
 def make_micro_batches(
-    batches: Sequence[StepBatch],
-    rank: int,
-    num_slices: int,
-    max_tokens: int,
-    loss_type: str,
-    pad_token_id: int,
-    pad_to_multiple_of: int | None,
-    rng: np.random.Generator,
-    layout: str = "padded",
-    row_tokens: int = 0,
-    kl: bool = True,
+    batches: Sequence[StepBatch], rank: int, cut: Cut, rng: np.random.Generator
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
     """One rank's micro-batches, where the rows of all are at hand; see `plan_update` and `collate_plan`.
 
     Args:
         batches: the step samples of each rank, as they were played.
-        kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
     """
     batch = StepBatch.concatenate(batches)
     rows = Rows.concatenate([part.summary for part in batches])
-    plan, metrics = plan_update(
-        rows,
-        Ordering.of(batch.sequences()),
-        num_slices,
-        max_tokens,
-        rng,
-        layout,
-        row_tokens,
-        rows.with_gradient(kl),
-    )
+    plan, metrics = cut.plan(rows, Ordering.of(batch.sequences()), rng)
     place_of = {row: row for row in range(len(batch))}
-    return collate_plan(plan, batch, place_of, rows, rank, loss_type, pad_token_id, pad_to_multiple_of), metrics
+    return collate_plan(plan, batch, place_of, rows, rank, cut), metrics
 
 
 def collate_plan(
@@ -203,9 +213,7 @@ def collate_plan(
     place_of: dict[int, int],
     rows: Rows,
     rank: int,
-    loss_type: str,
-    pad_token_id: int,
-    pad_to_multiple_of: int | None,
+    cut: Cut,
 ) -> list[list[dict[str, Any]]]:
     """The tensors of a rank's part of a plan.
 
@@ -222,11 +230,11 @@ def collate_plan(
 
     def collate(planned: MicroBatchPlan) -> dict[str, Any]:
         own = [place_of[row] for row in planned.rows[rank]]
-        micro_batch = batch.collate(own, planned.num_rows, pad_token_id, pad_to_multiple_of)
+        micro_batch = batch.collate(own, planned.num_rows, cut.pad_token_id, cut.pad_to_multiple_of)
         packs = [_as_it_is(pack, place_of, sequences) for pack in planned.packs[rank]]
-        micro_batch |= lay_out(packs, sequences, scored, pad_token_id, pad_to_multiple_of)
+        micro_batch |= lay_out(packs, sequences, scored, cut.pad_token_id, cut.pad_to_multiple_of)
         micro_batch["num_items_in_batch"] = torch.tensor(num_tokens)
-        micro_batch["loss_scale"] = loss_scale(loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan))
+        micro_batch["loss_scale"] = loss_scale(cut.loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan))
         micro_batch["weight"] = rows.num_trained_tokens([row for dealt in planned.rows for row in dealt])
         return micro_batch
 

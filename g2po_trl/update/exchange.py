@@ -11,25 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from .batch import StepBatch, collate_plan
+from .batch import Cut, StepBatch, collate_plan
 from .ordering import order_over_ranks
-from .planning import Rows, plan_update
+from .planning import Rows
 
 
 def cut_over_ranks(
     local: StepBatch,
     rank: int,
+    cut: Cut,
+    rng: np.random.Generator,
     gather: Callable[[Any], list[Any]],
     device: torch.device,
-    num_slices: int,
-    max_tokens: int,
-    loss_type: str,
-    pad_token_id: int,
-    pad_to_multiple_of: int | None,
-    rng: np.random.Generator,
-    layout: str = "padded",
-    row_tokens: int = 0,
-    kl: bool = True,
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
     """What `make_micro_batches` makes of all ranks' rows; all ranks call it together, each with its own.
 
@@ -38,16 +31,13 @@ def cut_over_ranks(
         device: where tensors are that ranks exchange.
     """
     rows = Rows.concatenate(gather(local.summary))
-    ordering = order_over_ranks(local.sequences(), rank, gather)
-    plan, metrics = plan_update(
-        rows, ordering, num_slices, max_tokens, rng, layout, row_tokens, rows.with_gradient(kl)
-    )
+    plan, metrics = cut.plan(rows, order_over_ranks(local.sequences(), rank, gather), rng)
     dealt = [
         sorted(row for part in plan for planned in part for row in planned.rows[to]) for to in range(len(rows.counts))
     ]
     own = exchange(local, rows, dealt, rank, device)
     place_of = {row: place for place, row in enumerate(dealt[rank])}
-    return collate_plan(plan, own, place_of, rows, rank, loss_type, pad_token_id, pad_to_multiple_of), metrics
+    return collate_plan(plan, own, place_of, rows, rank, cut), metrics
 
 
 def exchange(

@@ -1,20 +1,16 @@
-"""A trainer whose micro-batches pass through the model in a token layout of ours; the loss stays TRL's.
-
-The one seam is `_get_per_token_logps_and_entropies`, TRL's only way from token ids to log-probabilities.
-"""
+"""The layout of tokens in which micro-batches pass through a model; the loss stays TRL's."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import Trainer
+from accelerate import Accelerator
 
-from ..playing import PlayingTrainer
 from .attention import limits, most_places, takes_packed, why_padded
 from .packing import Pack, default_row_tokens, lay_out, packed_log_probs
 
@@ -26,55 +22,95 @@ _TIMES_ROUNDING = 3
 _NATS = {"mean": 1e-5, "largest": 1e-4}
 
 
-class LayoutTrainer(PlayingTrainer):
-    """`_get_per_token_logps_and_entropies` in the layout of the micro-batch at hand."""
+# (model, micro-batch) -> log-probabilities of its reply tokens, (rows, C).
+Score = Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor]
 
-    _layout: dict[str, torch.Tensor] | None = None
 
-    def choose_layout(self) -> None:
-        """The configured layout, or what the model takes instead, by its configuration."""
-        args, (model, _) = self.args, self._parts(self.model)
-        for each in filter(None, (model, self.ref_model)):
-            _show_body(self.accelerator.unwrap_model(each))
-        attention = model.config._attn_implementation
-        if attention == "flex_attention" and self.accelerator.device.type in ("cpu", "mps"):
+class Layout:
+    """How the sequences of a micro-batch pass through the model: shared, packed or padded.
+
+    Args:
+        kind: what is asked for; `kind` becomes what the model takes, by its configuration or by what `holds` finds.
+        max_tokens: of a micro-batch. row_tokens: of a packed row; `None`: by the model's size.
+        pad_to_multiple_of: rows' lengths; `None`: as the device likes them.
+        others: models that must take the same layout, such as the reference.
+
+    Raises:
+        ValueError: for a model that cannot be trained in any layout here.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        model: torch.nn.Module,
+        accelerator: Accelerator,
+        max_tokens: int,
+        row_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        others: Sequence[torch.nn.Module] = (),
+    ):
+        self.kind, self.accelerator, self.max_tokens = kind, accelerator, max_tokens
+        self.checked_length = 0  # the longest sequence at which the layout was found to be exact
+        self._micro_batch: dict[str, torch.Tensor] | None = None
+        for other in others:
+            _show_body(accelerator.unwrap_model(other))
+        model = self._language_model(model)
+        _show_body(model)
+        config, attention = model.config.get_text_config(), model.config._attn_implementation
+        if attention == "flex_attention" and accelerator.device.type in ("cpu", "mps"):
             raise ValueError(
                 "attn_implementation is 'flex_attention', which PyTorch does not train on a CPU: set it to 'sdpa' in "
                 "model_init_kwargs"
             )
-        self.token_layout = args.token_layout
-        self.checked_length = 0  # the longest sequence at which the layout was found to be exact
-        self.packed_row_tokens = args.packed_row_tokens or default_row_tokens(
-            model.config.get_text_config(), args.max_tokens_per_micro_batch if attention == "eager" else None
-        )
-        most = most_places(model.config.get_text_config())
-        self.packed_row_tokens = min(self.packed_row_tokens, most or self.packed_row_tokens)
+        self.row_tokens = row_tokens or default_row_tokens(config, max_tokens if attention == "eager" else None)
+        self.row_tokens = min(self.row_tokens, most_places(config) or self.row_tokens)
         # On CUDA, attention copies a mask in every layer unless its rows are aligned.
-        aligned = 64 if self.accelerator.device.type == "cuda" else None
-        self.row_multiple = args.pad_to_multiple_of or aligned
-        if self.token_layout == "padded":
+        self.row_multiple = pad_to_multiple_of or (64 if accelerator.device.type == "cuda" else None)
+        if self.kind == "padded":
             return
         reason = why_padded(model)
         if reason is not None:
             self._fall_back(reason)
-        elif self.token_layout == "shared" and takes_packed(attention):
+        elif self.kind == "shared" and takes_packed(attention):
             logger.warning(
                 f"token_layout is 'shared' and 'packed' is used: attn_implementation is {attention!r}, which tells "
                 "sequences of a row apart but does not let them share tokens."
             )
-            self.token_layout = "packed"
+            self.kind = "packed"
 
     def _fall_back(self, reason: str) -> None:
-        logger.warning(f"token_layout is {self.token_layout!r} and 'padded' is used: {reason}.")
-        self.token_layout = "padded"
+        logger.warning(f"token_layout is {self.kind!r} and 'padded' is used: {reason}.")
+        self.kind = "padded"
 
-    def layout_holds(self, slices: Sequence[Sequence[dict[str, Any]]]) -> bool:
+    @contextmanager
+    def of(self, micro_batch: dict[str, Any]) -> Iterator[None]:
+        """Log-probabilities asked for in here are those of this micro-batch, in its layout."""
+        self._micro_batch = micro_batch if "packed_ids" in micro_batch else None
+        try:
+            yield
+        finally:
+            self._micro_batch = None
+
+    def log_probs(
+        self, model: torch.nn.Module, reply_mask: torch.Tensor, compute_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Log-probabilities and entropies of the micro-batch at hand, (rows, C); `None` for one of padded rows."""
+        if self._micro_batch is None:
+            return None
+        body = self._language_model(model).base_model
+        with self.accelerator.autocast():
+            log_probs, entropies = packed_log_probs(model, body, self._micro_batch, reply_mask)
+        return log_probs, entropies if compute_entropy else None
+
+    def holds(
+        self, model: torch.nn.Module, slices: Sequence[Sequence[dict[str, Any]]], score: Score, pad_token_id: int
+    ) -> bool:
         """Whether the layout is exact on sequences as long as these; falls back if not. All ranks together.
 
         Compared by number: at first, and again when the longest sequence is twice as long as any compared so far, or
         passes a length at which the model computes otherwise. Only what is true of short sequences is seen on them.
         """
-        if self.token_layout == "padded":
+        if self.kind == "padded":
             return True
         micro_batches = [micro_batch for part in slices for micro_batch in part]
         lengths = [int(_lengths(micro_batch).max()) for micro_batch in micro_batches]
@@ -82,30 +118,32 @@ class LayoutTrainer(PlayingTrainer):
         longest = int(self.accelerator.gather(own).max())
         known = self.checked_length
         if longest < 2 * max(known, 1) and not any(
-            known <= limit < longest for limit in limits(self._parts(self.model)[0].config.get_text_config())
+            known <= limit < longest for limit in limits(self._language_model(model).config.get_text_config())
         ):
             return True
         self.checked_length = longest
-        reason = self._difference(micro_batches[int(np.argmax(lengths))])
+        reason = self._difference(model, micro_batches[int(np.argmax(lengths))], score, pad_token_id)
         if reason is not None:
             self._fall_back(reason)
         return reason is None
 
-    def _difference(self, micro_batch: dict[str, Any]) -> str | None:
+    def _difference(
+        self, model: torch.nn.Module, micro_batch: dict[str, Any], score: Score, pad_token_id: int
+    ) -> str | None:
         """How far the layout's log-probabilities are from those of rows of their own, if further than by rounding."""
-        rows = _some_rows(_lengths(micro_batch), self.args.max_tokens_per_micro_batch)
-        alone = _one_a_row(micro_batch, rows, self.encode.tokenizer.pad_token_id)
-        model, body = self._parts(self.model)
-        was_training = self.model.training
-        self.model.eval()  # dropout would differ
+        rows = _some_rows(_lengths(micro_batch), self.max_tokens)
+        alone = _one_a_row(micro_batch, rows, pad_token_id)
+        embeddings = self._language_model(model).get_input_embeddings()
+        was_training = model.training
+        model.eval()  # dropout would differ
         try:
             with torch.no_grad():
-                found = self.log_probs(self.model, micro_batch)[rows]
-                wanted = self.log_probs(self.model, alone)
-                with _last_bits_flipped(model.get_input_embeddings(), self._arithmetic()):
-                    rounded = self.log_probs(self.model, alone)
+                found = score(model, micro_batch)[rows]
+                wanted = score(model, alone)
+                with _last_bits_flipped(embeddings, self._arithmetic(model)):
+                    rounded = score(model, alone)
         finally:
-            self.model.train(was_training)
+            model.train(was_training)
         mask = alone["completion_mask"].to(wanted.device).bool()
         off, rounding = ((other - wanted).abs().masked_fill(~mask, 0).float() for other in (found, rounded))
         sums = torch.stack([off.nan_to_num(torch.inf).sum(), rounding.sum(), mask.sum().float()])
@@ -126,47 +164,14 @@ class LayoutTrainer(PlayingTrainer):
                 )
         return None
 
-    def _parts(self, model) -> tuple[torch.nn.Module, torch.nn.Module]:
-        """The causal language model inside all wrappers, and the same without its LM head."""
+    def _language_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The causal language model inside all wrappers."""
         model = self.accelerator.unwrap_model(model)
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        return model, model.base_model
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
 
-    def _arithmetic(self) -> torch.dtype:
+    def _arithmetic(self, model: torch.nn.Module) -> torch.dtype:
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        return mixed.get(self.accelerator.mixed_precision, self.model.dtype)
-
-    @contextmanager
-    def in_layout(self, micro_batch: dict[str, Any]) -> Iterator[None]:
-        """Log-probabilities asked for in here are those of this micro-batch, in its layout."""
-        self._layout = micro_batch if "packed_ids" in micro_batch else None
-        try:
-            yield
-        finally:
-            self._layout = None
-
-    def log_probs(self, model, micro_batch: dict[str, Any]) -> torch.Tensor:
-        """Log-probabilities of the reply tokens, (rows, C)."""
-        batch = Trainer._prepare_inputs(self, micro_batch)  # to the device
-        with self.in_layout(batch):
-            return self._get_per_token_logps_and_entropies(
-                model,
-                torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-                torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-                batch["completion_ids"].size(1),
-            )[0]
-
-    def _get_per_token_logps_and_entropies(
-        self, model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=False, **kwargs
-    ):
-        if self._layout is None:
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=compute_entropy, **kwargs
-            )
-        _, body = self._parts(model)
-        with self.accelerator.autocast():
-            log_probs, entropies = packed_log_probs(model, body, self._layout, attention_mask[:, -logits_to_keep:])
-        return log_probs, entropies if compute_entropy else None, None
+        return mixed.get(self.accelerator.mixed_precision, model.dtype)
 
 
 def _show_body(model: torch.nn.Module) -> None:

@@ -7,6 +7,9 @@ pass through the model is made for either.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,50 +18,81 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 from .importance import SamplingStatistics, importance_ratio
-from .layout import LayoutTrainer
+from .layout import Score
 
 
-class LogProbsTrainer(LayoutTrainer):
-    """Adds to micro-batches what the loss compares with, and measures how far the engine is from the model."""
+@dataclass(frozen=True)
+class Correction:
+    """How the policy loss makes up for an engine with other probabilities; see `importance_ratio`."""
 
-    _updating: dict[str, Any] | None = None
+    mode: str
+    clip_min: float | None
+    clip_max: float | None
 
-    @property
-    def policy_moves_on(self) -> bool:
-        """Whether some rows are trained after an optimizer step on others of the same rollout."""
-        slices = self.args.steps_per_generation * self.num_iterations
-        return self.args.gradient_accumulation_steps % slices != 0
 
-    def add_log_probs(self, micro_batches: list[dict[str, Any]]) -> None:
-        """Those of the reference; and of the policy that acted, if it will have moved on."""
+class LogProbs:
+    """Adds to micro-batches what the loss compares with, and measures how far the engine is from the model.
+
+    Args:
+        score: log-probabilities of a model.
+        beta: weight of the KL term; 0 needs no reference.
+        policy_moves_on: some rows are trained after an optimizer step on others of the same rollout.
+        correction: `None` for engines without one.
+        checkpointing: `gradient_checkpointing_kwargs`, switched off meanwhile.
+    """
+
+    def __init__(
+        self,
+        score: Score,
+        beta: float,
+        policy_moves_on: bool,
+        correction: Correction | None = None,
+        checkpointing: dict[str, Any] | None = None,
+    ):
+        self.score, self.beta, self.policy_moves_on = score, beta, policy_moves_on
+        self.correction, self.checkpointing = correction, checkpointing
         self._statistics = SamplingStatistics()
-        unwrapped = self.accelerator.unwrap_model(self.model)
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+        self._updating: dict[str, Any] | None = None
+
+    def add(
+        self,
+        model: torch.nn.Module,
+        reference: torch.nn.Module | None,
+        micro_batches: Sequence[dict[str, Any]],
+        unwrapped: torch.nn.Module | None = None,
+    ) -> None:
+        """Those of the reference; and of the policy that acted, if it will have moved on.
+
+        Args:
+            reference: `None` for a model with an adapter: the reference is the model without it.
+            unwrapped: the model with its adapter, if `model` is a wrapper around it.
+        """
+        self._statistics = SamplingStatistics()
+        unwrapped = model if unwrapped is None else unwrapped
+        with torch.no_grad(), disable_gradient_checkpointing(model, self.checkpointing):
             for micro_batch in micro_batches:
                 if self.policy_moves_on:
-                    micro_batch["old_per_token_logps"] = self.log_probs(self.model, micro_batch)
+                    micro_batch["old_per_token_logps"] = self.score(model, micro_batch)
                     self._compare_with_engine(micro_batch, micro_batch["old_per_token_logps"])
-                if self.beta != 0.0 and self.ref_model is not None:
-                    micro_batch["ref_per_token_logps"] = self.log_probs(self.ref_model, micro_batch)
+                if self.beta != 0.0 and reference is not None:
+                    micro_batch["ref_per_token_logps"] = self.score(reference, micro_batch)
                 elif self.beta != 0.0:  # the adapter switched off, or its copy from before training
                     with use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None):
-                        micro_batch["ref_per_token_logps"] = self.log_probs(self.model, micro_batch)
-        if self.policy_moves_on:
-            self.log_sampling()
+                        micro_batch["ref_per_token_logps"] = self.score(model, micro_batch)
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        self._updating = None if self.policy_moves_on else inputs
+    @contextmanager
+    def updating(self, micro_batch: dict[str, Any]) -> Iterator[None]:
+        """The loss of this micro-batch is computed in here."""
+        self._updating = None if self.policy_moves_on else micro_batch
         try:
-            with self.in_layout(inputs):
-                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            yield
         finally:
             self._updating = None
 
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._updating is not None:  # the loss reads what this adds only afterwards
-            self._compare_with_engine(self._updating, outputs[0].detach())
-        return outputs
+    def saw(self, log_probs: torch.Tensor) -> None:
+        """Take note of log-probabilities that were computed; the loss reads what this adds only afterwards."""
+        if self._updating is not None:
+            self._compare_with_engine(self._updating, log_probs.detach())
 
     def _compare_with_engine(self, micro_batch: dict[str, Any], logps: torch.Tensor) -> None:
         """Statistics, and the importance ratios that correct for vLLM if they are asked for."""
@@ -68,19 +102,12 @@ class LogProbsTrainer(LayoutTrainer):
             micro_batch[name].to(logps.device) for name in ("sampling_per_token_logps", "completion_mask")
         )
         ratio = outside = None
-        if self.use_vllm and self.vllm_importance_sampling_correction:
-            ratio, outside = importance_ratio(
-                logps,
-                sampling_logps,
-                mask,
-                self.vllm_importance_sampling_mode,
-                self.vllm_importance_sampling_clip_min,
-                self.vllm_importance_sampling_clip_max,
-            )
+        if self.correction is not None:
+            bounds = (self.correction.mode, self.correction.clip_min, self.correction.clip_max)
+            ratio, outside = importance_ratio(logps, sampling_logps, mask, *bounds)
             micro_batch["importance_sampling_ratio"] = ratio
         self._statistics.add(logps, sampling_logps, mask, ratio, outside)
 
-    def log_sampling(self) -> None:
+    def metrics(self) -> dict[str, float]:
         """`sampling/*` of the iteration, over all ranks: they call it together."""
-        for name, value in SamplingStatistics.metrics(gather_object([self._statistics.summary()])).items():
-            self._metrics["train"][name].append(value)
+        return SamplingStatistics.metrics(gather_object([self._statistics.summary()]))

@@ -1,0 +1,101 @@
+"""A rollout's trajectories go in, an advantage for each of its steps comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..trajectory import Step, Trajectory
+from .graph import StateGraph, TrajectoryRecord, record
+from .prediction import LambdaChoice
+from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys
+
+
+class Credit:
+    """State keys -> graph -> values -> advantages, with the settings of a run. The same on every rank.
+
+    Args:
+        estimator: `StateGraph -> array(num_steps)`; `None` where advantages come from elsewhere (PPO's critic).
+        num_generations: members of a group.
+        value_lambda: a number, or "auto": chosen from the run's own rollouts.
+        state_key: `Step -> str`, in place of the environment's key or the observation. state_key_ignores,
+            state_similarity: see `G2POConfig`.
+        gather: a list of each rank -> the lists of all, joined. `list` for one rank.
+    """
+
+    def __init__(
+        self,
+        estimator: Callable[[StateGraph], np.ndarray] | None,
+        gamma: float,
+        num_generations: int,
+        value_lambda: float | str = 1.0,
+        state_key: Callable[[Step], str] | None = None,
+        state_key_ignores: Iterable[str] | None = None,
+        state_similarity: float = 1.0,
+        gather: Callable[[list], list] = list,
+    ):
+        self.estimator, self.gamma, self.num_generations = estimator, gamma, num_generations
+        self.value_lambda, self.lambda_choice = value_lambda, LambdaChoice()
+        self.state_key = make_state_key(state_key, state_key_ignores)
+        self.state_similarity, self.gather = state_similarity, gather
+
+    def records(self, trajectories: Sequence[Trajectory], groups: Sequence[int]) -> list[TrajectoryRecord]:
+        """What all ranks' graph is made of: each rank brings its trajectories, in order of their groups' numbers.
+
+        Sets the steps' `state_key` where they are not the environment's own.
+        """
+        if self.state_key is not None:
+            assign_keys(trajectories, self.state_key)
+        if self.state_similarity < 1:
+            keys = self.gather([keys_of_groups(trajectories, groups)])
+            merge_similar_keys(trajectories, groups, self.state_similarity, keys)
+        with_actions = self.value_lambda == "auto"
+        return self.gather([record(trajectory, with_actions) for trajectory in trajectories])
+
+    def graph(self, records: Sequence[TrajectoryRecord]) -> StateGraph:
+        """The graph of all ranks' groups, with the values that are asked for."""
+        groups = groups_of(records, self.num_generations)
+        if self.value_lambda != "auto":
+            return StateGraph.from_records(groups, self.gamma, self.value_lambda)
+        chosen = self.lambda_choice.choose(StateGraph.from_records(groups, self.gamma))
+        return StateGraph.from_records(groups, self.gamma, chosen)
+
+    def statistics(self, graph: StateGraph) -> dict[str, float]:
+        """What the run decided for itself, to be logged."""
+        return {"graph/value_lambda": graph.value_lambda} if self.value_lambda == "auto" else {}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps. Plain data."""
+        return self.lambda_choice.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self.lambda_choice.restore(state)
+
+
+def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list[Sequence[TrajectoryRecord]]:
+    """The groups of a rollout's records, gathered over all ranks: `num_generations` in a row.
+
+    Raises:
+        RuntimeError: when a group would hold several tasks.
+    """
+    groups = [records[i : i + num_generations] for i in range(0, len(records), num_generations)]
+    for group in groups:
+        if len({r.task_id for r in group}) != 1:
+            raise RuntimeError(
+                f"a group holds the tasks {sorted({r.task_id for r in group})}: the rows of a batch did not arrive as "
+                f"num_generations={num_generations} copies of one task. Does the dataset repeat a row?"
+            )
+    return groups
+
+
+def check_advantages(advantages: np.ndarray, num_steps: int) -> None:
+    """Raises ValueError for what is not one finite number a step."""
+    if advantages.shape != (num_steps,):
+        raise ValueError(
+            f"advantage_fn returned shape {advantages.shape}; it must return one number a step: ({num_steps},)"
+        )
+    if not np.isfinite(advantages).all():
+        raise ValueError(f"advantage_fn returned {int((~np.isfinite(advantages)).sum())} values that are not finite")

@@ -1,0 +1,217 @@
+"""What a `G2POTrainer` has, made from its configuration and from what TRL has made of the model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from transformers import GenerationConfig
+from trl import GRPOTrainer
+from trl.models import unwrap_model_for_generation
+
+from .config import G2POConfig
+from .environments.contract import TextEnvironment
+from .environments.pool import EnvironmentPool
+from .rollout.actor import PromptActor
+from .rollout.chat_template import template_of, tokenizer_of
+from .rollout.encoding import ChatEncoder
+from .rollout.generation import ContinuousBatchingEngine, Engine, TransformersEngine
+from .rollout.player import Player
+from .rollout.prompting import PromptTemplate
+from .runs.task_errors import TaskErrors
+from .update.batch import loss_scale
+from .update.layout import Layout
+from .update.log_probs import Correction
+from .update.update import Update
+
+
+def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:
+    """What can be refused before anything is loaded.
+
+    Raises:
+        TypeError: for another trainer's arguments. ValueError: for what does not go together.
+    """
+    if not isinstance(args, G2POConfig):
+        raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
+    for name in ("reward_funcs", "reward_processing_classes", "tools", "rollout_func"):
+        if name in options:
+            raise TypeError(f"{name} has no meaning in G2POTrainer: the environment plays and pays. Remove it.")
+    if environment_factory is None:
+        raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
+    if args.use_vllm and (options.get("quantization_config") or getattr(model, "is_quantized", False)):
+        raise ValueError(
+            "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
+            "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
+        )
+    _check_writable(Path(args.output_dir))
+
+
+def check_trainer(trainer: GRPOTrainer) -> None:
+    """What can be refused once TRL has made its trainer.
+
+    Raises:
+        ValueError: naming what cannot be trained, and the remedy.
+    """
+    if template_of(trainer.processing_class) is None:
+        raise ValueError(
+            f"the tokenizer of {trainer.model.config._name_or_path or 'the model'} has no chat template: use an "
+            "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class`"
+        )
+    if trainer.aux_loss_enabled:
+        raise ValueError(
+            f"router_aux_loss_coef is {trainer.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
+            "models would depend on how the step batch is cut. Set router_aux_loss_coef=0."
+        )
+    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
+    nothing = {"advantages": (), "completion_mask": torch.zeros(0)}
+    loss_scale(trainer.args.loss_type, nothing, 1, 1, 1, 1)  # known type?
+
+
+def make_player(
+    trainer: GRPOTrainer,
+    environment_factory: Callable[[], TextEnvironment],
+    prompt_template: PromptTemplate,
+    task_errors: TaskErrors,
+) -> Player:
+    """Engine, prompts and environments. The prompt template is tried before workers are started."""
+    args, accelerator = trainer.args, trainer.accelerator
+    encode = ChatEncoder(trainer.processing_class, args.chat_template_kwargs)
+    encode(prompt_template.messages("observation", "task"))  # a template that refuses does so now
+    actor = PromptActor(make_engine(trainer), encode, prompt_template, args.history_length, args.max_prompt_length)
+    pool = EnvironmentPool(
+        environment_factory,
+        num_workers=args.num_environment_workers,
+        reset_timeout=args.environment_reset_timeout,
+        step_timeout=args.environment_step_timeout,
+        load_timeout=args.environment_load_timeout,
+        episode_timeout=args.environment_episode_timeout,
+        max_worker_resets=args.environment_worker_resets,
+        max_worker_memory=(args.environment_worker_memory_mb or 0) * 2**20 or None,
+        environment_variables=args.environment_variables or (),
+    )
+
+    def any_rank(flag: bool) -> bool:
+        return bool(accelerator.reduce(torch.tensor(int(flag), device=accelerator.device)).item())
+
+    return Player(pool, actor, args.max_turns, args.overlap_environments, task_errors, any_rank)
+
+
+def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
+    """The engine that TRL's options ask for: `generate` by default, `use_transformers_continuous_batching`, or
+    `use_vllm` with `vllm_mode` "colocate" or "server". `kind` ("vllm", "continuous", "generate") asks for another.
+    """
+    args, ends = trainer.args, trainer.eos_token_ids
+    tokenizer, options = tokenizer_of(trainer.processing_class), args.generation_kwargs
+    by_options = "continuous" if args.use_transformers_continuous_batching else "generate"
+    kind = kind or ("vllm" if args.use_vllm else by_options)
+    if kind == "vllm":
+        from .rollout.vllm_engine import VLLMEngine
+
+        return VLLMEngine(
+            tokenizer, ends, trainer.vllm_generation, trainer.accelerator, trainer.model, args.seed, options
+        )
+    lend = partial(_lend_trained_model, trainer)
+    options = {"cache_implementation": args.cache_implementation, **(options or {})}
+    if kind == "continuous":
+        return ContinuousBatchingEngine(tokenizer, ends, lend, args.transformers_continuous_batching_config, options)
+    # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    return TransformersEngine(
+        tokenizer, ends, lend, args.generation_batch_tokens, sharded, trainer.accelerator.device, options
+    )
+
+
+@contextmanager
+def _lend_trained_model(trainer: GRPOTrainer, config: GenerationConfig) -> Iterator[torch.nn.Module]:
+    """The bare model, gathered where ZeRO-3 sharded it, in evaluation mode: training mode means dropout."""
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            generation_kwargs=config.to_diff_dict(),
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model,
+        torch.no_grad(),
+    ):
+        was_training = model.training
+        model.eval()
+        yield model
+        model.train(was_training)
+
+
+def make_update(trainer: GRPOTrainer) -> Update:
+    """Layout, micro-batches and log-probabilities as configured."""
+    args, slices = trainer.args, trainer.args.steps_per_generation
+    layout = Layout(
+        args.token_layout,
+        trainer.model,
+        trainer.accelerator,
+        args.max_tokens_per_micro_batch,
+        args.packed_row_tokens,
+        args.pad_to_multiple_of,
+        others=[] if trainer.ref_model is None else [trainer.ref_model],
+    )
+    correction = None
+    if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+        correction = Correction(
+            trainer.vllm_importance_sampling_mode,
+            trainer.vllm_importance_sampling_clip_min,
+            trainer.vllm_importance_sampling_clip_max,
+        )
+    return Update(
+        layout,
+        trainer.accelerator,
+        trainer._get_per_token_logps_and_entropies,
+        slices,
+        args.max_tokens_per_micro_batch,
+        args.loss_type,
+        tokenizer_of(trainer.processing_class).pad_token_id,
+        args.seed,
+        trainer.beta,
+        policy_moves_on=args.gradient_accumulation_steps % (slices * trainer.num_iterations) != 0,
+        correction=correction,
+        checkpointing=args.gradient_checkpointing_kwargs,
+    )
+
+
+def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
+    """Stop a run whose trajectories teach nothing. All ranks call it together.
+
+    Args:
+        records: of all ranks' trajectories. own_errors: of this rank's.
+
+    Raises:
+        RuntimeError: when more than `max_error_rate` of them are errors, or ended before their first step.
+    """
+    not_begun = [r.failure_reason for r in records if r.counted and not r.keys]
+    if len(not_begun) / len(records) > max_error_rate:
+        raise RuntimeError(
+            f"{len(not_begun) / len(records):.0%} of the trajectories ended before their first step, more than "
+            f"max_error_rate={max_error_rate:.0%}, and nothing is learned from them. The first: {not_begun[0]}"
+        )
+    rate = sum(r.outcome == "error" for r in records) / len(records)
+    if rate > max_error_rate:
+        reasons = gather_object(own_errors[:1])
+        raise RuntimeError(
+            f"{rate:.0%} of the trajectories ended in an environment error, more than max_error_rate="
+            f"{max_error_rate:.0%}. Mend the environment (or raise max_error_rate). The first:\n{reasons[0]}"
+        )
+
+
+def _check_writable(output_dir: Path) -> None:
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        probe = output_dir / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
+        ) from error

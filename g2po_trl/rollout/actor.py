@@ -1,0 +1,147 @@
+"""Who answers observations: a language model, asked by prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..trajectory import Step
+from .encoding import ChatEncoder
+from .episodes import Episode
+from .prompting import DEFAULT_PROMPT, FittedPrompt, PromptTemplate, PromptTooLongError, fit_prompt
+from .sampling import Sampling, derived_seed
+from .stats import RolloutStats
+from .turns import Session
+
+if TYPE_CHECKING:
+    from .generation import Engine, Reply
+
+
+class Actor(Protocol):
+    """What a `Player` knows of who answers. `is_collective`: every rank must ask as often as any."""
+
+    is_collective: bool
+
+    def rollout(self) -> AbstractContextManager[None]:
+        """Around several sessions of one policy."""
+
+    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> Session:
+        """Answers one rollout's episodes. `seeds`: one an episode, by its number."""
+
+
+@dataclass
+class PromptActor:
+    """A language model that is shown the last steps and the observation, and answers with an action.
+
+    Args:
+        engine: prompts' token ids -> replies.
+        encode: messages -> token ids.
+        template: the words around an observation, and the reply's parser.
+        history_length: steps that a prompt shows.
+        max_prompt_length: in tokens; longer prompts are shortened, what cannot be ends its episode as a failure.
+    """
+
+    engine: Engine
+    encode: ChatEncoder
+    template: PromptTemplate = DEFAULT_PROMPT
+    history_length: int = 2
+    max_prompt_length: int | None = None
+
+    @classmethod
+    def of(cls, engine: Engine, template: PromptTemplate = DEFAULT_PROMPT, **options: Any) -> PromptActor:
+        """With the chat template of the engine's tokenizer. `options`: the other fields."""
+        return cls(engine, ChatEncoder(engine.tokenizer), template, **options)
+
+    @property
+    def is_collective(self) -> bool:
+        return self.engine.is_collective
+
+    def rollout(self) -> AbstractContextManager[None]:
+        return self.engine.rollout()
+
+    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> PromptSession:
+        self.encode.forget()
+        return PromptSession(self, sampling, seeds, stats)
+
+
+@dataclass
+class PromptSession:
+    """A rollout's prompts and replies."""
+
+    actor: PromptActor
+    sampling: Sampling
+    seeds: Sequence[int] | None
+    stats: RolloutStats
+    prompts: dict[int, FittedPrompt] = field(default_factory=dict)  # by the episode's number
+
+    def prepare(self, live: list[Episode]) -> None:
+        clock, tokenized = time.perf_counter(), self.actor.encode.tokenized
+        self._build_prompts(live)
+        self.stats.tokenized_tokens += self.actor.encode.tokenized - tokenized
+        self.stats.prompt_time += time.perf_counter() - clock
+
+    def act(self, live: list[Episode]) -> list[Step]:
+        read = [self.prompts.pop(episode.number) for episode in live]
+        seeds = None
+        if self.seeds is not None:
+            seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in live]
+        clock = time.perf_counter()
+        replies = self.actor.engine.generate([prompt.ids for prompt in read], self.sampling, seeds)
+        self.stats.generation_time += time.perf_counter() - clock
+        self._count(read, replies)
+        return [self._step(*row) for row in zip(live, read, replies)]
+
+    def _build_prompts(self, episodes: Sequence[Episode]) -> None:
+        actor = self.actor
+        contents = [prompt_contents(episode, actor.history_length) for episode in episodes]
+        texts = [actor.encode.text(actor.template.messages(**shown)) for shown in contents]
+        for episode, ids, text, shown in zip(episodes, actor.encode.ids(texts), texts, contents):
+            if actor.max_prompt_length is None or len(ids) <= actor.max_prompt_length:
+                self.prompts[episode.number] = FittedPrompt(ids, text, False)
+                continue
+            try:
+                prompt = fit_prompt(actor.template, actor.encode, actor.max_prompt_length, **shown)
+            except PromptTooLongError as error:
+                episode.give_up(f"prompt too long: {error}")
+            else:
+                self.prompts[episode.number] = prompt
+
+    def _count(self, prompts: Sequence[FittedPrompt], replies: Sequence[Reply]) -> None:
+        stats = self.stats
+        stats.truncated_prompts += sum(prompt.truncated for prompt in prompts)
+        stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
+        stats.generated_tokens += sum(len(reply.ids) for reply in replies)
+        stats.truncated_replies += sum(not reply.complete for reply in replies)
+        for prompt, reply in zip(prompts, replies):
+            if reply.cached_tokens is not None:
+                stats.cacheable_tokens += len(prompt.ids)
+                stats.cached_tokens += reply.cached_tokens
+
+    def _step(self, episode: Episode, prompt: FittedPrompt, reply: Reply) -> Step:
+        text = self.actor.encode.decode(reply.ids)
+        admissible = episode.observation.admissible_actions
+        action, valid = self.actor.template.read(text, prompt.text[-64:], admissible)
+        return episode.step(
+            action,
+            text,
+            valid=valid,
+            prompt_ids=prompt.ids,
+            completion_ids=reply.ids,
+            logprobs=reply.logprobs,
+            prompt_truncated=prompt.truncated,
+            completion_truncated=not reply.complete,
+        )
+
+
+def prompt_contents(episode: Episode, history_length: int) -> dict[str, Any]:
+    """What `PromptTemplate.messages` is told of an episode."""
+    return {
+        "observation": episode.observation.text,
+        "task": episode.task,
+        "admissible_actions": episode.observation.admissible_actions,
+        "history": episode.history[-history_length:] if history_length else [],
+        "steps_taken": len(episode.steps),
+    }

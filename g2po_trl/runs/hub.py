@@ -1,0 +1,80 @@
+"""The Hub: what is pushed, and what a refusal means for the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
+
+from .checkpoint import STAGING
+
+logger = logging.getLogger(__name__)
+
+# Not for the Hub: every prompt and reply of a run, the tasks it is judged by, and checkpoints.
+_NOT_PUSHED = ("trajectories/", "panels/", f"{STAGING}/", "checkpoint-*/")
+_REFUSED_BY_HUB = (400, 401, 403, 404)
+
+
+class HubError(RuntimeError):
+    """The Hub did not take the model. It is on disk, and the message says where and what to do."""
+
+
+@contextmanager
+def repository_made(hub_model_id: str | None, output_dir: str) -> Iterator[None]:
+    """Around the making of a repository. A wrong name or token stops the run; a Hub that does not answer does not.
+
+    Raises:
+        HubError: when the Hub refuses.
+    """
+    try:
+        yield
+    except Exception as error:  # of the Hub and of the way to it: passed on, or told and tried again at each push
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(error, (HFValidationError, LocalTokenNotFoundError)) or status in _REFUSED_BY_HUB:
+            raise HubError(
+                f"the Hub refuses {hub_model_id or Path(output_dir).name!r}: {error}. Set hub_model_id, log in with "
+                "`hf auth login`, or set push_to_hub=False."
+            ) from error
+        logger.warning(
+            f"The Hub does not answer ({_first_line(error)}); trying again when there is something to push."
+        )
+
+
+@contextmanager
+def model_pushed(trainer: Any) -> Iterator[None]:
+    """Around a push of the trainer's model, which is on disk afterwards whatever the Hub says.
+
+    Raises:
+        HubError: when the Hub does not take it; the model then is in `output_dir`.
+    """
+    try:
+        yield
+    except Exception as error:
+        folder, args = trainer.args.output_dir, trainer.args
+        if not any(Path(folder).glob("*.safetensors")):  # it was the Hub's answer before the model was saved
+            trainer.save_model(folder)
+        raise HubError(
+            f"the model was not pushed to the Hub: {_first_line(error)}\nIt is in {folder!r}. To push it later:\n"
+            f"    hf upload {trainer.hub_model_id or args.hub_model_id or Path(folder).name} {folder} "
+            f"--exclude 'trajectories/*' --exclude 'panels/*' --exclude 'checkpoint-*'"
+        ) from error
+
+
+def warn_of_failed_pushes(push_in_progress: Any) -> None:
+    """Pushes in the background fail without a word."""
+    jobs = push_in_progress.jobs if push_in_progress is not None else []
+    for error in [job.exception() for job in jobs if job.done() and job.exception()]:
+        logger.warning(f"A push to the Hub failed ({_first_line(error)}); the next one brings what it missed.")
+
+
+def write_gitignore(folder: str | Path) -> None:
+    """What stays here when the folder is pushed."""
+    Path(folder, ".gitignore").write_text("".join(f"{name}\n" for name in _NOT_PUSHED))
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,68 @@
+"""`output_dir`: run.json, panels/, evaluations.jsonl, trajectories/ and the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..environments.tasks import tasks_hash
+from ..json_text import to_json, write_json
+from ..trajectory import Trajectory, write_jsonl
+from .run_description import FILE
+
+
+class RunFolder:
+    """What a run leaves beside its model and checkpoints.
+
+    Args:
+        path: `output_dir`.
+        save_trajectories: keep every trajectory.
+        rank, num_ranks: each rank writes its own training trajectories, the main process all else.
+
+    `evaluations`: those of this run so far, as evaluations.jsonl has them. `settings`: what a recipe adds to run.json.
+    """
+
+    def __init__(self, path: str | Path, save_trajectories: bool, rank: int = 0, num_ranks: int = 1):
+        self.path, self.save_trajectories = Path(path), save_trajectories
+        self.rank, self.num_ranks = rank, num_ranks
+        self.evaluations: list[dict[str, Any]] = []
+        self.settings: Mapping[str, Any] = MappingProxyType({})
+
+    def write_run(self, description: Mapping[str, Any], panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """run.json, see `run_description`, and the panels' rows."""
+        write_json(self.path / FILE, {**description, **self.settings}, indent=2)
+        for name, rows in panels.items():
+            self._write_lines(Path("panels") / f"{name}.jsonl", map(dict, rows))
+
+    def add_evaluation(
+        self,
+        name: str,
+        step: int,
+        temperature: float,
+        summary: Mapping[str, Any],
+        trajectories: Sequence[Trajectory],
+        rows: Sequence[dict[str, Any]],
+    ) -> None:
+        """Write an evaluation down, its trajectories beside it."""
+        entry = {"name": name, "step": step, "panel": tasks_hash(rows), "temperature": temperature, **summary}
+        self.evaluations.append(entry)
+        self.write_evaluations()
+        if self.save_trajectories:
+            write_jsonl(self.path / "trajectories" / f"{name}-{step:06d}.jsonl", trajectories)
+
+    def write_evaluations(self) -> None:
+        """The file holds this run's evaluations and no others: not those a killed run made after its checkpoint."""
+        self._write_lines(Path("evaluations.jsonl"), self.evaluations)
+
+    def add_rollout(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
+        """Write this rank's trajectories of an iteration."""
+        if self.save_trajectories:
+            suffix = f"-rank{self.rank}" if self.num_ranks > 1 else ""
+            write_jsonl(self.path / "trajectories" / f"train-{iteration:06d}{suffix}.jsonl", trajectories)
+
+    def _write_lines(self, name: Path, lines: Any) -> None:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(to_json(line) + "\n" for line in lines), encoding="utf-8")

@@ -1,0 +1,94 @@
+"""`Update`: a rollout's step samples go in, micro-batches with all that the loss reads come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, send_to_device
+
+from .batch import Cut, StepBatch, make_micro_batches
+from .exchange import cut_over_ranks
+from .layout import Layout
+from .log_probs import Correction, LogProbs
+
+MicroBatches = list[list[dict[str, Any]]]  # [slice][micro-batch] of a rank
+
+
+class Update:
+    """The way from step samples to the loss: layout, micro-batches, log-probabilities to compare with.
+
+    Args:
+        layout: in which micro-batches pass through the model.
+        per_token: TRL's way from token ids to log-probabilities, which takes the layout at hand:
+            (model, ids, mask, length of the replies) -> (log-probabilities, …).
+        num_slices, max_tokens, loss_type, pad_token_id: see `Cut`.
+        seed: of the order in which samples are trained.
+        beta, policy_moves_on, correction, checkpointing: see `LogProbs`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        accelerator: Accelerator,
+        per_token: Callable[..., tuple],
+        num_slices: int,
+        max_tokens: int,
+        loss_type: str,
+        pad_token_id: int,
+        seed: int,
+        beta: float,
+        policy_moves_on: bool,
+        correction: Correction | None = None,
+        checkpointing: dict[str, Any] | None = None,
+    ):
+        self.layout, self.accelerator, self.per_token = layout, accelerator, per_token
+        self.num_slices, self.max_tokens, self.loss_type = num_slices, max_tokens, loss_type
+        self.pad_token_id, self.seed = pad_token_id, seed
+        self.log_probs = LogProbs(self.score, beta, policy_moves_on, correction, checkpointing)
+
+    def micro_batches(
+        self, model: torch.nn.Module, local: StepBatch, step: int = 0
+    ) -> tuple[MicroBatches, dict[str, float]]:
+        """This rank's part of all ranks' step samples, in a layout that is exact; and `update/*` metrics."""
+        slices, metrics = self.cut(local, step)
+        if not self.layout_holds(model, slices):
+            slices, metrics = self.cut(local, step)
+        return slices, metrics
+
+    def layout_holds(self, model: torch.nn.Module, slices: MicroBatches) -> bool:
+        """See `Layout.holds`."""
+        return self.layout.holds(model, slices, self.score, self.pad_token_id)
+
+    def cut(self, local: StepBatch, step: int = 0) -> tuple[MicroBatches, dict[str, float]]:
+        """`make_micro_batches` of all ranks' step samples; the same, however often those of a step are cut."""
+        accelerator, layout = self.accelerator, self.layout
+        cut = Cut(
+            self.num_slices,
+            self.max_tokens,
+            self.loss_type,
+            self.pad_token_id,
+            layout.row_multiple,
+            layout.kind,
+            layout.row_tokens,
+            self.log_probs.beta != 0.0,
+        )
+        rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
+        if accelerator.num_processes == 1:
+            return make_micro_batches([local], 0, cut, rng)
+        gather = lambda thing: gather_object([thing])  # noqa: E731
+        return cut_over_ranks(local, accelerator.process_index, cut, rng, gather, accelerator.device)
+
+    def score(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> torch.Tensor:
+        """Log-probabilities of the reply tokens, (rows, C)."""
+        batch = send_to_device(micro_batch, self.accelerator.device)
+        with self.layout.of(batch):
+            return self.per_token(
+                model,
+                torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+                torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+                batch["completion_ids"].size(1),
+            )[0]
