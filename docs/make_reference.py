@@ -1,15 +1,59 @@
-"""Write docs/configuration.md from the dataclasses: `python docs/make_reference.py`. A test keeps it up to date."""
+"""Write docs/configuration.md and docs/cli.md from the code: `python docs/make_reference.py`. A test compares them."""
 
+import contextlib
+import importlib.util
+import io
+import os
 import re
 from dataclasses import MISSING, fields
+from importlib import import_module
 from pathlib import Path
 
 from trl import GRPOConfig
 
 from g2po_trl import G2POConfig, PPOConfig
+from g2po_trl.cli import COMMANDS
+from g2po_trl.cli import HELP as COMMANDS_HELP
 from g2po_trl.config import _REFUSED
 
 PAGE = Path(__file__).with_name("configuration.md")
+CLI_PAGE = Path(__file__).with_name("cli.md")
+RECIPES = Path(__file__).parents[1] / "recipes"
+CLI_HEAD = """# Command line
+
+*Written by `python docs/make_reference.py` from the code.*
+
+`g2po` is installed with the package. In a clone, run `make install` and `source .venv/bin/activate` first. From
+nothing to a trained agent in an environment of your own:
+
+```bash
+g2po init coin && cd coin
+g2po check
+g2po train                       # a model from the Hub; without a network: g2po train --model FOLDER
+g2po view runs/coin
+g2po evaluate --model runs/coin --seeds 3
+```
+
+- `python -m g2po_trl COMMAND` is the same as `g2po COMMAND`. `python -m g2po_trl.check`, `.view`, `.report` and
+  `.evaluate` remain, and so does `python -m g2po_trl.openenv` (`g2po serve`).
+- `g2po train alfworld` runs `recipes/train_alfworld.py` in the same process; `accelerate launch
+  recipes/train_alfworld.py` does the same. `--config` also takes the name of a configuration that comes with the
+  package: `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`.
+- `--num_processes N` starts N processes through Accelerate with `recipes/accelerate/ddp.yaml`, or with the
+  configuration that `--accelerate_config` names. On a machine without GPUs the processes run on the CPU (gloo). For
+  several machines, call Accelerate: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
+- `g2po train FILE.py`: a file that defines one `TextEnvironment`, and neither names a trainer nor tests `__name__`, is
+  an environment. It is trained by `recipes/train_environment.py` with `config.yaml` and `tasks.jsonl` from the same
+  folder. Any other file is run as a script and gets all flags.
+- Errors are one line and exit code 1 (2: arguments). What was not foreseen keeps its traceback in a file, which the
+  line names; `--debug` prints it.
+- Ctrl-C ends with exit code 130 and one line that names the checkpoint from which `--resume_from_checkpoint auto`
+  continues. Exit code 3: the model was trained and saved, but not pushed to the Hub.
+- Shell completion: `g2po completion bash > ~/.local/share/bash-completion/completions/g2po`, or
+  `g2po completion zsh > "${fpath[1]}/_g2po"`. Write it again after an update.
+
+See also: [environments](environments.md), [evaluation and viewer](evaluation.md), [every field](configuration.md).
+"""
 HEAD = """# Configuration
 
 *Written by `python docs/make_reference.py` from the code.*
@@ -63,5 +107,36 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def help_of(command: str) -> str:
+    text, columns = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "110"
+    try:
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            import_module(COMMANDS[command][0]).main(["--help"])
+    finally:
+        os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
+    return text.getvalue().rstrip()
+
+
+def script_arguments(recipe: str) -> list[str]:
+    spec = importlib.util.spec_from_file_location(recipe, RECIPES / f"train_{recipe}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows = ["| flag | default | description |", "|---|---|---|"]
+    return rows + [
+        f"| `--{f.name}` | {default_of(f)} | {f.metadata['help']} |" for f in fields(module.ScriptArguments)
+    ]
+
+
+def cli_page() -> str:
+    parts = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"]
+    for command in COMMANDS:
+        parts += [f"\n## g2po {command}\n", "```text", help_of(command), "```"]
+        for recipe in ("alfworld", "webshop", "appworld", "environment") if command == "train" else ():
+            parts += [f"\n### Flags of recipes/train_{recipe}.py\n", *script_arguments(recipe)]
+    return "\n".join(parts) + "\n"
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    CLI_PAGE.write_text(cli_page(), encoding="utf-8")

@@ -96,6 +96,8 @@ class WorkerProcess:
         self.channel.send(setup)
 
     def _start(self, descriptor: int, withheld: Sequence[str]) -> subprocess.Popen:
+        if os.name == "nt":
+            raise OSError("environments run in POSIX process groups, which Windows does not have: use WSL")
         path = json.dumps([folder or os.getcwd() for folder in sys.path])
         variables = {name: value for name, value in os.environ.items() if name not in withheld}
         # -P: modules come from where the trainer takes them, not from a copy in the current folder.
