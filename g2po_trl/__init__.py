@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from .credit.state_keys import NormalisedKey
     from .environments.checks import check_environment
     from .environments.contract import Observation, StepResult, TextEnvironment
+    from .environments.gymnasium_games import GymnasiumEnvironment
     from .environments.pool import EnvironmentPool
+    from .environments.textarena_games import TextArenaEnvironment
     from .environments.tools import ToolEnvironment
+    from .environments.verifiers_games import VerifiersEnvironment
     from .ppo import PPOConfig, PPOTrainer
     from .rollout.actor import PromptActor
     from .rollout.generation import TransformersEngine
@@ -47,6 +50,9 @@ _MODULE_OF = {
     "Observation": "environments.contract",
     "StepResult": "environments.contract",
     "ToolEnvironment": "environments.tools",
+    "GymnasiumEnvironment": "environments.gymnasium_games",
+    "TextArenaEnvironment": "environments.textarena_games",
+    "VerifiersEnvironment": "environments.verifiers_games",
     "check_environment": "environments.checks",
     "EnvironmentPool": "environments.pool",
     "Player": "rollout.player",
@@ -66,6 +72,7 @@ __all__ = [
     "EnvironmentPool",
     "G2POConfig",
     "G2POTrainer",
+    "GymnasiumEnvironment",
     "HubError",
     "NormalisedKey",
     "Observation",
@@ -78,11 +85,13 @@ __all__ = [
     "StateGraph",
     "Step",
     "StepResult",
+    "TextArenaEnvironment",
     "TextEnvironment",
     "ToolEnvironment",
     "Trajectory",
     "TrajectoryRecord",
     "TransformersEngine",
+    "VerifiersEnvironment",
     "check_environment",
     "crbc",
     "edge_advantage",

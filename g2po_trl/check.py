@@ -384,6 +384,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         default="environment.py",
         help="file.py, file.py:Class, module:Class, or an OpenEnv server's address; default: %(default)s",
     )
+    parser.add_argument(
+        "--environment-options", type=json.loads, default={}, help="arguments of the environment, as a JSON object"
+    )
     parser.add_argument("--task", action="append", default=[], help="a dataset row as JSON; may be repeated")
     parser.add_argument(
         "--tasks",
@@ -407,8 +410,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         tasks = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
         raise SystemExit(f"a task is no JSON ({error}): write it as '{{\"seed\": 1}}'") from error
+    environment = load(args.environment)
     findings = examine(
-        load(args.environment),
+        partial(environment, **args.environment_options) if args.environment_options else environment,
         tasks or [{}],
         args.episodes,
         args.turns,

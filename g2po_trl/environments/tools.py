@@ -32,7 +32,7 @@ from .contract import Observation, StepResult, TextEnvironment
 _NOT_TOOLS = ("reset", "get_reward", "close")
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 OPEN_CALL = "<tool_call>"
-_HOW_TO_CALL = (
+HOW_TO_CALL = (
     "You can call these functions:\n{tools}\n\n"
     'Call one by writing <tool_call>{{"name": …, "arguments": {{…}}}}</tool_call>. A reply without a call ends the '
     "task."
@@ -126,7 +126,7 @@ class ToolEnvironment(TextEnvironment):
         if not self.tools:
             raise TypeError(f"{name} has no tool: every public method but reset, get_reward and close is one")
         self.described = describe_tools(self.tools) if described is None else described
-        self._told = _HOW_TO_CALL.format(tools=self.described)
+        self._told = HOW_TO_CALL.format(tools=self.described)
 
     def reset(self, **row) -> Observation:
         """Start a task. The row's `prompt` (a text, or chat messages) and the functions are told at every step."""
