@@ -8,7 +8,7 @@ two steps the rollout rests in it. So stop conditions, tools and the rubric are 
 the episode when it is over, and that is the only reward.
 
 The model is shown the first messages as the task and then what is new. It answers as the environment's own prompt
-asks, so the whole reply has to be the action: `prompt_template=g2po_trl.environments.tools.TOOL_PROMPT`.
+asks, so the whole reply has to be the action: `prompt_template=g2po_trl.rollout.tool_prompt.TOOL_PROMPT`.
 """
 
 from __future__ import annotations
