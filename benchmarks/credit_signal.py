@@ -24,6 +24,7 @@ others if none was there). |m|² and inner products are means over pairs of diff
 are those of a step that Adam takes.
 
 Goes on where it was interrupted (WORK). Writes RESULTS/NAME.json with each group's numbers and RESULTS/table.md.
+Inner products of all groups stay in WORK, so that NAME.json, once deleted, is made again in seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import fields
@@ -188,8 +188,11 @@ def main() -> None:
         if (folder / "asked.json").exists() and json.loads((folder / "asked.json").read_text()) != asked:
             parser.error(f"{folder} holds the beginning of another run: delete it or choose another name")
         write_json(folder / "asked.json", asked)
-        done = collect(options, folder)
-        products, names = inner_products(folder, done["names"]), done["names"]
+        if not (folder / "products.npz").exists():
+            np.savez(folder / "products.npz", **inner_products(folder, collect(options, folder)["names"]))
+            (folder / "gradients.npy").unlink()  # gigabytes; from the products all else follows
+        done, products = json.loads((folder / "done.json").read_text()), np.load(folder / "products.npz")
+        names = done["names"]
         steps, wins = (sum(group[what] for group in done["groups"]) for what in ("steps", "wins"))
         raw = {  # each group's square, and its products with all others' gradients and all others' references
             name: {
@@ -218,7 +221,6 @@ def main() -> None:
             "raw": {name: {k: [float(f"{x:.5g}") for x in v] for k, v in of.items()} for name, of in raw.items()},
         }
         write_json(path, run)
-        shutil.rmtree(folder)
     text = table(options.results)
     (options.results / "table.md").write_text(text)
     print(text)
