@@ -157,8 +157,8 @@ def test_gradients_are_those_of_the_trainer_and_runs_go_on(tmp_path, monkeypatch
     steps = [step for t in played for step in t.steps]
     vector = torch.from_numpy(weights).float() @ step_gradients(trainer.model.eval(), steps, weights != 0)
     batch = StepBatch.from_trajectories(played, weights)
-    ((micro_batches,), _) = trainer.cut(batch)
-    trainer.add_log_probs(micro_batches)
+    ((micro_batches,), _) = trainer.update.cut(batch)
+    trainer._add_log_probs([micro_batches])
     for micro_batch in micro_batches:
         trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch)).backward()
     own = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
