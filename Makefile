@@ -78,7 +78,7 @@ test-appworld: $(TEST_INSTALLED)
 	$(BIN)/python -m g2po_envs.appworld.setup .venv-appworld --tiny
 	$(BIN)/python -m pytest tests -m appworld $(ARGS)
 
-# Into the same environment, but only for those who ask for it: 150 MB.
+# Into the same environment, but only for those who ask for it: 130 MB.
 $(VERIFIERS_INSTALLED): $(TEST_INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[verifiers]"
 	@touch $@

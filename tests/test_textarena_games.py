@@ -117,6 +117,7 @@ class LetteredLake(TextArenaEnvironment):
         return super().step(MOVES[ord(action) % 4] if len(action) == 1 else action)
 
 
+@pytest.mark.slow  # each worker takes 2 s to import the library
 def test_checked_and_trained_on(make_trainer):
     lake = partial(TextArenaEnvironment, "FrozenLake-v0", actions=MOVES)
     findings = examine(lake, [{"seed": 1}], episodes=8, turns=20)
