@@ -66,8 +66,8 @@ def drawing() -> str:
         files = sorted(path.stem for path in (PACKAGE / room).glob("*.py") if not path.stem.startswith("__"))
         shown = ", ".join(f"`{other}`" for other in others) or "–"
         lines.append(f"| `{room}/` | {purpose(room)} | {shown} | {', '.join(files)} |")
-    graph = [f"    {room} --> {other}" for room, others in between.items() for other in others]
-    return "\n".join([*lines, "", "```mermaid", "flowchart LR", *graph, "```"])
+    graph = [f"{room:<13}-> {', '.join(others) or '–'}" for room, others in between.items()]
+    return "\n".join([*lines, "", "```text", *graph, "```"])
 
 
 def main() -> None:
