@@ -8,3 +8,4 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "g2po-trl"
 exclude_patterns = ["_build"]
+suppress_warnings = ["misc.highlighting_failure"]  # mermaid: drawn by GitHub, shown as text here

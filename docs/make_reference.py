@@ -103,6 +103,7 @@ def page() -> str:
         *table(PPOConfig, G2POConfig),
         "\n## Refused\n\nOptions of `GRPOConfig` without a meaning here raise an error when they are set:\n",
         *refused,
+        "\nNext: [Metrics](metrics.md).",
     ]
     return "\n".join(parts) + "\n"
 
@@ -134,6 +135,7 @@ def cli_page() -> str:
         parts += [f"\n## g2po {command}\n", "```text", help_of(command), "```"]
         for recipe in ("alfworld", "webshop", "appworld", "environment") if command == "train" else ():
             parts += [f"\n### Flags of recipes/train_{recipe}.py\n", *script_arguments(recipe)]
+    parts.append("\nNext: [Configuration](configuration.md).")
     return "\n".join(parts) + "\n"
 
 

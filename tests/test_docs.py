@@ -85,7 +85,19 @@ def test_there_are_commands():
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 250
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
+
+
+def test_every_page_is_in_the_table_of_contents_and_links_to_the_next():
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
+    order = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    assert sorted([*order, "index"]) == sorted(page.stem for page in docs.glob("*.md"))
+    for page, following in zip(["index", *order], [*order, "index"]):
+        text = (docs / f"{page}.md").read_text(encoding="utf-8")
+        assert re.findall(r"^Next: .*\]\((\w+)\.md\)", text, re.MULTILINE) == [following], page
+        assert page == "index" or f"]({page}.md)" in index, page
 
 
 def test_the_documentation_builds(tmp_path):
