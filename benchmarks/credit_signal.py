@@ -18,7 +18,8 @@ many methods there are. With g a group's gradient, m = E g and an iteration of 8
 "halves" and "signal" tell noise alone: a constant would be perfect. The expected gradient of the mean reward is that
 of an estimator without bias, `rloo by state`: R - mean R of the group's other episodes at the same state (of all the
 others if none was there). |m|² and inner products are means over pairs of different groups, so noise does not enter; a
-"direction" may then exceed 1. Intervals: 95 %, bootstrap over groups, the same draws for all methods.
+"direction" may then exceed 1. Intervals: 95 %, bootstrap over groups, the same draws for all methods. The table has no
+"direction" and "step" where the signal of that estimator is not told apart from 0.
 
 "adam" is all of it with coordinates divided by the fourth root of the reference's mean square, so that inner products
 are those of a step that Adam takes.

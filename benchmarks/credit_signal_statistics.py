@@ -133,6 +133,9 @@ def analyse(products: dict[str, np.ndarray], names: Sequence[str], geometry: str
             found[name][metric] = float(value[metric])
             found[name][f"{metric}, interval"] = interval
             found[name][f"{metric}, minus base"] = [float(relative), *change]
+        # A ratio to a base that is near 0 has no interval to speak of; a difference has.
+        apart = np.nanpercentile(values["signal"] - base_drawn["signal"], [2.5, 97.5])
+        found[name]["signal, difference"] = [float(value["signal"] - base["signal"]), *apart.tolist()]
     return found
 
 
@@ -148,6 +151,26 @@ def percent(of: Sequence[float | None]) -> str:
     return "" if None in of else "{:+.0f} [{:+.0f}, {:+.0f}]".format(*(100 * value for value in of))
 
 
+def difference(found: dict) -> str:
+    """Of signals; in percent for a file that was made before differences were."""
+    of = found.get("signal, difference")
+    if of is None:
+        return percent(found["signal, minus base"]) + " %"
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(*of) if None not in of else ""
+
+
+def cells(of: dict[str, dict], name: str) -> list[str]:
+    """Halves, signal, its difference to `BASE`; direction, that of discounted rewards, step, its difference, which are
+    empty where the reference's own signal is not told apart from 0: nothing is known of the direction then."""
+    found, shown = of[name], name != BASE
+    low, _ = of[REFERENCE]["signal, interval"]
+    made = [number(found["halves"]), number(found["signal"]), difference(found) if shown else ""]
+    if low is None or low <= 0:
+        return [*made, "", "", "", ""]
+    made += [number(found[what]) for what in ("direction", "direction, discounted", "step")]
+    return [*made, percent(found["step, minus base"]) if shown else ""]
+
+
 def table(results: Path) -> str:
     """All policies that are there, as Markdown."""
     lines = []
@@ -156,16 +179,12 @@ def table(results: Path) -> str:
         lines += [
             f"\n{run['policy']} ({run['setting']}): {run['groups']} groups, {100 * run['success']:.0f} % won, "
             f"{run['steps'] / run['groups']:.0f} steps a group; by `{run['command']}`\n",
-            "| method | halves | signal | minus g2po, % | direction | of discounted | step | minus g2po, % "
-            "| step in Adam's, minus g2po, % |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| method | halves | signal | minus g2po | in Adam's | direction | of discounted | step | minus g2po, % "
+            "| in Adam's, % |",
+            "|---|---|---|---|---|---|---|---|---|---|",
         ]
-        for name, found in run["plain"].items():
-            changes = [found["signal, minus base"], found["step, minus base"], run["adam"][name]["step, minus base"]]
-            signal, step, adam = ("" if name == BASE else percent(of) for of in changes)
-            values = (found[what] for what in ("halves", "signal", "direction", "direction, discounted", "step"))
-            halves, loud, direction, discounted, way = (number(value) for value in values)
-            lines.append(
-                f"| {name} | {halves} | {loud} | {signal} | {direction} | {discounted} | {way} | {step} | {adam} |"
-            )
+        for name in run["plain"]:
+            columns = {geometry: cells(run[geometry], name) for geometry in ("plain", "adam")}
+            (halves, loud, signal, *way, step), (_, _, signal_adam, *_, step_adam) = columns.values()
+            lines.append(f"| {' | '.join([name, halves, loud, signal, signal_adam, *way, step, step_adam])} |")
     return "\n".join(lines) + "\n"

@@ -19,6 +19,7 @@ from credit_signal_statistics import (
     advantages,
     analyse,
     by_state,
+    cells,
     measure,
     pair_mean,
     split_cosines,
@@ -70,6 +71,12 @@ def test_known_gradients_are_found():
     products |= {f"plain/{name}/{r}": of @ names[r].T for name, of in names.items() for r in (REFERENCE, DISCOUNTED)}
     compared = analyse(products, list(names), "plain")
     assert compared["twice"]["signal, minus base"] == pytest.approx([0, 0, 0], abs=1e-9), "length does not count"
+    value, low, high = compared[REFERENCE]["signal, difference"]
+    assert value == pytest.approx(compared[REFERENCE]["signal"] - compared[BASE]["signal"]) and low < value < high < 0
+    assert compared["twice"]["signal, difference"] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert len(cells(compared, "twice")) == 7 and "" not in cells(compared, "twice")
+    compared[REFERENCE]["signal, interval"][0] = -0.01
+    assert cells(compared, "twice")[3:] == [""] * 4, "nothing is known of a direction whose reference is noise"
     low, high = compared[BASE]["signal, interval"]
     assert low < signal < high and compared[REFERENCE]["direction"] == pytest.approx(1)
 
