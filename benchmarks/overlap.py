@@ -93,7 +93,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
         for slow_down in options.seconds:
             tasks = [row | {"slow_down": slow_down} for row in manifest.rows() for _ in range(8)]
             for name, overlap in (("apart", False), ("overlap", True)):
-                args.overlap_environments = overlap
+                trainer.player.overlap = overlap
                 torch.manual_seed(repetition)
                 _, stats = trainer.play(tasks, groups=groups)
                 if repetition:

@@ -371,7 +371,7 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
     mean_length = round(tokens["trl"] / len(batch))
     runs: dict[str, Callable[[], None]] = {}
     for name, micro_batches in made.items():
-        runs[f"logps {name}"] = partial(trainer.add_log_probs, micro_batches)
+        runs[f"logps {name}"] = partial(trainer._add_log_probs, [micro_batches])
         runs[f"update {name}"] = partial(update, trainer, micro_batches)
     rows = max(1, options.max_tokens // mean_length)
     runs["update floor"] = partial(floor, trainer, rows, mean_length, kinds["trl"]["different"])

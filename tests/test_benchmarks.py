@@ -1,6 +1,8 @@
 """A benchmark runs as its first lines say, on the smallest of inputs, and its numbers fit together."""
 
+import inspect
 import json
+import re
 from pathlib import Path
 
 import programs
@@ -23,3 +25,25 @@ def test_phases(tmp_path):
     assert all(float(distance) < 1e-5 for distance in found["gradient, relative distance to padded"].values())
     assert 0 < found["prompt tokens that were tokenized"] < found["prompt tokens"] < found["tokens"]
     assert set(found["whole iterations"]["medians"]) >= {"generation", "update", "iteration"}
+
+
+@pytest.mark.slow
+def test_overlap(tmp_path):
+    options = ["--episodes", "8", "--repetitions", "1", "--turns", "3", "--seconds", "0.1"]
+    done = programs.run(ROOT / "benchmarks/overlap.py", "--output", tmp_path, *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "results.json").read_text())
+    (both,) = found["waiting for environments, share of the rollout"].values()
+    assert both["overlap"] < both["apart"], "the halves were not played one beside the other"
+
+
+def test_programs_use_what_a_trainer_has():
+    """Few of them run in the tests."""
+    from g2po_trl import PPOTrainer
+
+    classes = [of for of in PPOTrainer.__mro__ if of.__module__ != "builtins"]
+    known = set(dir(PPOTrainer)) | set(re.findall(r"self\.(\w+)", "".join(map(inspect.getsource, classes))))
+    for path in (*ROOT.glob("benchmarks/*.py"), *ROOT.glob("recipes/*.py"), *ROOT.glob("tests/*.py")):
+        used = set(re.findall(r"(?<![\w./])trainer\.(\w+)", path.read_text())) - {"py"}
+        if path.name not in ("report_lambdas.py", "test_elsewhere.py"):  # a run's description; other frameworks'
+            assert used <= known, f"{path.name} uses {', '.join(sorted(used - known))} of a trainer"

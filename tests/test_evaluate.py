@@ -303,6 +303,21 @@ def test_a_checkpoints_own_sampling_has_no_part(tiny_model_dir, tmp_path):
         assert replies[0] == replies[1]
 
 
+def test_as_many_are_asked_together_as_batch_size_says(tiny_model_dir, monkeypatch):
+    """However long prompts and replies may be: memory is what the user says it is."""
+    calls = []
+
+    def answer(model, tokenizer, prompts, config, **kwargs):
+        calls.append(len(prompts))
+        return [[tokenizer.eos_token_id]] * len(prompts)
+
+    monkeypatch.setattr("g2po_trl.rollout.generation.generate_batch", answer)
+    chat = load_local(str(tiny_model_dir), batch_size=8)
+    asked = [[{"role": "user", "content": "go"}]] * 12
+    assert all(reply.complete for reply in chat.reply(asked, ChatSettings(max_tokens=20_000), [0] * 12))
+    assert calls == [8, 4]
+
+
 def test_prompts_are_shortened_as_in_training(game, model, capsys):
     given = [*flags(game), "--model", str(model), "--max-tokens", "4"]
     main([*given, "--max-prompt-length", "20"])

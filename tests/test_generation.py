@@ -100,10 +100,13 @@ def test_evaluation_samples_as_it_is_told(tmp_path):
     assert Sampling.for_evaluation(args) == Sampling(0.0, 0.5, 0, None, max_tokens=args.max_completion_length)
 
 
+GREEDY = Sampling(temperature=0.0, max_tokens=12)
+
+
 def test_greedy_is_greedy(make_trainer):
-    trainer = make_trainer(max_completion_length=12)
+    trainer = make_trainer()
     prompts = prompts_of(trainer, "go north", "take key")
-    first, second = (trainer.player.actor.engine.generate(prompts, Sampling(temperature=0.0)) for _ in range(2))
+    first, second = (trainer.player.actor.engine.generate(prompts, GREEDY) for _ in range(2))
     assert [reply.ids for reply in first] == [reply.ids for reply in second]
 
 
@@ -111,13 +114,13 @@ def test_the_checkpoints_own_sampling_defaults_have_no_part_in_it(make_trainer, 
     """A base model that may not say anything twice: the trainer does not know of it, so replies must not either."""
     lora = LoraConfig(r=2, target_modules=["q_proj"])
     for kwargs in ({}, {"peft_config": lora}):
-        trainer = make_trainer(max_completion_length=12, **kwargs)
+        trainer = make_trainer(**kwargs)
         prompts = prompts_of(trainer, "go north", "take key")
-        expected = trainer.player.actor.engine.generate(prompts, Sampling(temperature=0.0))
+        expected = trainer.player.actor.engine.generate(prompts, GREEDY)
         model = trainer.model.get_base_model() if kwargs else trainer.model
         strange = GenerationConfig(no_repeat_ngram_size=1, repetition_penalty=3.0, min_p=0.5, suppress_tokens=[5])
         model.generation_config = trainer.model.generation_config = strange
-        assert trainer.player.actor.engine.generate(prompts, Sampling(temperature=0.0)) == expected
+        assert trainer.player.actor.engine.generate(prompts, GREEDY) == expected
         assert model.generation_config is trainer.model.generation_config is strange, "put back"
         again = trainer.model.generate(torch.tensor(prompts[:1]), max_new_tokens=12, pad_token_id=0)
         assert again[0, len(prompts[0]) :].tolist() != expected[0].ids, "it would have made a difference"

@@ -88,8 +88,9 @@ def test_what_we_set_in_trls_vllm_wrapper():
     """`VLLMEngine` sets these for a call, keeps vLLM awake by `enable_sleep_mode`, brings as many prompts a rank."""
     source = inspect.getsource(VLLMGeneration)
     generate = inspect.getsource(VLLMGeneration.generate)
-    for name in ("temperature", "top_p", "top_k", "min_p", "generation_kwargs"):
-        assert f"self.{name}" in generate, name
+    numbers = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length")
+    for name in (*numbers, "generation_kwargs"):
+        assert re.search(rf"self\.{name}\b", generate), name
     assert generate.count("if self.enable_sleep_mode:") == 2 and "self.llm.sleep(level=2)" in generate
     assert "self._llm_weights_sleeping = True" in generate and 'self.llm.wake_up(tags=["weights"])' in source
     assert "(accelerator.process_index + 1) * len(prompts)" in generate

@@ -175,10 +175,12 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     prompts = [prompts[0]] * 8 + prompts[1:]
     result["prompts"] = prompts
 
+    greedy = replace(Sampling.for_training(trainer.args), temperature=0.0)
+
     def answers() -> dict:
         with trainer.player.actor.engine.rollout():
-            replies = trainer.player.actor.engine.generate(prompts, Sampling(temperature=0.0))
-        expected = make_engine(trainer, "generate").generate(prompts, Sampling(temperature=0.0))
+            replies = trainer.player.actor.engine.generate(prompts, greedy)
+        expected = make_engine(trainer, "generate").generate(prompts, greedy)
         return {
             "replies": [reply.ids for reply in replies],
             "transformers": [reply.ids for reply in expected],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ..installing import how_to_install
 from ..json_text import write_json
 from ..rollout.encoding import ChatEncoder
+from ..rollout.sampling import Sampling
 from .loading import load_model
 
 if TYPE_CHECKING:
     from ..rollout.generation import Engine, Reply
-    from ..rollout.sampling import Sampling
 
 Conversation = list[dict[str, str]]
 # How servers say that a conversation is longer than their model's context.
@@ -47,8 +48,6 @@ class ChatSettings:
 
     def sampling(self) -> Sampling:
         """The same for an engine, whose replies end with any of the words."""
-        from ..rollout.sampling import Sampling  # with torch, which a server's client does without
-
         return Sampling(
             self.temperature,
             self.top_p,
@@ -207,7 +206,8 @@ def load_local(
     """A checkpoint or an adapter, by transformers' `generate`.
 
     Args:
-        model: a folder or a Hub id. model_kwargs: of `from_pretrained`.
+        model: a folder or a Hub id. batch_size: conversations of one `generate` call. model_kwargs: of
+            `from_pretrained`.
     """
     import torch
     from transformers import AutoTokenizer
@@ -226,7 +226,7 @@ def load_local(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
-    engine = TransformersEngine.of(loaded, tokenizer)
+    engine = TransformersEngine.of(loaded, tokenizer, batch_tokens=sys.maxsize)  # `batch_size` bounds them
     return EngineChat(engine, longest, chat_template_kwargs, batch_size)
 
 
