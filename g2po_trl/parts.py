@@ -142,8 +142,10 @@ def _lend_trained_model(trainer: GRPOTrainer, config: GenerationConfig) -> Itera
     ):
         was_training = model.training
         model.eval()
-        yield model
-        model.train(was_training)
+        try:
+            yield model
+        finally:
+            model.train(was_training)
 
 
 def make_update(trainer: GRPOTrainer) -> Update:

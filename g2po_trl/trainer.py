@@ -36,7 +36,7 @@ from .credit.assignment import Credit, check_advantages
 from .credit.estimators import estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .environments.contract import TextEnvironment
-from .environments.tasks import check_datasets, tasks_hash
+from .environments.tasks import check_datasets, task_id_of, tasks_hash
 from .environments.tools import is_tool_environment, text_environment_factory
 from .parts import check_arguments, check_errors, check_trainer, make_player, make_update
 from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
@@ -161,10 +161,10 @@ class G2POTrainer(GRPOTrainer):
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self._slices: MicroBatches = []
         self._update_time = 0.0
-        self._show_progress()
+        self._add_callbacks()
 
-    def _show_progress(self) -> None:
-        """What a user watches."""
+    def _add_callbacks(self) -> None:
+        """What a user watches, and what ends a run that has come apart."""
         args, pool = self.args, self.player.pool
         if self.accelerator.is_main_process and not args.disable_tqdm:
             print(pool.describe(args.per_device_train_batch_size * args.steps_per_generation), flush=True)
@@ -204,11 +204,14 @@ class G2POTrainer(GRPOTrainer):
         """Play one episode of each task with the current policy, on this rank; all ranks must call it together.
 
         Args:
-            tasks: dataset rows. sampling: `None` is training's.
+            tasks: dataset rows.
+            sampling: `None` is training's. For another temperature with the same lengths and stop sequences:
+                `dataclasses.replace(Sampling.for_training(trainer.args), temperature=0)`.
             seeds: one an episode, of its replies, where the engine takes any (vLLM). `None`: torch's random state.
         """
         sampling = sampling or Sampling.for_training(self.args)
-        bar = RolloutBar(description, self.args.max_turns, len(tasks), self.accelerator.is_main_process)
+        played = sum(task_id_of(task) not in self.task_errors for task in tasks)
+        bar = RolloutBar(description, self.player.max_turns, played, self.accelerator.is_main_process)
         try:
             with self._policy_in_engine():
                 return self.player.play(tasks, sampling, groups, seeds, on_turn=bar)
@@ -395,8 +398,8 @@ class G2POTrainer(GRPOTrainer):
         def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
             return self.play(tasks, sampling, description="evaluation", seeds=seeds)[0]
 
-        with self._policy_in_engine():
-            return play_panel(play, rows, args.per_device_eval_batch_size, args.eval_seed, self.accelerator)
+        size, seed = args.per_device_eval_batch_size, args.eval_seed
+        return play_panel(play, self._policy_in_engine, rows, size, seed, self.accelerator)
 
     # -- what outlives the process ---------------------------------------------------------------------------------
 

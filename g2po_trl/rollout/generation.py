@@ -230,9 +230,11 @@ def lent(model: torch.nn.Module) -> LendModel:
     def lend(config: GenerationConfig) -> Iterator[torch.nn.Module]:
         was_training = model.training
         model.eval()
-        with torch.no_grad():
-            yield model
-        model.train(was_training)
+        try:
+            with torch.no_grad():
+                yield model
+        finally:
+            model.train(was_training)
 
     return lend
 

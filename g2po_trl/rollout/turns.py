@@ -47,8 +47,8 @@ class Turns:
     any_live: Callable[[bool], bool] = bool
     on_turn: Callable[[int, int], None] | None = None
     on_end: Callable[[Episode], None] | None = None
-    _told: set[int] = field(default_factory=set)
-    _stepping: dict[int, Future[float]] = field(default_factory=dict)
+    _told: set[int] = field(default_factory=set, init=False)
+    _stepping: dict[int, Future[float]] = field(default_factory=dict, init=False)
 
     def play(self, episodes: Sequence[Episode], tasks: Sequence[dict[str, Any]], groups: Sequence[int]) -> None:
         """Play each episode, whose `number` is its place, on its task. All of them are over when it returns."""

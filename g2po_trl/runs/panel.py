@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ class Panel:
 
 def play_panel(
     play: Callable[[list[dict[str, Any]], list[int]], list[Trajectory]],
+    rollout: Callable[[], AbstractContextManager[None]],
     rows: Sequence[dict[str, Any]],
     size: int,
     seed: int,
@@ -56,7 +58,7 @@ def play_panel(
     """All ranks' episodes of a panel, each rank's `size` at a time; all ranks call it together.
 
     Args:
-        play: tasks and a seed for each -> their trajectories.
+        play: tasks and a seed for each -> their trajectories. rollout: around all of its calls.
         seed: of the replies; torch's random state is as before afterwards.
 
     Returns:
@@ -71,7 +73,7 @@ def play_panel(
     chunks = math.ceil(math.ceil(len(rows) / num_ranks) / size)  # as many on every rank
     played: list[Trajectory] = []
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), rollout():
         torch.manual_seed(seed + rank)  # for engines that take no seeds
         for chunk in range(chunks):
             part = slice(chunk * size, (chunk + 1) * size)
