@@ -59,7 +59,8 @@ HEAD = """# Configuration
 *Written by `python docs/make_reference.py` from the code.*
 
 `G2POConfig` is TRL's [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig) with the fields
-below; every other field of it means what it means there. In recipes each one is a flag and a YAML key.
+below; its other fields are unchanged. In recipes, each field is a flag and a YAML key. Starting values and what to
+change first: [choosing hyperparameters](hyperparameters.md).
 """
 
 
@@ -81,7 +82,7 @@ def default_of(field) -> str:
 
 def table(config: type, parent: type) -> list[str]:
     texts = described(config)
-    rows = ["| field | default | |", "|---|---|---|"]
+    rows = ["| Field | Default | Description |", "|---|---|---|"]
     inherited = {field.name: field for field in fields(parent)}
     for field in fields(config):
         changed = field.name in inherited and inherited[field.name].default != field.default
@@ -101,7 +102,7 @@ def page() -> str:
         *table(G2POConfig, GRPOConfig),
         "\n## PPOConfig\n\nThe fields of `G2POConfig`, and:\n",
         *table(PPOConfig, G2POConfig),
-        "\n## Refused\n\nOptions of `GRPOConfig` without a meaning here raise an error when they are set:\n",
+        "\n## Refused\n\nThese options of `GRPOConfig` do not apply to G2PO and raise an error if they are set:\n",
         *refused,
         "\nNext: [Metrics](metrics.md).",
     ]

@@ -17,16 +17,16 @@ from .installing import how_to_install
 from .runs.sample_table import BACKENDS
 from .update.packing import LAYOUTS
 
-# GRPO options without a meaning here: field -> (the only value that means "not used", why). Set otherwise, they are
+# GRPO options that do not apply: field -> (the only value that means "not used", why). Set otherwise, they are
 # refused: an option that is accepted and ignored costs its user a run.
 _REFUSED = {
     "reward_weights": (None, "the reward comes from the environment's `step`; scale it there"),
     "multi_objective_aggregation": ("sum_then_normalize", "an episode has one reward"),
     "max_tool_calling_iterations": (None, "an episode's length is `max_turns`"),
     "log_completions": (False, "`save_trajectories` writes every prompt and reply to output_dir/trajectories"),
-    "top_entropy_quantile": (1.0, "its threshold would depend on how the step batch is cut into micro-batches"),
-    "entropy_coef": (0.0, "the bonus would depend on how the step batch is cut into micro-batches"),
-    "use_adaptive_entropy": (False, "the bonus would depend on how the step batch is cut into micro-batches"),
+    "top_entropy_quantile": (1.0, "its threshold would depend on the split into micro-batches"),
+    "entropy_coef": (0.0, "the bonus would depend on the split into micro-batches"),
+    "use_adaptive_entropy": (False, "the bonus would depend on the split into micro-batches"),
     "use_transformers_paged": (False, "transformers calls it use_transformers_continuous_batching now"),
     "use_liger_kernel": (
         False,
@@ -59,159 +59,191 @@ class G2POConfig(GRPOConfig):
     """Arguments of [`G2POTrainer`].
 
     Batch sizes count *trajectories*: `per_device_train_batch_size` x processes x `steps_per_generation` trajectories
-    are rolled out together (`num_generations` of each task, one group). Their step samples, however many, are spread
-    over the `steps_per_generation` slices by chance (eight alike ones together), and each slice is cut into
-    micro-batches of at most `max_tokens_per_micro_batch` tokens. With `gradient_accumulation_steps=1` an iteration
-    makes `steps_per_generation` optimizer steps.
+    are rolled out together, `num_generations` of each task (one group). Their step samples are randomly split into
+    `steps_per_generation` mini-batches, in blocks of eight neighbours in token order, so that samples with a common
+    prefix stay together. Each mini-batch is split into micro-batches of at most `max_tokens_per_micro_batch` tokens.
+    With `gradient_accumulation_steps=1` an iteration makes `steps_per_generation` optimizer steps.
 
     Args:
-        gamma: discount of the return gamma^(T-j+1) R.
-        value_lambda: 1: a state's value is the mean return from it (the paper). Below, down to 0: it takes over from
-            the values of the states that followed, see `g2po_trl.credit.values`; better where states' keys hide
-            nothing that matters. `"auto"`: the run chooses, by how well values predict the returns of episodes left
-            out, and logs `graph/value_lambda`. A number or "auto".
+        gamma: discount of the return gamma^(T-j+1) R, in (0, 1].
+        value_lambda: how node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down
+            to 0: returns use the values of the states that followed, which is less noisy if state keys show all that
+            matters, and wrong if they do not; see `g2po_trl.credit.values`. `"auto"`: chosen in each iteration by
+            how well values predict the returns of left-out episodes, and logged as `graph/value_lambda`.
         advantage_estimator: `"g2po"`, or a baseline: `"gigpo"`, `"grpo"` (whole episodes), `"rloo"` (leave-one-out,
             never scaled), `"graphgpo"`, `"hgpo"`, `"crbc"`; docs/method.md has their equations. An `advantage_fn`
             given to the trainer replaces it, and the options of the built-in estimators are then refused.
-        step_advantage_weight: w in A = A_EP + w (A_NC + A_EC), or in GiGPO's and GraphGPO's A = A_EP + w A_S.
-        graphgpo_omega: what one step more to a success costs in GraphGPO; the authors have 0.1 for ALFWorld, 0.2 for
-            WebShop, 0.8 for Sokoban.
-        hgpo_depth_exponent: alpha of HGPO's weights (k + 1)^alpha, k = 0 to `history_length`: how much more a
-            comparison counts that asks for the same history.
-        crbc_step_weight: weight of CRBC's step part, in place of `step_advantage_weight`.
+        step_advantage_weight: weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO,
+            A = A_EP + w A_S for GiGPO and GraphGPO.
+        graphgpo_omega: discount of GraphGPO for each further step to a success. Its authors use 0.1 for ALFWorld,
+            0.2 for WebShop and 0.8 for Sokoban.
+        hgpo_depth_exponent: exponent alpha of HGPO's weights (k + 1)^alpha, k = 0 to `history_length`. Larger values
+            give more weight to comparisons between steps with the same history.
+        crbc_step_weight: weight of CRBC's step-level advantage, in place of `step_advantage_weight`.
         crbc_gamma: discount of CRBC's values, in place of `gamma`.
-        crbc_least_std: smaller deviations within a node count as this in CRBC, a share of the group's largest reward.
-        use_node_advantage, use_edge_advantage, use_group_aggregation: the paper's ablations of G2PO: without A_NC,
-            without A_EC, with a step's own return in place of its node's mean.
-        state_key_ignores: what a state's key leaves out: any of `"numbers"`, `"list_order"`, `"case"`.
-        state_similarity: states of a group whose texts share at least this part of their word pairs are one node; 1:
-            equal keys only. Needs the extra `similarity`. See `g2po_trl.credit.state_keys`.
-        invalid_action_penalty: taken off for each reply without the required format.
-        episode_statistics: `"trajectory"` (the paper's equations) or `"step"` (the released code: long episodes
-            weigh more).
-        max_turns: replies an episode may take; then it is `truncated`.
-        history_length: past observations and actions shown in a prompt.
-        max_prompt_length: tokens of a prompt; longer ones lose their oldest history first, then the middle of the
-            observation. `None`: no limit.
-        eval_temperature: sampling temperature of evaluation; 0 is greedy.
-        eval_top_p, eval_top_k: evaluation's own filters. `None`: those of training.
-        eval_seed: evaluation draws its samples from this seed, so that two evaluations compare; what else has to be
-            the same is in docs/evaluation.md.
-        max_tokens_per_micro_batch: tokens in one forward pass, padding included.
-        token_layout: how step samples pass through the model; the loss and its gradient are the same. `"shared"`:
-            what they have in common once, see `g2po_trl.update.packing`. `"packed"`: end to end. `"padded"`: one row
-            each, which is also taken when the model's attention does not allow the others.
-        packed_row_tokens: tokens of a packed row; its attention costs as their square. `None`: by the model's size.
-            Several processes take shorter ones where a slice would not give each of them eight.
-        generation_batch_tokens: padded tokens, of prompts and the longest replies, in one generate call of a process.
-            Without vLLM, sharded or not.
-        num_environment_workers: processes for environments, per rank. `None`: the cores there are.
-        overlap_environments: play in two halves: the environments of one step while the model generates for the other.
-            Pays where `time/environment` is a large part of `time/rollout`; each half makes a generate call of its
-            own, which is less efficient.
-        environment_reset_timeout, environment_step_timeout: seconds before a hanging environment is given up.
-        environment_load_timeout: seconds a worker may take to import it. `None`: as a reset, but at least a minute.
-        environment_episode_timeout: seconds reset and steps of one episode may take together. `None`: no limit.
-        environment_worker_resets, environment_worker_memory_mb: a worker process that has reset as many episodes, or
-            holds as many megabytes, is replaced before the next rollout: environments leak. `None`: never.
-        environment_variables: names of environment variables that environments get although they look like a secret
-            (`HF_TOKEN`, `OPENAI_API_KEY`, …); others of that kind stay with the trainer.
-        task_error_patience: after so many rollouts in a row of nothing but environment errors a task is set aside,
-            and named at the end.
-        max_error_rate: the run stops when a larger share of a rollout's trajectories ends in environment errors, or
-            before its first step.
+        crbc_least_std: lower bound of the standard deviation within a node in CRBC, relative to the group's largest
+            reward.
+        use_node_advantage: include A_NC. `False` is one of the paper's ablations.
+        use_edge_advantage: include A_EC. `False` is one of the paper's ablations.
+        use_group_aggregation: average node values over all visits in the group. `False`, one of the paper's
+            ablations, uses each step's own return.
+        state_key_ignores: what to leave out of state keys: any of `"numbers"`, `"list_order"`, `"case"`.
+        state_similarity: merge states of a group whose keys have at least this Jaccard similarity over word bigrams.
+            1.0 merges identical keys only. Below 1 it needs the extra `similarity`. See `g2po_trl.credit.state_keys`.
+        invalid_action_penalty: subtracted for each completion without the required format.
+        episode_statistics: what the mean and standard deviation of A_EP are computed over: `"trajectory"` (the
+            paper's equations) or `"step"` (the released code; long episodes then weigh more).
+        max_turns: maximum number of turns of an episode. An episode that reaches it ends as `truncated`.
+        history_length: number of past steps (observation and action) in a prompt.
+        max_prompt_length: maximum number of tokens of a prompt. Longer prompts lose their oldest history first, then
+            the middle of the observation. `None`: no limit.
+        eval_temperature: sampling temperature of evaluations; 0 is greedy.
+        eval_top_p, eval_top_k: `top_p` and `top_k` of evaluations. `None`: those of training.
+        eval_seed: seed of the samples of evaluations, so that two evaluations can be compared. docs/evaluation.md
+            lists what else must be equal.
+        max_tokens_per_micro_batch: maximum number of tokens in one forward pass, padding included. Lower it if the
+            update runs out of memory; the gradient does not change.
+        token_layout: how step samples are arranged for the forward pass; loss and gradient are the same. `"shared"`:
+            tokens that samples have in common are processed once, see `g2po_trl.update.packing`. `"packed"`:
+            end to end, without padding. `"padded"`: one sample per row. If the model or its attention implementation
+            does not support the others, `"padded"` is used.
+        packed_row_tokens: maximum number of tokens per packed row. Attention cost grows quadratically with it. `None`
+            picks it from the model size. With several processes, rows are shortened if a mini-batch would give a
+            process fewer than eight.
+        generation_batch_tokens: maximum number of padded tokens (prompts and longest completions) in one generate
+            call of a process. Not used with vLLM.
+        num_environment_workers: environment processes per rank. `None`: the number of CPU cores.
+        overlap_environments: split the episodes into two halves and step the environments of one while the model
+            generates for the other. Use it if `time/environment` is a large part of `time/rollout`; each half makes
+            a generate call of its own, which is less efficient.
+        environment_reset_timeout, environment_step_timeout: seconds after which a reset or a step counts as failed.
+        environment_load_timeout: seconds a worker may take to import the environment. `None`: the limit of a reset,
+            but at least a minute.
+        environment_episode_timeout: seconds that reset and steps of one episode may take together. `None`: no limit.
+        environment_worker_resets: restart a worker process after this many resets, to bound memory leaks in
+            environments; checked before each rollout. `None`: never.
+        environment_worker_memory_mb: restart a worker process that exceeds this many megabytes; checked before each
+            rollout. `None`: never.
+        environment_variables: names of environment variables to pass to environments although they look like secrets
+            (`HF_TOKEN`, `OPENAI_API_KEY`, …). Others that do are withheld from environments.
+        task_error_patience: exclude a task after this many consecutive rollouts in which all its episodes ended in
+            environment errors. Excluded tasks are listed when training ends.
+        max_error_rate: stop the run if a larger fraction of a rollout's episodes ends in environment errors or before
+            the first step.
         save_trajectories: write every trajectory to output_dir/trajectories.
-        log_trajectories_every: iterations between two tables of sample trajectories, logged where the curves are
-            (Trackio, W&B, TensorBoard); 0: none.
-        num_trajectories_logged: trajectories of such a table.
-        stop_sequences: a reply ends where the first of these is complete, e.g. `["</action>"]`; it stays part of it.
-        save_steps: optimizer steps between checkpoints. A checkpoint holds weights and optimizer, 12 bytes a parameter
-            in float32 (6 GB for 0.5 B), and a crash costs what was done since the last one. `None`: every tenth
+        log_trajectories_every: log a table of sample trajectories every so many iterations to Trackio, W&B or
+            TensorBoard. 0: never.
+        num_trajectories_logged: number of trajectories per logged table.
+        stop_sequences: strings at which a completion ends, e.g. `["</action>"]`. The string stays part of it.
+        save_steps: optimizer steps between checkpoints. A checkpoint contains weights and optimizer, 12 bytes per
+            parameter in float32 (6 GB for 0.5 B); a crash loses the work since the last one. `None`: every tenth
             iteration, or with `load_best_model_at_end` at every evaluation; and at the end.
-        save_total_limit: checkpoints that are kept, and the best one besides with `load_best_model_at_end`.
-        min_valid_action_ratio: the run stops when the mean share of well-formed replies over the last
-            `collapse_patience` log lines is below this. 0: never.
-        min_success_of_best: the run stops when the mean success over the last `collapse_patience` log lines is below
-            this share of the best such mean. 0: never.
-        collapse_patience: see above.
+        save_total_limit: number of checkpoints to keep; with `load_best_model_at_end` the best one is kept as well.
+        min_valid_action_ratio: stop the run if the fraction of completions with the required format, averaged over
+            the last `collapse_patience` log lines, falls below this. 0: never.
+        min_success_of_best: stop the run if the success rate, averaged over the last `collapse_patience` log lines,
+            falls below this fraction of its best such average. 0: never.
+        collapse_patience: number of log lines over which `min_valid_action_ratio` and `min_success_of_best` average.
     """
 
     beta: float = field(default=0.01, metadata={"help": "KL coefficient against the reference model."})
     logging_steps: float | None = field(
-        default=None, metadata={"help": "Optimizer steps between two log lines. None: one line an iteration."}
+        default=None, metadata={"help": "Optimizer steps between log lines. None: one line per iteration."}
     )
     save_steps: float | None = field(
         default=None, metadata={"help": "Optimizer steps between checkpoints. None: every tenth iteration."}
     )
-    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints that are kept, the best besides."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints to keep, in addition to the best one."}
+    )
     gamma: float = field(default=0.95, metadata={"help": "Discount of returns."})
     # A float or "auto"; the argument parser wants one type.
-    value_lambda: str = field(default=1.0, metadata={"help": "Values of states: 1 (mean return) to 0, or 'auto'."})
+    value_lambda: str = field(
+        default=1.0, metadata={"help": "Node values: 1 (mean return) to 0 (values of next states), or 'auto'."}
+    )
     advantage_estimator: str = field(default="g2po", metadata={"help": f"One of {', '.join(_ESTIMATORS)}."})
     use_node_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_NC."})
     use_edge_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_EC."})
-    use_group_aggregation: bool = field(default=True, metadata={"help": "False: own returns for node values."})
+    use_group_aggregation: bool = field(
+        default=True, metadata={"help": "False: a step's own return instead of its node's mean."}
+    )
     step_advantage_weight: float = field(default=1.0, metadata={"help": "w in A = A_EP + w (A_NC + A_EC)."})
-    graphgpo_omega: float = field(default=0.1, metadata={"help": "What a step more to a success costs in GraphGPO."})
+    graphgpo_omega: float = field(
+        default=0.1, metadata={"help": "Discount of GraphGPO per further step to a success."}
+    )
     hgpo_depth_exponent: float = field(default=1.0, metadata={"help": "alpha of HGPO's weights (k + 1)^alpha."})
-    crbc_step_weight: float = field(default=5.0, metadata={"help": "Weight of CRBC's step part."})
+    crbc_step_weight: float = field(default=5.0, metadata={"help": "Weight of CRBC's step-level advantage."})
     crbc_gamma: float = field(default=0.98, metadata={"help": "Discount of CRBC's values."})
-    crbc_least_std: float = field(default=0.01, metadata={"help": "Least deviation in CRBC, a share of the reward."})
+    crbc_least_std: float = field(
+        default=0.01, metadata={"help": "Lower bound of deviations in CRBC, relative to the reward."}
+    )
     state_key_ignores: list[str] | None = field(
         default=None, metadata={"help": f"What keys of states leave out: any of {', '.join(IGNORABLE)}."}
     )
-    state_similarity: float = field(default=1.0, metadata={"help": "Texts as similar as this are one state."})
-    invalid_action_penalty: float = field(default=0.1, metadata={"help": "Taken off for each malformed reply."})
+    state_similarity: float = field(
+        default=1.0, metadata={"help": "Merge states with at least this similarity of keys. 1: equal keys only."}
+    )
+    invalid_action_penalty: float = field(
+        default=0.1, metadata={"help": "Subtracted for each completion without the required format."}
+    )
     episode_statistics: str = field(
         default="trajectory", metadata={"help": "'trajectory' (paper) or 'step' (released code)."}
     )
-    max_turns: int = field(default=50, metadata={"help": "Replies an episode may take."})
-    history_length: int = field(default=2, metadata={"help": "Past observations and actions in a prompt."})
-    max_prompt_length: int | None = field(default=2048, metadata={"help": "Tokens of a prompt."})
+    max_turns: int = field(default=50, metadata={"help": "Maximum number of turns of an episode."})
+    history_length: int = field(default=2, metadata={"help": "Number of past steps in a prompt."})
+    max_prompt_length: int | None = field(default=2048, metadata={"help": "Maximum number of tokens of a prompt."})
     eval_temperature: float = field(default=0.4, metadata={"help": "Sampling temperature of evaluation."})
     eval_top_p: float | None = field(default=None, metadata={"help": "top_p of evaluation. None: as in training."})
     eval_top_k: int | None = field(default=None, metadata={"help": "top_k of evaluation. None: as in training."})
-    eval_seed: int = field(default=0, metadata={"help": "Seed of evaluation's samples."})
-    max_tokens_per_micro_batch: int = field(default=16384, metadata={"help": "Tokens in a forward pass."})
+    eval_seed: int = field(default=0, metadata={"help": "Seed of the samples of evaluations."})
+    max_tokens_per_micro_batch: int = field(
+        default=16384, metadata={"help": "Maximum number of tokens in a forward pass."}
+    )
     token_layout: str = field(default="shared", metadata={"help": f"One of {', '.join(LAYOUTS)}."})
-    packed_row_tokens: int | None = field(default=None, metadata={"help": "Tokens of a packed row."})
-    generation_batch_tokens: int = field(default=65536, metadata={"help": "Padded tokens in a generate call."})
+    packed_row_tokens: int | None = field(default=None, metadata={"help": "Maximum number of tokens per packed row."})
+    generation_batch_tokens: int = field(
+        default=65536, metadata={"help": "Maximum number of padded tokens in a generate call."}
+    )
     num_environment_workers: int | None = field(default=None, metadata={"help": "Environment processes per rank."})
     overlap_environments: bool = field(
         default=False, metadata={"help": "Environments step while the model generates for the other half."}
     )
     environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
     environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
-    environment_load_timeout: float | None = field(default=None, metadata={"help": "Seconds its import may take."})
+    environment_load_timeout: float | None = field(
+        default=None, metadata={"help": "Seconds the import of the environment may take."}
+    )
     environment_episode_timeout: float | None = field(
         default=None, metadata={"help": "Seconds an episode's reset and steps may take together."}
     )
     environment_worker_resets: int | None = field(
-        default=None, metadata={"help": "Resets after which a worker process is replaced."}
+        default=None, metadata={"help": "Resets after which a worker process is restarted."}
     )
     environment_worker_memory_mb: float | None = field(
-        default=None, metadata={"help": "Megabytes beyond which a worker process is replaced."}
+        default=None, metadata={"help": "Megabytes above which a worker process is restarted."}
     )
     environment_variables: list[str] | None = field(
-        default=None, metadata={"help": "Variables that look like a secret and that environments get all the same."}
+        default=None, metadata={"help": "Variables to pass to environments although they look like secrets."}
     )
     task_error_patience: int = field(
-        default=2, metadata={"help": "Rollouts of nothing but errors after which a task is set aside."}
+        default=2, metadata={"help": "Consecutive rollouts with only errors after which a task is excluded."}
     )
-    max_error_rate: float = field(default=0.5, metadata={"help": "Share of failed trajectories that stops the run."})
+    max_error_rate: float = field(
+        default=0.5, metadata={"help": "Stop the run above this fraction of failed episodes."}
+    )
     save_trajectories: bool = field(default=True, metadata={"help": "Write trajectories to output_dir."})
     log_trajectories_every: int = field(default=0, metadata={"help": "Iterations between tables of trajectories."})
-    num_trajectories_logged: int = field(default=4, metadata={"help": "Trajectories of such a table."})
+    num_trajectories_logged: int = field(default=4, metadata={"help": "Trajectories per logged table."})
     stop_sequences: list[str] | None = field(
-        default=None, metadata={"help": "A reply ends where one of these is complete, e.g. '</action>'."}
+        default=None, metadata={"help": "Strings at which a completion ends, e.g. '</action>'."}
     )
     min_valid_action_ratio: float = field(
-        default=0.0, metadata={"help": "Stop the run when the share of well-formed replies falls below. 0: never."}
+        default=0.0, metadata={"help": "Stop the run below this fraction of well-formed completions. 0: never."}
     )
     min_success_of_best: float = field(
-        default=0.0, metadata={"help": "Stop the run when success falls below this share of its best. 0: never."}
+        default=0.0, metadata={"help": "Stop the run when success falls below this fraction of its best. 0: never."}
     )
-    collapse_patience: int = field(default=5, metadata={"help": "Log lines over which both are averaged."})
+    collapse_patience: int = field(default=5, metadata={"help": "Log lines over which the two limits above average."})
 
     def __post_init__(self):
         for name, (unused, reason) in _REFUSED.items():

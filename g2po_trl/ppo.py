@@ -34,33 +34,33 @@ class PPOConfig(G2POConfig):
     """Arguments of [`PPOTrainer`]: those of `G2POConfig` but the estimator's, and
 
     Args:
-        gae_lambda: lambda; 1 makes R_j the discounted return, 0 the one-step target.
-        critic_model_name_or_path: the model the critic begins as; a smaller one saves memory, its tokenizer must be
+        gae_lambda: `lambda` of generalised advantage estimation: 1 uses the discounted return, 0 the one-step target.
+        critic_model_name_or_path: model that initialises the critic. A smaller one saves memory; its tokenizer must be
             the policy's. `None`: the policy's own model.
-        critic_learning_rate: of the critic's AdamW, constant. `None`: ten times the policy's, as in the paper (1e-5
-            and 1e-6).
-        critic_epochs: times the critic sees each step of a rollout.
-        critic_mini_batches: updates an epoch. `None`: `steps_per_generation`, as the policy makes.
-        value_clip_range: how far a value may move in one iteration, in units of reward (see `Critic.fit`). `None`: no
+        critic_learning_rate: constant learning rate of the critic's AdamW. `None`: ten times the policy's, as in the
+            paper (1e-5 and 1e-6).
+        critic_epochs: number of passes of the critic over the steps of a rollout.
+        critic_mini_batches: optimizer steps of the critic per epoch. `None`: `steps_per_generation`, as the policy.
+        value_clip_range: maximum change of a value in one iteration, in units of reward (see `Critic.fit`). `None`: no
             limit.
-        scale_rewards: `"group"` (the default) whitens advantages over the rollout; `"none"` leaves them.
-        invalid_action_penalty: taken off the reward of a step whose reply had not the required format.
+        scale_rewards: `"group"` (the default) whitens advantages over the rollout; `"none"` does not scale them.
+        invalid_action_penalty: subtracted from the reward of a step whose completion lacks the required format.
     """
 
     advantage_estimator: str = field(default="gae", metadata={"help": "PPO has one: 'gae'."})
     gae_lambda: float = field(default=0.95, metadata={"help": "lambda of generalised advantage estimation."})
     critic_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "The model the critic begins as. None: the policy's."}
+        default=None, metadata={"help": "Model that initialises the critic. None: the policy's."}
     )
     critic_learning_rate: float | None = field(
         default=None, metadata={"help": "Learning rate of the critic, constant. None: ten times the policy's."}
     )
-    critic_epochs: int = field(default=1, metadata={"help": "Times the critic sees each step of a rollout."})
+    critic_epochs: int = field(default=1, metadata={"help": "Passes of the critic over the steps of a rollout."})
     critic_mini_batches: int | None = field(
-        default=None, metadata={"help": "Critic updates an epoch. None: steps_per_generation."}
+        default=None, metadata={"help": "Critic's optimizer steps per epoch. None: steps_per_generation."}
     )
     value_clip_range: float | None = field(
-        default=0.5, metadata={"help": "How far a value may move in an iteration, in units of reward. None: no limit."}
+        default=0.5, metadata={"help": "Maximum change of a value per iteration, in units of reward. None: none."}
     )
 
     def __post_init__(self):
