@@ -57,7 +57,8 @@ class Trajectory:
     took its worker along, and it could not be played again). The last two are in no statistic and train nothing;
     `error` then holds the reason. `failure_reason` says why the agent itself ended an episode before its task was
     over, as `"kind"` or `"kind: detail"`, e.g. `"prompt too long: …"`; `None` if it did not. Such an episode is a
-    failure. `group` numbers the trajectories of a rollout that were compared with each other.
+    failure. `group` numbers the trajectories of a rollout that were compared with each other. `task` is the task in
+    words, as the environment gave it on reset (`Observation.task`); `None` if it gave none.
     """
 
     task_id: str
@@ -69,6 +70,7 @@ class Trajectory:
     info: dict[str, Any] = field(default_factory=dict)
     failure_reason: str | None = None
     group: int | None = None
+    task: str | None = None
 
     def __post_init__(self):
         if self.outcome not in OUTCOMES:

@@ -1,6 +1,8 @@
 """A tokenizer and a model small enough to be trained in a test, made from nothing."""
 
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -80,3 +82,36 @@ def make_trainer(tmp_path, tiny_model_dir):
     yield make
     for trainer in made:
         trainer.close()
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """One browser for all tests."""
+    program, driver_program = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (program and driver_program):
+        pytest.skip("no chromium and chromedriver here")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        for flag in (
+            *("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"),
+            *("disable-background-networking", "disable-component-update", "window-size=1366,1000"),
+            f"user-data-dir={profile}",
+        ):
+            options.add_argument(f"--{flag}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        driver = webdriver.Chrome(options=options, service=Service(driver_program))
+        yield driver
+        driver.quit()
+
+
+@pytest.fixture
+def browser(chromium):
+    """The browser; what a page complained about during the test fails it."""
+    chromium.get("about:blank")
+    chromium.get_log("browser")
+    yield chromium
+    assert [entry for entry in chromium.get_log("browser") if "favicon" not in entry["message"]] == []

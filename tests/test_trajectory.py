@@ -49,7 +49,7 @@ def test_jsonl_gives_back_what_was_written(tmp_path):
     written = [
         trajectory("a"),
         Trajectory("b", [], 0.0, "error", error="TimeoutError: 30 s"),
-        Trajectory("c", [], 0.0, "failure", failure_reason="prompt too long: 900 tokens"),
+        Trajectory("c", [], 0.0, "failure", failure_reason="prompt too long: 900 tokens", task="Wash a cup."),
     ]
     write_jsonl(path, written)
     write_jsonl(path, [trajectory("c")], append=True)
@@ -57,6 +57,14 @@ def test_jsonl_gives_back_what_was_written(tmp_path):
     assert len(path.read_text(encoding="utf-8").splitlines()) == 4
     write_jsonl(path, [])
     assert list(read_jsonl(path)) == []
+
+
+def test_files_from_before_tasks_were_recorded_are_read(tmp_path):
+    data = trajectory("a").to_dict()
+    del data["task"]
+    (tmp_path / "old.jsonl").write_text(json.dumps(data) + "\n")
+    (read,) = read_jsonl(tmp_path / "old.jsonl")
+    assert read == trajectory("a") and read.task is None
 
 
 def test_jsonl_keeps_text_readable_and_skips_blank_lines(tmp_path):

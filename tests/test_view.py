@@ -1,35 +1,23 @@
 """The viewer: what it takes from a run, by hand; the page in a real browser; the server on loopback."""
 
 import json
-import shutil
-import tempfile
 import threading
 import urllib.error
 import urllib.request
 
 import numpy as np
 import pytest
+from viewing import BAD_TEXT, opened, trajectory, until
 
 from g2po_trl import StateGraph, Step, Trajectory, g2po, read_jsonl, write_jsonl
 from g2po_trl.json_text import to_json, write_json
 from g2po_trl.trajectory import note_advantages
-from g2po_trl.view import Run
+from g2po_trl.view import Run, Sources
 from g2po_trl.view.__main__ import main
-from g2po_trl.view.data import _disagreements
+from g2po_trl.view.groups import disagreements
 from g2po_trl.view.server import make_server
 
 pytest.importorskip("pyvis")
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-BAD_TEXT = "</script><b>bold</b> & <img src=x onerror=alert(1)> {braces} ünïcode 日本"
-
-
-def trajectory(task, names, reward, outcome=None):
-    steps = [
-        Step(f"room {name}", f"go {i}", reply=f"<think></think><action>go {i}</action>", admissible_actions=["go 0"])
-        for i, name in enumerate(names)
-    ]
-    return Trajectory(task, steps, reward, outcome or ("success" if reward else "failure"), f"the end of {names}")
 
 
 @pytest.fixture
@@ -60,7 +48,7 @@ def test_values_and_advantages_by_hand(run):
     """gamma 0.5, no division by deviations. Returns: 2.5, 5 | 1.25, 2.5, 5 | 0, 0."""
     data = Run(run).iteration(2)
     first = data["groups"][0]
-    assert (first["task"], first["success"], len(first["trajectories"])) == ("one", 2, 4)
+    assert (first["id"], first["success"], len(first["trajectories"])) == ("one", 2, 4)
     told = {data["texts"][node["o"]]: (node["v"], node["visits"]) for node in first["nodes"]}
     assert told == {"room h": (1.25, 3), "room a": (5.0, 2), "room b": (1.25, 2)}
     steps = [[step["adv"] for step in t["steps"]] for t in first["trajectories"]]
@@ -86,7 +74,9 @@ def test_a_chosen_lambda_that_is_not_in_the_log_is_found_by_what_was_trained(run
     graph = StateGraph.from_groups([trajectories[:4], trajectories[4:]], 0.5, 0.0)
     note_advantages(trajectories, g2po(graph, scale_by_std=False), [0] * 4 + [1] * 2)
     write_jsonl(path, trajectories)
-    groups = Run(run).iteration(2)["groups"]
+    data = Run(run).iteration(2)
+    groups = data["groups"]
+    assert (data["value_lambda"], data["lambda_chosen"]) == (0.0, True)
     assert all(group["stored"] and group["adds_up"] for group in groups)
     assert [n["v"] for n in groups[0]["nodes"]] == pytest.approx(
         graph.node_values[: len(groups[0]["nodes"])], abs=1e-4
@@ -102,8 +92,13 @@ def test_advantages_are_shown_as_they_were_trained(make_trainer, tmp_path):
         return trained[-1]
 
     make_trainer(advantage_fn=mine, max_steps=1).train()
-    groups = Run(tmp_path / "out").iteration(1)["groups"]
-    assert len(groups) == 2 and all(group["stored"] and not group["adds_up"] for group in groups)
+    run = Run(tmp_path / "out")
+    data = run.iteration(1)
+    groups = data["groups"]
+    assert len(groups) == 2 and all(group["stored"] and group["adds_up"] is None for group in groups)
+    assert data["value_lambda"] is None and data["disagreements"] == []
+    assert run.about()["settings"]["estimator_name"] == "mine" and "value_lambda" not in run.about()["settings"]
+    assert {step["adv"] for group in groups for t in group["trajectories"] for step in t["steps"]} == {None}
     shown = [step["trained"] for group in groups for t in group["trajectories"] for step in t["steps"]]
     assert shown == np.round(trained[0], 4).tolist()
 
@@ -111,8 +106,11 @@ def test_advantages_are_shown_as_they_were_trained(make_trainer, tmp_path):
 def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
     options = {"scale_rewards": "none", "invalid_action_penalty": 0.3, "step_advantage_weight": 0.5}
     make_trainer(max_steps=1, use_edge_advantage=False, episode_statistics="step", **options).train()
-    groups = Run(tmp_path / "out").iteration(1)["groups"]
+    data = Run(tmp_path / "out").iteration(1)
+    groups = data["groups"]
+    assert (data["value_lambda"], data["lambda_chosen"]) == (1.0, False)
     assert all(group["stored"] and group["adds_up"] for group in groups)
+    assert {group["task"] for group in groups} == {"go"}
     assert any(not step["ok"] for group in groups for t in group["trajectories"] for step in t["steps"])
 
 
@@ -172,7 +170,7 @@ def test_the_largest_disagreement_comes_first():
     def group(*steps):
         return {"trajectories": [{"steps": [{"node": n, "next": m, "adv": [0, nc, ec]} for n, m, nc, ec in steps]}]}
 
-    found = _disagreements([group((0, 1, -1, 1), (1, 2, 1, 2)), group((0, 1, -0.5, 3), (1, 1, -2, -1))])
+    found = disagreements([group((0, 1, -1, 1), (1, 2, 1, 2)), group((0, 1, -0.5, 3), (1, 1, -2, -1))])
     assert [(one["group"], one["step"], one["by"]) for one in found] == [(1, 0, 3.5), (0, 0, 2)]
 
 
@@ -193,18 +191,24 @@ def test_prompts_are_decoded_or_told(run):
 def test_bad_input_is_named(tmp_path, run):
     with pytest.raises(SystemExit, match="holds no trajectories"):
         main([str(tmp_path), "--no-open"])
+    with pytest.raises(SystemExit, match=r"holds no trajectories.*there are .*my-run"):
+        main([str(run.parent), "--no-open"])
     with pytest.raises(SystemExit, match=r"iterations \[7\] are not there; there are \[1, 2\]"):
         main([str(run), "--no-open", "--iterations", "7"])
+    with pytest.raises(SystemExit, match="my-run' holds no evaluation .* to be compared: make one by"):
+        main([str(run), str(run), "--no-open"])
+    with pytest.raises(SystemExit, match="there are 3 folders: pass one, or two"):
+        main([str(run)] * 3)
 
 
 def test_the_server_answers_this_machine_alone(run):
-    server = make_server(Run(run))
+    server = make_server(Sources(Run(run)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         assert server.server_address[0] == "127.0.0.1"
-        assert json.load(opener.open(f"{address}/overview"))["iterations"] == [1, 2]
+        assert json.load(opener.open(f"{address}/overview"))["training"]["iterations"] == [1, 2]
         assert json.load(opener.open(f"{address}/iteration/1")) == json.loads(json.dumps(Run(run).iteration(1)))
         assert b"<!doctype html>" in opener.open(f"{address}/").read()[:20]
         for path, host, status in (("/iteration/9", "127.0.0.1", 404), ("/../secret", "localhost", 404),
@@ -217,37 +221,6 @@ def test_the_server_answers_this_machine_alone(run):
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def browser():
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("no chromium and chromedriver here")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        for flag in (
-            *("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"),
-            *("disable-background-networking", "disable-component-update", "window-size=1366,1000"),
-            f"user-data-dir={profile}",
-        ):
-            options.add_argument(f"--{flag}")
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-        yield driver
-        complaints = [entry for entry in driver.get_log("browser") if "favicon" not in entry["message"]]
-        driver.quit()
-    assert complaints == []
-
-
-def opened(browser, address):
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    browser.get(address)
-    WebDriverWait(browser, 30).until(lambda b: b.execute_script("return document.body.dataset.ready") == "yes")
 
 
 def panel(browser):
@@ -269,9 +242,7 @@ def click_node(browser, node):
 
 
 def wait_for(browser, text):
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(browser, 10).until(lambda b: text in panel(b))
+    until(browser, lambda b: text in panel(b))
 
 
 @pytest.mark.parametrize("served", [False, True])
@@ -279,7 +250,7 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     from selenium.webdriver.common.by import By
 
     if served:
-        server = make_server(Run(run))
+        server = make_server(Sources(Run(run)))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         opened(browser, f"http://127.0.0.1:{server.server_port}/")
     else:
@@ -292,6 +263,7 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
     assert [group.text for group in groups] == ["1: 2/4", "2: 1/2"]
     assert "Task one" in panel(browser) and "2 of 4 episodes won; 3 states" in panel(browser)
+    assert browser.find_element(By.ID, "used").text == "Trained with g2po, λ 1."
 
     click_node(browser, 0)
     wait_for(browser, "State with value 1.25, 3 visits")

@@ -90,4 +90,5 @@ class Episode:
             self.error,
             self.info,
             self.failure_reason,
+            task=self.task or None,
         )

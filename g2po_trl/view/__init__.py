@@ -1,6 +1,8 @@
-"""Looking at a run: one page with its curves, its state graphs, its advantages and its trajectories."""
+"""Looking at a run: one page with its curves, state graphs, advantages and evaluations; two runs side by side."""
 
 from .data import Run
+from .episode_sets import Evaluation
 from .page import InlinePage, write_page
+from .sources import Sources, open_folder
 
-__all__ = ["InlinePage", "Run", "write_page"]
+__all__ = ["Evaluation", "InlinePage", "Run", "Sources", "open_folder", "write_page"]

@@ -1,10 +1,13 @@
-"""Look at a run.
+"""Look at a training run or an evaluation, or compare two.
 
     g2po view RUN                        # writes RUN/view.html and opens it
+    g2po view EVALUATION                 # what `g2po evaluate` wrote to its --output
+    g2po view RUN_A RUN_B                # their evaluations side by side, task by task
     g2po view RUN --serve                # serves it on loopback; reads what is looked at
 
-RUN is the `output_dir` of a training run. The page holds all iterations, prompts too while they are few; of a run with
-more than 100 use `--serve`, or choose some with `--iterations`.
+A folder is the `output_dir` of a training run or the `--output` of an evaluation. Of two, the evaluations are
+compared. The page holds all iterations and evaluations, and the prompts unless there are more than 100 iterations; of
+a longer run use `--serve`, or choose some with `--iterations`.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from .data import Run
 from .page import write_page
 from .server import make_server
+from .sources import Sources, open_folder
 
 MANY = 100
 
@@ -25,33 +28,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="g2po view", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--output", type=Path, help="the page; default: RUN/view.html")
-    parser.add_argument("--iterations", type=int, nargs="+", help="put these in; default: all")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one, or two to be compared")
+    parser.add_argument("--output", type=Path, help="the page; default: view.html in the (first) folder")
+    parser.add_argument("--iterations", type=int, nargs="+", help="of a training run: put these in; default: all")
     parser.add_argument("--no-prompts", action="store_true", help="leave the prompts' texts out")
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     parser.add_argument("--serve", action="store_true", help="serve it on 127.0.0.1 instead")
     parser.add_argument("--port", type=int, default=0, help="of --serve; default: a free one")
     args = parser.parse_args(argv)
     try:
-        run = Run(args.run)
-        missing = set(args.iterations or ()) - set(run.numbers)
+        if len(args.folders) > 2:
+            raise ValueError(f"there are {len(args.folders)} folders: pass one, or two to be compared")
+        sources = Sources(*map(open_folder, args.folders))
+        if args.iterations and not sources.run:
+            raise ValueError("--iterations chooses among a training run's: pass one training run, or leave it out")
+        missing = set(args.iterations or ()) - set(sources.numbers)
         if missing:
-            raise ValueError(f"iterations {sorted(missing)} are not there; there are {run.numbers}")
+            raise ValueError(f"iterations {sorted(missing)} are not there; there are {sources.numbers}")
         if args.serve:
-            try:
-                server = make_server(run, args.port)
-            except (OSError, OverflowError) as error:
-                raise ValueError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
-            address = f"http://127.0.0.1:{server.server_port}/"
-            print(f"{args.run} is at {address} until Ctrl-C", flush=True)
-            if not args.no_open:
-                webbrowser.open(address)
-            server.serve_forever()
-        chosen = args.iterations or run.numbers
-        page = write_page(
-            run, args.output or args.run / "view.html", chosen, not args.no_prompts and len(chosen) <= MANY
-        )
+            _serve(sources, args)
+        chosen = args.iterations or sources.numbers
+        path = args.output or args.folders[0] / _page_name(sources)
+        page = write_page(sources, path, chosen, not args.no_prompts and len(chosen) <= MANY)
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
@@ -59,6 +57,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{page} ({page.stat().st_size / 2**20:.1f} MB)")
     if not args.no_open:
         webbrowser.open(page.resolve().as_uri())
+
+
+def _serve(sources: Sources, args: argparse.Namespace) -> None:
+    try:
+        server = make_server(sources, args.port)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
+    address = f"http://127.0.0.1:{server.server_port}/"
+    names = " and ".join(str(folder) for folder in args.folders)
+    print(f"{names}: {address} until Ctrl-C", flush=True)
+    if not args.no_open:
+        webbrowser.open(address)
+    server.serve_forever()
+
+
+def _page_name(sources: Sources) -> str:
+    if len(sources.sources) == 1:
+        return "view.html"
+    return f"view-beside-{sources.sources[1].name}.html"
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
-"""What a run wrote, as the page wants it: plain data, texts once, one iteration at a time."""
+"""What a training run wrote, as the page wants it: plain data, texts once, one iteration at a time."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..credit.advantages import edge_advantage, episode_advantage, node_advantage
-from ..credit.graph import StateGraph
 from ..credit.prediction import LAMBDAS
 from ..report.analysis import load_iteration, load_log
-from ..trajectory import Trajectory
+from .episode_sets import EpisodeSet, sets_of_run
+from .groups import disagreements, group_data, is_g2po
+from .texts import Prompts, Texts
 
 _CURVES = {  # the log's names -> the page's
     "episode/success_rate": "success",
@@ -28,11 +25,10 @@ _SETTINGS = (
     "estimator_name gamma value_lambda step_advantage_weight invalid_action_penalty episode_statistics learning_rate "
     "beta num_generations max_turns temperature seed"
 ).split()
-NUM_DISAGREEMENTS = 8
 
 
 class Run:
-    """A run's folder, read as far as it is looked at.
+    """A training run's folder, read as far as it is looked at.
 
     Args:
         folder: the `output_dir` of a training run.
@@ -44,27 +40,41 @@ class Run:
 
     def __init__(self, folder: str | Path, tokenizer=None):
         self.folder = Path(folder)
-        numbers = {
-            int(found[1])
-            for path in self.folder.glob("trajectories/train-*.jsonl")
-            if (found := re.match(r"train-(\d+)", path.name))
-        }
-        if not numbers:
-            raise ValueError(
-                f"{str(folder)!r} holds no trajectories/train-*.jsonl: pass the output_dir of a run with "
-                "save_trajectories"
-            )
-        self.numbers = sorted(numbers)
-        self._tokenizer, self._looked_for_tokenizer = tokenizer, tokenizer is not None
+        self.name = self.folder.resolve().name
+        self.numbers = sorted(
+            {
+                int(found[1])
+                for path in self.folder.glob("trajectories/train-*.jsonl")
+                if (found := re.match(r"train-(\d+)", path.name))
+            }
+        )
+        self._prompts = Prompts(self.folder, tokenizer)
         described = self._read("run.json") or {}
         # Older runs have no part of their own for what the estimator was told.
         self.settings: dict[str, Any] = {**described.get("trainer", {}), **described.get("estimator", {})}
         self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
+        if not self.numbers and not self.sets():
+            raise ValueError(
+                f"{str(folder)!r} holds no trajectories: pass the output_dir of a run with save_trajectories, or an "
+                f"output folder of `g2po evaluate`{_hint(self.folder)}"
+            )
+
+    def about(self) -> dict[str, Any]:
+        """Name and settings."""
+        settings = {"estimator_name": self.settings.get("advantage_estimator"), **self.settings}
+        if not is_g2po(self.settings):  # they are options of the values, which no other estimator reads
+            settings.pop("value_lambda", None)
+        return {
+            "name": self.name,
+            "settings": {name: settings[name] for name in _SETTINGS if settings.get(name) is not None},
+        }
+
+    def sets(self) -> list[EpisodeSet]:
+        """The evaluations whose trajectories are here."""
+        return sets_of_run(self.folder, self.evaluations(), self._prompts)
 
     def overview(self) -> dict[str, Any]:
         """Curves, phase times, evaluations and settings: all that is shown before an iteration is chosen."""
-        per_iteration = self.steps_per_iteration
-        settings = {"estimator_name": self.settings.get("advantage_estimator"), **self.settings}
         curves = [
             {
                 "n": number,
@@ -76,11 +86,10 @@ class Run:
             for number, entry in self._log()
         ]
         return {
-            "name": self.folder.resolve().name,
-            "settings": {name: settings[name] for name in _SETTINGS if settings.get(name) is not None},
-            "optimizer_steps_per_iteration": per_iteration,
+            **self.about(),
+            "optimizer_steps_per_iteration": self.steps_per_iteration,
             "curves": curves,
-            "evaluations": self._evaluations(),
+            "evaluations": self.evaluations(),
             "iterations": self.numbers,
         }
 
@@ -89,14 +98,26 @@ class Run:
 
         Args:
             prompts: with the text of each prompt, if the run's tokenizer is there to decode it.
+
+        Returns:
+            `value_lambda` is the λ of the values that are shown: with G2PO the one the iteration was trained with, as
+            far as the run says it; `None` for other estimators, whose node values are plain mean returns.
         """
-        texts = _Texts()
         groups = load_iteration(self.folder, number).groups
+        prompt_of = self._prompts.of if prompts else None
         for value_lambda in self._value_lambdas(number):
-            shown = [self._group(group, texts, prompts, value_lambda) for group in groups]
-            if all(group["adds_up"] for group in shown):
+            texts = Texts()
+            shown = [group_data(group, texts, self.settings, value_lambda, prompt_of) for group in groups]
+            if all(group["adds_up"] is not False for group in shown):
                 break
-        return {"n": number, "groups": shown, "texts": texts.all, "disagreements": _disagreements(shown)}
+        return {
+            "n": number,
+            "value_lambda": value_lambda if is_g2po(self.settings) else None,
+            "lambda_chosen": self.settings.get("value_lambda") == "auto",
+            "groups": shown,
+            "texts": texts.all,
+            "disagreements": disagreements(shown),
+        }
 
     def _value_lambdas(self, number: int) -> list[float]:
         """What the values of an iteration may have been made with: the first that adds up to what was trained.
@@ -104,7 +125,7 @@ class Run:
         What a run chose is in its log, but not yet since the newest checkpoint, and as a mean where a line is about
         several iterations.
         """
-        value_lambda = self.settings.get("value_lambda", 1.0)
+        value_lambda = self.settings.get("value_lambda", 1.0) if is_g2po(self.settings) else 1.0
         if value_lambda != "auto":
             return [value_lambda]
         logged = dict(self._log()).get(number, {}).get("graph/value_lambda", 1.0)
@@ -116,82 +137,12 @@ class Run:
         log = enumerate(load_log(self.folder), 1)
         return [(-(-entry["step"] // of_one) if of_one else number, entry) for number, entry in log]
 
-    def _group(self, group: Sequence[Trajectory], texts: _Texts, prompts: bool, value_lambda: float) -> dict[str, Any]:
-        args = self.settings
-        graph = StateGraph.from_groups([group], args.get("gamma", 0.95), value_lambda)
-        scale = args.get("scale_by_std", args.get("scale_rewards", "group") == "group")
-        statistics = args.get("episode_statistics", "trajectory")
-        penalty = args.get("invalid_action_penalty", 0.0)
-        weight = args.get("step_advantage_weight", 1.0)
-        aggregate = args.get("use_group_aggregation", True)
-        episode = episode_advantage(graph, scale, penalty, statistics)
-        node = node_advantage(graph, scale, penalty if statistics == "step" else 0.0, aggregate)
-        edge = edge_advantage(graph, scale, aggregate)
-        node, edge = node * args.get("use_node_advantage", True), edge * args.get("use_edge_advantage", True)
-        parts = np.column_stack([episode, weight * node, weight * edge])
-        steps = [step for trajectory in group for step in trajectory.steps]
-        trajectories, at = [], 0
-        for trajectory in group:
-            mine = range(at, at + len(trajectory.steps))
-            at += len(trajectory.steps)
-            trajectories.append(
-                {
-                    "outcome": trajectory.outcome,
-                    "reward": trajectory.reward,
-                    "error": trajectory.error or trajectory.failure_reason,
-                    "final": texts.number(trajectory.final_observation),
-                    "steps": [
-                        {
-                            "o": texts.number(steps[i].observation),
-                            "a": steps[i].action,
-                            "r": texts.number(steps[i].reply),
-                            "p": texts.number(self._prompt(steps[i])) if prompts else None,
-                            "ok": bool(steps[i].valid),
-                            "node": int(graph.node[i]),
-                            "next": int(graph.next_node[i]),
-                            "adv": [round(float(x), 4) for x in parts[i]],
-                            "trained": None if steps[i].advantage is None else round(steps[i].advantage, 4),
-                        }
-                        for i in mine
-                    ],
-                }
-            )
-        nodes = [
-            {"o": None, "v": round(float(value), 4), "visits": int(visits), "actions": None}
-            for value, visits in zip(graph.node_values, graph.node_visits)
-        ]
-        for i, step in enumerate(steps):
-            if graph.node[i] >= 0 and nodes[graph.node[i]]["o"] is None:
-                nodes[graph.node[i]] |= {
-                    "o": texts.number(step.observation),
-                    "actions": texts.number("\n".join(step.admissible_actions or ())),
-                }
-        return {
-            "task": group[0].task_id,
-            "stored": any(step.advantage is not None for step in steps),
-            "adds_up": all(
-                abs(step.advantage - own) < 1e-3
-                for step, own in zip(steps, parts.sum(axis=1))
-                if step.advantage is not None
-            ),
-            "success": sum(t.success for t in group),
-            "trajectories": trajectories,
-            "nodes": nodes,
-        }
-
-    def _prompt(self, step) -> str | None:
-        if step.prompt is not None or not step.prompt_ids:
-            return step.prompt
-        if not self._looked_for_tokenizer:
-            self._looked_for_tokenizer = True
-            self._tokenizer = _load_tokenizer(self.folder)
-        return self._tokenizer.decode(step.prompt_ids) if self._tokenizer else None
-
     def _read(self, name: str) -> Any:
         path = self.folder / name
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
-    def _evaluations(self) -> list[dict[str, Any]]:
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines of evaluations.jsonl."""
         path = self.folder / "evaluations.jsonl"
         if not path.is_file():
             return []
@@ -202,54 +153,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-class _Texts:
-    """Each text once: observations repeat themselves, that is the point of the graph."""
-
-    def __init__(self):
-        self.all: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, text: str | None) -> int | None:
-        if text is None:
-            return None
-        if text not in self._numbers:
-            self._numbers[text] = len(self.all)
-            self.all.append(text)
-        return self._numbers[text]
-
-
-def _disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The paper's case study: steps that local comparison underrates and A_EC lifts, the largest difference first."""
-    found: dict[tuple, dict[str, Any]] = {}
-    for g, group in enumerate(groups):
-        for t, trajectory in enumerate(group["trajectories"]):
-            for s, step in enumerate(trajectory["steps"]):
-                _, local, gain = step["adv"]
-                if local < 0 < gain:
-                    edge = (g, step["node"], step["next"])
-                    found.setdefault(edge, {"group": g, "trajectory": t, "step": s, "by": round(gain - local, 3)})
-    return sorted(found.values(), key=lambda one: -one["by"])[:NUM_DISAGREEMENTS]
-
-
-class _FastTokenizer:
-    """Decodes as transformers does, which would take ten seconds to import."""
-
-    def __init__(self, path: Path):
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(str(path))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
-
-
-def _load_tokenizer(folder: Path):
-    places = [folder, *sorted(folder.glob("checkpoint-*"))]
-    place = next((p for p in places if (p / "tokenizer_config.json").is_file()), None)
-    if place is None:
-        return None
-    if (place / "tokenizer.json").is_file():
-        return _FastTokenizer(place / "tokenizer.json")
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(place)
+def _hint(folder: Path) -> str:
+    """The folders in it that one could have meant."""
+    inside = [path.parent.parent for path in folder.glob("*/trajectories/*.jsonl")]
+    return f"; there are {', '.join(sorted({str(path) for path in inside}))}" if inside else ""

@@ -1,4 +1,4 @@
-"""One HTML file with all of a run in it: no server, no network, no second file."""
+"""One HTML file with all of a run, or of two, in it: no server, no network, no second file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from typing import Any
 from ..installing import how_to_install
 from ..json_text import to_json
 from .data import Run
+from .episode_sets import Evaluation
+from .sources import Sources, open_folder
 
 _STATIC = Path(__file__).parent / "static"
+_SCRIPTS = ("base", "curves", "graph", "training", "results", "episodes", "start")
 
 
 def library() -> str:
@@ -30,13 +33,14 @@ def library() -> str:
     return paths[-1].read_text(encoding="utf-8")
 
 
-def shell(data: str = "") -> str:
+def shell(sources: Sources, data: str = "") -> str:
     """The page with `data` blocks; without any it asks its server."""
+    scripts = "\n".join((_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     parts = {
         "/*CSS*/": (_STATIC / "page.css").read_text(encoding="utf-8"),
         "<!--DATA-->": data,
-        "/*LIBRARY*/": library().replace("</script", "<\\/script"),
-        "/*JS*/": (_STATIC / "page.js").read_text(encoding="utf-8"),
+        "/*LIBRARY*/": library().replace("</script", "<\\/script") if sources.run else "",  # it draws graphs
+        "/*JS*/": scripts,
     }
     page = (_STATIC / "page.html").read_text(encoding="utf-8")
     for mark, content in parts.items():
@@ -44,24 +48,35 @@ def shell(data: str = "") -> str:
     return page
 
 
-def page_of(run: Run, iterations: Sequence[int] | None = None, prompts: bool = True) -> str:
+def page_of(sources: Sources, iterations: Sequence[int] | None = None, prompts: bool = True) -> str:
     """The page as text; arguments as in `write_page`."""
-    chosen = list(run.numbers if iterations is None else iterations)
-    blocks = [_block("overview", {**run.overview(), "iterations": chosen})]
-    blocks += [_block(f"iteration-{number}", run.iteration(number, prompts)) for number in chosen]
-    return shell("\n".join(blocks))
+    chosen = list(sources.numbers if iterations is None else iterations)
+    overview = sources.overview()
+    if overview["training"]:
+        overview["training"]["iterations"] = chosen
+    blocks = [_block("overview", overview)]
+    blocks += [_block(f"iteration-{number}", sources.run.iteration(number, prompts)) for number in chosen]
+    blocks += [_block(f"set-{name}", one.data(prompts)) for name, one in sources.sets().items()]
+    return shell(sources, "\n".join(blocks))
 
 
 class InlinePage:
     """The page inside a notebook: the last expression of a cell.
 
     Args:
-        run: a run's folder. iterations: `None`: the last one. height: pixels.
+        folder: of a training run, or of an evaluation. other: a second one, to be compared with the first.
+        iterations: of a training run; `None`: the last one. height: pixels.
     """
 
-    def __init__(self, run: str | Path, iterations: Sequence[int] | None = None, height: int = 900):
-        read = Run(run)
-        self.page, self.height = page_of(read, iterations or read.numbers[-1:]), height
+    def __init__(
+        self,
+        folder: str | Path,
+        iterations: Sequence[int] | None = None,
+        height: int = 900,
+        other: str | Path | None = None,
+    ):
+        sources = Sources(*(open_folder(path) for path in (folder, other) if path is not None))
+        self.page, self.height = page_of(sources, iterations or sources.numbers[-1:]), height
 
     def _repr_html_(self) -> str:
         return (
@@ -69,16 +84,23 @@ class InlinePage:
         )
 
 
-def write_page(run: Run, path: str | Path, iterations: Sequence[int] | None = None, prompts: bool = True) -> Path:
+def write_page(
+    sources: Run | Evaluation | Sources,
+    path: str | Path,
+    iterations: Sequence[int] | None = None,
+    prompts: bool = True,
+) -> Path:
     """Write the page.
 
     Args:
-        iterations: to be put in; `None`: all.
+        sources: a run, an evaluation, or `Sources` of two.
+        iterations: of a training run, to be put in; `None`: all.
         prompts: with the text of every prompt.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page_of(run, iterations, prompts), encoding="utf-8")
+    sources = sources if isinstance(sources, Sources) else Sources(sources)
+    path.write_text(page_of(sources, iterations, prompts), encoding="utf-8")
     return path
 
 

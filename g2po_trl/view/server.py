@@ -1,18 +1,21 @@
-"""A run served on loopback: what is looked at is read then, so that the run may be of any size, and still going on."""
+"""Runs served on loopback: what is looked at is read then, so that they may be of any size, and still going on."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
 
 from ..json_text import to_json
-from .data import Run
 from .page import shell
+from .sources import Sources, open_folder
 
 
-def make_server(run: Run, port: int = 0) -> ThreadingHTTPServer:
+def make_server(sources: Sources, port: int = 0) -> ThreadingHTTPServer:
     """A server of this machine alone; `port=0` takes a free one. Call `serve_forever`."""
-    page = shell().encode()
+    page = shell(sources).encode()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -21,14 +24,20 @@ def make_server(run: Run, port: int = 0) -> ThreadingHTTPServer:
             elif self.path == "/":
                 self.answer(200, page, "text/html; charset=utf-8")
             elif self.path == "/overview":
-                self.answer(200, to_json(Run(run.folder).overview()).encode(), "application/json")
-            elif found := re.fullmatch(r"/iteration/(\d+)", self.path):
-                try:
-                    self.answer(200, to_json(run.iteration(int(found[1]))).encode(), "application/json")
-                except KeyError as error:
-                    self.answer(404, str(error).encode(), "text/plain")
+                now = Sources(*(open_folder(source.folder) for source in sources.sources))
+                self.answer(200, to_json(now.overview()).encode(), "application/json")
+            elif sources.run and (found := re.fullmatch(r"/iteration/(\d+)", self.path)):
+                self.answer_data(lambda: sources.run.iteration(int(found[1])))
+            elif self.path.startswith("/set/"):
+                self.answer_data(lambda: sources.sets()[unquote(self.path.removeprefix("/set/"))].data())
             else:
                 self.answer(404, b"no such page", "text/plain")
+
+        def answer_data(self, read: Callable[[], dict[str, Any]]) -> None:
+            try:
+                self.answer(200, to_json(read()).encode(), "application/json")
+            except KeyError as error:
+                self.answer(404, str(error).encode(), "text/plain")
 
         def answer(self, status: int, content: bytes, kind: str) -> None:
             self.send_response(status)

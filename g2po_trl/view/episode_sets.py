@@ -1,0 +1,159 @@
+"""Evaluations for the page: sets of episodes by task, from a training run or from a folder of `g2po evaluate`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..trajectory import Trajectory
+from .texts import Prompts, Texts, episode_data, step_data
+
+_SETTINGS = (
+    "agent engine environment panel trials max_turns history_length temperature top_p top_k max_tokens seed"
+).split()
+
+
+@dataclass(frozen=True)
+class EpisodeSet:
+    """Episodes of one panel played by one policy.
+
+    Args:
+        key: names it within its folder, in letters that a URL needs not escape.
+        panel: the panel's name. step: the optimizer step of a training run; `None` for an evaluation of its own.
+        success: success rate as the run wrote it down; `None` if it did not.
+        files: its trajectories, by seed; a training run's evaluations have one file and no seed.
+        folder: of the run or evaluation.
+        prompts: decodes prompts.
+    """
+
+    key: str
+    panel: str
+    step: int | None
+    success: float | None
+    files: Sequence[tuple[int | None, Path]]
+    folder: Path
+    prompts: Prompts
+
+    def about(self) -> dict[str, Any]:
+        return {"key": self.key, "panel": self.panel, "step": self.step, "success": self.success}
+
+    def data(self, prompts: bool = True) -> dict[str, Any]:
+        """The episodes by task, tasks in order of the panel.
+
+        Returns:
+            Plain data. `unfinished`: lines that were not written to their end, which are left out.
+        """
+        texts, kinds = Texts(), _task_types(self.folder)
+        prompt_of = self.prompts.of if prompts else None
+        tasks: dict[str, dict[str, Any]] = {}
+        order: dict[str, int] = {}
+        unfinished = 0
+        for seed, path in self.files:
+            for trajectory in _read(path):
+                if trajectory is None:
+                    unfinished += 1
+                    continue
+                name, info = trajectory.task_id, trajectory.info
+                order.setdefault(name, info.get("panel_index", len(order)))
+                task = tasks.setdefault(name, {"id": name, "task": None, "kind": kinds.get(name), "episodes": []})
+                task["task"] = task["task"] or trajectory.task
+                tokens = [info.get("prompt_tokens"), info.get("reply_tokens")]
+                task["episodes"].append(
+                    {
+                        **episode_data(trajectory, texts),
+                        "seed": seed,
+                        "trial": info.get("trial", 0),
+                        "last": info.get("last_trial", True),
+                        "tokens": None if None in tokens else tokens,
+                        "reflections": [texts.number(str(note)) for note in info.get("reflections", ())],
+                        "steps": [step_data(step, texts, prompt_of) for step in trajectory.steps],
+                    }
+                )
+        ordered = sorted(tasks.values(), key=lambda task: order[task["id"]])
+        return {**self.about(), "tasks": ordered, "texts": texts.all, "unfinished": unfinished}
+
+
+def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Prompts) -> list[EpisodeSet]:
+    """The evaluations of a training run, by panel and step: trajectories/PANEL-STEP.jsonl.
+
+    Args:
+        evaluations: the lines of the run's evaluations.jsonl.
+    """
+    rates = {(entry.get("name", "eval"), entry["step"]): entry.get("success_rate") for entry in evaluations}
+    sets = []
+    for path in folder.glob("trajectories/*.jsonl"):
+        found = re.fullmatch(r"(.+)-(\d+)", path.stem)
+        if found and not re.match(r"train-\d", path.stem):
+            panel, step = found[1], int(found[2])
+            rate = rates.get((panel, step))
+            sets.append(EpisodeSet(f"{panel}-{step}", panel, step, rate, [(None, path)], folder, prompts))
+    return sorted(sets, key=lambda one: (one.panel, one.step))
+
+
+class Evaluation:
+    """A folder that `g2po evaluate` wrote.
+
+    Raises:
+        ValueError: when it holds no trajectories.
+    """
+
+    numbers: Sequence[int] = ()  # no iterations: it trained nothing
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.name = self.folder.resolve().name
+        found = [
+            (int(match[1]), path)
+            for path in self.folder.glob("trajectories/*.jsonl")
+            if (match := re.fullmatch(r".+-(\d+)", path.stem))
+        ]
+        if not found:
+            raise ValueError(
+                f"{str(folder)!r} holds no trajectories: the evaluation has not finished an episode yet; start it "
+                "again with the same command"
+            )
+        self._files = sorted(found)
+        self._settings = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
+
+    def about(self) -> dict[str, Any]:
+        """Name and settings."""
+        results = self.folder / "results.json"
+        model = json.loads(results.read_text(encoding="utf-8")).get("model") if results.is_file() else None
+        model = model or self._settings.get("model")
+        settings = {"model": model, **{name: self._settings.get(name) for name in _SETTINGS}}
+        settings["seeds"] = f"{len(self._files)}{'' if results.is_file() else ' (unfinished)'}"
+        return {"name": self.name, "settings": {k: v for k, v in settings.items() if v is not None}}
+
+    def sets(self) -> list[EpisodeSet]:
+        """Its episodes, of all seeds: one set."""
+        panel = str(self._settings.get("panel", "panel"))
+        return [EpisodeSet("all", panel, None, None, self._files, self.folder, Prompts(self.folder))]
+
+
+def _read(path: Path) -> Iterator[Trajectory | None]:
+    """The trajectories of a file that may still be written; `None` for a last line that has no end yet."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield Trajectory.from_dict(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                if line.endswith("\n"):
+                    raise ValueError(f"{path}, line {number}: not a trajectory ({error})") from error
+                yield None
+
+
+def _task_types(folder: Path) -> dict[str, str]:
+    """The kind of each task, from the panels' rows that name their task and its kind."""
+    kinds = {}
+    for path in folder.glob("panels/*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line) if line.strip() else {}
+            if row.get("task_id") is not None and row.get("task_type") is not None:
+                kinds[str(row["task_id"])] = str(row["task_type"])
+    return kinds

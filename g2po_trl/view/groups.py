@@ -1,0 +1,114 @@
+"""A group of a rollout for the page: its state graph, its episodes, and the advantage of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..credit.advantages import edge_advantage, episode_advantage, node_advantage
+from ..credit.graph import StateGraph
+from ..trajectory import Step, Trajectory
+from .texts import Texts, episode_data, step_data
+
+NUM_DISAGREEMENTS = 8
+
+
+def is_g2po(settings: Mapping[str, Any]) -> bool:
+    """Was a run trained with G2PO, so that A_EP, A_NC and A_EC are parts of its advantages?"""
+    name = settings.get("estimator_name") or settings.get("advantage_estimator") or "g2po"
+    return name.split(" ")[0].rstrip(",") == "g2po"
+
+
+def group_data(
+    group: Sequence[Trajectory],
+    texts: Texts,
+    settings: Mapping[str, Any],
+    value_lambda: float,
+    prompt_of: Callable[[Step], str | None] | None = None,
+) -> dict[str, Any]:
+    """One group.
+
+    Args:
+        settings: what the estimator was told.
+        value_lambda: λ of the node values.
+        prompt_of: the text of a step's prompt; `None` leaves prompts out.
+
+    Returns:
+        Plain data. A step has `trained`, the advantage it was trained with (`None` if the run did not store it), and
+        with G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now; `adds_up` says whether they sum to `trained`
+        (`None` for other estimators, whose advantages have no such parts).
+    """
+    graph = StateGraph.from_groups([group], settings.get("gamma", 0.95), value_lambda)
+    parts = _parts(graph, settings) if is_g2po(settings) else None
+    steps = [step for trajectory in group for step in trajectory.steps]
+    trajectories, at = [], 0
+    for trajectory in group:
+        mine = range(at, at + len(trajectory.steps))
+        at += len(trajectory.steps)
+        read = [
+            {
+                **step_data(steps[i], texts, prompt_of),
+                "node": int(graph.node[i]),
+                "next": int(graph.next_node[i]),
+                "adv": None if parts is None else [round(float(x), 4) for x in parts[i]],
+                "trained": None if steps[i].advantage is None else round(steps[i].advantage, 4),
+            }
+            for i in mine
+        ]
+        trajectories.append({**episode_data(trajectory, texts), "steps": read})
+    nodes = [
+        {"o": None, "v": round(float(value), 4), "visits": int(visits), "actions": None}
+        for value, visits in zip(graph.node_values, graph.node_visits)
+    ]
+    for i, step in enumerate(steps):
+        if graph.node[i] >= 0 and nodes[graph.node[i]]["o"] is None:
+            nodes[graph.node[i]] |= {
+                "o": texts.number(step.observation),
+                "actions": texts.number("\n".join(step.admissible_actions or ())),
+            }
+    return {
+        "id": group[0].task_id,
+        "task": group[0].task,
+        "stored": any(step.advantage is not None for step in steps),
+        "adds_up": None if parts is None else _adds_up(steps, parts),
+        "success": sum(t.success for t in group),
+        "trajectories": trajectories,
+        "nodes": nodes,
+    }
+
+
+def disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The paper's case study: steps that local comparison underrates and A_EC lifts, the largest difference first."""
+    found: dict[tuple, dict[str, Any]] = {}
+    for g, group in enumerate(groups):
+        for t, trajectory in enumerate(group["trajectories"]):
+            for s, step in enumerate(trajectory["steps"]):
+                if step["adv"] is None:
+                    continue
+                _, local, gain = step["adv"]
+                if local < 0 < gain:
+                    edge = (g, step["node"], step["next"])
+                    found.setdefault(edge, {"group": g, "trajectory": t, "step": s, "by": round(gain - local, 3)})
+    return sorted(found.values(), key=lambda one: -one["by"])[:NUM_DISAGREEMENTS]
+
+
+def _parts(graph: StateGraph, settings: Mapping[str, Any]) -> np.ndarray:
+    """(S, 3) A_EP, w A_NC, w A_EC."""
+    scale = settings.get("scale_by_std", settings.get("scale_rewards", "group") == "group")
+    statistics = settings.get("episode_statistics", "trajectory")
+    penalty = settings.get("invalid_action_penalty", 0.0)
+    weight = settings.get("step_advantage_weight", 1.0)
+    aggregate = settings.get("use_group_aggregation", True)
+    episode = episode_advantage(graph, scale, penalty, statistics)
+    node = node_advantage(graph, scale, penalty if statistics == "step" else 0.0, aggregate)
+    edge = edge_advantage(graph, scale, aggregate)
+    node, edge = node * settings.get("use_node_advantage", True), edge * settings.get("use_edge_advantage", True)
+    return np.column_stack([episode, weight * node, weight * edge])
+
+
+def _adds_up(steps: Sequence[Step], parts: np.ndarray) -> bool:
+    return all(
+        abs(step.advantage - own) < 1e-3 for step, own in zip(steps, parts.sum(axis=1)) if step.advantage is not None
+    )

@@ -1,0 +1,95 @@
+"""What a page is about: one folder, or two to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..runs.evaluation import REPORT
+from .data import Run
+from .episode_sets import EpisodeSet, Evaluation
+
+
+def open_folder(folder: str | Path) -> Run | Evaluation:
+    """The training run, or the evaluation, in a folder.
+
+    Raises:
+        ValueError: when the folder holds neither.
+    """
+    is_evaluation = (Path(folder) / "settings.json").is_file() and not (Path(folder) / "run.json").is_file()
+    return Evaluation(folder) if is_evaluation else Run(folder)
+
+
+class Sources:
+    """One folder, with the iterations of a training run, or two, with evaluations alone.
+
+    Args:
+        sources: one or two.
+
+    Raises:
+        ValueError: when two are to be compared and one has no evaluation.
+    """
+
+    def __init__(self, *sources: Run | Evaluation):
+        self.sources = sources
+        for source in sources:
+            if len(sources) > 1 and not source.sets():
+                raise ValueError(
+                    f"{str(source.folder)!r} holds no evaluation (trajectories/eval-….jsonl) to be compared: make one "
+                    f"by g2po evaluate --model {source.folder}, and pass its output folder"
+                )
+        self.run = sources[0] if len(sources) == 1 and isinstance(sources[0], Run) else None
+        self.numbers: Sequence[int] = self.run.numbers if self.run else ()
+
+    def sets(self) -> dict[str, EpisodeSet]:
+        """All evaluations: "0-KEY" of the first folder, "1-KEY" of the second."""
+        return {f"{i}-{one.key}": one for i, source in enumerate(self.sources) for one in source.sets()}
+
+    def overview(self) -> dict[str, Any]:
+        """What the page shows first; `training` is `None` where there are no iterations to be shown."""
+        sets = [{"id": name, "source": int(name[0]), **one.about()} for name, one in self.sets().items()]
+        names = _names([source.folder for source in self.sources])
+        about = [{**source.about(), "name": name} for source, name in zip(self.sources, names)]
+        return {
+            "name": " and ".join(names),
+            "sources": about,
+            "sets": sets,
+            "pair": _first_pair(sets),
+            "training": self.run.overview() if self.numbers else None,
+        }
+
+
+def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
+    """What is side by side when the page opens.
+
+    Of one run the first and the last evaluation of a panel: of "report", if there is one, as the best checkpoint was
+    chosen on another. Of two folders the last evaluation of each, of the same panel where both have one.
+    """
+    if not sets:
+        return [None, None]
+    mine, theirs = ([one for one in sets if one["source"] == i] for i in (0, 1))
+    if theirs:
+        shared = {one["panel"] for one in mine} & {one["panel"] for one in theirs}
+        left, right = ([one for one in part if not shared or one["panel"] in shared] for part in (mine, theirs))
+        last = _reported(left)[-1]
+        return [last["id"], ([one for one in right if one["panel"] == last["panel"]] or right)[-1]["id"]]
+    panel = _reported(mine)
+    return [panel[0]["id"], panel[-1]["id"] if len(panel) > 1 else None]
+
+
+def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The evaluations of the panel that a run reports, else of the one that was played most often."""
+    names = [one["panel"] for one in sets]
+    panel = REPORT if REPORT in names else max(names, key=names.count)
+    return [one for one in sets if one["panel"] == panel]
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that differ."""
+    paths = [folder.resolve() for folder in folders]
+    for parts in range(1, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]

@@ -1,0 +1,65 @@
+"use strict";
+// The page of a run, an evaluation, or two of them. Data come as text, when they are looked at, and are shown as text.
+
+const $ = (id) => document.getElementById(id);
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const signed = (x, digits = 2) => {
+  const rounded = Number(x.toFixed(digits));
+  return (rounded > 0 ? "+" : rounded < 0 ? "−" : "") + Math.abs(rounded).toFixed(digits);
+};
+const mean = (values) => (values.length ? values.reduce((sum, x) => sum + x, 0) / values.length : NaN);
+const percent = (x) => (Number.isFinite(x) ? (100 * x).toFixed(1) : "–");
+const dark = () => document.documentElement.dataset.theme === "dark";
+const ENDS = { success: "won", failure: "failed", truncated: "out of turns", lost: "lost with its worker" };
+const taskName = (task) => task.task || `Task ${task.id}`;
+
+function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "onclick") made.addEventListener("click", value);
+    else if (value !== null && value !== undefined) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+function drawn(tag, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+// A text that is opened by a click; null for none.
+const folded = (title, text) => (text === null || text === undefined ? null
+  : make("details", {}, make("summary", {}, title), make("pre", {}, text)));
+
+// -- data -------------------------------------------------------------------------------------------------------------
+
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+async function ask(path) {
+  const answer = await fetch(path);
+  if (!answer.ok) throw new Error(`${path}: ${await answer.text()}`);
+  return answer.json();
+}
+
+const KEPT = 6;
+const kept = new Map();
+// "iteration" by number or "set" by id: out of the page, or from its server.
+async function load(kind, name) {
+  const id = `${kind}-${name}`;
+  if (!kept.has(id)) {
+    const here = $(id);
+    const data = here ? await unpack(here.textContent) : await ask(`${kind}/${encodeURIComponent(name)}`);
+    if (kept.size >= KEPT) kept.delete(kept.keys().next().value);
+    kept.set(id, data);
+  }
+  return kept.get(id);
+}
+
+let page, run;  // everything, and the training run in it, if there is one
