@@ -144,7 +144,8 @@ def test_the_page_is_one_file_that_asks_for_nothing(evaluation, tmp_path):
 def texts(browser, selector):
     """Of all that the selector finds; what is not drawn yet (rows out of sight) has no innerText."""
     return browser.execute_script(
-        "return [...document.querySelectorAll(arguments[0])].map((one) => (one.innerText || one.textContent).replace(/\\s+/g, ' ').trim())",
+        "return [...document.querySelectorAll(arguments[0])]"
+        ".map((one) => (one.innerText || one.textContent).replace(/\\s+/g, ' ').trim())",
         selector,
     )
 
