@@ -18,7 +18,7 @@ COMMANDS = {
     "init": ("g2po_trl.cli.init", "write a folder with a small environment of your own to start from"),
     "check": ("g2po_trl.check", "play an environment at random and report what is wrong with it"),
     "train": ("g2po_trl.cli.train", "train on alfworld, webshop, appworld or an environment of your own"),
-    "view": ("g2po_trl.view.__main__", "look at a run: curves, state graphs, episodes"),
+    "view": ("g2po_trl.view.__main__", "look at a run or an evaluation, or compare two"),
     "evaluate": ("g2po_trl.cli.evaluate", "evaluate a checkpoint, an adapter or a served model"),
     "report": ("g2po_trl.report.__main__", "analyse a run's state graphs, with plots"),
     "serve": ("g2po_trl.openenv", "serve an environment by OpenEnv"),
