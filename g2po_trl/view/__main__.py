@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one, or two to be compared")
     parser.add_argument(
-        "--output", type=Path, help="the page; default: view.html in the folder, of two view-beside-NAME.html in the first"
+        "--output",
+        type=Path,
+        help="the page; default: view.html in the folder, of two view-beside-NAME.html in the first",
     )
     parser.add_argument("--iterations", type=int, nargs="+", help="of a training run: put these in; default: all")
     parser.add_argument("--no-prompts", action="store_true", help="leave the prompts' texts out")
