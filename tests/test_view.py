@@ -284,6 +284,9 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     assert browser.find_elements(By.CSS_SELECTOR, "#panel b, #panel img") == [], "texts are text"
     click_node(browser, "success")
 
+    told = browser.execute_script("shown = {...shown, value_lambda: 0.5, lambda_chosen: true}; return howTrained()")
+    assert told == "Trained with g2po, λ 0.5, chosen in this iteration by value_lambda auto."
+
     browser.execute_script("choose(1)")
     browser.find_element(By.CSS_SELECTOR, "#cases summary").click()
     cases = browser.find_elements(By.CSS_SELECTOR, "#case-list li")
