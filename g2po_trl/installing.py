@@ -21,6 +21,9 @@ EXTRA_OF = {
     "datasketch": "similarity",
     "matplotlib": "plots",
     "pyvis": "view",
+    "gymnasium": "gymnasium",
+    "textarena": "textarena",
+    "verifiers": "verifiers",
 }
 
 
