@@ -1,16 +1,16 @@
-"""What is to be known of an environment before it is trained on, each finding a sentence with its remedy.
+"""Check an environment before training: play it at random and report findings, each with a remedy.
 
     g2po check [environment.py] [--tasks tasks.jsonl]
     g2po check module:Environment --task '{"seed": 1}' [--episodes 8] [--turns 30]
 
-The environment may be a `TextEnvironment`, a class in TRL's style (random calls are made of its tools then), or the
-address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 when something is broken.
+The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), or the
+address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 if there is an error.
 `python -m g2po_trl.check` is the same.
 
-`check_environment` says, in this process, whether an environment keeps its contract; `examine` lets worker processes
-with time limits say it, as in training, and plays random episodes besides and says whether it will train well: does a
-task start the same in another process, are admissible actions admissible, how fast is a step, do states repeat so that
-there is a graph, does chance ever win?
+`check_environment` checks the contract in this process. `examine` checks it in worker processes with time limits, as
+in training, and plays random episodes to find out whether the environment can be learned: does a task start the same in
+another process, are admissible actions admissible, how fast is a step, do states recur so that there is a graph, do
+random actions ever succeed?
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from .environments.tools import ToolEnvironment, random_call, text_environment_f
 from .objects import load
 from .trajectory import Step, Trajectory
 
-LEVELS = ("broken", "doubtful", "good")
+LEVELS = ("error", "warning", "ok")
 SLOW_STEP = 0.2  # seconds
 LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found. `level`: "broken", "doubtful" or "good"."""
+    """A finding. `level`: "error", "warning" or "ok"."""
 
     level: str
     text: str
@@ -66,7 +66,7 @@ def examine(
     timeout: float = 60.0,
     environment_variables: Sequence[str] = (),
 ) -> list[Finding]:
-    """Play random episodes of each task, all in worker processes, and say what was found, worst first.
+    """Play random episodes of each task in worker processes and return the findings, worst first.
 
     Args:
         environment_factory: as given to the trainer.
@@ -86,19 +86,21 @@ def examine(
             starts, failures = _tried(pool, tasks)
         for failure in failures:
             if failure.kind in ("timeout", "crash"):
-                return [Finding("broken", f"in a worker process it {_said(failure)}")]
+                return [Finding("error", f"in a worker process it {_said(failure)}")]
         with _Remote(environment_factory, reset_timeout=10 * timeout, **options) as environment:
             findings += _contract(environment, tasks, starts, failures)
-            if not any(finding.level == "broken" for finding in findings):
+            if not any(finding.level == "error" for finding in findings):
                 findings += _admissible(environment, tasks[0])
                 played = _play(environment, tasks, episodes, turns, random.Random(seed))
                 findings += [*_speed(played), *_texts(played), *_after_the_end(played)]
                 if played.lists_actions:
                     findings += [*_graph(played, episodes), *_outcomes(played, turns)]
     except _FailedError as failed:
-        return [Finding("broken", f"a random episode {_said(failed.failure)}. Answer, do not raise.")]
+        return [
+            Finding("error", f"a random episode {_said(failed.failure)}. Return an observation instead of raising.")
+        ]
     except ValueError as error:
-        return [Finding("broken", str(error))]
+        return [Finding("error", str(error))]
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
@@ -178,7 +180,7 @@ class _Played:
 
 
 def _tried(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> tuple[list, list[EnvironmentFailure]]:
-    """What each task starts with; and what fails when an action and nonsense are played."""
+    """What each task starts with; and what fails when a valid and an invalid action are played."""
     starts = pool.reset([*tasks, *tasks])
     live = [slot for slot, answer in enumerate(starts) if not isinstance(answer, EnvironmentFailure)]
     actions = {slot: (starts[slot].admissible_actions or ["look"])[0] for slot in live}
@@ -195,20 +197,20 @@ def _contract(
         try:
             here = environment.reset(**task)
         except _FailedError as failed:
-            return [Finding("broken", f"{_said(failed.failure)} (task {task})")]
+            return [Finding("error", f"{_said(failed.failure)} (task {task})")]
         if failures:  # only sometimes, then
-            return [Finding("broken", f"in a worker process it {_said(failures[0])}")]
+            return [Finding("error", f"in a worker process it {_said(failures[0])}")]
         if here != there:
             return [
                 Finding(
-                    "broken",
+                    "error",
                     f"a task starts differently in another process: {here.text[:80]!r} and {there.text[:80]!r}. "
-                    "Seed all chance from the task; hash() of a string and the order of a set differ by process.",
+                    "Seed all randomness from the task; hash() of a string and the order of a set differ by process.",
                 )
             ]
     return [
-        Finding("good", "keeps the contract of reset, step and close, also when an action is nonsense."),
-        Finding("good", "travels to worker processes, and tasks start the same in each."),
+        Finding("ok", "keeps the contract of reset, step and close, also for an invalid action."),
+        Finding("ok", "can be sent to worker processes, and tasks start the same in each."),
     ]
 
 
@@ -217,11 +219,11 @@ def _said(failure: EnvironmentFailure) -> str:
     message = failure.message.rpartition("\nslot ")[0]
     if failure.kind == "exception":
         return f"raised {message.strip().splitlines()[-1]}"
-    return {"timeout": "hangs: ", "crash": "dies: "}.get(failure.kind, "") + message
+    return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + message
 
 
 def _admissible(environment: _Remote, task: dict[str, Any]) -> list[Finding]:
-    """Play every action the first observation lists, and one that no environment knows."""
+    """Play every action that the first observation lists, and an invalid one."""
     first = environment.reset(**task)
     if not first.admissible_actions:
         return []
@@ -234,13 +236,13 @@ def _admissible(environment: _Remote, task: dict[str, Any]) -> list[Finding]:
     nonsense = answer("xyzzy plugh")
     refused = [action for action in first.admissible_actions if answer(action) == nonsense]
     if not refused:
-        return [Finding("good", "admissible actions are answered otherwise than nonsense.")]
+        return [Finding("ok", "admissible actions get other responses than an invalid action.")]
     shown = ", ".join(map(repr, refused[:3])) + (" …" if len(refused) > 3 else "")
     return [
         Finding(
-            "doubtful",
-            f"{len(refused)} of {len(first.admissible_actions)} admissible actions are answered as nonsense is "
-            f"({nonsense[0][:60]!r}): {shown}. List only what can be done, or let the answer say what was done.",
+            "warning",
+            f"{len(refused)} of {len(first.admissible_actions)} admissible actions get the same response as an "
+            f"invalid action ({nonsense[0][:60]!r}): {shown}. List only executable actions, or describe their effect.",
         )
     ]
 
@@ -284,9 +286,9 @@ def _after_the_end(played: _Played) -> list[Finding]:
         return []
     return [
         Finding(
-            "doubtful",
-            f"a step after the end pays {played.paid_after_the_end:g}: the pool never plays one, but whoever drives "
-            "the environment by hand may. Remember the end in step.",
+            "warning",
+            f"a step after the end returns a reward of {played.paid_after_the_end:g}: training never plays one, but "
+            "code that calls the environment directly may. Return 0 in step once the episode has ended.",
         )
     ]
 
@@ -295,9 +297,9 @@ def _speed(played: _Played) -> list[Finding]:
     step, reset = median(played.step_seconds), median(played.reset_seconds)
     text = f"a step takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians, to a worker and back)."
     if step > SLOW_STEP:
-        remedy = "keep in the environment what it works out anew, or give num_environment_workers more cores."
-        return [Finding("doubtful", f"{text} That is slow: {remedy}")]
-    return [Finding("good", text)]
+        remedy = "cache what the environment recomputes, or raise num_environment_workers on more cores."
+        return [Finding("warning", f"{text} That is slow: {remedy}")]
+    return [Finding("ok", text)]
 
 
 def _texts(played: _Played) -> list[Finding]:
@@ -306,7 +308,7 @@ def _texts(played: _Played) -> list[Finding]:
     if longest > LONG_TEXT:
         findings.append(
             Finding(
-                "doubtful",
+                "warning",
                 f"an observation has {longest} characters: prompts beyond max_prompt_length tokens lose their middle. "
                 "Shorten it, or raise max_prompt_length.",
             )
@@ -314,17 +316,17 @@ def _texts(played: _Played) -> list[Finding]:
     if not played.has_task:
         findings.append(
             Finding(
-                "doubtful",
-                "reset gives no Observation.task: after the first step only the history says what is to be done. Set "
-                "it, or repeat the goal in every observation.",
+                "warning",
+                "reset gives no Observation.task: after the first step only the history shows the goal. Set it, or "
+                "repeat the goal in every observation.",
             )
         )
     if not played.lists_actions:
         findings.append(
             Finding(
-                "doubtful",
-                "no admissible actions are listed: random play said 'look', and the model has to know what can be "
-                "done. Say it in the observation or the prompt template.",
+                "warning",
+                "no admissible actions are listed: random episodes played 'look', and the model has to know the "
+                "possible actions. List them in the observation or describe them in the prompt template.",
             )
         )
     return findings
@@ -341,35 +343,35 @@ def _graph(played: _Played, episodes: int) -> list[Finding]:
     )
     if graph.num_nodes == len(played.groups) and graph.num_steps > len(played.groups):
         return [
-            Finding("doubtful", f"{text}: a task has one state only. Let state_key or the text tell states apart.")
+            Finding("warning", f"{text}: a task has one state only. Let state_key or the text distinguish states.")
         ]
     if alone > 0.5:
         return [
             Finding(
-                "doubtful",
+                "warning",
                 f"{text}: most actions are compared with no other, and G2PO is little more than GRPO. Give equal "
                 "states an equal state_key (leave out counters and clocks), or see state_key_ignores and "
                 "state_similarity.",
             )
         ]
-    return [Finding("good", f"{text}: there is a graph to learn from.")]
+    return [Finding("ok", f"{text}: there is a graph to learn from.")]
 
 
 def _outcomes(played: _Played, turns: int) -> list[Finding]:
     everyone = [t for group in played.groups for t in group]
     won = sum(t.success for t in everyone)
     ended = sum(t.outcome != "truncated" for t in everyone)
-    text = f"chance wins {won} of {len(everyone)} episodes of at most {turns} turns, {ended} come to an end"
+    text = f"random actions succeed in {won} of {len(everyone)} episodes; {ended} end within {turns} turns"
     rewards = {t.reward for t in everyone}
     if len(rewards) == 1:
         return [
             Finding(
-                "doubtful",
-                f"{text}, all with reward {rewards.pop():g}: a model that plays by chance learns nothing. Start from "
-                "one that sometimes wins, or from easier tasks.",
+                "warning",
+                f"{text}, all with reward {rewards.pop():g}: a model that acts randomly learns nothing here. Start "
+                "from one that sometimes succeeds, or from easier tasks.",
             )
         ]
-    return [Finding("good", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}.")]
+    return [Finding("ok", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}.")]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -393,9 +395,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=Path,
         help="a file with one row a line; the first 5 are played. Default: tasks.jsonl beside file.py",
     )
-    parser.add_argument("--episodes", type=int, default=8, help="of each task")
-    parser.add_argument("--turns", type=int, default=30, help="of an episode, at most")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds a reset or a step may take")
+    parser.add_argument("--episodes", type=int, default=8, help="episodes of each task; default: %(default)s")
+    parser.add_argument("--turns", type=int, default=30, help="maximum turns of an episode; default: %(default)s")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="seconds a reset or a step may take; default: %(default)s"
+    )
     parser.add_argument(
         "--environment_variables", nargs="*", default=[], help="variables like HF_TOKEN that the environment needs"
     )
@@ -409,7 +413,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         tasks = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
-        raise SystemExit(f"a task is no JSON ({error}): write it as '{{\"seed\": 1}}'") from error
+        raise SystemExit(f"a task is not valid JSON ({error}): write it as '{{\"seed\": 1}}'") from error
     environment = load(args.environment)
     findings = examine(
         partial(environment, **args.environment_options) if args.environment_options else environment,
@@ -420,7 +424,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         environment_variables=args.environment_variables,
     )
     print(*findings, sep="\n")
-    sys.exit(any(finding.level == "broken" for finding in findings))
+    sys.exit(any(finding.level == "error" for finding in findings))
 
 
 if __name__ == "__main__":

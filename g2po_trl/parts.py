@@ -40,7 +40,9 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
         raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
     for name in ("reward_funcs", "reward_processing_classes", "tools", "rollout_func"):
         if name in options:
-            raise TypeError(f"{name} has no meaning in G2POTrainer: the environment plays and pays. Remove it.")
+            raise TypeError(
+                f"G2POTrainer does not accept {name}: the environment provides episodes and rewards. Remove it."
+            )
     if environment_factory is None:
         raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
     if args.use_vllm and (options.get("quantization_config") or getattr(model, "is_quantized", False)):
@@ -203,7 +205,7 @@ def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
         reasons = gather_object(own_errors[:1])
         raise RuntimeError(
             f"{rate:.0%} of the trajectories ended in an environment error, more than max_error_rate="
-            f"{max_error_rate:.0%}. Mend the environment (or raise max_error_rate). The first:\n{reasons[0]}"
+            f"{max_error_rate:.0%}. Fix the environment (or raise max_error_rate). The first:\n{reasons[0]}"
         )
 
 

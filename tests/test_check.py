@@ -88,11 +88,11 @@ class Locked(Walk):
 
 
 def doubts(environment, **options):
-    return [finding.text for finding in examine(environment, [{"seed": 0}], **options) if finding.level == "doubtful"]
+    return [finding.text for finding in examine(environment, [{"seed": 0}], **options) if finding.level == "warning"]
 
 
 def broken(environment):
-    return [finding.text for finding in examine(environment, [{"seed": 0}]) if finding.level == "broken"]
+    return [finding.text for finding in examine(environment, [{"seed": 0}]) if finding.level == "error"]
 
 
 class Stuck(Walk):
@@ -116,21 +116,21 @@ class Stuck(Walk):
 @pytest.mark.parametrize(
     ("where", "text"),
     [
-        ("reset", "in a worker process it hangs: Stuck.reset in slot 0 took more than 2 s"),
-        ("step no such action", "in a worker process it hangs: Stuck.step in slot 1 took more than 2 s"),
-        ("step right", "a random episode hangs: Stuck.step in slot 0 took more than 2 s"),
-        ("death in reset", "in a worker process it dies: the worker process of Stuck died (exit status 5)"),
+        ("reset", "in a worker process it times out: Stuck.reset in slot 0 took more than 2 s"),
+        ("step no such action", "in a worker process it times out: Stuck.step in slot 1 took more than 2 s"),
+        ("step right", "a random episode times out: Stuck.step in slot 0 took more than 2 s"),
+        ("death in reset", "in a worker process it crashes: the worker process of Stuck died (exit status 5)"),
     ],
 )
 def test_what_hangs_or_dies_is_named(where, text):
     """And `check` neither hangs nor dies of it."""
     (found,) = examine(Stuck, [{"where": where}], timeout=2)
-    assert found.level == "broken" and text in found.text
+    assert found.level == "error" and text in found.text
 
 
 def test_nothing_is_wrong_with_a_good_environment():
     findings = examine(Walk, [{"seed": 0}, {"seed": 1}])
-    assert {finding.level for finding in findings} == {"good"}
+    assert {finding.level for finding in findings} == {"ok"}
     assert any("there is a graph to learn from" in finding.text for finding in findings)
     assert any("rewards from 0 to 10" in finding.text for finding in findings)
     assert not broken(Locked), "what an environment holds need not travel, only its factory"
@@ -142,7 +142,7 @@ def test_nothing_is_wrong_with_a_good_environment():
         (Remembering, "compared with no other"),
         (Blind, "a task has one state only"),
         (Stingy, "all with reward 0"),
-        (Deaf, "1 of 3 admissible actions are answered as nonsense is ('place 2'): 'jump'"),
+        (Deaf, "1 of 3 admissible actions get the same response as an invalid action ('place 2'): 'jump'"),
         (Wordy, "characters: prompts beyond max_prompt_length"),
         (Wordy, "reset gives no Observation.task"),
         (LetterEnvironment, "no admissible actions are listed"),
@@ -156,7 +156,7 @@ def test_a_class_in_trls_style():
     """Tools are called at random, arguments by their types."""
     findings = examine(Safe, [{"code": "1"}], episodes=40, turns=3)
     texts = [finding.text for finding in findings]
-    assert {finding.level for finding in findings} <= {"good", "doubtful"}, texts
+    assert {finding.level for finding in findings} <= {"ok", "warning"}, texts
     assert any("rewards from 0 to 10" in text for text in texts), "the digit is found by chance"
     assert not any("no admissible actions" in text for text in texts)
 
@@ -173,7 +173,7 @@ def test_the_end_that_pays_twice():
             self.at = 4
             return super().step("")
 
-    assert any("a step after the end pays 10" in doubt for doubt in doubts(Twice))
+    assert any("a step after the end returns a reward of 10" in doubt for doubt in doubts(Twice))
 
 
 @pytest.mark.parametrize(
@@ -195,15 +195,15 @@ def run(*arguments):
 
 def test_the_command():
     good = run("toy_environments:KeyDoorEnvironment", "--task", '{"key_room": "hall"}')
-    assert good.returncode == 0 and "good      keeps the contract" in good.stdout
-    assert good.stdout.splitlines()[0].startswith("doubtful  "), "worst first"
+    assert good.returncode == 0 and "ok        keeps the contract" in good.stdout
+    assert good.stdout.splitlines()[0].startswith("warning   "), "worst first"
     bad = run("letter_environment.py:RaisingEnvironment", "--task", '{"seed": 1}')
-    assert bad.returncode == 1 and bad.stdout.startswith("broken    ") and "the door is stuck" in bad.stdout
+    assert bad.returncode == 1 and bad.stdout.startswith("error     ") and "the door is stuck" in bad.stdout
     for arguments, message in (
         (["letter_environment"], "names no environment"),
         (["nowhere:Environment"], "cannot be loaded"),
         (["letter_environment:Nothing"], "cannot be loaded"),
-        (["letter_environment:LetterEnvironment", "--task", "{seed}"], "a task is no JSON"),
+        (["letter_environment:LetterEnvironment", "--task", "{seed}"], "a task is not valid JSON"),
     ):
         failed = run(*arguments)
         assert failed.returncode == 1 and message in failed.stderr and "Traceback" not in failed.stderr

@@ -230,7 +230,7 @@ def test_init_writes_once(tmp_path, capsys):
 def test_what_init_writes_is_good(folder, capsys):
     """`g2po check` finds nothing, and the folder's own tests pass."""
     code, said, _ = outcome(capsys, "check")
-    assert code == 0 and {line.split()[0] for line in said.splitlines()} == {"good"}, said
+    assert code == 0 and {line.split()[0] for line in said.splitlines()} == {"ok"}, said
     assert "there is a graph to learn from" in said and "rewards from 0 to 10" in said
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True

@@ -121,7 +121,7 @@ class LetteredLake(TextArenaEnvironment):
 def test_checked_and_trained_on(make_trainer):
     lake = partial(TextArenaEnvironment, "FrozenLake-v0", actions=MOVES)
     findings = examine(lake, [{"seed": 1}], episodes=8, turns=20)
-    assert {finding.level for finding in findings} == {"good"}
+    assert {finding.level for finding in findings} == {"ok"}
     assert any("there is a graph to learn from" in finding.text for finding in findings)
     trainer = make_trainer(environment=partial(LetteredLake, "FrozenLake-v0"), max_steps=1)
     trainer.train()

@@ -128,7 +128,7 @@ def test_checked_trained_on_and_described(make_trainer):
     maze = partial(VerifiersEnvironment, MAZE, max_turns=6)
     rows = [{"example_id": number} for number in range(2)]
     findings = examine(maze, rows, episodes=2, turns=6)
-    assert not [finding for finding in findings if finding.level == "broken"]
+    assert not [finding for finding in findings if finding.level == "error"]
     with EnvironmentPool(maze, num_workers=1) as pool:
         assert "garden" in pool.reset(rows)[0].task
     from datasets import Dataset

@@ -54,5 +54,5 @@ def test_the_commands_of_the_page(tmp_path, tiny_model_dir):
             assert run.returncode == 0, f"{line}\n{run.stdout[-2000:]}\n{run.stderr[-3000:]}"
             outputs[line] = run.stdout
         assert any(name.endswith("model.safetensors") for name in hub.files), hub.files.keys()
-    assert "iteration   1/1" in outputs["g2po train"] and "good" in outputs["g2po check"]
+    assert "iteration   1/1" in outputs["g2po train"] and "ok " in outputs["g2po check"]
     assert (folder / "runs" / "coins" / "view.html").is_file()

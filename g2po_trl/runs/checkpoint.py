@@ -130,10 +130,10 @@ def read_checkpoint(
     """
     state, slices = load_rollout_state(folder, rank)
     check_same_run(state.pop("run"), identity, folder)
-    if state.pop("buffered") and state.pop("num_processes") != num_processes:
+    if state.pop("buffered") and (then := state.pop("num_processes")) != num_processes:
         raise ValueError(
-            f"{folder!r} was made in the middle of an iteration, with step samples of other processes than there are "
-            "now: resume with as many, or from a checkpoint between two iterations"
+            f"{folder!r} was saved in the middle of an iteration with {then} processes; this run has {num_processes}. "
+            f"Resume with {then} processes, or from a checkpoint saved at the end of an iteration."
         )
     return state, slices
 
