@@ -8,9 +8,9 @@ address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 if there is a
 `python -m g2po_trl.check` is the same.
 
 `check_environment` checks the contract in this process. `examine` checks it in worker processes with time limits, as
-in training, and plays random episodes to find out whether the environment can be learned: does a task start the same in
-another process, are admissible actions admissible, how fast is a step, do states recur so that there is a graph, do
-random actions ever succeed?
+in training, and plays random episodes to find out whether the environment can be learned: does a task start the same
+in another process, are admissible actions admissible, how fast is a step, do states recur so that there is a graph,
+do random actions ever succeed?
 """
 
 from __future__ import annotations
