@@ -82,7 +82,7 @@ def cut_into_packs(
 
 
 def lexicographic(sequences: Sequence[np.ndarray]) -> list[int]:
-    """Their numbers in the order of their tokens: none of those before has more in common with one than the last."""
+    """Indices in lexicographic order: of all earlier sequences, the predecessor has the longest common prefix."""
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
 
 
