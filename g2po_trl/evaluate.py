@@ -35,7 +35,7 @@ from .environments.contract import TextEnvironment
 from .environments.pool import EnvironmentPool
 from .environments.tasks import read_tasks
 from .environments.tools import is_tool_environment, text_environment_factory
-from .json_text import to_json, write_json
+from .json_text import to_json, write_json, write_json_lines
 from .objects import load
 from .rollout.prompting import PromptTemplate
 from .rollout.tool_prompt import TOOL_PROMPT
@@ -227,6 +227,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     agent = make_agent(args, panel)
     about = identity(args, panel, agent, settings)
     _keep_settings(args.output, about, args.overwrite)
+    write_json_lines(args.output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
     budget, rows, reasons, errors = TokenBudget(args.max_total_tokens, path=args.output / "tokens.json"), [], [], []
     workers = {
         "num_workers": args.num_environment_workers,

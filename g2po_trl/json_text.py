@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,13 @@ def to_json(data: Any, **options: Any) -> str:
     except (TypeError, ValueError):  # seldom: looking at every value first would cost more than writing them
         text = json.dumps(plain(data), **options)
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
+    """A file with one value a line, as JSON; its folder is made if need be."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def write_json(path: str | Path, data: Any, **options: Any) -> None:

@@ -252,6 +252,8 @@ def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatc
         for one in (tmp_path / "out" / "trajectories" / "eval-000001.jsonl", path)
     )
     assert ours == theirs and any(len(steps) > 1 for steps in ours)
+    rows = [json.loads(line) for line in (path.parents[1] / "panels" / "panel.jsonl").open()]
+    assert rows == [dict(row) for row in TASKS.select(range(3))], "where the viewer looks for kinds of tasks"
     settings = strict(path.parents[1] / "settings.json")
     assert (settings["max_turns"], settings["history_length"], settings["max_tokens"]) == (6, 1, 2)
     run = strict(tmp_path / "out" / "run.json")

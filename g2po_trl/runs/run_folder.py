@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..environments.tasks import tasks_hash
-from ..json_text import to_json, write_json
+from ..json_text import write_json, write_json_lines
 from ..trajectory import Trajectory, write_jsonl
 from .run_description import FILE
 
@@ -34,7 +34,7 @@ class RunFolder:
         """run.json, see `run_description`, and the panels' rows."""
         write_json(self.path / FILE, {**description, **self.settings}, indent=2)
         for name, rows in panels.items():
-            self._write_lines(Path("panels") / f"{name}.jsonl", map(dict, rows))
+            write_json_lines(self.path / "panels" / f"{name}.jsonl", map(dict, rows))
 
     def add_evaluation(
         self,
@@ -54,15 +54,10 @@ class RunFolder:
 
     def write_evaluations(self) -> None:
         """The file holds this run's evaluations and no others: not those a killed run made after its checkpoint."""
-        self._write_lines(Path("evaluations.jsonl"), self.evaluations)
+        write_json_lines(self.path / "evaluations.jsonl", self.evaluations)
 
     def add_rollout(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
         """Write this rank's trajectories of an iteration."""
         if self.save_trajectories:
             suffix = f"-rank{self.rank}" if self.num_ranks > 1 else ""
             write_jsonl(self.path / "trajectories" / f"train-{iteration:06d}{suffix}.jsonl", trajectories)
-
-    def _write_lines(self, name: Path, lines: Any) -> None:
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(to_json(line) + "\n" for line in lines), encoding="utf-8")
