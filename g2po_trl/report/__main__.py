@@ -1,6 +1,6 @@
 """The paper's analyses of a run.
 
-    g2po report RUN [--output RUN/report] [--gamma GAMMA]
+    g2po report RUN [--output RUN/report] [--gamma GAMMA] [--svg]
 
 Reads RUN/trajectories and writes analysis.json and plots: group sizes, how far returns of one state lie apart, turns
 of won episodes, how exact values are beside the paper's assumptions, and the test of the state keys: how well values
@@ -99,6 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="output_dir of a run")
     parser.add_argument("--output", type=Path, help="where to write; default: RUN/report")
     parser.add_argument("--gamma", type=float, help="discount; default: the run's, 0.95 if it does not say")
+    parser.add_argument("--svg", action="store_true", help="write plots as SVG, too")
     args = parser.parse_args(argv)
     try:
         from . import plots
@@ -114,6 +115,8 @@ def main(argv: list[str] | None = None) -> None:
     output = args.output or args.run / "report"
     write_json(output / "analysis.json", numbers, indent=1)
     rows = numbers["iterations"]
+    print(summary(rows))
+    print("\n".join(["", keys.text(numbers["prediction"]), *notes(run), ""]), flush=True)  # plots take longer
     at = [row["iteration"] for row in rows]
     sizes = [row["group_size"] for row in rows]
     figures = {
@@ -135,10 +138,8 @@ def main(argv: list[str] | None = None) -> None:
     if curves := keys.curves(numbers["prediction"]):
         figures["prediction_errors"] = plots.prediction_errors(numbers["prediction"]["lambdas"], curves)
     for name, made in figures.items():
-        plots.save(made, output, name)
-    print(summary(rows))
-    print("\n".join(["", keys.text(numbers["prediction"]), *notes(run), ""]))
-    print(f"{output}: analysis.json, {', '.join(figures)} (.png, .svg)")
+        plots.save(made, output, name, args.svg)
+    print(f"{output}: analysis.json, {', '.join(figures)} (.png{', .svg' if args.svg else ''})")
 
 
 if __name__ == "__main__":

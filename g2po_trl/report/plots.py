@@ -33,14 +33,16 @@ def figure(xlabel: str, ylabel: str, width: float = 6.4, height: float = 4.0) ->
     return made, axes
 
 
-def save(made: Figure, folder: str | Path, name: str) -> list[Path]:
-    """Write NAME.png and NAME.svg, the same bytes for the same figure."""
+def save(made: Figure, folder: str | Path, name: str, svg: bool = True) -> list[Path]:
+    """Write NAME.png, and NAME.svg unless `svg` is False: the same bytes for the same figure."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    png, svg = (Path(folder, f"{name}.{kind}") for kind in ("png", "svg"))
-    made.savefig(png, dpi=150)
-    with rc_context({"svg.hashsalt": name}):
-        made.savefig(svg, metadata={"Date": None})
-    return [png, svg]
+    written = [Path(folder, f"{name}.png")]
+    made.savefig(written[0], dpi=150)
+    if svg:
+        written.append(Path(folder, f"{name}.svg"))
+        with rc_context({"svg.hashsalt": name}):
+            made.savefig(written[1], metadata={"Date": None})
+    return written
 
 
 def learning_curves(
