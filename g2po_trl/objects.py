@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ def load(name: str) -> Any:
         sys.path.insert(0, str(Path(module).resolve().parent))
         module = Path(module).stem
     else:
-        sys.path.insert(0, "")
+        sys.path.insert(0, os.getcwd())  # and not "": workers get this path, and may have another folder by then
     try:
         loaded = importlib.import_module(module)
         return getattr(loaded, attribute) if attribute else _only_environment(name, loaded)

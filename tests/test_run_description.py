@@ -3,11 +3,13 @@
 import functools
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from g2po_trl.agents import ChatSettings
+from g2po_trl.objects import load
 from g2po_trl.openenv import RemoteEnvironment
 from g2po_trl.runs.evaluate_arguments import parse
 from g2po_trl.runs.run_description import describe_object, load_object
@@ -77,3 +79,12 @@ def test_what_cannot_be_written_down_is_not():
     described = describe_object(functools.partial(functools.partial(ChatSettings, top_p=0.5), temperature=0.0))
     assert described == {"import": "g2po_trl.agents.chat:ChatSettings", "kwargs": {"top_p": 0.5, "temperature": 0.0}}
     assert load_object(json.loads(json.dumps(described)))() == ChatSettings(0.0, 0.5)
+
+
+def test_a_name_of_the_current_folder_is_found_from_any_other(tmp_path, monkeypatch):
+    """Workers get the search path: an entry for "the current folder" would be another folder for them."""
+    (tmp_path / "a_game_of_this_test.py").write_text("class Game: ...")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path[:])
+    assert load("a_game_of_this_test:Game").__name__ == "Game"
+    assert str(tmp_path) in sys.path and "" not in sys.path[:1]
