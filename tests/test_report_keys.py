@@ -192,7 +192,7 @@ def test_wrong_keys_of_real_episodes_are_found():
 def saved(monkeypatch):
     """Names of the plots that would be saved: drawing all of them takes seconds."""
     names = []
-    monkeypatch.setattr(plots, "save", lambda made, folder, name: names.append(name))
+    monkeypatch.setattr(plots, "save", lambda made, folder, name, svg: names.append(name))
     return names
 
 
