@@ -132,9 +132,8 @@ def main() -> None:
     args = parser.parse_args()
     module = load_released(args.released) if args.released else None
     results = {
-        "command": " ".join(
-            ["python benchmarks/advantage_speed.py", *(Path(a).name if a.endswith(".py") else a for a in sys.argv[1:])]
-        ),
+        "command": "python benchmarks/advantage_speed.py --output benchmarks/results/advantage_speed"
+        + (f" --released {args.released.name}" if args.released else ""),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
         "sizes": {},
         "growth": [],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -51,6 +53,29 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
             "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
         )
     _check_writable(Path(args.output_dir))
+
+
+# Fields that the trainer's parts read once, when they are made.
+_READ_ONCE = (
+    *("max_turns", "history_length", "max_prompt_length", "overlap_environments", "generation_kwargs"),
+    *("gamma", "value_lambda", "num_generations", "steps_per_generation", "max_tokens_per_micro_batch"),
+    *("loss_type", "token_layout", "save_trajectories", "output_dir"),
+)
+
+
+def settings_of_parts(args: G2POConfig) -> dict[str, Any]:
+    """What the parts are made with, to be compared with later."""
+    return {name: copy(getattr(args, name)) for name in _READ_ONCE}
+
+
+def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
+    """Raises ValueError for a field that was changed since: no part would take notice, and run.json would be wrong."""
+    for name, value in made_with.items():
+        if getattr(args, name) != value:
+            raise ValueError(
+                f"{name} is {getattr(args, name)!r} and was {value!r} when the trainer was made, which has read it "
+                "already: set it in G2POConfig, and make the trainer with that"
+            )
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:

@@ -38,7 +38,15 @@ from .credit.graph import StateGraph
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, task_id_of, tasks_hash
 from .environments.tools import is_tool_environment, text_environment_factory
-from .parts import check_arguments, check_errors, check_trainer, make_player, make_update
+from .parts import (
+    check_arguments,
+    check_errors,
+    check_trainer,
+    check_unchanged,
+    make_player,
+    make_update,
+    settings_of_parts,
+)
 from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
@@ -154,6 +162,7 @@ class G2POTrainer(GRPOTrainer):
             args.state_similarity,
             gather_object,
         )
+        self._made_with = settings_of_parts(args)
         self.task_errors = TaskErrors(args.task_error_patience)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.player.pool.check(dict(train_dataset[0]))  # before any work is lost
@@ -209,6 +218,7 @@ class G2POTrainer(GRPOTrainer):
                 `dataclasses.replace(Sampling.for_training(trainer.args), temperature=0)`.
             seeds: one an episode, of its replies, where the engine takes any (vLLM). `None`: torch's random state.
         """
+        check_unchanged(self._made_with, self.args)
         sampling = sampling or Sampling.for_training(self.args)
         played = sum(task_id_of(task) not in self.task_errors for task in tasks)
         bar = RolloutBar(description, self.player.max_turns, played, self.accelerator.is_main_process)
@@ -406,6 +416,7 @@ class G2POTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
         """Train, from the start or from a checkpoint: a folder, `True` or "latest", or "auto" (if there is one)."""
         is_main, args = self.is_world_process_zero(), self.args
+        check_unchanged(self._made_with, args)
         if is_main:
             clear_staging(args.output_dir)
         checkpoint = find_checkpoint(resume_from_checkpoint, args.output_dir)

@@ -351,6 +351,15 @@ def test_output_folder_that_cannot_be_written(make_trainer, tmp_path):
         make_trainer()
 
 
+@pytest.mark.parametrize("use", [lambda trainer: trainer.train(), lambda trainer: trainer.play([dict(TASKS[0])])])
+def test_a_field_that_was_read_already_cannot_be_changed(make_trainer, use):
+    trainer = make_trainer()
+    trainer.args.max_turns = 3
+    with pytest.raises(ValueError, match="max_turns is 3 and was 6 when the trainer was made"):
+        use(trainer)
+    assert not (Path(trainer.args.output_dir) / "run.json").exists()
+
+
 def test_advantage_fn_of_wrong_shape(make_trainer):
     trainer = make_trainer(advantage_fn=lambda graph: np.zeros(3))
     with pytest.raises(ValueError, match=r"advantage_fn returned shape \(3,\)"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..installing import how_to_install
 from ..json_text import plain
 from .checks import is_score
 
@@ -27,7 +28,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # it is there, and lacks something of its own
-        raise ImportError(f"{module} is not installed: pip install -e '.[{extra}]' in a clone of g2po-trl") from error
+        raise ImportError(f"{module} is not installed: {how_to_install(extra)}") from error
 
 
 class OwnRandomness:
