@@ -34,11 +34,11 @@ from .environments.checks import check_task_columns, is_score
 from .environments.contract import TextEnvironment
 from .environments.pool import EnvironmentPool
 from .environments.tasks import read_tasks
-from .environments.tools import is_tool_environment, text_environment_factory
+from .environments.tools import text_environment_factory
 from .json_text import to_json, write_json, write_json_lines
 from .objects import load
-from .rollout.prompting import PromptTemplate
-from .rollout.tool_prompt import TOOL_PROMPT
+from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
+from .rollout.tool_prompt import prompt_of
 from .runs.evaluate_arguments import DESCRIPTION, ENVIRONMENTS, parse
 from .runs.evaluation import summarize
 from .runs.fingerprint import (
@@ -81,8 +81,8 @@ def load_panel(args: argparse.Namespace) -> Panel:
         changed["max_turns"] = args.max_turns
     if args.trained_history_length is not None:
         changed["history_length"] = args.trained_history_length
-    if is_tool_environment(panel.environment_factory):
-        changed["prompt_template"] = TOOL_PROMPT
+    if panel.prompt_template is DEFAULT_PROMPT:
+        changed["prompt_template"] = prompt_of(panel.environment_factory)
     if args.prompt is not None:
         changed["prompt_template"] = load_template(args.prompt)
     return replace(panel, **changed)

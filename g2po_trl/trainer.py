@@ -37,7 +37,7 @@ from .credit.estimators import estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, task_id_of, tasks_hash
-from .environments.tools import is_tool_environment, text_environment_factory
+from .environments.tools import text_environment_factory
 from .parts import (
     check_arguments,
     check_errors,
@@ -50,7 +50,7 @@ from .parts import (
 from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
-from .rollout.tool_prompt import TOOL_PROMPT
+from .rollout.tool_prompt import prompt_of
 from .runs import hub
 from .runs.callbacks import RolloutBar, callbacks_of
 from .runs.checkpoint import (
@@ -96,7 +96,8 @@ class G2POTrainer(GRPOTrainer):
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`. It is called in
             worker processes, so it must be picklable. A class in TRL's own style (`reset`, tool methods, `get_reward`;
             no `step`) is taken as it is, see `g2po_trl.environments.tools`.
-        prompt_template: the words around an observation, and the reply's parser.
+        prompt_template: the words around an observation, and the reply's parser. The default gives way to the
+            environment class's own `prompt_template`.
         advantage_fn: `StateGraph -> array(num_steps)`, in place of `advantage_estimator` and its options.
         state_key: `Step -> str`, what tells states apart, in place of the environment's own key or the observation.
         processing_class: the tokenizer, with a chat template; of a multimodal checkpoint its processor.
@@ -132,9 +133,8 @@ class G2POTrainer(GRPOTrainer):
         if advantage_fn is not None:
             args.check_advantage_fn()
         self.environment_factory = environment_factory
-        if is_tool_environment(environment_factory):
-            environment_factory = text_environment_factory(environment_factory, args.max_turns)
-            prompt_template = TOOL_PROMPT if prompt_template is DEFAULT_PROMPT else prompt_template
+        prompt_template = prompt_of(environment_factory) if prompt_template is DEFAULT_PROMPT else prompt_template
+        environment_factory = text_environment_factory(environment_factory, args.max_turns)
         check_datasets(environment_factory, train_dataset, eval_dataset)
         self._staging = Staging()
 

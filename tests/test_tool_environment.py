@@ -1,6 +1,7 @@
 """Environments in TRL's style: calls by hand, and one class that trains under both trainers."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from g2po_trl import (
     StepResult,
     TextEnvironment,
     ToolEnvironment,
+    VerifiersEnvironment,
     check_environment,
 )
 from g2po_trl.environments.pool import EnvironmentFailure
@@ -24,8 +26,8 @@ from g2po_trl.environments.tools import (
     read_calls,
     text_environment_factory,
 )
-from g2po_trl.rollout.prompting import ParsedReply
-from g2po_trl.rollout.tool_prompt import parse_tool_calls
+from g2po_trl.rollout.prompting import DEFAULT_PROMPT, ParsedReply
+from g2po_trl.rollout.tool_prompt import TOOL_PROMPT, parse_tool_calls, prompt_of
 
 
 def call(name, **arguments):
@@ -35,6 +37,27 @@ def call(name, **arguments):
 def test_what_is_a_tool_environment():
     assert is_tool_environment(Safe)
     assert not is_tool_environment(TextEnvironment) and not is_tool_environment(lambda: Safe())
+
+
+def test_an_environment_may_bring_its_prompt():
+    mine = PromptTemplate(first="{observation}!", later="{history} {observation}!")
+
+    class WithPrompt(TextEnvironment):
+        prompt_template = mine
+
+    class Broken(TextEnvironment):
+        prompt_template = "{observation}"
+
+    class Lost(TextEnvironment):
+        prompt_template = "not_installed:PROMPT"
+
+    assert prompt_of(TextEnvironment) is prompt_of(lambda: WithPrompt()) is DEFAULT_PROMPT
+    assert prompt_of(WithPrompt) is prompt_of(partial(WithPrompt)) is mine
+    assert prompt_of(Safe) is prompt_of(partial(ToolEnvironment, Safe, 5)) is TOOL_PROMPT
+    assert prompt_of(partial(VerifiersEnvironment, "not_installed")) is TOOL_PROMPT
+    for broken in (Broken, Lost):
+        with pytest.raises(ValueError, match="prompt_template of .* is '.*': make it a PromptTemplate, or module:N"):
+            prompt_of(broken)
 
 
 def test_replies_are_read():
@@ -181,13 +204,16 @@ def a_digit(reply, prompt_end=""):
     return ParsedReply(call("turn", digit=digit), True)
 
 
+class SafeWithItsPrompt(Safe):
+    prompt_template = PromptTemplate(first="{observation}", later="{history} {observation}", parse_reply=a_digit)
+
+
 def test_it_trains_unchanged(tmp_path, tiny_model_dir):
     trainer = G2POTrainer(
         str(tiny_model_dir),
         make_config(tmp_path / "out", max_steps=2, max_turns=2, max_prompt_length=None),
         Dataset.from_list([{"code": code, "prompt": "Open the safe."} for code in ("11", "12", "21", "22")]),
-        environment_factory=Safe,
-        prompt_template=PromptTemplate(first="{observation}", later="{history} {observation}", parse_reply=a_digit),
+        environment_factory=SafeWithItsPrompt,
     )
     trainer.train()
     trainer.close()

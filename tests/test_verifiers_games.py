@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("verifiers", reason="verifiers is not installed: make test-verifiers")
 
+from letter_environment import LETTER_PROMPT
+
 from g2po_trl import EnvironmentPool, VerifiersEnvironment
 from g2po_trl.check import examine
 from g2po_trl.runs.run_description import load_object
@@ -134,6 +136,7 @@ def test_checked_trained_on_and_described(make_trainer):
     from datasets import Dataset
 
     trainer = make_trainer(environment=maze, dataset=Dataset.from_list(rows), max_steps=1)
+    assert trainer.prompt_template is LETTER_PROMPT, "one that is passed wins"
     trainer.train()
     folder = Path(trainer.args.output_dir)
     played = [json.loads(line) for line in (folder / "trajectories" / "train-000001.jsonl").read_text().splitlines()]

@@ -51,7 +51,14 @@ class StepResult:
 
 
 class TextEnvironment:
-    """Base class of environments. `reset` may return a plain string for an `Observation` with that text."""
+    """Base class of environments. `reset` may return a plain string for an `Observation` with that text.
+
+    Attributes:
+        prompt_template: of the class: the `PromptTemplate` it is played with where no other is passed, or
+            `"module:NAME"` of one. `None`: the default.
+    """
+
+    prompt_template: Any = None
 
     def reset(self, **task) -> Observation | str:
         """Start the task that one dataset row describes. Deterministic in its arguments."""

@@ -45,7 +45,7 @@ class BrokenEnvironmentError(RuntimeError):
 
 def is_tool_environment(environment_factory: Callable) -> bool:
     """Is it a class in TRL's style: `reset` and no `step`? Of a plain function nothing is known: wrap it yourself."""
-    made = _unwrapped(environment_factory)
+    made = unwrapped(environment_factory)
     return inspect.isclass(made) and callable(getattr(made, "reset", None)) and not hasattr(made, "step")
 
 
@@ -60,11 +60,12 @@ def text_environment_factory(environment_factory: Callable[[], Any], max_turns: 
     """
     if not is_tool_environment(environment_factory):
         return environment_factory
-    described = describe_tools(dict(_class_tools(_unwrapped(environment_factory))))
+    described = describe_tools(dict(_class_tools(unwrapped(environment_factory))))
     return functools.partial(ToolEnvironment, environment_factory, max_turns, described)
 
 
-def _unwrapped(environment_factory: Callable) -> Callable:
+def unwrapped(environment_factory: Callable) -> Callable:
+    """What a factory calls in the end: a class or a function."""
     while isinstance(environment_factory, functools.partial):
         environment_factory = environment_factory.func
     return environment_factory
@@ -114,6 +115,8 @@ class ToolEnvironment(TextEnvironment):
     Raises:
         TypeError: when it has no `get_reward`, or no tool.
     """
+
+    prompt_template = "g2po_trl.rollout.tool_prompt:TOOL_PROMPT"  # by its name: rooms import in one direction
 
     def __init__(self, environment_factory: Callable[[], Any], max_turns: int, described: str | None = None):
         self._loop = asyncio.Runner()

@@ -8,7 +8,7 @@ two steps the rollout rests in it. So stop conditions, tools and the rubric are 
 the episode when it is over, and that is the only reward.
 
 The model is shown the first messages as the task and then what is new. It answers as the environment's own prompt
-asks, so the whole reply has to be the action: `prompt_template=g2po_trl.rollout.tool_prompt.TOOL_PROMPT`.
+asks, so the whole reply is the action: `prompt_template` of the class.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class VerifiersEnvironment(TextEnvironment):
         ImportError: when verifiers is not installed, or a version without `MultiTurnEnv`.
         ValueError: when the environment is none of this kind, has no end, or is scored by a judge or by groups.
     """
+
+    prompt_template = "g2po_trl.rollout.tool_prompt:TOOL_PROMPT"  # by its name: rooms import in one direction
 
     def __init__(
         self,

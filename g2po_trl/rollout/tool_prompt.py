@@ -1,9 +1,12 @@
-"""The prompt of environments in TRL's style (`environments.tools`): replies call tools."""
+"""The prompt of environments whose action is the whole reply or the calls in it; and whose prompt is which."""
 
 from __future__ import annotations
 
-from ..environments.tools import CALL, OPEN_CALL, read_calls
-from .prompting import ParsedReply, PromptTemplate
+import pkgutil
+from collections.abc import Callable
+
+from ..environments.tools import CALL, OPEN_CALL, is_tool_environment, read_calls, unwrapped
+from .prompting import DEFAULT_PROMPT, ParsedReply, PromptTemplate
 
 
 def parse_tool_calls(reply: str, prompt_end: str = "") -> ParsedReply:
@@ -31,3 +34,25 @@ TOOL_PROMPT = PromptTemplate(
     history_entry="{observation}\nYou: {action}",
     parse_reply=parse_tool_calls,
 )
+
+
+def prompt_of(environment_factory: Callable) -> PromptTemplate:
+    """The template of an environment for which none was chosen: its class's `prompt_template`, or where it has none,
+    `TOOL_PROMPT` for a class in TRL's style and `DEFAULT_PROMPT` for others. Of a plain function nothing is known.
+
+    Raises:
+        ValueError: when its `prompt_template` is no template.
+    """
+    made = unwrapped(environment_factory)
+    own = getattr(made, "prompt_template", None) if isinstance(made, type) else None
+    if own is None:
+        return TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
+    try:
+        template = pkgutil.resolve_name(own) if isinstance(own, str) else own
+    except (ImportError, AttributeError, ValueError):
+        template = None
+    if not isinstance(template, PromptTemplate):
+        raise ValueError(
+            f"prompt_template of {made.__name__} is {own!r}: make it a PromptTemplate, or module:NAME of one"
+        )
+    return template
