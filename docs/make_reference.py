@@ -49,10 +49,12 @@ g2po evaluate --model runs/coin --seeds 3
   line names; `--debug` prints it.
 - Ctrl-C ends with exit code 130 and one line that names the checkpoint from which `--resume_from_checkpoint auto`
   continues. Exit code 3: the model was trained and saved, but not pushed to the Hub.
+- Options may be spelled with `-` or `_`: `--max-turns` is `--max_turns`.
 - Shell completion: `g2po completion bash > ~/.local/share/bash-completion/completions/g2po`, or
   `g2po completion zsh > "${fpath[1]}/_g2po"`. Write it again after an update.
 
-See also: [environments](environments.md), [evaluation and viewer](evaluation.md), [every field](configuration.md).
+See also: [environments](environments.md), [evaluation](evaluation.md), [viewer](viewer.md), [every
+field](configuration.md).
 """
 HEAD = """# Configuration
 
@@ -104,17 +106,17 @@ def page() -> str:
         *table(PPOConfig, G2POConfig),
         "\n## Refused\n\nThese options of `GRPOConfig` do not apply to G2PO and raise an error if they are set:\n",
         *refused,
-        "\nNext: [Metrics](metrics.md).",
+        "\nNext: [Python API](api.md).",
     ]
     return "\n".join(parts) + "\n"
 
 
-def help_of(command: str) -> str:
+def help_of(command: str, flag: str = "--help") -> str:
     text, columns = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "110"
     try:
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-            import_module(COMMANDS[command][0]).main(["--help"])
+            import_module(COMMANDS[command][0]).main([flag])
     finally:
         os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
     return text.getvalue().rstrip()
@@ -134,6 +136,8 @@ def cli_page() -> str:
     parts = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"]
     for command in COMMANDS:
         parts += [f"\n## g2po {command}\n", "```text", help_of(command), "```"]
+        if command == "evaluate":
+            parts += ["\n### Every option of g2po evaluate\n", "```text", help_of(command, "--help-all"), "```"]
         for recipe in ("alfworld", "webshop", "appworld", "environment") if command == "train" else ():
             parts += [f"\n### Flags of recipes/train_{recipe}.py\n", *script_arguments(recipe)]
     parts.append("\nNext: [Configuration](configuration.md).")

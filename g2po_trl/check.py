@@ -15,7 +15,6 @@ do random actions ever succeed?
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -28,6 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .arguments import Parser
 from .credit.graph import StateGraph
 from .environments.checks import (
     check_environment,
@@ -375,34 +375,29 @@ def _outcomes(played: _Played, turns: int) -> list[Finding]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="g2po check",
-        description=__doc__.partition("\n\n`check_env")[0],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="g2po check", description=__doc__.partition("\n\n`check_env")[0])
     parser.add_argument(
         "environment",
         nargs="?",
         default="environment.py",
         help="file.py, file.py:Class, module:Class, or an OpenEnv server's address; default: %(default)s",
     )
-    parser.add_argument(
-        "--environment-options", type=json.loads, default={}, help="arguments of the environment, as a JSON object"
-    )
-    parser.add_argument("--task", action="append", default=[], help="a dataset row as JSON; may be repeated")
+    given = "arguments of the environment, as a JSON object"
+    parser.add_argument("--environment-options", metavar="JSON", type=json.loads, default={}, help=given)
+    given = "a dataset row as JSON; may be repeated"
+    parser.add_argument("--task", metavar="JSON", action="append", default=[], help=given)
     parser.add_argument(
         "--tasks",
+        metavar="FILE",
         type=Path,
-        help="a file with one row a line; the first 5 are played. Default: tasks.jsonl beside file.py",
+        help="a file with one row per line; the first 5 are played. Default: tasks.jsonl next to file.py",
     )
-    parser.add_argument("--episodes", type=int, default=8, help="episodes of each task; default: %(default)s")
-    parser.add_argument("--turns", type=int, default=30, help="maximum turns of an episode; default: %(default)s")
-    parser.add_argument(
-        "--timeout", type=float, default=60.0, help="seconds a reset or a step may take; default: %(default)s"
-    )
-    parser.add_argument(
-        "--environment_variables", nargs="*", default=[], help="variables like HF_TOKEN that the environment needs"
-    )
+    parser.add_argument("--episodes", metavar="N", type=int, default=8, help="episodes of each task; default: 8")
+    parser.add_argument("--turns", metavar="N", type=int, default=30, help="maximum turns of an episode; default: 30")
+    given = "maximum seconds of a reset or a step; default: 60"
+    parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help=given)
+    given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
+    parser.add_argument("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
     args = parser.parse_args(argv)
     if args.environment == "environment.py" and not Path(args.environment).is_file():
         parser.error("there is no environment.py here: name an environment, as file.py or module:Class")

@@ -39,7 +39,7 @@ from .json_text import to_json, write_json, write_json_lines
 from .objects import load
 from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout.tool_prompt import prompt_of
-from .runs.evaluate_arguments import DESCRIPTION, ENVIRONMENTS, parse
+from .runs.evaluate_arguments import ENVIRONMENTS, parse
 from .runs.evaluation import summarize
 from .runs.fingerprint import (
     fingerprint_code,
@@ -297,7 +297,7 @@ def _keep_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parse(argv, DESCRIPTION)
+    args = parse(argv)
     try:
         results = evaluate(args)
     except (ValueError, OSError, ImportError, TokenBudgetSpentError, ChatError) as error:

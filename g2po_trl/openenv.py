@@ -10,7 +10,6 @@ ends the episode as `error`; the next one goes to another server when there is o
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 from collections import Counter
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from .arguments import Parser
 from .environments.checks import factory_name
 from .environments.contract import Observation, StepResult, TextEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
@@ -253,15 +253,19 @@ def _or_raise(result):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="g2po serve", description="Serve an environment by OpenEnv.")
-    parser.add_argument("environment", help="module:Class, or file.py:Class")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on; default: this machine alone")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--max_sessions", type=int, default=64, help="episodes at a time, a process each")
-    parser.add_argument(
-        "--environment_variables", nargs="*", default=[], help="variables like HF_TOKEN that the environment needs"
+    parser = Parser(
+        prog="g2po serve",
+        description="Serve an environment over OpenEnv; each session plays in a process of its own.\n\n"
+        "    g2po serve environment.py:CoinEnvironment --port 8000",
     )
-    parser.add_argument("--max_turns", type=int, help="the trainer's; only for classes in TRL's style, which need it")
+    add = parser.add_argument
+    add("environment", help="module:Class, or file.py:Class")
+    add("--host", default="127.0.0.1", help="the address to listen on; default: this machine alone")
+    add("--port", metavar="N", type=int, default=8000, help="default: 8000")
+    add("--max-sessions", metavar="N", type=int, default=64, help="concurrent episodes; default: 64")
+    given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
+    add("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
+    add("--max-turns", metavar="N", type=int, help="the trainer's max_turns; required for tool-based classes only")
     args = parser.parse_args(argv)
     try:
         import uvicorn

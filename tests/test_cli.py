@@ -16,9 +16,8 @@ import programs
 import pytest
 
 from g2po_trl import Step, Trajectory, write_jsonl
-from g2po_trl.cli import COMMANDS, HELP, completion, main
+from g2po_trl.cli import COMMANDS, completion, main
 from g2po_trl.cli.init import FILES, write_folder
-from g2po_trl.cli.train import HELP as TRAIN_HELP
 from g2po_trl.cli.train import Request, config_names, environment_in, read, recipe_names, recipes_folder, resolve
 from g2po_trl.installing import EXTRA_OF, how_to_install
 
@@ -79,10 +78,25 @@ print(json.dumps(loaded))
     assert not run.stderr
 
 
-@pytest.mark.parametrize("text", [HELP, TRAIN_HELP], ids=["g2po", "train"])
-def test_help_fits_a_screen(text):
-    lines = text.splitlines()
-    assert len(lines) <= 45 and max(map(len, lines)) <= 119
+def test_help_fits_a_screen(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ([], *([name] for name in COMMANDS)):
+        code, text, _ = outcome(capsys, *command, "--help")
+        lines = text.splitlines()
+        assert code == 0 and 8 < len(lines) <= 45 and max(map(len, lines)) <= 119, (command, len(lines))
+
+
+def test_the_short_help_of_evaluate_names_every_option(capsys):
+    short, everything = (outcome(capsys, "evaluate", word)[1] for word in ("--help", "--help-all"))
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", everything)) - {"--help"}
+    assert len(flags) > 35 and flags == set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", short)) - {"--debug"}
+
+
+def test_options_are_spelled_either_way(capsys, folder):
+    """`g2po train` has --max_turns, `g2po evaluate` --max-turns: nobody has to remember which."""
+    model = ["evaluate", "--model", "m", "--environment"]
+    assert "seeds is 0: set it to at least 1" in outcome(capsys, *model, "a", "--max_turns", "3", "--seeds=0")[2]
+    assert "environment_variables names NOT_SET" in outcome(capsys, "check", "--environment_variables", "NOT_SET")[1]
 
 
 def test_errors_are_one_line(capsys, folder, monkeypatch):

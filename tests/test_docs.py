@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from letter_environment import ScoredLetterEnvironment
 from letter_trainer import make_letter_trainer
 
+import g2po_trl
 from g2po_trl import read_jsonl
 from g2po_trl.runs.evaluation import summarize
 
@@ -19,15 +21,41 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_generated_pages_are_what_the_code_says():
-    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs" / "make_reference.py")
+def generator(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_pages_are_what_the_code_says():
+    module = generator("make_reference")
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert page == module.page(), "run `python docs/make_reference.py`"
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == module.cli_page(), "likewise"
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) > 40 and not [row for row in rows if row.endswith("|  |")], "every field is explained"
+
+
+def test_the_api_page_is_what_the_code_says():
+    module = generator("make_api")
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert page == module.page(), "run `python docs/make_api.py`"
+    assert {name for name in g2po_trl.__all__ if f"### `{name}`" not in page} == set()
+
+
+def test_a_signature_on_the_api_page_is_that_of_the_code():
+    module = generator("make_api")
+    for function in (g2po_trl.hgpo, g2po_trl.StateGraph.from_groups, g2po_trl.EnvironmentPool, g2po_trl.Trajectory):
+        path = Path(inspect.getsourcefile(function))
+        of_file = module.parsed(path)
+        owner, _, method = function.__qualname__.partition(".")
+        node = of_file[owner]
+        if method:
+            node = next(one for one in node.body if getattr(one, "name", "") == method)
+        written = module.signature(node, of_file, method=bool(method))
+        names = re.findall(r"[(,]\s*(\w+)(?=[:=,)])", re.sub(r"\[[^\]]*\]*", "", written.partition(" -> ")[0]))
+        assert names == list(inspect.signature(function).parameters), written
 
 
 def test_every_metric_is_explained(tiny_model_dir, tmp_path):

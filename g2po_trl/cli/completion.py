@@ -6,10 +6,10 @@ commands in it; the flags of `g2po train` are fields of dataclasses that take te
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 
+from ..arguments import Parser
 from . import COMMANDS
 from .train import HELP, config_names, recipe_names
 
@@ -75,11 +75,11 @@ def script(shell: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="g2po completion",
-        description=__doc__.partition("\n")[0],
-        epilog="bash: g2po completion bash > ~/.local/share/bash-completion/completions/g2po    "
-        'zsh: g2po completion zsh > "${fpath[1]}/_g2po"',
+        description="Print a script that completes the commands of g2po, their flags and their values.\n\n"
+        "    g2po completion bash > ~/.local/share/bash-completion/completions/g2po\n"
+        '    g2po completion zsh > "${fpath[1]}/_g2po"',
     )
     parser.add_argument("shell", choices=("bash", "zsh"))
     print(script(parser.parse_args(argv).shell), end="")

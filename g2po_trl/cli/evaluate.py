@@ -10,7 +10,7 @@ from .train import find_config
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`python -m g2po_trl.evaluate`, whose `--config` takes g2po-trl's own by name: agents/react."""
-    from ..runs.evaluate_arguments import DESCRIPTION, parse
+    from ..runs.evaluate_arguments import parse
 
     argv = list(sys.argv[1:] if argv is None else argv)
     for at, word in enumerate(argv):
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 argv[at] = word[: len(word) - len(name)] + str(find_config(name, kind="", among="agents"))
             except ValueError as error:
                 raise SystemExit(str(error)) from error
-    parse(argv, DESCRIPTION)
+    parse(argv)
     from ..evaluate import main as evaluate
 
     evaluate(argv)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from ..arguments import Parser
 
 STARTER = Path(__file__).parent / "starter"
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -27,11 +28,13 @@ def write_folder(folder: Path, model: str = MODEL) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="g2po init", description="Write a folder with a small game, its tasks, a configuration and a test."
     )
-    parser.add_argument("folder", metavar="NAME", type=Path, help="the folder, made if it is not there")
-    parser.add_argument("--model", default=MODEL, help="written into config.yaml; default: %(default)s")
+    parser.add_argument("folder", metavar="NAME", type=Path, help="the folder; created if it does not exist")
+    parser.add_argument(
+        "--model", metavar="FOLDER|ID", default=MODEL, help="written into config.yaml; default: %(default)s"
+    )
     args = parser.parse_args(argv)
     try:
         write_folder(args.folder, args.model)

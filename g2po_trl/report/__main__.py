@@ -1,20 +1,20 @@
-"""The paper's analyses of a run.
+"""Analyse the state graphs of a run, as the paper does, and test its state keys.
 
-    g2po report RUN [--output RUN/report] [--gamma GAMMA] [--svg]
+    g2po report RUN [--output FOLDER] [--gamma X] [--svg]
 
-Reads RUN/trajectories and writes analysis.json and plots: group sizes, how far returns of one state lie apart, turns
-of won episodes, how exact values are beside the paper's assumptions, and the test of the state keys: how well values
-of each λ predict the returns of episodes that are left out. All but the last is about mean returns (λ = 1), whatever
-value_lambda the run was trained with.
+Reads RUN/trajectories and writes analysis.json and plots: visits per state, spread of the returns of one state, turns
+per successful episode, variance of the values compared with the paper's assumptions, and the test of the state keys:
+how well the values of each λ predict the returns of held-out episodes. All but the last use mean returns (λ = 1),
+regardless of the run's value_lambda.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 
+from ..arguments import Parser
 from ..installing import how_to_install
 from ..json_text import write_json
 from ..runs.run_description import read_run
@@ -93,13 +93,12 @@ def summary(rows: list[dict]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="g2po report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path, help="output_dir of a run")
-    parser.add_argument("--output", type=Path, help="where to write; default: RUN/report")
-    parser.add_argument("--gamma", type=float, help="discount; default: the run's, 0.95 if it does not say")
-    parser.add_argument("--svg", action="store_true", help="write plots as SVG, too")
+    parser = Parser(prog="g2po report", description=__doc__)
+    parser.add_argument("run", metavar="RUN", type=Path, help="output_dir of a run")
+    parser.add_argument("--output", metavar="FOLDER", type=Path, help="where to write; default: RUN/report")
+    given = "discount per step; default: the run's, or 0.95 if the run does not record it"
+    parser.add_argument("--gamma", metavar="X", type=float, help=given)
+    parser.add_argument("--svg", action="store_true", help="also write the plots as SVG")
     args = parser.parse_args(argv)
     try:
         from . import plots

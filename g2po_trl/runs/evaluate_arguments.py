@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..arguments import Parser
 from .run_description import FILE, find_run, read_run
 
-DESCRIPTION = """Evaluate anything: a checkpoint, an adapter, vLLM or a server, by any agent, on any environment.
+HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
+
+Play every task of a panel once per seed, and print success and other rates: mean ± standard deviation over seeds.
 
     g2po evaluate --model runs/alfworld-tiny --seeds 3
     g2po evaluate --model Qwen/Qwen2.5-7B-Instruct --engine vllm --environment webshop --agent react
@@ -21,11 +23,32 @@ DESCRIPTION = """Evaluate anything: a checkpoint, an adapter, vLLM or a server, 
         --panel valid_unseen --agent reflexion --config agents/reflexion --max-total-tokens 2000000
     g2po evaluate --model MODEL --environment my_game.py:MyGame --tasks tasks.jsonl
 
-Plays every task of the panel once for each seed and prints the row of the paper's table, mean and standard deviation
-over seeds. OUTPUT gets every trajectory, settings and results; the same command again goes on where it was stopped.
-A model in the folder of a training run is evaluated as it was trained (environment, prompt, turns, history, sampling),
-unless flags say otherwise.
-A server's key is taken from the environment variable OPENAI_API_KEY (`--key-variable`) and from nowhere else.
+A model in the folder of a training run is evaluated as it was trained, unless options say otherwise.
+
+run        --seeds N                  play seeds 0 … N-1 (default 1)
+           --output FOLDER            trajectories, settings, results; the same command resumes; --overwrite
+           --config FILE|NAME         YAML file with these options, or agents/react, …; flags win
+model      --model FOLDER|ID|NAME     a checkpoint or an adapter, or what a server calls its model
+           --engine transformers|vllm, --engine-options JSON        in this process
+           --base-url URL, --parallel N                             a server with OpenAI's protocol
+           --key-variable NAME        environment variable with the server's key (OPENAI_API_KEY)
+           --run FOLDER               training run whose settings are the defaults (the model's)
+tasks      --environment NAME         alfworld, webshop, appworld, my_game.py:MyGame; --environment-options JSON
+           --panel NAME, --panel-options JSON                       which tasks of the environment
+           --tasks FILE               for an environment of your own: one task per line, as JSON
+           --limit N                  the first N tasks only
+agent      --agent direct|react|reflexion   direct: asked as in training; --trials N (reflexion)
+           --prompt module:TEMPLATE, --chat-template-kwargs JSON
+           --max-turns N, --history-length N, --max-prompt-length N
+sampling   --temperature X (0.4), --top-p X, --top-k N, --min-p X, --repetition-penalty X
+           --max-tokens N, --stop TEXT, --stop-after TEXT           how long a reply may be, where it ends
+limits     --max-total-tokens N       stop before the next turn once prompt + completion tokens reach N
+           --max-error-rate X         exit code 1 above this fraction of environment errors (0.1)
+           --batch-size N, --num-environment-workers N              concurrent episodes, worker processes
+           --environment-reset-timeout S, --environment-step-timeout S, --environment-load-timeout S
+           --environment-variables NAME …                           passed although they look like secrets
+
+--help-all: every option with its default.  --debug: the traceback of an error.
 """
 AGENTS = ("direct", "react", "reflexion")
 _RESTORE = (
@@ -110,33 +133,39 @@ def _value(part: Mapping[str, Any], name: str, types: tuple[type, ...], file: Pa
     return value
 
 
-def make_parser(description: str | None = None) -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """The parser, with the defaults of a model that is no run's."""
-    parser = argparse.ArgumentParser(
-        prog="g2po evaluate",
-        usage="%(prog)s --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]",
-        description=description,
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=119),
-    )
+    parser = Parser(prog="g2po evaluate", usage=HELP.partition("\n")[0].removeprefix("usage: "), short_help=HELP)
     add = parser.add_argument
     add("--config", metavar="FILE", type=Path, help="YAML file with any of these options; flags win")
     add("--output", metavar="FOLDER", type=Path, help="default: evaluations/<environment>-<agent>-<model>")
     add("--overwrite", action="store_true", help="delete the evaluation that the output folder holds")
-    add("--seeds", metavar="N", type=int, default=1, help="number of seeds; 0, 1, … are played; default: 1")
+    add("--seeds", metavar="N", type=int, default=1, help="number of seeds; seeds 0 … N-1 are played; default: 1")
     add = parser.add_argument_group("model").add_argument
-    add("--model", help="a folder, a Hub id, or the name of a served model")
-    add("--run", type=Path, help="folder of the training run whose settings are the defaults; default: the model's")
-    add("--engine", choices=("transformers", "vllm"), default="transformers", help="for models of this machine")
+    add("--model", metavar="NAME", help="a folder, a Hub id, or the name of a served model")
+    of_run = "folder of the training run whose settings are the defaults; default: the model's"
+    add("--run", metavar="FOLDER", type=Path, help=of_run)
+    add(
+        "--engine",
+        choices=("transformers", "vllm"),
+        default="transformers",
+        help="loads the model in this process; default: transformers",
+    )
     add("--engine-options", metavar="JSON", type=json.loads, default={}, help="passed to the model's constructor")
     add("--base-url", metavar="URL", help="URL of a server with OpenAI's protocol, up to /v1")
-    add("--key-variable", metavar="NAME", default="OPENAI_API_KEY", help="environment variable with its key")
+    add(
+        "--key-variable",
+        metavar="NAME",
+        default="OPENAI_API_KEY",
+        help="environment variable with the server's key; default: OPENAI_API_KEY",
+    )
     add("--parallel", metavar="N", type=int, default=16, help="concurrent requests; default: 16")
     add = parser.add_argument_group("tasks").add_argument
     add("--environment", metavar="NAME", help=f"{', '.join(ENVIRONMENTS)}, or module:Class; default: the run's")
     add("--environment-options", metavar="JSON", type=json.loads, default={}, help="arguments of module:Class")
-    add("--panel", help="which tasks; default: the run's, or the environment's first")
+    add("--panel", metavar="NAME", help="which tasks; default: the run's, or the environment's first")
     add("--panel-options", metavar="JSON", type=json.loads, default={}, help="passed to the environment's load_panel")
-    add("--tasks", metavar="FILE", type=Path, help="for module:Class: a file with one task a line, as JSON")
+    add("--tasks", metavar="FILE", type=Path, help="for module:Class: a file with one task per line, as JSON")
     add("--limit", metavar="N", type=int, help="evaluate only the first N tasks")
     add = parser.add_argument_group("agent").add_argument
     add("--agent", choices=AGENTS, default="direct", help="default: direct, as trained")
@@ -144,9 +173,9 @@ def make_parser(description: str | None = None) -> argparse.ArgumentParser:
     add("--prompt", metavar="NAME", help="module:TEMPLATE, a PromptTemplate; default: the run's, or the panel's")
     add("--chat-template-kwargs", metavar="JSON", type=json.loads, default={}, help="passed to the chat template")
     add("--max-turns", metavar="N", type=int, help="turns of an episode; default: the run's, or the panel's")
-    length = "past steps shown; default: the run's or the panel's, 30 in conversations"
+    length = "past steps in a prompt; default: the run's or the panel's, 30 in conversations"
     add("--history-length", metavar="N", type=int, help=length)
-    length = "tokens; longer prompts are shortened as in training (not for servers)"
+    length = "tokens of a prompt; longer ones lose history, as in training (not for servers)"
     add("--max-prompt-length", metavar="N", type=int, help=length)
     add = parser.add_argument_group("sampling (defaults: the run's, else these)").add_argument
     add("--temperature", metavar="X", type=float, default=0.4, help="0: greedy; default: 0.4")
@@ -154,29 +183,41 @@ def make_parser(description: str | None = None) -> argparse.ArgumentParser:
     add("--top-k", metavar="N", type=int, default=0, help="default: 0, off")
     add("--min-p", metavar="X", type=float, help="default: off")
     add("--repetition-penalty", metavar="X", type=float, default=1.0, help="default: 1, off")
-    add("--max-tokens", metavar="N", type=int, default=512, help="tokens of a reply; default: 512")
-    add("--stop", metavar="TEXT", action="append", help="a reply ends before this; may be repeated")
-    add("--stop-after", metavar="TEXT", action="append", help="a reply ends with this; may be repeated")
+    add("--max-tokens", metavar="N", type=int, default=512, help="maximum tokens of a completion; default: 512")
+    add("--stop", metavar="TEXT", action="append", help="end completions before this text; may be repeated")
+    add("--stop-after", metavar="TEXT", action="append", help="end completions after this text; may be repeated")
     add = parser.add_argument_group("limits and workers").add_argument
     add("--batch-size", metavar="N", type=int, default=32, help="concurrent episodes; default: 32")
-    budget = "stop before a turn once this many tokens were read and written"
+    budget = "token budget: stop before the next turn once prompt + completion tokens reach this"
     add("--max-total-tokens", metavar="N", type=int, help=budget)
-    share = "exit code 1 above this share of environment errors; default: 0.1"
+    share = "exit code 1 above this fraction of environment errors; default: 0.1"
     add("--max-error-rate", metavar="X", type=float, default=0.1, help=share)
     add("--num-environment-workers", metavar="N", type=int, help="default: one per core")
-    add("--environment-reset-timeout", metavar="S", type=float, default=120.0, help="seconds; default: 120")
-    add("--environment-step-timeout", metavar="S", type=float, default=60.0, help="seconds; default: 60")
-    load = "seconds to import it; default: as a reset, from a minute"
+    add(
+        "--environment-reset-timeout",
+        metavar="S",
+        type=float,
+        default=120.0,
+        help="maximum seconds of a reset; default: 120",
+    )
+    add(
+        "--environment-step-timeout",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="maximum seconds of a step; default: 60",
+    )
+    load = "maximum seconds to import the environment; default: as a reset, at least 60"
     add("--environment-load-timeout", metavar="S", type=float, help=load)
-    passed = "variables like HF_TOKEN that the environment needs"
+    passed = "pass these variables to the environment although they look like secrets"
     add("--environment-variables", metavar="NAME", nargs="*", default=[], help=passed)
     parser.set_defaults(trained_history_length=None)
     return parser
 
 
-def parse(argv: Sequence[str] | None = None, description: str | None = None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments: flags, then --config, then those of the model's run, then the defaults."""
-    parser = make_parser(description)
+    parser = make_parser()
     given = _read_config(parser, parser.parse_known_args(argv)[0].config)
     parser.set_defaults(**{name: value for name, value in given.items() if name not in ("stop", "stop_after")})
     first, _ = parser.parse_known_args(argv)

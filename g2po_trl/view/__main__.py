@@ -3,11 +3,11 @@
     g2po view RUN                        # writes RUN/view.html and opens it
     g2po view EVALUATION                 # what `g2po evaluate` wrote to its --output
     g2po view RUN_A RUN_B                # their evaluations side by side, task by task
-    g2po view RUN --serve                # serves it on loopback; reads what is looked at
+    g2po view RUN --serve                # serves the page on loopback; reads only what is looked at
 
-A folder is the `output_dir` of a training run or the `--output` of an evaluation. Of two, the evaluations are
-compared. The page holds all iterations and evaluations, and the prompts unless there are more than 100 iterations; of
-a longer run use `--serve`, or choose some with `--iterations`.
+A folder is the `output_dir` of a training run or the `--output` of an evaluation. The page contains all iterations and
+evaluations, and the prompts if there are at most 100 iterations. For a longer run use `--serve`, or choose iterations
+with `--iterations`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..arguments import Parser
 from .page import write_page
 from .server import make_server
 from .sources import Sources, open_folder
@@ -25,20 +26,20 @@ MANY = 100
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="g2po view", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="g2po view", description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one, or two to be compared")
     parser.add_argument(
         "--output",
+        metavar="FILE",
         type=Path,
-        help="the page; default: view.html in the folder, of two view-beside-NAME.html in the first",
+        help="the page to write; default: FOLDER/view.html, or for two folders FIRST/view-beside-SECOND.html",
     )
-    parser.add_argument("--iterations", type=int, nargs="+", help="of a training run: put these in; default: all")
-    parser.add_argument("--no-prompts", action="store_true", help="leave the prompts' texts out")
+    chosen = "iterations of a training run to include; default: all"
+    parser.add_argument("--iterations", metavar="N", type=int, nargs="+", help=chosen)
+    parser.add_argument("--no-prompts", action="store_true", help="leave out the texts of prompts")
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
-    parser.add_argument("--serve", action="store_true", help="serve it on 127.0.0.1 instead")
-    parser.add_argument("--port", type=int, default=0, help="of --serve; default: a free one")
+    parser.add_argument("--serve", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
+    parser.add_argument("--port", metavar="N", type=int, default=0, help="of --serve; default: any free port")
     args = parser.parse_args(argv)
     try:
         if len(args.folders) > 2:

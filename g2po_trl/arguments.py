@@ -1,0 +1,44 @@
+"""Command lines: argparse with the habits that all commands of `g2po` share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that takes `--max_turns` for `--max-turns`, as `g2po train` spells its options.
+
+    Args:
+        short_help: what `--help` prints; the help that argparse makes is then printed by `--help-all`.
+    """
+
+    def __init__(self, short_help: str | None = None, **options: Any):
+        shape = partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
+        super().__init__(**{"formatter_class": shape, "add_help": short_help is None, **options})
+        if short_help is not None:
+            self.add_argument("-h", "--help", action=_Print, text=short_help, help="print a short help and exit")
+            self.add_argument("--help-all", action=_Print, help="print this help and exit")
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None):
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([_hyphenated(word) for word in words], namespace)
+
+
+class _Print(argparse.Action):
+    def __init__(self, option_strings, dest, text: str | None = None, help: str | None = None):
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+        self.text = text
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        print(self.text if self.text is not None else parser.format_help(), end="")
+        parser.exit()
+
+
+def _hyphenated(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if re.fullmatch(r"--[A-Za-z][\w-]*", name) else word
