@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from .config import G2POConfig
+from .credit.assignment import Credit
 from .environments.contract import TextEnvironment
 from .environments.pool import EnvironmentPool
 from .rollout.actor import PromptActor
@@ -25,11 +26,19 @@ from .rollout.encoding import ChatEncoder
 from .rollout.generation import ContinuousBatchingEngine, Engine, TransformersEngine
 from .rollout.player import Player
 from .rollout.prompting import PromptTemplate
-from .runs.task_errors import TaskErrors
+from .runs.callbacks import callbacks_of
+from .runs.run_description import describe_run
+from .runs.task_errors import TaskErrorReport, TaskErrors
+from .trajectory import Step
 from .update.batch import loss_scale
 from .update.layout import Layout
 from .update.log_probs import Correction
 from .update.update import Update
+
+
+def no_reward_function(**kwargs):
+    """Satisfies `GRPOTrainer.__init__`, which wants a reward function; rewards come from the environment."""
+    raise RuntimeError("rewards come from the environment; this function is never called")
 
 
 def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:
@@ -98,6 +107,20 @@ def check_trainer(trainer: GRPOTrainer) -> None:
         raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
     nothing = {"advantages": (), "completion_mask": torch.zeros(0)}
     loss_scale(trainer.args.loss_type, nothing, 1, 1, 1, 1)  # known type?
+
+
+def make_credit(args: G2POConfig, estimator: Callable | None, state_key: Callable[[Step], str] | None) -> Credit:
+    """State keys, graph and estimator as configured."""
+    return Credit(
+        estimator,
+        args.gamma,
+        args.num_generations,
+        args.value_lambda,
+        state_key,
+        args.state_key_ignores,
+        args.state_similarity,
+        gather_object,
+    )
 
 
 def make_player(
@@ -207,6 +230,27 @@ def make_update(trainer: GRPOTrainer) -> Update:
         policy_moves_on=args.gradient_accumulation_steps % (slices * trainer.num_iterations) != 0,
         correction=correction,
         checkpointing=args.gradient_checkpointing_kwargs,
+    )
+
+
+def add_callbacks(trainer: GRPOTrainer) -> None:
+    """What a user watches, and what ends a run that has come apart, in place of transformers' own lines."""
+    args, pool = trainer.args, trainer.player.pool
+    if trainer.accelerator.is_main_process and not args.disable_tqdm:
+        print(pool.describe(args.per_device_train_batch_size * args.steps_per_generation), flush=True)
+    for theirs in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(theirs)
+    for ours in (TaskErrorReport(trainer.task_errors), *callbacks_of(args), trainer.sample_table):
+        trainer.add_callback(ours)
+
+
+def write_run(trainer: GRPOTrainer) -> None:
+    """run.json and the panels, before training."""
+    origin, template = trainer.model.config._name_or_path, trainer.prompt_template
+    panels = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
+    trainer.folder.write_run(
+        describe_run(trainer.args, origin, trainer.environment_factory, template, trainer.estimator_name),
+        {name: panel for name, panel in panels.items() if panel is not None},
     )
 
 

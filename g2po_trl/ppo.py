@@ -150,6 +150,7 @@ class PPOTrainer(G2POTrainer):
                 if name in ("revision", "attn_implementation") and not args.critic_model_name_or_path
             },
         )
+        self.resumption.kept_in_files.append(self.critic)
 
     def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
         if advantage_fn is not None:
@@ -178,7 +179,7 @@ class PPOTrainer(G2POTrainer):
             args.value_clip_range,
             args.critic_epochs,
             args.critic_mini_batches,
-            np.random.default_rng([args.seed, self._step, 1]),
+            np.random.default_rng([args.seed, self.iteration.step, 1]),
         )
         self._log_critic(fitted, values[counted], returns[counted], time.perf_counter() - started)
         if args.scale_by_std:
@@ -194,10 +195,4 @@ class PPOTrainer(G2POTrainer):
             "critic/explained_variance": 1 - (returns - values).var() / spread if spread > 0 else 0.0,
             "time/critic": seconds,
         }
-        self._log(logged)
-
-    def save_more(self, folder: str) -> None:
-        self.critic.save(folder)
-
-    def load_more(self, folder: str) -> None:
-        self.critic.load(folder)
+        self.iteration.log(logged)

@@ -15,72 +15,65 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object, is_peft_model, send_to_device
+from accelerate.utils import send_to_device
 from datasets import Dataset
 from torch.utils.data import Sampler
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProcessorMixin, ProgressCallback, Trainer
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from trl.trainer.utils import get_config_model_id
 
 from .config import G2POConfig
-from .credit.assignment import Credit, check_advantages
+from .credit.assignment import advantages_of_rank
 from .credit.estimators import estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, task_id_of, tasks_hash
 from .environments.tools import text_environment_factory
 from .parts import (
+    add_callbacks,
     check_arguments,
     check_errors,
     check_trainer,
     check_unchanged,
+    make_credit,
     make_player,
     make_update,
+    no_reward_function,
     settings_of_parts,
+    write_run,
 )
 from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
 from .rollout.tool_prompt import prompt_of
 from .runs import hub
-from .runs.callbacks import RolloutBar, callbacks_of
-from .runs.checkpoint import (
-    Staging,
-    clear_staging,
-    find_checkpoint,
-    read_checkpoint,
-    save_rollout_state,
-)
+from .runs.callbacks import RolloutBar
+from .runs.checkpoint import Resumption, Staging, clear_staging, find_checkpoint
 from .runs.evaluation import summarize
-from .runs.metrics import evaluation_metrics, merge_micro_batch_metrics, rollout_metrics, without_texts
-from .runs.model_card import build_model_card, describe_adapter
+from .runs.metrics import evaluation_metrics, gather_rollout, rollout_metrics
+from .runs.model_card import card_of
 from .runs.panel import play_panel
-from .runs.run_description import describe_run
+from .runs.run_description import identity_of
 from .runs.run_folder import RunFolder
 from .runs.sample_table import SampleTable
-from .runs.task_errors import TaskErrorReport, TaskErrors
+from .runs.task_errors import TaskErrors
 from .runs.task_order import TaskSampler
 from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
+from .update.iteration import Clock, Iteration
 from .update.sharding import keep_outputs_exact
 from .update.update import MicroBatches
 
 # TRL 1.16 asks a model for it at every rollout, under the name transformers 5 deprecates: nothing a user could act on.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-
-
-def _environment_reward(**kwargs):
-    """Satisfies `GRPOTrainer.__init__`, which wants a reward function; rewards come from the environment."""
-    raise RuntimeError("rewards come from the environment; this function is never called")
 
 
 class G2POTrainer(GRPOTrainer):
@@ -140,7 +133,7 @@ class G2POTrainer(GRPOTrainer):
 
         super().__init__(
             model=model,
-            reward_funcs=_environment_reward,
+            reward_funcs=no_reward_function,
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -151,39 +144,21 @@ class G2POTrainer(GRPOTrainer):
         self.card_facts = card_facts or {}
         self.prompt_template = prompt_template
         advantage_fn, self.estimator_name = self._choose_estimator(advantage_fn)
+        self.credit = make_credit(args, advantage_fn, state_key)
         self.update = make_update(self)
-        self.credit = Credit(
-            advantage_fn,
-            args.gamma,
-            args.num_generations,
-            args.value_lambda,
-            state_key,
-            args.state_key_ignores,
-            args.state_similarity,
-            gather_object,
-        )
-        self._made_with = settings_of_parts(args)
         self.task_errors = TaskErrors(args.task_error_patience)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.player.pool.check(dict(train_dataset[0]))  # before any work is lost
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
-        self._slices: MicroBatches = []
-        self._update_time = 0.0
-        self._add_callbacks()
-
-    def _add_callbacks(self) -> None:
-        """What a user watches, and what ends a run that has come apart."""
-        args, pool = self.args, self.player.pool
-        if self.accelerator.is_main_process and not args.disable_tqdm:
-            print(pool.describe(args.per_device_train_batch_size * args.steps_per_generation), flush=True)
+        self.iteration = Iteration(args.steps_per_generation, self.num_iterations, self._metrics["train"])
+        parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
+        self.resumption = Resumption({**parts, "credit": self.credit}, rank, num_ranks)
         self.sample_table = SampleTable(
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
         )
-        for theirs in (ProgressCallback, PrinterCallback):
-            self.remove_callback(theirs)
-        for ours in (TaskErrorReport(self.task_errors), *callbacks_of(args), self.sample_table):
-            self.add_callback(ours)
+        add_callbacks(self)
+        self._made_with = settings_of_parts(args)
 
     def create_accelerator_and_postprocess(self) -> None:
         """The accelerator as transformers makes it; called before any model is prepared, the reference included."""
@@ -244,20 +219,18 @@ class G2POTrainer(GRPOTrainer):
         groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
         trajectories, stats = self.play(rows, groups=groups)
 
-        clock = _Clock()
+        clock = Clock()
         records = self.credit.records(trajectories, groups)
         self.task_errors.count(records)
         check_errors(records, [t.error for t in trajectories if t.outcome == "error"], self.args.max_error_rate)
         graph = self.credit.graph(records)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
-        steps_before, num_steps = (sum(len(r.keys) for r in part) for part in (records[:first], records))
-        check_advantages(advantages, num_steps)
-        own = advantages[steps_before : steps_before + sum(len(t.steps) for t in trajectories)]
+        own = advantages_of_rank(advantages, records, first, len(trajectories))
         clock.lap("time/advantage")
 
         note_advantages(trajectories, own, groups)
         batch = StepBatch.from_trajectories(trajectories, own, self.args.mask_truncated_completions)
-        slices, update_metrics = self.update.micro_batches(self.model, batch, self._step)
+        slices, update_metrics = self.update.micro_batches(self.model, batch, self.iteration.step)
         clock.lap("time/batch")
         self._add_log_probs(slices)
         clock.lap("time/logps")
@@ -269,7 +242,7 @@ class G2POTrainer(GRPOTrainer):
         unwrapped = self.accelerator.unwrap_model(self.model)
         self.update.log_probs.add(self.model, self.ref_model, micro_batches, unwrapped)
         if self.update.log_probs.policy_moves_on:
-            self._log(self.update.log_probs.metrics())
+            self.iteration.log(self.update.log_probs.metrics())
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -281,39 +254,18 @@ class G2POTrainer(GRPOTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """One slice of the rollout: forward and backward of its micro-batches. Rolls out first when it is time."""
-        slices_per_rollout = self.args.steps_per_generation
-        if self._step % self._steps_of_a_rollout == 0 or not self._slices:
-            self._slices = self._roll_out(inputs)
-        micro_batches = self._slices[self._step % slices_per_rollout]
-
+        iteration = self.iteration
+        if iteration.needs_rollout:
+            iteration.slices = self._roll_out(inputs)
         started = time.perf_counter()
-        metrics = self._metrics["train"]
-        marks = {name: len(values) for name, values in metrics.items()}
-        loss = torch.zeros((), device=self.accelerator.device)
-        ends_step = self.accelerator.sync_gradients
-        # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
-        # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
-        if self.accelerator.is_fsdp2:  # transformers has switched it off, except in the last slice of a step
-            model.set_requires_gradient_sync(True)
-        for index, micro_batch in enumerate(micro_batches):
-            last = index == len(micro_batches) - 1
-            self.accelerator.gradient_state._set_sync_gradients(ends_step and last)
-            with nullcontext() if last or self.is_fsdp_enabled else self.accelerator.no_sync(model):
-                loss += Trainer.training_step(self, model, micro_batch, num_items_in_batch)
-        merge_micro_batch_metrics(metrics, marks, [m["weight"] for m in micro_batches])
-
-        self._step += 1
-        self._update_time += time.perf_counter() - started
-        if self._step % self._steps_of_a_rollout == 0:
-            self._log({"time/update": self._update_time})
-            self._update_time = 0.0
-            if not self.update.log_probs.policy_moves_on:
-                self._log(self.update.log_probs.metrics())
+        with iteration.one_value_each():
+            loss = self.update.backward(
+                model, iteration.slice, lambda rows: Trainer.training_step(self, model, rows, num_items_in_batch)
+            )
+        iteration.advance(time.perf_counter() - started)
+        if iteration.is_complete and not self.update.log_probs.policy_moves_on:
+            iteration.log(self.update.log_probs.metrics())
         return loss
-
-    @property
-    def _steps_of_a_rollout(self) -> int:
-        return self.args.steps_per_generation * self.num_iterations
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         with self.update.layout.of(inputs), self.update.log_probs.updating(inputs):
@@ -336,11 +288,6 @@ class G2POTrainer(GRPOTrainer):
 
     # -- metrics ---------------------------------------------------------------------------------------------------
 
-    def _log(self, values: dict[str, float]) -> None:
-        """To be logged with the iteration."""
-        for name, value in values.items():
-            self._metrics["train"][name].append(float(value))
-
     def _log_rollout(
         self,
         trajectories: list[Trajectory],
@@ -349,23 +296,20 @@ class G2POTrainer(GRPOTrainer):
         times: dict[str, float],
         update_metrics: dict[str, float],
     ) -> None:
-        ranks = gather_object([([without_texts(trajectory) for trajectory in trajectories], stats, times)])
-        everyone = [trajectory for played, _, _ in ranks for trajectory in played]
-        stats = RolloutStats.over_ranks([rank_stats for _, rank_stats, _ in ranks])
-        self._log(
+        everyone, stats, times = gather_rollout(trajectories, stats, times)
+        self.iteration.log(
             {
                 **self.credit.statistics(graph),
                 **rollout_metrics(everyone, graph, self.args),
                 **stats.metrics(len(everyone)),
-                **{name: max(rank_times[name] for _, _, rank_times in ranks) for name in times},
+                **times,
                 **update_metrics,
                 "episode/tasks_set_aside": len(self.task_errors.set_aside),
             }
         )
         self.state.num_input_tokens_seen += stats.prompt_tokens + stats.generated_tokens
-        iteration = self._step // self._steps_of_a_rollout + 1
-        self.sample_table.offer(trajectories, iteration)
-        self.folder.add_rollout(iteration, trajectories)
+        self.sample_table.offer(trajectories, self.iteration.number)
+        self.folder.add_rollout(self.iteration.number, trajectories)
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -421,19 +365,11 @@ class G2POTrainer(GRPOTrainer):
             clear_staging(args.output_dir)
         checkpoint = find_checkpoint(resume_from_checkpoint, args.output_dir)
         if checkpoint is not None:
-            self.restore_rollout_state(
-                *read_checkpoint(checkpoint, self.run_identity(), args.process_index, args.world_size)
-            )
-            self.load_more(checkpoint)
+            self.iteration.slices = self.resumption.restore(checkpoint, self.run_identity())
             if is_main:
                 print(f"Resuming from {checkpoint}", flush=True)
         if is_main:
-            origin = self.model.config._name_or_path
-            panels = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
-            self.folder.write_run(
-                describe_run(args, origin, self.environment_factory, self.prompt_template, self.estimator_name),
-                {name: panel for name, panel in panels.items() if panel is not None},
-            )
+            write_run(self)
         if checkpoint is not None:
             finished = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
             if 0 < args.max_steps <= finished.global_step:  # transformers would make one more step
@@ -455,40 +391,12 @@ class G2POTrainer(GRPOTrainer):
 
     def run_identity(self) -> dict[str, Any]:
         """What must be the same for a run to be continued."""
-        names = ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
-        names += ("gradient_accumulation_steps", "shuffle_dataset")
-        return {name: getattr(self.args, name) for name in names} | {"training tasks (hash)": self._tasks_hash}
+        return identity_of(self.args, self.tasks_hash)
 
     @cached_property
-    def _tasks_hash(self) -> str:
+    def tasks_hash(self) -> str:
+        """Of the training tasks, in any order."""
         return tasks_hash(self.train_dataset)
-
-    def rollout_state(self) -> tuple[dict[str, Any], MicroBatches]:
-        """Place in the iteration, evaluations so far, and the step samples that are still to be trained on."""
-        between_iterations = self._step % self._steps_of_a_rollout == 0
-        state = {"step": self._step, "update_time": self._update_time, "evaluations": self.folder.evaluations}
-        state["metrics"] = dict(self._metrics["train"])  # not logged yet
-        state["task_errors"] = self.task_errors.in_a_row
-        state["lambda_choice"] = self.credit.state()
-        return state, [] if between_iterations else self._slices
-
-    def restore_rollout_state(self, state: dict[str, Any], slices: MicroBatches) -> None:
-        """Take up what `rollout_state` gave."""
-        self._step, self._update_time = state["step"], state["update_time"]
-        self.folder.evaluations = state["evaluations"]
-        for name, values in state["metrics"].items():  # JSON has no NaN
-            self._metrics["train"][name] = [math.nan if value is None else value for value in values]
-        self.task_errors.in_a_row.update(state.get("task_errors", {}))
-        self.credit.restore(state["lambda_choice"])
-        self._slices = slices
-        if self.accelerator.is_main_process:
-            self.folder.write_evaluations()
-
-    def save_more(self, folder: str) -> None:
-        """Write what a checkpoint must hold besides; called on the main process."""
-
-    def load_more(self, folder: str) -> None:
-        """Take up what `save_more` wrote; called on every process."""
 
     def _get_output_dir(self, trial) -> str:
         return self._staging.folder(super()._get_output_dir(trial))
@@ -497,11 +405,8 @@ class G2POTrainer(GRPOTrainer):
         run_dir, args = Path(self._get_output_dir(trial)), self.args
         with self._staging.checkpoint(run_dir, self.state, self.accelerator, args) as staged:
             super()._save_checkpoint(model, trial)
-            state, slices = self.rollout_state()
-            state |= {"run": self.run_identity(), "num_processes": args.world_size, "buffered": bool(slices)}
-            save_rollout_state(staged, state, slices, args.process_index, args.should_save)
-            if args.should_save:
-                self.save_more(str(staged))
+            to_come = [] if self.iteration.is_complete else self.iteration.slices
+            self.resumption.save(staged, self.run_identity(), to_come, args.should_save)
         if args.push_to_hub:
             self._push_from_checkpoint(str(run_dir / staged.name))
 
@@ -514,15 +419,9 @@ class G2POTrainer(GRPOTrainer):
             super().init_hf_repo(token, private)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._staging.is_open:  # the folder will have another name when it is uploaded
-            return
-        hub.warn_of_failed_pushes(self.push_in_progress)
-        if self.hub_model_id is None:
-            self.init_hf_repo()
-        if self.hub_model_id is None and self.is_world_process_zero():
-            return
-        self._write_gitignore()
-        super()._push_from_checkpoint(checkpoint_folder)
+        # While it is open, the folder will have another name when it is uploaded.
+        if not self._staging.is_open and hub.ready_to_push(self):
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def push_to_hub(self, *args, **kwargs):
         """Save the model to `output_dir` and upload it with its card.
@@ -530,53 +429,15 @@ class G2POTrainer(GRPOTrainer):
         Raises:
             HubError: when the Hub does not take it; the model then is in `output_dir`.
         """
-        with hub.model_pushed(self):
-            if self.hub_model_id is None:
-                super().init_hf_repo(kwargs.get("token"), kwargs.get("private"))
-            self._write_gitignore()
+        with hub.model_pushed(self, kwargs.get("token"), kwargs.get("private")):
             return super().push_to_hub(*args, **kwargs)
-
-    def _write_gitignore(self) -> None:
-        if self.is_world_process_zero():
-            hub.write_gitignore(self.args.output_dir)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""
-        if not self.is_world_process_zero():
-            return
-        tasks = self.train_dataset
-        facts = {"Training tasks": f"{len(tasks)} (`{self._tasks_hash}`)", **self.card_facts}
-        if is_peft_model(self.model):
-            facts |= {f"Adapter `{name}`": describe_adapter(config) for name, config in self.model.peft_config.items()}
-        card = build_model_card(
-            self.args,
-            base_model=get_config_model_id(self.model.config),
-            environment=self.player.pool.name,
-            facts=facts,
-            is_adapter=is_peft_model(self.model),
-            estimator=self.estimator_name,
-            optimizer_steps=self.state.global_step,
-            evaluations=self.folder.evaluations,
-            tags=[*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])],
-            model_name=model_name,
-            dataset_name=dataset_name,
-            repo_id=self.hub_model_id,
-            architecture=(self.model.config.architectures or [None])[0],
-        )
-        card.save(Path(self.args.output_dir) / "README.md")
+        if self.is_world_process_zero():
+            tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
+            card_of(self, tags, model_name, dataset_name).save(Path(self.args.output_dir) / "README.md")
 
     def close(self) -> None:
         """End the environment workers. Called by itself when the trainer goes; may be called before."""
         self.player.pool.close()
-
-
-class _Clock:
-    """Seconds of one thing after the other."""
-
-    def __init__(self):
-        self.laps: dict[str, float] = {}
-        self._started = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name], self._started = now - self._started, now

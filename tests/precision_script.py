@@ -71,7 +71,7 @@ class RecordedTrainer(G2POTrainer):
         if self._inputs is not None:
             mask = self._inputs["completion_mask"].bool()
             ratio = (outputs[0].detach() - self._inputs["old_per_token_logps"]).exp() - 1
-            self.furthest_ratio.append((self._step, float(ratio[mask].abs().max()) if mask.any() else 0.0))
+            self.furthest_ratio.append((self.iteration.step, float(ratio[mask].abs().max()) if mask.any() else 0.0))
             for i in mask.any(1).nonzero().flatten().tolist():
                 row = torch.cat([self._inputs["prompt_ids"][i], self._inputs["completion_ids"][i][mask[i]]])
                 row = row[row != self.processing_class.pad_token_id]

@@ -8,8 +8,6 @@ import torch
 from letter_environment import LongLetterEnvironment
 from letter_trainer import TASKS, make_letter_trainer
 
-from g2po_trl import trainer as trainer_module
-
 if __name__ == "__main__":
     model, output, resume = sys.argv[1:]
     torch.set_num_threads(1)
@@ -34,14 +32,14 @@ if __name__ == "__main__":
         eval_steps=4,
     )
     if last := os.environ.get("KILL_WHEN_SAVING"):
-        save = trainer_module.save_rollout_state
+        save = trainer.resumption.save
 
         def die(*arguments, **kwargs):
             if trainer.state.global_step == int(last):
                 os.kill(os.getpid(), signal.SIGKILL)
             save(*arguments, **kwargs)
 
-        trainer_module.save_rollout_state = die
+        trainer.resumption.save = die
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(output)
     trainer.close()

@@ -29,7 +29,7 @@ def gradients(trainer, micro_batches, monkeypatch, moves_on):
     trainer._add_log_probs([micro_batches])
     found = gradient(trainer, micro_batches)
     if not moves_on:
-        trainer._log(trainer.update.log_probs.metrics())
+        trainer.iteration.log(trainer.update.log_probs.metrics())
     logged = trainer._metrics["train"].items()
     metrics = {name: values.pop() for name, values in logged if name.startswith("sampling") and values}
     return found, passes.number, metrics

@@ -157,9 +157,9 @@ def test_what_was_not_logged_yet_survives_a_checkpoint(make_trainer, tmp_path):
     trainer = make_trainer()
     trainer.model.train()
     trainer._metrics["train"] |= {"episode/turns_to_success": [float("nan"), 3.0], "episode/score": [float("nan")]}
-    save_rollout_state(tmp_path, *trainer.rollout_state(), rank=0, is_main=True)
+    trainer.resumption.save(tmp_path, trainer.run_identity())
     trainer._metrics["train"].clear()
-    trainer.restore_rollout_state(*load_rollout_state(tmp_path, rank=0))
+    assert trainer.resumption.restore(tmp_path, trainer.run_identity()) == []
     trainer.log({"loss": 0.0})
     assert trainer.state.log_history[-1]["episode/turns_to_success"] == 3.0
 

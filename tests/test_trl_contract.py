@@ -168,7 +168,6 @@ def test_the_fused_lm_head_scores_what_the_body_hands_on():
 def test_attributes_the_trainer_uses():
     source = inspect.getsource(GRPOTrainer)
     ours = (
-        "_step",
         "_metrics",
         "eos_token_ids",
         "beta",
@@ -180,6 +179,13 @@ def test_attributes_the_trainer_uses():
     corrections = [f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_min", "clip_max")]
     for attribute in (*ours, *corrections):
         assert f"self.{attribute} " in source or f"self.{attribute}:" in source, attribute
+
+
+def test_logged_metrics_stay_in_one_dictionary():
+    """`Iteration` writes into it."""
+    source = inspect.getsource(GRPOTrainer)
+    assert source.count("self._metrics =") == 1 and "self._metrics[mode].clear()" in source
+    assert "self._metrics[mode] =" not in source
 
 
 def test_loss_types_are_all_known():

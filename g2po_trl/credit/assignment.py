@@ -91,6 +91,20 @@ def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list
     return groups
 
 
+def advantages_of_rank(
+    advantages: np.ndarray, records: Sequence[TrajectoryRecord], first: int, count: int
+) -> np.ndarray:
+    """Those of the steps of `count` trajectories, from the `first` of all ranks' `records` on.
+
+    Raises:
+        ValueError: for advantages that are not one finite number a step of all ranks.
+    """
+    lengths = [len(record.keys) for record in records]
+    check_advantages(advantages, sum(lengths))
+    start = sum(lengths[:first])
+    return advantages[start : start + sum(lengths[first : first + count])]
+
+
 def check_advantages(advantages: np.ndarray, num_steps: int) -> None:
     """Raises ValueError for what is not one finite number a step."""
     if advantages.shape != (num_steps,):

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -120,22 +120,77 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str
         )
 
 
-def read_checkpoint(
-    folder: str, identity: Mapping[str, Any], rank: int, num_processes: int
-) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """The state and this rank's micro-batches of a checkpoint of this very run.
+class Resumable(Protocol):
+    """A part of a run whose state outlives the process."""
 
-    Raises:
-        ValueError: for another run's, and for one in the middle of an iteration by another number of processes.
+    def state(self) -> Any:
+        """Plain data: a checkpoint keeps it as JSON, where NaN is null."""
+
+    def restore(self, state: Any) -> None:
+        """Take up what `state` gave, on every rank."""
+
+
+class KeptInFiles(Protocol):
+    """A part of a run that keeps files of its own in a checkpoint, e.g. weights."""
+
+    def save(self, folder: str) -> None:
+        """Called on the main process."""
+
+    def load(self, folder: str) -> None:
+        """Called on every rank."""
+
+
+class Resumption:
+    """Takes an agent run up where it stopped, with the parts that have a state.
+
+    Args:
+        parts: by the name that the checkpoint gives their states.
+        rank, num_ranks: this process, and how many there are.
     """
-    state, slices = load_rollout_state(folder, rank)
-    check_same_run(state.pop("run"), identity, folder)
-    if state.pop("buffered") and (then := state.pop("num_processes")) != num_processes:
-        raise ValueError(
-            f"{folder!r} was saved in the middle of an iteration with {then} processes; this run has {num_processes}. "
-            f"Resume with {then} processes, or from a checkpoint saved at the end of an iteration."
-        )
-    return state, slices
+
+    def __init__(self, parts: Mapping[str, Resumable], rank: int = 0, num_ranks: int = 1):
+        self.parts, self.rank, self.num_ranks = parts, rank, num_ranks
+        self.kept_in_files: list[KeptInFiles] = []
+
+    def save(
+        self,
+        folder: str | Path,
+        identity: Mapping[str, Any],
+        slices: Sequence[Sequence[Mapping[str, Any]]] = (),
+        is_main: bool = True,
+    ) -> None:
+        """Write it all into a checkpoint's folder.
+
+        Args:
+            identity: what must be the same when the run goes on. slices: micro-batches that are still to be trained.
+        """
+        state = {name: part.state() for name, part in self.parts.items()}
+        state |= {"run": identity, "num_processes": self.num_ranks, "buffered": bool(slices)}
+        save_rollout_state(folder, state, slices, self.rank, is_main)
+        for part in self.kept_in_files if is_main else ():
+            part.save(str(folder))
+
+    def restore(self, folder: str | Path, identity: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+        """Take up a checkpoint of this very run.
+
+        Returns:
+            The micro-batches that are still to be trained.
+
+        Raises:
+            ValueError: for another run's, and for one in the middle of an iteration by another number of processes.
+        """
+        state, slices = load_rollout_state(folder, self.rank)
+        check_same_run(state["run"], identity, folder)
+        if state["buffered"] and (then := state["num_processes"]) != self.num_ranks:
+            raise ValueError(
+                f"{str(folder)!r} was saved in the middle of an iteration with {then} processes; this run has "
+                f"{self.num_ranks}. Resume with {then} processes, or from a checkpoint of the end of an iteration."
+            )
+        for name, part in self.parts.items():
+            part.restore(state[name])
+        for part in self.kept_in_files:
+            part.load(str(folder))
+        return slices
 
 
 class Staging:

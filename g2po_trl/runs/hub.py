@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
+from transformers import Trainer
 
 from .checkpoint import STAGING
 
@@ -44,17 +45,34 @@ def repository_made(hub_model_id: str | None, output_dir: str) -> Iterator[None]
         )
 
 
+def ready_to_push(trainer: Any) -> bool:
+    """Before a push in the background: the repository is there, and only what belongs there is pushed."""
+    _warn_of_failed_pushes(trainer.push_in_progress)
+    if trainer.hub_model_id is None:
+        trainer.init_hf_repo()
+    if not trainer.is_world_process_zero():
+        return True
+    if trainer.hub_model_id is None:  # the Hub does not answer
+        return False
+    _write_gitignore(trainer.args.output_dir)
+    return True
+
+
 @contextmanager
-def model_pushed(trainer: Any) -> Iterator[None]:
+def model_pushed(trainer: Any, token: str | None = None, private: bool | None = None) -> Iterator[None]:
     """Around a push of the trainer's model, which is on disk afterwards whatever the Hub says.
 
     Raises:
         HubError: when the Hub does not take it; the model then is in `output_dir`.
     """
+    folder, args = trainer.args.output_dir, trainer.args
     try:
+        if trainer.hub_model_id is None:
+            Trainer.init_hf_repo(trainer, token, private)
+        if trainer.is_world_process_zero():
+            _write_gitignore(folder)
         yield
     except Exception as error:
-        folder, args = trainer.args.output_dir, trainer.args
         if not any(Path(folder).glob("*.safetensors")):  # it was the Hub's answer before the model was saved
             trainer.save_model(folder)
         raise HubError(
@@ -64,14 +82,14 @@ def model_pushed(trainer: Any) -> Iterator[None]:
         ) from error
 
 
-def warn_of_failed_pushes(push_in_progress: Any) -> None:
+def _warn_of_failed_pushes(push_in_progress: Any) -> None:
     """Pushes in the background fail without a word."""
     jobs = push_in_progress.jobs if push_in_progress is not None else []
     for error in [job.exception() for job in jobs if job.done() and job.exception()]:
         logger.warning(f"A push to the Hub failed ({_first_line(error)}); the next one brings what it missed.")
 
 
-def write_gitignore(folder: str | Path) -> None:
+def _write_gitignore(folder: str | Path) -> None:
     """What stays here when the folder is pushed."""
     Path(folder, ".gitignore").write_text("".join(f"{name}\n" for name in _NOT_PUSHED))
 

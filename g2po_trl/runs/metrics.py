@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from ..credit.advantages import edge_advantage, episode_advantage, node_advantage
 from ..credit.graph import StateGraph
 from ..environments.checks import is_score
+from ..rollout.stats import RolloutStats
 from ..trajectory import Step, Trajectory
 from .evaluation import summarize
 
@@ -34,7 +34,19 @@ def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args:
     }
 
 
-def without_texts(trajectory: Trajectory) -> Trajectory:
+def gather_rollout(
+    trajectories: Sequence[Trajectory], stats: RolloutStats, times: Mapping[str, float]
+) -> tuple[list[Trajectory], RolloutStats, dict[str, float]]:
+    """All ranks' trajectories, without their texts; what they cost; the times of the slowest rank."""
+    from accelerate.utils import gather_object
+
+    ranks = gather_object([([_without_texts(trajectory) for trajectory in trajectories], stats, times)])
+    everyone = [trajectory for played, _, _ in ranks for trajectory in played]
+    slowest = {name: max(rank_times[name] for _, _, rank_times in ranks) for name in times}
+    return everyone, RolloutStats.over_ranks([rank_stats for _, rank_stats, _ in ranks]), slowest
+
+
+def _without_texts(trajectory: Trajectory) -> Trajectory:
     """What `summarize` needs of a trajectory, small enough to gather."""
     steps = [Step(observation="", action="", valid=step.valid) for step in trajectory.steps]
     info = {name: value for name, value in trajectory.info.items() if is_score(name)}
@@ -46,34 +58,6 @@ def without_texts(trajectory: Trajectory) -> Trajectory:
         info=info,
         failure_reason=trajectory.failure_reason,
     )
-
-
-def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> None:
-    """One value a slice for what the loss logged once a micro-batch, so that metrics do not depend on the cut either.
-
-    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning. A slice without any has no value: the
-    loss logs zeros for it, and an entropy of 0 would read as a policy that has collapsed.
-    """
-    for name, values in list(metrics.items()):
-        mark = marks.get(name, 0)
-        new = values[mark:]
-        if len(new) != len(tokens):
-            continue
-        if not sum(tokens):
-            del values[mark:]
-            if not values:
-                del metrics[name]
-            continue
-        pairs = [(value, weight) for value, weight in zip(new, tokens) if not math.isnan(value)]
-        if not pairs:
-            merged = float("nan")
-        elif name.endswith("_min"):
-            merged = min(value for value, _ in pairs)
-        elif name.endswith("_max"):
-            merged = max(value for value, _ in pairs)
-        else:
-            merged = sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
-        values[mark:] = [merged]
 
 
 def evaluation_metrics(summary: Mapping[str, Any], prefix: str) -> dict[str, float]:

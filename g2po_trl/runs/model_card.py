@@ -7,7 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
+from trl.trainer.utils import get_config_model_id
 
 from .evaluation import REPORT, before_and_after, format_table
 
@@ -31,13 +33,29 @@ _SETTINGS = (
 _PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
 
 
-def describe_adapter(config) -> str:
-    """A PEFT configuration in a line: kind, and rank, alpha and modules where it has them."""
-    modules = config.target_modules if hasattr(config, "target_modules") else None
-    modules = ", ".join(sorted(modules)) if isinstance(modules, (set, list)) else modules
-    parts = {"r": getattr(config, "r", None), "alpha": getattr(config, "lora_alpha", None), "modules": modules}
-    kind = getattr(config.peft_type, "value", config.peft_type)
-    return ", ".join([str(kind), *(f"{name} {value}" for name, value in parts.items() if value is not None)])
+def card_of(
+    trainer: Any, tags: Sequence[str] = (), model_name: str | None = None, dataset_name: str | None = None
+) -> ModelCard:
+    """The card of what a `G2POTrainer` has trained."""
+    args, model, tasks = trainer.args, trainer.model, trainer.train_dataset
+    facts = {"Training tasks": f"{len(tasks)} (`{trainer.tasks_hash}`)", **trainer.card_facts}
+    if is_peft_model(model):
+        facts |= {f"Adapter `{name}`": _describe_adapter(config) for name, config in model.peft_config.items()}
+    return build_model_card(
+        args,
+        base_model=get_config_model_id(model.config),
+        environment=trainer.player.pool.name,
+        facts=facts,
+        is_adapter=is_peft_model(model),
+        estimator=trainer.estimator_name,
+        optimizer_steps=trainer.state.global_step,
+        evaluations=trainer.folder.evaluations,
+        tags=tags,
+        model_name=model_name,
+        dataset_name=dataset_name,
+        repo_id=trainer.hub_model_id,
+        architecture=(model.config.architectures or [None])[0],
+    )
 
 
 def build_model_card(
@@ -143,3 +161,12 @@ Versions: {versions}.
         tags=list(tags),
     )
     return ModelCard(f"---\n{data}\n---\n\n{content}")
+
+
+def _describe_adapter(config) -> str:
+    """A PEFT configuration in a line: kind, and rank, alpha and modules where it has them."""
+    modules = config.target_modules if hasattr(config, "target_modules") else None
+    modules = ", ".join(sorted(modules)) if isinstance(modules, (set, list)) else modules
+    parts = {"r": getattr(config, "r", None), "alpha": getattr(config, "lora_alpha", None), "modules": modules}
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    return ", ".join([str(kind), *(f"{name} {value}" for name, value in parts.items() if value is not None)])

@@ -175,3 +175,10 @@ def describe_run(
         "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,
         "versions": installed_versions(),
     }
+
+
+def identity_of(args: G2POConfig, tasks_hash: str) -> dict[str, Any]:
+    """What must be the same for a run to be continued."""
+    names = ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
+    names += ("gradient_accumulation_steps", "shuffle_dataset")
+    return {name: getattr(args, name) for name in names} | {"training tasks (hash)": tasks_hash}

@@ -56,6 +56,16 @@ class RunFolder:
         """The file holds this run's evaluations and no others: not those a killed run made after its checkpoint."""
         write_json_lines(self.path / "evaluations.jsonl", self.evaluations)
 
+    def state(self) -> list[dict[str, Any]]:
+        """What a checkpoint keeps: the evaluations so far."""
+        return self.evaluations
+
+    def restore(self, state: list[dict[str, Any]]) -> None:
+        """Take up what `state` gave; the file then has these evaluations and no later ones."""
+        self.evaluations = state
+        if self.rank == 0:
+            self.write_evaluations()
+
     def add_rollout(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
         """Write this rank's trajectories of an iteration."""
         if self.save_trajectories:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformers import TrainerCallback
@@ -45,6 +45,14 @@ class TaskErrors:
                 self.in_a_row.pop(task, None)
             elif task not in not_known:
                 self.in_a_row[task] = self.in_a_row.get(task, 0) + 1
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint keeps. Plain data."""
+        return self.in_a_row
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Take up what `state` gave."""
+        self.in_a_row.update(state)
 
 
 class TaskErrorReport(TrainerCallback):

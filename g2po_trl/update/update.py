@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -92,3 +93,29 @@ class Update:
                 torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
                 batch["completion_ids"].size(1),
             )[0]
+
+    def backward(
+        self,
+        model: torch.nn.Module,
+        micro_batches: list[dict[str, Any]],
+        train: Callable[[dict[str, Any]], torch.Tensor],
+    ) -> torch.Tensor:
+        """The sum of the losses of a slice; their gradients are added up and, at an optimizer step, exchanged once.
+
+        Args:
+            train: forward and backward of a micro-batch -> its loss.
+        """
+        accelerator = self.accelerator
+        loss = torch.zeros((), device=accelerator.device)
+        ends_step = accelerator.sync_gradients
+        # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
+        # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
+        if accelerator.is_fsdp2:  # transformers has switched it off, except in the last slice of a step
+            model.set_requires_gradient_sync(True)
+        fsdp = getattr(accelerator.state, "fsdp_plugin", None) is not None
+        for index, micro_batch in enumerate(micro_batches):
+            last = index == len(micro_batches) - 1
+            accelerator.gradient_state._set_sync_gradients(ends_step and last)
+            with nullcontext() if last or fsdp else accelerator.no_sync(model):
+                loss += train(micro_batch)
+        return loss

@@ -1,0 +1,121 @@
+"""One rollout and the training steps on it: how far it has come, and what is logged at its end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from .update import MicroBatches
+
+
+class Iteration:
+    """Where training stands.
+
+    Args:
+        num_slices: parts of a rollout; a training step trains one of them.
+        num_passes: how often a rollout is gone through.
+        metrics: name -> values that will be logged as their mean, and then removed. TRL's own dictionary.
+
+    `step` counts training steps from the beginning of the run, `slices` are the rollout's micro-batches.
+    """
+
+    def __init__(self, num_slices: int, num_passes: int, metrics: dict[str, list[float]]):
+        self.num_slices, self.length = num_slices, num_slices * num_passes
+        self.metrics = metrics
+        self.step = 0
+        self.slices: MicroBatches = []
+        self.update_time = 0.0
+
+    @property
+    def number(self) -> int:
+        """Of the iteration that `step` belongs to, from 1."""
+        return self.step // self.length + 1
+
+    @property
+    def is_complete(self) -> bool:
+        """The last training step was the rollout's last; true before the first rollout, too."""
+        return self.step % self.length == 0
+
+    @property
+    def needs_rollout(self) -> bool:
+        """There is nothing left to train on."""
+        return self.is_complete or not self.slices
+
+    @property
+    def slice(self) -> list[dict[str, Any]]:
+        """The micro-batches of the training step at hand."""
+        return self.slices[self.step % self.num_slices]
+
+    def advance(self, seconds: float) -> None:
+        """A training step was made in so many seconds."""
+        self.step += 1
+        self.update_time += seconds
+        if self.is_complete:
+            self.log({"time/update": self.update_time})
+            self.update_time = 0.0
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """To be logged with the iteration."""
+        for name, value in values.items():
+            self.metrics.setdefault(name, []).append(float(value))
+
+    @contextmanager
+    def one_value_each(self) -> Iterator[None]:
+        """Around a slice's losses: metrics get one value a slice, whatever number of micro-batches it was cut into."""
+        marks = {name: len(values) for name, values in self.metrics.items()}
+        yield
+        merge_micro_batch_metrics(self.metrics, marks, [micro_batch["weight"] for micro_batch in self.slice])
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the place, and what was not logged yet. Plain data."""
+        return {"step": self.step, "update_time": self.update_time, "metrics": dict(self.metrics)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self.step, self.update_time = state["step"], state["update_time"]
+        for name, values in state["metrics"].items():  # JSON has no NaN
+            self.metrics[name] = [math.nan if value is None else value for value in values]
+
+
+def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> None:
+    """One value a slice for what the loss logged once a micro-batch, so that metrics do not depend on the cut either.
+
+    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning. A slice without any has no value: the
+    loss logs zeros for it, and an entropy of 0 would read as a policy that has collapsed.
+    """
+    for name, values in list(metrics.items()):
+        mark = marks.get(name, 0)
+        new = values[mark:]
+        if len(new) != len(tokens):
+            continue
+        if not sum(tokens):
+            del values[mark:]
+            if not values:
+                del metrics[name]
+            continue
+        pairs = [(value, weight) for value, weight in zip(new, tokens) if not math.isnan(value)]
+        if not pairs:
+            merged = float("nan")
+        elif name.endswith("_min"):
+            merged = min(value for value, _ in pairs)
+        elif name.endswith("_max"):
+            merged = max(value for value, _ in pairs)
+        else:
+            merged = sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
+        values[mark:] = [merged]
+
+
+class Clock:
+    """Seconds of one thing after the other."""
+
+    def __init__(self):
+        self.laps: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """What was done since the lap before is called so."""
+        now = time.perf_counter()
+        self.laps[name], self._started = now - self._started, now
