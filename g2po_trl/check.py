@@ -20,7 +20,6 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,15 +28,11 @@ from typing import Any
 
 from .arguments import Parser
 from .credit.graph import StateGraph
-from .environments.checks import (
-    check_environment,
-    check_task_columns,
-    checked_step,
-    factory_name,
-)
-from .environments.contract import Observation, StepResult, TextEnvironment
+from .environments.checks import check_task_columns
+from .environments.contract import TextEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
-from .environments.tools import ToolEnvironment, random_call, text_environment_factory
+from .environments.remote import FailedError, RemoteEnvironment
+from .environments.tools import random_call, text_environment_factory
 from .objects import load
 from .trajectory import Step, Trajectory
 
@@ -87,7 +82,7 @@ def examine(
         for failure in failures:
             if failure.kind in ("timeout", "crash"):
                 return [Finding("error", f"in a worker process it {_said(failure)}")]
-        with _Remote(environment_factory, reset_timeout=10 * timeout, **options) as environment:
+        with RemoteEnvironment(environment_factory, reset_timeout=10 * timeout, **options) as environment:
             findings += _contract(environment, tasks, starts, failures)
             if not any(finding.level == "error" for finding in findings):
                 findings += _admissible(environment, tasks[0])
@@ -95,78 +90,13 @@ def examine(
                 findings += [*_speed(played), *_texts(played), *_after_the_end(played)]
                 if played.lists_actions:
                     findings += [*_graph(played, episodes), *_outcomes(played, turns)]
-    except _FailedError as failed:
+    except FailedError as failed:
         return [
             Finding("error", f"a random episode {_said(failed.failure)}. Return an observation instead of raising.")
         ]
     except ValueError as error:
         return [Finding("error", str(error))]
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
-
-
-class _FailedError(Exception):
-    def __init__(self, failure: EnvironmentFailure):
-        self.failure = failure
-
-
-class _Examined(TextEnvironment):
-    """In a worker: an environment whose contract is checked when it is reset to a task for the first time, and whose
-    last action is played once more, to see what that pays."""
-
-    def __init__(self, environment_factory: Callable[[], TextEnvironment]):
-        self.factory, self.environment, self.checked = environment_factory, None, []
-
-    def reset(self, **task) -> Observation | str:
-        if task not in self.checked:
-            check_environment(self.factory, task)
-            self.checked.append(deepcopy(task))  # reset may change what it is given
-        self.environment = self.environment or self.factory()
-        return self.environment.reset(**task)
-
-    def step(self, action: str) -> StepResult:
-        result = checked_step(self.environment.step(action), "step")
-        if result.terminated or result.truncated:
-            try:
-                again = checked_step(self.environment.step(action), "step").reward
-            except Exception:  # to refuse is fine
-                again = 0.0
-            result.info["paid_after_the_end"] = again
-        return result
-
-    def close(self) -> None:
-        if self.environment:
-            self.environment.close()
-
-
-class _Remote:
-    """One environment in a worker, as if it were here, but with time limits."""
-
-    def __init__(self, environment_factory: Callable[[], TextEnvironment], **options: Any):
-        def examined() -> TextEnvironment:
-            return _Examined(environment_factory)
-
-        examined.__name__ = factory_name(environment_factory)
-        self.described: str | None = None  # the tools of a class in TRL's style
-        if isinstance(environment_factory, partial) and environment_factory.func is ToolEnvironment:
-            self.described = (*environment_factory.args, None)[2]
-        self.pool = EnvironmentPool(examined, **options)
-
-    def reset(self, **task: Any) -> Observation:
-        return self._answer(self.pool.reset([task])[0])
-
-    def step(self, action: str) -> StepResult:
-        return self._answer(self.pool.step({0: action})[0])
-
-    def _answer(self, answer: Any) -> Any:
-        if isinstance(answer, EnvironmentFailure):
-            raise _FailedError(answer)
-        return answer
-
-    def __enter__(self) -> _Remote:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.pool.close()
 
 
 @dataclass
@@ -190,13 +120,16 @@ def _tried(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> tuple[list
 
 
 def _contract(
-    environment: _Remote, tasks: Sequence[dict[str, Any]], starts: Sequence[Any], failures: list[EnvironmentFailure]
+    environment: RemoteEnvironment,
+    tasks: Sequence[dict[str, Any]],
+    starts: Sequence[Any],
+    failures: list[EnvironmentFailure],
 ) -> list[Finding]:
     """Does it keep its contract, and does a task start in this process as it did in another?"""
     for task, there in zip(tasks, starts):
         try:
             here = environment.reset(**task)
-        except _FailedError as failed:
+        except FailedError as failed:
             return [Finding("error", f"{_said(failed.failure)} (task {task})")]
         if failures:  # only sometimes, then
             return [Finding("error", f"in a worker process it {_said(failures[0])}")]
@@ -222,7 +155,7 @@ def _said(failure: EnvironmentFailure) -> str:
     return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + message
 
 
-def _admissible(environment: _Remote, task: dict[str, Any]) -> list[Finding]:
+def _admissible(environment: RemoteEnvironment, task: dict[str, Any]) -> list[Finding]:
     """Play every action that the first observation lists, and an invalid one."""
     first = environment.reset(**task)
     if not first.admissible_actions:
@@ -248,7 +181,7 @@ def _admissible(environment: _Remote, task: dict[str, Any]) -> list[Finding]:
 
 
 def _play(
-    environment: _Remote, tasks: Sequence[dict[str, Any]], episodes: int, turns: int, rng: random.Random
+    environment: RemoteEnvironment, tasks: Sequence[dict[str, Any]], episodes: int, turns: int, rng: random.Random
 ) -> _Played:
     played = _Played([], [], [], True, True)
     for number, task in enumerate(tasks):
