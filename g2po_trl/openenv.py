@@ -48,17 +48,22 @@ def read_observation(fields: Mapping[str, Any]) -> Observation:
 
 
 class RemoteEnvironment(TextEnvironment):
-    """An OpenEnv server's environment.
+    """An environment on an OpenEnv server.
+
+    Each `reset` takes the server with the fewest sessions of this process. If a server cannot be reached, the next one
+    is tried; if it is lost during an episode, the episode ends as an error.
 
     Args:
-        base_urls: servers that serve the same environment, e.g. `["http://127.0.0.1:8000"]`.
-        make_action: what the model did -> fields of the server's action. `None`: `{"text": action}`, as ours take it.
-        read_observation: fields of an observation -> `Observation`.
-        timeout: seconds to wait for an answer. connect_timeout: for a connection.
+        base_urls: servers of the same environment, e.g. `["http://127.0.0.1:8000"]`.
+        make_action: turns the action's text into the fields of the server's action. `None`: `{"text": action}`, as
+            `g2po serve` expects it.
+        read_observation: turns the fields of the server's observation into an `Observation`.
+        timeout: seconds to wait for an answer.
+        connect_timeout: seconds to wait for a connection.
 
     Raises:
-        ValueError: without a server.
-        ImportError: when openenv is not installed.
+        ValueError: if `base_urls` is empty.
+        ImportError: if openenv is not installed.
     """
 
     def __init__(
@@ -162,15 +167,17 @@ def make_app(
     environment_variables: Sequence[str] = (),
     max_turns: int | None = None,
 ):
-    """A FastAPI application that serves an environment, each session in a worker process of its own.
+    """A FastAPI application that serves an environment over OpenEnv; each session plays in a worker process of its
+    own.
 
     Args:
-        max_sessions: at a time; more are refused by the server.
+        environment_factory: as passed to the trainer.
+        max_sessions: maximum number of concurrent sessions; the server rejects more.
         environment_variables: see `EnvironmentPool`.
-        max_turns: the trainer's. For classes in TRL's style, which are wrapped as the trainer does, and only for them.
+        max_turns: the trainer's `max_turns`; required for tool-based classes, and only for them.
 
     Raises:
-        ValueError: when one of the variables is not set, or `max_turns` does not fit the environment.
+        ValueError: if one of the variables is not set, or `max_turns` does not fit the environment.
     """
     withheld_variables(environment_variables)
     environment_factory = _as_text_environment(environment_factory, max_turns)

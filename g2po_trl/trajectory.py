@@ -20,12 +20,23 @@ UNCOUNTED = ("error", "lost")  # no result: in no statistic, trains nothing
 
 @dataclass
 class Step:
-    """One observation and the reply to it.
+    """One turn of an episode: an observation, the completion, and the action.
 
-    `state_key` is what tells states apart in the graph; `None` means the observation's text does. `valid` says that
-    the reply had the required format. `prompt_ids`, `completion_ids` and `logprobs` are what the engine read, wrote
-    and how likely it found it: they are the training sample, never decoded and encoded again. `prompt` is for agents
-    that are asked by text: the last message they read. `advantage` is what the step was trained with.
+    Args:
+        observation: text of the observation.
+        action: text that the environment played.
+        valid: whether the completion had the required format.
+        state_key: steps of a group with equal keys are in the same state. `None`: the observation is the key.
+        reply: text of the completion.
+        admissible_actions: those that the environment listed.
+        reward: reward of this step.
+        prompt_ids: token ids that the model read.
+        completion_ids: token ids that it generated, trained on as they are, without decoding and encoding again.
+        logprobs: log-probabilities of `completion_ids`, if the engine reports them.
+        prompt_truncated: the prompt was shortened to `max_prompt_length`.
+        completion_truncated: the completion reached its maximum length.
+        prompt: the last message, of agents that are asked by text.
+        advantage: what the step was trained with; `None` if it was not trained.
     """
 
     observation: str
@@ -45,20 +56,31 @@ class Step:
 
     @property
     def key(self) -> str:
+        """The state key: `state_key`, or the observation without one."""
         return self.observation if self.state_key is None else self.state_key
 
 
 @dataclass
 class Trajectory:
-    """One episode of one task.
+    """The record of one episode.
 
-    `reward` is what the episode paid in total. `outcome` is one of `"success"`, `"failure"`, `"truncated"` (out of
-    turns: a failure, recorded apart), `"error"` (the environment raised, hung or died) and `"lost"` (another episode
-    took its worker along, and it could not be played again). The last two are in no statistic and train nothing;
-    `error` then holds the reason. `failure_reason` says why the agent itself ended an episode before its task was
-    over, as `"kind"` or `"kind: detail"`, e.g. `"prompt too long: …"`; `None` if it did not. Such an episode is a
-    failure. `group` numbers the trajectories of a rollout that were compared with each other. `task` is the task in
-    words, as the environment gave it on reset (`Observation.task`); `None` if it gave none.
+    Args:
+        task_id: id of the task.
+        steps: the turns of the episode.
+        reward: sum of the rewards of all steps.
+        outcome: `"success"`, `"failure"`, `"truncated"` (a failure at the turn limit), `"error"` (the environment
+            raised, timed out or crashed) or `"lost"` (its worker failed because of another episode, and it could not
+            be replayed). Trajectories with the last two are in no statistic and are not trained on.
+        final_observation: text of the observation after the last step.
+        error: reason of `"error"` and `"lost"`.
+        info: `StepResult.info` of the last step.
+        failure_reason: why the agent itself ended the episode early, as `"kind"` or `"kind: detail"`, e.g. `"prompt
+            too long: …"`. Such an episode is a failure.
+        group: number of the group in its rollout.
+        task: the goal in words: `Observation.task` of the environment's `reset`.
+
+    Raises:
+        ValueError: for an unknown outcome.
     """
 
     task_id: str
@@ -78,11 +100,14 @@ class Trajectory:
 
     @property
     def success(self) -> bool:
+        """Whether the outcome is `"success"`."""
         return self.outcome == "success"
 
     @property
     def counted(self) -> bool:
-        """Did it come to a result? Trajectories without one are in no statistic and train nothing."""
+        """Whether the episode has a result. Those without one (`"error"`, `"lost"`) are in no statistic and not
+        trained on.
+        """
         return self.outcome not in UNCOUNTED
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,7 +133,13 @@ def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[flo
 
 
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bool = False) -> None:
-    """Write one trajectory a line."""
+    """Write one trajectory per line, as JSON. Creates the folder.
+
+    Args:
+        path: the file.
+        trajectories: written in order.
+        append: add to an existing file instead of replacing it.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a" if append else "w", encoding="utf-8") as file:
@@ -117,7 +148,11 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bo
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
-    """Read what `write_jsonl` wrote, one trajectory at a time."""
+    """Read a file of `write_jsonl`, one trajectory at a time.
+
+    Raises:
+        ValueError: for a line that is not a trajectory; the message names file and line.
+    """
     with Path(path).open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():

@@ -18,7 +18,7 @@ from .contract import Observation, StepResult, TextEnvironment
 
 
 class EnvironmentContractError(ValueError):
-    """An environment returned or did something its contract excludes."""
+    """An environment returned or did something that its contract excludes."""
 
 
 def is_score(name: str) -> bool:
@@ -153,17 +153,17 @@ def check_environment(
     actions: Sequence[str] | None = None,
     max_steps: int = 20,
 ) -> None:
-    """Play an environment a little and say what is wrong with it. Prints nothing and returns when nothing is.
+    """Play an environment in this process and raise at the first violation of its contract.
 
     Args:
-        environment_factory: as given to the trainer.
-        task: keyword arguments of `reset`: one dataset row.
-        actions: what to play; by default the first admissible action of each observation.
-        max_steps: steps to play at most.
+        environment_factory: as passed to the trainer.
+        task: one dataset row: keyword arguments of `reset`.
+        actions: actions to play. Default: the first admissible action of each observation.
+        max_steps: maximum number of steps to play.
 
     Raises:
-        EnvironmentContractError: the first broken promise, with its remedy.
-        ValueError: `task` does not fit the arguments of `reset`.
+        EnvironmentContractError: for the first violation; the message says how to correct it.
+        ValueError: if `task` does not fit the arguments of `reset`.
     """
     name = factory_name(environment_factory)
     check_task_columns(environment_factory, task)

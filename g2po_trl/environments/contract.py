@@ -19,10 +19,10 @@ class Observation:
     """What the agent sees.
 
     Args:
-        text: what goes into the prompt.
-        state_key: what tells states apart in the graph; `None`: the text does.
-        admissible_actions: the actions that can be taken here, listed in the prompt; `None`: not known.
-        task: the goal in words, said once on reset; the prompt repeats it at every step.
+        text: shown in the prompt.
+        state_key: steps with equal keys are in the same state of the graph. `None`: the text is the key.
+        admissible_actions: the actions that can be executed here; the prompt lists them. `None`: not known.
+        task: the goal in words. Return it from `reset`; the prompt repeats it at every step.
     """
 
     text: str
@@ -33,14 +33,18 @@ class Observation:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an action led to.
+    """The outcome of an action.
 
-    `reward` is what this step paid; the episode's reward is the sum. `terminated`: the task is over; `truncated`: the
-    environment cut it short. `info["success"]` says whether a terminated episode succeeded; without it an episode that
-    paid more than 0 did. `info["failure_reason"]` may say, as `"kind"` or `"kind: detail"`, that the agent itself
-    ended the episode (its code ran into a time limit, say); kinds are counted. `info["score"]` and every
-    `info["score_…"]` are finite numbers: evaluations report their means. `info` is written as JSON: numpy's values
-    become numbers and lists, NaN becomes `None`, and what is not plain data its text.
+    Args:
+        observation: what the agent sees next; a string is an `Observation` with that text.
+        reward: the reward of this step. An episode's reward is the sum over its steps.
+        terminated: the task is over.
+        truncated: the environment ended the episode early, e.g. at a time limit of its own.
+        info: facts about the episode, read in its last step. `success` tells whether it succeeded (default: whether
+            its reward is above 0). `failure_reason`, as `"kind"` or `"kind: detail"`, tells that the agent itself
+            ended the episode; failures are counted by kind. `score` and every `score_…` are finite numbers, whose
+            means evaluations report. Written as JSON: numpy values become numbers and lists, NaN becomes `None`, other
+            objects their text.
     """
 
     observation: Observation | str
@@ -51,22 +55,34 @@ class StepResult:
 
 
 class TextEnvironment:
-    """Base class of environments. `reset` may return a plain string for an `Observation` with that text.
+    """Base class of environments: define `reset` and `step`.
 
-    Attributes:
-        prompt_template: of the class: the `PromptTemplate` it is played with where no other is passed, or
-            `"module:NAME"` of one. `None`: the default.
+    An environment lives in a worker process and plays many episodes, one after the other. It is made without
+    arguments; pass those it needs by `functools.partial`.
     """
 
     prompt_template: Any = None
 
     def reset(self, **task) -> Observation | str:
-        """Start the task that one dataset row describes. Deterministic in its arguments."""
+        """Start a task.
+
+        Args:
+            **task: the columns of one dataset row. Equal rows must start in equal states: the episodes of a group are
+                compared.
+
+        Returns:
+            The first observation; a string is an `Observation` with that text.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define reset(self, **task)")
 
     def step(self, action: str) -> StepResult:
-        """Play one action, whatever text it is: an impossible one is answered, not raised."""
+        """Play one action.
+
+        Args:
+            action: any text. Answer an impossible action with an observation; raising an exception ends the episode as
+                an error.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define step(self, action)")
 
     def close(self) -> None:
-        """Free what the environment holds. Called once, when its worker ends."""
+        """Free resources. Called once, when the worker process ends."""

@@ -31,20 +31,20 @@ _COLOURED = re.compile(r"\x1b\[((?:\d+;?)+)m(.*?)\x1b\[0m", re.DOTALL)
 class GymnasiumEnvironment(TextEnvironment):
     """A Gymnasium environment as a `TextEnvironment`.
 
-    Derive from it and override `read_observation` or `read_action` for spaces of any other kind.
+    Text spaces and numbered actions work as they are. For other spaces, override `read_observation` or `read_action`.
 
     Args:
-        env_id: what `gymnasium.make` takes. `"module:Name-v0"` imports the module that registers it, which a worker
-            process needs for environments of your own.
+        env_id: passed to `gymnasium.make`. `"module:Name-v0"` imports the module that registers the environment;
+            worker processes need this for environments of your own.
         make_options: keyword arguments of `gymnasium.make`.
-        action_names: names of the actions of a `Discrete` space, in order; `None`: their numbers.
-        actions_in_info: the entry of Gymnasium's info that lists what can be done in a state, for `Text` spaces.
+        action_names: names of the actions of a `Discrete` space, in order. `None`: their numbers.
+        actions_in_info: the entry of Gymnasium's `info` that lists the admissible actions, for `Text` spaces.
         task: the goal in words; prompts repeat it at every step.
-        any_text: play every text, also one that the action space, a `Text` with a length and an alphabet, excludes.
+        any_text: accept every text, even if the `Text` space excludes its length or its characters.
 
     Raises:
-        ImportError: when gymnasium is not installed.
-        ValueError: when there is no such environment, or its spaces need the methods named above.
+        ImportError: if gymnasium is not installed.
+        ValueError: if the environment does not exist, or its spaces need the methods named above.
     """
 
     def __init__(
@@ -73,7 +73,12 @@ class GymnasiumEnvironment(TextEnvironment):
         self._last: Observation | None = None  # of the episode that is played
 
     def reset(self, seed: int = 0, **options: Any) -> Observation:
-        """Start a task. All columns of its row but `seed`, `task_id` and `task_type` are Gymnasium's `options`."""
+        """Start a task.
+
+        Args:
+            seed: seed of the environment and its spaces.
+            **options: passed as Gymnasium's `options`, except `task_id` and `task_type`.
+        """
         options = {k: v for k, v in options.items() if k not in ("task_id", "task_type") and v is not None}
         with self.randomness.playing(seed):
             self.env.action_space.seed(seed)
@@ -118,10 +123,10 @@ class GymnasiumEnvironment(TextEnvironment):
         return Observation(_colours_in_words(drawn), state_key=_short(json.dumps(plain(observation))))
 
     def read_action(self, action: str) -> Any:
-        """The action that a text names.
+        """The action of the action space that a text names.
 
         Raises:
-            ValueError: when it names none; the agent is told the message.
+            ValueError: if it names none. The agent sees the message as its next observation.
         """
         if self.action_names is not None:
             if action.strip() in self.action_names:

@@ -26,23 +26,26 @@ __all__ = ["EnvironmentFailure", "EnvironmentPool"]
 
 
 class EnvironmentPool:
-    """Plays environments in worker processes.
+    """Plays environments in worker processes. A failing environment cannot end the run.
+
+    Episodes are numbered by *slots*: `reset` opens slots 0 to n - 1 and ends all episodes before. Use it as a context
+    manager, or call `close`.
 
     Args:
-        environment_factory: makes an environment. Pickled with cloudpickle: a class of a script or a notebook will do.
-        num_workers: processes; `None`: as many as cores this process may use.
-        reset_timeout, step_timeout: seconds one episode's reset or step may take.
-        max_observation_characters: longer observations are an `"invalid"` failure.
-        episode_timeout: seconds reset and steps of one episode may take together; `None`: no limit.
-        max_worker_resets, max_worker_memory: a worker that has reset as many episodes, or holds as many bytes, is
-            replaced before the next reset: environments leak. `None`: never.
-        spread_groups: divide groups among workers, which costs resets and saves time when steps are slow; `None`: when
-            measured times say that it pays. Results do not depend on it.
-        load_timeout: seconds a worker may take to import the environment; `None`: `reset_timeout`, at least a minute.
-        environment_variables: names of variables that workers get although they look like a secret (`HF_TOKEN`, …).
+        environment_factory: makes an environment. Pickled by cloudpickle; classes of scripts and notebooks work.
+        num_workers: number of processes. `None`: one per usable core.
+        reset_timeout, step_timeout: maximum seconds of one episode's reset or step.
+        max_observation_characters: a longer observation is an `"invalid"` failure.
+        episode_timeout: maximum seconds of all resets and steps of one episode together. `None`: no limit.
+        max_worker_resets: replace a worker after this many resets, to bound memory leaks. `None`: never.
+        max_worker_memory: replace a worker that exceeds this many bytes. `None`: never.
+        spread_groups: divide groups among workers, which costs resets but saves time if steps are slow. `None`: decide
+            by the measured times. Results do not depend on it.
+        load_timeout: maximum seconds to import the environment. `None`: `reset_timeout`, at least 60.
+        environment_variables: names of variables to pass although they look like secrets (`HF_TOKEN`, …).
 
     Raises:
-        ValueError: when the factory cannot be pickled, a number is out of range, or a variable is not set.
+        ValueError: if the factory cannot be pickled, a number is out of range, or a variable is not set.
     """
 
     def __init__(
@@ -112,19 +115,23 @@ class EnvironmentPool:
 
     @property
     def replayed(self) -> int:
-        """Episodes that were played again, after a neighbour took their worker along, and went on."""
+        """Number of episodes that were replayed after their worker was lost, and continued."""
         return self._fleet.replayed
 
     def reset(
         self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[int] | None = None
     ) -> list[Observation | EnvironmentFailure]:
-        """Open an episode of each task; episode i is slot i until the next reset, which ends all of them.
+        """Open an episode of each task; episode i is in slot i.
 
         Args:
-            groups: group of each episode; its members share a worker unless steps are slow. `None`: no groups.
+            tasks: keyword arguments of `reset`, one mapping per episode.
+            groups: group of each episode. Members share a worker unless steps are slow. `None`: no groups.
+
+        Returns:
+            The first observation of each episode, or why there is none.
 
         Raises:
-            ValueError: when the numbers of tasks and groups differ, or a task cannot be pickled.
+            ValueError: if the numbers of tasks and groups differ, or a task cannot be pickled.
         """
         self._check_open()
         groups = list(range(len(tasks))) if groups is None else list(groups)
@@ -140,10 +147,13 @@ class EnvironmentPool:
         return [answers[slot] for slot in range(len(tasks))]
 
     def step(self, actions: Mapping[int, str]) -> dict[int, StepResult | EnvironmentFailure]:
-        """Play one action in each of the given live slots; workers work at the same time.
+        """Play one action in each of the given slots, in parallel.
+
+        Args:
+            actions: slot -> action.
 
         Raises:
-            ValueError: for a slot that is not live.
+            ValueError: if a slot has no live episode.
         """
         self._check_open()
         for slot in actions:
@@ -156,7 +166,7 @@ class EnvironmentPool:
         """Reset one environment in a worker and play one step, to find a broken one before work is lost.
 
         Raises:
-            EnvironmentContractError: with what the environment did.
+            EnvironmentContractError: if reset or step fails; the message contains the worker's error.
         """
         (result,) = self.reset([task])
         if not isinstance(result, EnvironmentFailure):

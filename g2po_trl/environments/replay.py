@@ -12,11 +12,11 @@ from .process import Job
 
 @dataclass(frozen=True)
 class EnvironmentFailure:
-    """What came instead of an observation.
+    """Takes the place of an observation or a step's result.
 
     Args:
-        kind: `"exception"` (raised), `"timeout"` (hung), `"crash"` (its process died), `"invalid"` (broke its
-            contract), `"lost"` (another episode took its worker along, and it could not be played again).
+        kind: `"exception"` (it raised), `"timeout"`, `"crash"` (its process ended), `"invalid"` (it violated its
+            contract) or `"lost"` (its worker failed because of another episode, and it could not be replayed).
         message: what happened where, with the worker's traceback if there is one.
     """
 

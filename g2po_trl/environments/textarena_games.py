@@ -21,23 +21,21 @@ STATE_KEYS = ("observation", "history")
 class TextArenaEnvironment(TextEnvironment):
     """A single-player game of TextArena as a `TextEnvironment`.
 
-    The game pays when it is over, 1 for a solved one and often a part of it for what was reached; an episode with 1 or
-    more is a success. Illegal moves are the game's to answer: most forgive one and then end, with the failure reason
-    `invalid_move`.
+    The reward comes at the end of the game: 1 for a solved game, in many games a fraction for progress. Only an
+    episode with a reward of 1 or more is a success. Most games forgive one illegal move and end at the next, with the
+    failure reason `invalid_move`.
 
     Args:
-        env_id: as `textarena.make` takes it; a variant ("-train", "-raw") is the same game here.
-        make_options: keyword arguments of the game, beside those it is registered with.
-        state_key: what tells states apart. `"observation"`: the board, or where the game shows none, what is new.
-            `"history"`: all that was done and seen so far, for games whose answers do not tell the state (Wordle,
-            Mastermind, GuessTheNumber).
-        actions: what can be done, to be listed in every prompt, where it is the same in all states of the game.
-        brackets: put an action that has none into the square brackets that games look for, as TextArena's own
-            wrapper does.
+        env_id: passed to `textarena.make`; the variants "-train" and "-raw" are the same game here.
+        make_options: keyword arguments of the game, in addition to those it is registered with.
+        state_key: `"observation"`: the board, or the new text in games without one. `"history"`: all actions and
+            answers so far, for games whose answers do not determine the state (Wordle, Mastermind, GuessTheNumber).
+        actions: the admissible actions, if they are the same in all states of the game; prompts list them.
+        brackets: put an action without square brackets into them, as TextArena's own wrapper does.
 
     Raises:
-        ImportError: when textarena is not installed.
-        ValueError: when there is no such game, or the game needs what is not here: word lists, a server's key.
+        ImportError: if textarena is not installed.
+        ValueError: if there is no such game, or it needs word lists or a key that are missing.
     """
 
     def __init__(

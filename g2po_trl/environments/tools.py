@@ -40,7 +40,7 @@ HOW_TO_CALL = (
 
 
 class BrokenEnvironmentError(RuntimeError):
-    """Raise it in a tool when the environment is at fault and not the call: the episode ends as an error."""
+    """Raise this in a tool if the environment failed, not the call: the episode ends as an error."""
 
 
 def is_tool_environment(environment_factory: Callable) -> bool:
@@ -50,13 +50,16 @@ def is_tool_environment(environment_factory: Callable) -> bool:
 
 
 def text_environment_factory(environment_factory: Callable[[], Any], max_turns: int) -> Callable[[], TextEnvironment]:
-    """A factory of either kind as one of `TextEnvironment`s: classes in TRL's style are wrapped, others are as they
-    were.
+    """Return a factory of `TextEnvironment`s: tool-based classes are wrapped, other factories are returned unchanged.
 
-    The functions of a class are described here and not in each worker, where that would load torch.
+    Tools are described once, here. In each worker, that would import torch.
+
+    Args:
+        environment_factory: a class with tool methods, or any factory of a `TextEnvironment`.
+        max_turns: completions per episode: the trainer's `max_turns`.
 
     Raises:
-        ValueError: when a tool cannot be described: an argument without a type, or no docstring.
+        ValueError: if a tool cannot be described, because it lacks a docstring or the type of an argument.
     """
     if not is_tool_environment(environment_factory):
         return environment_factory
@@ -104,16 +107,19 @@ def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 class ToolEnvironment(TextEnvironment):
-    """A `TextEnvironment` around an environment in TRL's style.
+    """Wraps an environment with tool methods and `get_reward`, as TRL's `environment_factory` takes it.
+
+    The trainer wraps such classes itself; use this for those made by a function.
 
     Args:
-        environment_factory: makes it.
-        max_turns: replies of an episode; the last one is paid whatever it says. The trainer's `max_turns`.
-        described: what the model is told of the tools, from `describe_tools`; `None`: found out here, which imports
-            transformers and torch.
+        environment_factory: makes the environment.
+        max_turns: completions per episode: the trainer's `max_turns`. The last one ends the episode, which then
+            returns `get_reward()`.
+        described: the description of the tools in the prompt, from `describe_tools`. `None`: generated here, which
+            imports transformers and torch.
 
     Raises:
-        TypeError: when it has no `get_reward`, or no tool.
+        TypeError: if the environment has no `get_reward`, or no tool.
     """
 
     prompt_template = "g2po_trl.rollout.tool_prompt:TOOL_PROMPT"  # by its name: rooms import in one direction

@@ -83,11 +83,13 @@ class VerifiersEnvironment(TextEnvironment):
         """Start a row of the environment's own dataset.
 
         Args:
-            example_id: its number there. split: "train" or "eval".
-            seed: of what the environment draws by chance.
+            example_id: number of the row.
+            split: `"train"` or `"eval"`.
+            seed: seed of the environment's random choices.
+            task_id, task_type: not used here; names and groups the trajectories.
 
         Raises:
-            ValueError: when there is no such row.
+            ValueError: if there is no such row.
         """
         row = self._row(example_id, split)
         with self.randomness.playing(seed):

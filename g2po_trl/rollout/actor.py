@@ -34,14 +34,15 @@ class Actor(Protocol):
 
 @dataclass
 class PromptActor:
-    """A language model that is shown the last steps and the observation, and answers with an action.
+    """A language model that reads the observation and the last steps in a prompt, and replies with an action.
 
     Args:
-        engine: prompts' token ids -> replies.
-        encode: messages -> token ids.
-        template: the words around an observation, and the reply's parser.
-        history_length: steps that a prompt shows.
-        max_prompt_length: in tokens; longer prompts are shortened, what cannot be ends its episode as a failure.
+        engine: generates completions, e.g. a `TransformersEngine`.
+        encode: renders and tokenizes chat messages.
+        template: the prompt's wording, and the parser of the reply.
+        history_length: number of past steps in a prompt.
+        max_prompt_length: maximum prompt length in tokens. Longer prompts lose history first, then the middle of the
+            observation; one that is still too long ends its episode as a failure. `None`: no limit.
     """
 
     engine: Engine
@@ -52,7 +53,13 @@ class PromptActor:
 
     @classmethod
     def of(cls, engine: Engine, template: PromptTemplate = DEFAULT_PROMPT, **options: Any) -> PromptActor:
-        """With the chat template of the engine's tokenizer. `options`: the other fields."""
+        """An actor that uses the chat template of the engine's tokenizer.
+
+        Args:
+            engine: generates completions.
+            template: the prompt's wording, and the parser of the reply.
+            **options: `history_length`, `max_prompt_length`.
+        """
         return cls(engine, ChatEncoder(engine.tokenizer), template, **options)
 
     @property

@@ -108,13 +108,18 @@ class Engine:
 
 
 class TransformersEngine(Engine):
-    """Replies by `model.generate`, in batches of similar length.
+    """Generates by `model.generate`, in batches of similar length.
+
+    For a model that is not being trained, use `TransformersEngine.of`.
 
     Args:
-        lend_model: see `lent` for a model that nobody trains.
-        batch_tokens: of one call of `generate`, padding and replies included.
-        is_collective: weights are sharded: every rank must run the same calls, with as many forward passes in each.
-        device: of the inputs, if it is not the weights' own.
+        tokenizer: the model's tokenizer.
+        ends: ids of the tokens that end a completion.
+        lend_model: provides the model during some calls of `generate`.
+        batch_tokens: maximum tokens of one `generate` call, padding and completions included.
+        is_collective: the weights are sharded, so all ranks must make the same calls.
+        device: of the inputs, if it differs from that of the weights.
+        options: further fields of transformers' `GenerationConfig`.
     """
 
     def __init__(
@@ -133,13 +138,25 @@ class TransformersEngine(Engine):
 
     @classmethod
     def of(cls, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, **options: Any) -> TransformersEngine:
-        """Of a model that nobody trains."""
+        """An engine for a model that is not being trained.
+
+        Args:
+            model: in evaluation or training mode; it is put into evaluation mode while it generates.
+            tokenizer: the model's tokenizer.
+            **options: further arguments of the class.
+        """
         return cls(tokenizer, ends_of_turn(tokenizer, model), lent(model), **options)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Reply]:
-        """One reply to each prompt, in their order. Sharded, a rank with nothing left generates dummies."""
+        """One completion per prompt, in order. With sharded weights, ranks without prompts generate dummies.
+
+        Args:
+            prompts: token ids.
+            sampling: how completions are sampled, and where they end.
+            seeds: not supported; completions are drawn from torch's random state.
+        """
         replies: list[Reply] = [None] * len(prompts)
         batches = self._batches(prompts, sampling.max_tokens)
         if not batches:

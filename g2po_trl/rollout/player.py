@@ -22,16 +22,16 @@ SET_ASIDE = "set aside: nothing but environment errors before"
 
 @dataclass
 class Player:
-    """Environments, and who acts in them.
+    """Plays tasks: environments, and an actor that answers their observations.
 
     Args:
         pool: hosts the environments.
-        actor: answers their observations: a `PromptActor`, or a prompted agent.
-        max_turns: an episode that is not over by then was a failure, recorded as `"truncated"`.
-        overlap: environments work while the other half of the episodes is asked for its actions.
-        set_aside: names of tasks that are not played; their trajectories are errors at once.
-        any_live: this process has live episodes -> any has. Asked where the actor's calls are collective: every rank
-            must go on until all are done.
+        actor: chooses the actions: a `PromptActor`, or a prompted agent.
+        max_turns: an episode still running after this many turns is a failure, with outcome `"truncated"`.
+        overlap: play in two halves; the environments of one half run while the other half's actions are generated.
+        set_aside: ids of tasks that are not played; their trajectories have outcome `"error"`.
+        any_live: for sharded models, whose ranks must generate together: whether this rank has running episodes ->
+            whether any rank has.
     """
 
     pool: EnvironmentPool
@@ -50,19 +50,20 @@ class Player:
         on_turn: Callable[[int, int], None] | None = None,
         on_end: Callable[[Episode], None] | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
-        """Play one episode of each task, all at once.
+        """Play one episode of each task, all concurrently.
 
         Args:
-            tasks: keyword arguments of `reset`, one dict an episode.
-            sampling: how replies are drawn and where they end.
-            groups: numbers; members of a group share workers where that is as fast. `None`: each is on its own.
-            seeds: one an episode, of its replies, where the engine takes any. `None`: torch's random state.
-            on_turn: called after each turn with (turn, live episodes).
-            on_end: called once with each episode, as soon as it is over.
+            tasks: keyword arguments of `reset`, one dictionary per episode.
+            sampling: how completions are sampled. Default: `Sampling()`.
+            groups: group of each episode. Members may share workers. `None`: no groups.
+            seeds: seed of each episode's completions, for engines that support seeds (vLLM). `None`: torch's random
+                state.
+            on_turn: called after each turn with its number and the number of running episodes.
+            on_end: called once with each episode, as soon as it has ended.
 
         Returns:
-            One trajectory a task, in order, and what they cost. Environment failures are data: such a trajectory has
-            outcome `"error"` or `"lost"`.
+            One trajectory per task, in order, and the rollout's statistics. Failures of environments do not raise:
+            such a trajectory has outcome `"error"` or `"lost"`.
         """
         stats = RolloutStats()
         groups = range(len(tasks)) if groups is None else groups
@@ -83,5 +84,5 @@ class Player:
         return trajectories, stats
 
     def rollout(self) -> AbstractContextManager[None]:
-        """Around several `play` calls of one policy: its engine gets its weights once."""
+        """A context for several `play` calls with the same weights: the engine is given the weights once."""
         return self.actor.rollout()

@@ -14,7 +14,12 @@ from typing import NamedTuple
 
 
 class ParsedReply(NamedTuple):
-    """`action` is what the environment gets to play, `valid` whether the reply had the required format."""
+    """What a parser reads in a completion.
+
+    Args:
+        action: the text that the environment plays.
+        valid: whether the completion has the required format.
+    """
 
     action: str
     valid: bool
@@ -26,11 +31,15 @@ _CJK = re.compile(r"[一-鿿]")
 
 
 def parse_think_action(reply: str, prompt_end: str = "") -> ParsedReply:
-    """Read `<think>…</think><action>…</action>`: the first action that is not part of the thought, as written.
+    """Read `<think>…</think><action>…</action>`: the first action outside of the thought, as written.
 
-    Invalid when a tag is missing. An invalid reply is played all the same: its action if there is one, else its last
-    30 characters. `prompt_end` is the end of the prompt as the model saw it: where the chat template has opened
-    `<think>`, the reply need not, and where it has closed it again (thinking switched off), an action is all it takes.
+    A completion is valid if it has all four tags. If the chat template opens `<think>` itself, the completion need
+    not; if the template also closes it (thinking disabled), an action alone is valid. Of an invalid completion, the
+    action is played if there is one, otherwise its last 30 characters.
+
+    Args:
+        reply: the completion.
+        prompt_end: the last characters of the prompt, to see whether the template opened `<think>`.
     """
     action, thought = read_after_thought(reply, "action", prompt_end)
     text = reply[-_FALLBACK_CHARACTERS:] if action is None else action
@@ -73,9 +82,13 @@ def parse_as_released(
 ) -> ParsedReply:
     """Read `<think>…</think><action>…</action>` by the rule of the paper's released code.
 
-    In lower case; from the first `<action>` to the first `</action>`, also inside the thought; invalid when a tag is
-    missing or the reply holds CJK characters. Of a reply without an action the last `fallback_characters` are played.
-    `prompt_end`: as in `parse_think_action`; the released code knows no template that opens or closes `<think>`.
+    The action is in lower case, and reaches from the first `<action>` to the first `</action>`, even inside the
+    thought. A completion is invalid if a tag is missing or if it contains CJK characters.
+
+    Args:
+        reply: the completion.
+        prompt_end: as in `parse_think_action`.
+        fallback_characters: without an action, this many characters from the end of the completion are played.
     """
     text = reply.lower()
     start, end = text.find("<action>"), text.find("</action>")
@@ -95,24 +108,26 @@ def listed_spelling(action: str, admissible_actions: Sequence[str] | None) -> st
 
 
 def parse_plain(reply: str, prompt_end: str = "") -> ParsedReply:
-    """The whole reply is the action; only an empty one is invalid."""
+    """The whole completion is the action. Only an empty one is invalid."""
     return ParsedReply(reply.strip(), bool(reply.strip()))
 
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """The words around an observation, and the parser of the reply they ask for.
+    """The wording of prompts, and the parser of replies.
+
+    A prompt is one user message per step, rendered by the model's chat template. Slots are written as in `str.format`.
 
     Args:
-        first: the user message of an episode's first step. Slots: `{task}`, `{observation}`, `{actions}`.
-        later: the user message of every later step. Slots: also `{steps_taken}`, `{history_length}` (entries shown),
-            `{history}`, `{current_step}`.
+        first: the message of an episode's first step. Slots: `{task}`, `{observation}`, `{actions}`.
+        later: the message of all other steps. More slots: `{history}`, `{history_length}` (steps shown),
+            `{steps_taken}`, `{current_step}`.
         history_entry: one past step. Slots: `{step}`, `{observation}`, `{action}`.
-        history_separator, actions_separator: what joins the entries and the admissible actions.
+        history_separator, actions_separator: text between past steps, and between admissible actions.
         system: a system message, or `None`.
-        parse_reply: reply text and end of the prompt -> `ParsedReply`.
-        match_case: whether an action must have the letter case of the admissible one; by default the admissible action
-            that differs in case alone is played.
+        parse_reply: the completion and the end of the prompt -> `ParsedReply`.
+        match_case: if `False`, an action that differs from one admissible action in letter case only is replaced by
+            it.
     """
 
     first: str
@@ -125,7 +140,13 @@ class PromptTemplate:
     match_case: bool = False
 
     def read(self, reply: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None) -> ParsedReply:
-        """The action in a reply to a prompt that listed `admissible_actions` and ended with `prompt_end`."""
+        """Parse a completion.
+
+        Args:
+            reply: the completion.
+            prompt_end: the last characters of its prompt.
+            admissible_actions: those that the prompt listed.
+        """
         action, valid = self.parse_reply(reply, prompt_end)
         return ParsedReply(action if self.match_case else listed_spelling(action, admissible_actions), valid)
 
@@ -137,7 +158,15 @@ class PromptTemplate:
         history: Sequence[tuple[str, str]] = (),
         steps_taken: int = 0,
     ) -> list[dict[str, str]]:
-        """Chat messages of one step. `history` holds the (observation, action) pairs to show, oldest first."""
+        """The chat messages of one step.
+
+        Args:
+            observation: the text of the current observation.
+            task: the goal in words.
+            admissible_actions: listed in the prompt.
+            history: the (observation, action) pairs to show, oldest first.
+            steps_taken: number of steps before this one.
+        """
         first_shown = steps_taken - len(history) + 1
         slots = {
             "task": task,

@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are drawn, and where they end.
+    """How completions are sampled, and where they end.
 
     Args:
         temperature: 0 is greedy.
-        top_p, top_k, min_p, repetition_penalty: 1, 0, `None` and 1 switch them off.
-        max_tokens: of a reply.
-        stop_sequences: a reply ends with the first of these.
+        top_p: nucleus sampling; 1 disables it.
+        top_k: sample from the k most likely tokens; 0 disables it.
+        min_p: minimum probability relative to the most likely token; `None` disables it.
+        repetition_penalty: 1 disables it.
+        max_tokens: maximum tokens of a completion.
+        stop_sequences: a completion ends after the first of these texts.
     """
 
     temperature: float = 1.0

@@ -8,7 +8,22 @@ from dataclasses import dataclass, fields
 
 @dataclass
 class RolloutStats:
-    """What a rollout cost. Times in seconds."""
+    """Costs of a rollout.
+
+    Args:
+        environment_time: seconds spent waiting for environments.
+        generation_time: seconds spent generating.
+        prompt_time: seconds spent building prompts.
+        total_time: seconds in all.
+        turns: turns of the longest episode.
+        live_steps: steps of all episodes.
+        truncated_prompts: steps whose prompt lost history or text.
+        truncated_replies: completions that reached `max_tokens`.
+        generated_tokens, prompt_tokens: tokens of all completions, and of all prompts.
+        tokenized_tokens: prompt tokens that the tokenizer produced; the others were known from earlier prompts.
+        cacheable_tokens: prompt tokens for which the engine reports its prefix cache.
+        cached_tokens: of these, tokens that the cache held.
+    """
 
     environment_time: float = 0.0
     generation_time: float = 0.0

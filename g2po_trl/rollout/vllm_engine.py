@@ -157,11 +157,11 @@ def _stops(sampling: Sampling) -> dict[str, Any]:
 
 
 class OfflineVLLMEngine(Engine):
-    """Replies by a vLLM of one's own in this process: a checkpoint or an adapter that nobody trains.
+    """Generates by vLLM in this process, for a checkpoint or an adapter that is not being trained.
 
     Args:
-        model: a folder or a Hub id; an adapter's settings name its base.
-        vllm_options: of `vllm.LLM`.
+        model: a folder or a Hub id. For an adapter, its base model is loaded as well.
+        **vllm_options: passed to `vllm.LLM`.
     """
 
     takes_seeds = True
