@@ -97,6 +97,8 @@ METHODS = {
     "Sources": "",
 }
 Named = ast.ClassDef | ast.FunctionDef
+_NAME = r"(?:`[^`]+`|[\w*]+)"
+ENTRY = re.compile(rf"    ({_NAME}(?:, {_NAME})*): (.*)")
 
 
 def public_modules() -> dict[str, str]:
@@ -194,13 +196,13 @@ def described(docstring: str, known: set[str]) -> list[str]:
             lines += [f"**{section}**", ""]
         elif not section or not line:
             lines.append(line)
-        elif entry := re.match(r"    (?! )([\w*][\w*, ]*|`[^`]*`): (.*)", line):
-            names = ", ".join(f"`{name.strip('`')}`" for name in entry[1].split(", "))
-            lines.append(f"- {names}: {entry[2]}")
-        elif line.startswith("     ") or section == "Returns":
-            lines.append(("  " if lines[-1].startswith(("- ", "  ")) else "") + line.strip())
+        elif found := ENTRY.fullmatch(line):
+            names = ", ".join(f"`{name.strip('`')}`" for name in found[1].split(", "))
+            lines.append(f"- {names}: {found[2]}")
+        elif lines[-1].startswith(("- ", "  ")) and line.startswith("     "):
+            lines.append(f"  {line.strip()}")
         else:
-            lines.append(f"- {line.strip()}")
+            lines.append(line.strip())
     return [line if line.startswith("    ") else linked(line, known) for line in lines]
 
 

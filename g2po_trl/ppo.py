@@ -107,11 +107,12 @@ class PPOConfig(G2POConfig):
 
 
 class PPOTrainer(G2POTrainer):
-    """Proximal policy optimisation for agents, step by step. Arguments are `G2POTrainer`'s, without `advantage_fn`.
+    """Proximal policy optimization with a critic, for each step of an episode. Arguments are those of `G2POTrainer`,
+    without `advantage_fn`.
 
     Raises:
-        ValueError: for a sharded model (FSDP, DeepSpeed): every process holds the whole critic.
-        TypeError: for `args` that are no `PPOConfig`, and for an `advantage_fn`.
+        ValueError: if the model is sharded (FSDP, DeepSpeed); every process holds the whole critic.
+        TypeError: if `args` is not a `PPOConfig`, or an `advantage_fn` is passed.
     """
 
     _name = "PPO"

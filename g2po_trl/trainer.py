@@ -77,29 +77,30 @@ warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprec
 
 
 class G2POTrainer(GRPOTrainer):
-    """Trains a language model as an agent by Group-Graph Policy Optimization.
+    """Trains a language model as an agent by Group-Graph Policy Optimization
+    ([arXiv:2606.22995](https://arxiv.org/abs/2606.22995)).
 
     Args:
-        model: a model id or path, or a model. With `beta` above 0 and no adapter, the reference model is loaded from
-            where it came from.
+        model: a model id, a path, or a model. With `beta` above 0 and no adapter, the reference model is loaded from
+            the same place.
         args: the configuration.
-        train_dataset: one row a task; its columns are the keyword arguments of the environment's `reset`. A column
-            `task_id` names the task in trajectories; `task_type` groups success rates.
-        eval_dataset: the fixed panel, played once each (`num_generations_eval` times) by `evaluate`.
-        environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`. It is called in
-            worker processes, so it must be picklable. A class in TRL's own style (`reset`, tool methods, `get_reward`;
-            no `step`) is taken as it is, see `g2po_trl.environments.tools`.
-        prompt_template: the words around an observation, and the reply's parser. The default gives way to the
-            environment class's own `prompt_template`.
-        advantage_fn: `StateGraph -> array(num_steps)`, in place of `advantage_estimator` and its options.
-        state_key: `Step -> str`, what tells states apart, in place of the environment's own key or the observation.
-        processing_class: the tokenizer, with a chat template; of a multimodal checkpoint its processor.
-        card_facts: more rows of the model card, e.g. the data's version.
+        train_dataset: one task per row; its columns are the keyword arguments of the environment's `reset`. A column
+            `task_id` names the task in trajectories; success is also reported by `task_type`.
+        eval_dataset: the panel: a fixed set of tasks, all played by `evaluate`.
+        environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`, picklable by
+            cloudpickle, since it is called in worker processes. A class with tool methods and `get_reward`, as for
+            TRL, is accepted too.
+        prompt_template: the prompt's wording, and the parser of the reply. Default: the environment class's
+            `prompt_template`, if it has one.
+        advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
+        state_key: `Step -> str`, replaces the environment's own state key.
+        processing_class: the tokenizer, with a chat template; for a multimodal checkpoint, its processor.
+        card_facts: additional rows of the model card, e.g. the version of the data.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
 
     Raises:
-        ValueError: a dataset without the columns `reset` needs, a tokenizer without a chat template, an output folder
-            that cannot be written, an environment that breaks its contract on the first task.
+        ValueError: if the dataset lacks columns that `reset` needs, the tokenizer has no chat template, the output
+            folder cannot be written, or the environment violates its contract on the first task.
     """
 
     _tag_names: ClassVar[list[str]] = ["trl", "g2po"]
@@ -185,13 +186,14 @@ class G2POTrainer(GRPOTrainer):
         description: str = "rollout",
         seeds: Sequence[int] | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
-        """Play one episode of each task with the current policy, on this rank; all ranks must call it together.
+        """Play one episode of each task with the current policy, on this rank. All ranks must call it together.
 
         Args:
             tasks: dataset rows.
-            sampling: `None` is training's. For another temperature with the same lengths and stop sequences:
+            sampling: default: as in training. For another temperature with the same lengths and stop sequences:
                 `dataclasses.replace(Sampling.for_training(trainer.args), temperature=0)`.
-            seeds: one an episode, of its replies, where the engine takes any (vLLM). `None`: torch's random state.
+            groups, seeds: see `Player.play`.
+            description: of the progress bar.
         """
         check_unchanged(self._made_with, self.args)
         sampling = sampling or Sampling.for_training(self.args)
@@ -314,11 +316,16 @@ class G2POTrainer(GRPOTrainer):
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Play the panel at `eval_temperature`, every row `num_generations_eval` times, from `eval_seed`.
+        """Play every task of a panel `num_generations_eval` times, at `eval_temperature` and from `eval_seed`.
+
+        Args:
+            eval_dataset: the panel, its name in a dictionary, or a dictionary of panels. Default: the trainer's.
+            ignore_keys: not used.
+            metric_key_prefix: prefix of the metrics.
 
         Returns:
             `eval_success_rate`, `eval_success_rate/<task_type>`, `eval_reward`, `eval_turns`, …; also appended to
-            output_dir/evaluations.jsonl, the trajectories written beside it.
+            `evaluations.jsonl` in `output_dir`, with the trajectories in `trajectories/`.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
@@ -358,7 +365,12 @@ class G2POTrainer(GRPOTrainer):
     # -- what outlives the process ---------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
-        """Train, from the start or from a checkpoint: a folder, `True` or "latest", or "auto" (if there is one)."""
+        """Train.
+
+        Args:
+            resume_from_checkpoint: a folder, `True` or `"latest"` for the last checkpoint of `output_dir`, or `"auto"`
+                for the last one if there is any.
+        """
         is_main, args = self.is_world_process_zero(), self.args
         check_unchanged(self._made_with, args)
         if is_main:
@@ -427,7 +439,7 @@ class G2POTrainer(GRPOTrainer):
         """Save the model to `output_dir` and upload it with its card.
 
         Raises:
-            HubError: when the Hub does not take it; the model then is in `output_dir`.
+            HubError: if the upload fails; the model is in `output_dir`.
         """
         with hub.model_pushed(self, kwargs.get("token"), kwargs.get("private")):
             return super().push_to_hub(*args, **kwargs)
@@ -439,5 +451,5 @@ class G2POTrainer(GRPOTrainer):
             card_of(self, tags, model_name, dataset_name).save(Path(self.args.output_dir) / "README.md")
 
     def close(self) -> None:
-        """End the environment workers. Called by itself when the trainer goes; may be called before."""
+        """End the environment workers. Called when the trainer is deleted; may be called earlier."""
         self.player.pool.close()

@@ -35,30 +35,55 @@ point it went wrong and what to do instead next time. Be specific: name places, 
 
 
 class Agent:
-    """A way to ask. `trials`: how often a task may be tried; `stop`: where a reply ends."""
+    """Base class of the ways to prompt a chat model for actions.
+
+    Class attributes: `name`; `trials`, the number of attempts per task; `stop`, texts that end a completion.
+    """
 
     name = "agent"
     trials = 1
     stop: tuple[str, ...] = ()
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
-        """The conversation that the next reply answers. `notes`: what was said after earlier trials."""
+        """The conversation that the model continues.
+
+        Args:
+            episode: the episode so far.
+            notes: reflections on earlier trials.
+        """
         raise NotImplementedError
 
     def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedReply:
-        """The action in a reply to a prompt that listed `admissible_actions`."""
+        """Parse a completion.
+
+        Args:
+            reply: the completion.
+            prompt_end: the last characters of its prompt.
+            admissible_actions: those that the prompt listed.
+        """
         raise NotImplementedError
 
     def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> Conversation | None:
-        """What to ask after a trial that failed; `None`: nothing."""
+        """The conversation that asks for a reflection on a failed trial; `None`: no reflection.
+
+        Args:
+            trajectory: the failed trial.
+            task: the goal in words.
+            notes: reflections on earlier trials.
+        """
         return None
 
 
 @dataclass
 class DirectAgent(Agent):
-    """The environment's prompt, with the last `history_length` steps in it.
+    """Prompts with the environment's own template at every step, as a trained agent is prompted.
 
-    With `max_prompt_length` tokens, counted by `encode`, longer prompts are shortened as in training.
+    Args:
+        template: the prompt's wording, and the parser of the reply.
+        history_length: number of past steps in a prompt.
+        max_prompt_length: maximum tokens of a prompt, counted by `encode`; longer prompts are shortened as in
+            training.
+        encode: conversation -> token ids and text.
     """
 
     template: PromptTemplate
@@ -87,14 +112,15 @@ class DirectAgent(Agent):
 
 @dataclass
 class ReActAgent(Agent):
-    """Thought and action in one conversation.
+    """ReAct ([arXiv:2210.03629](https://arxiv.org/abs/2210.03629)): thoughts and actions in one conversation per
+    episode.
 
     Args:
-        about: what the environment is and what can be done in it.
+        about: what the environment is, and what can be done in it.
         form: how an action is written.
-        multiline: an action may have several lines (code); else it ends with its line.
-        lower_case: actions are played in lower case; else as listed, regardless of case, or as written.
-        history_length: exchanges shown; older ones are left out of the middle.
+        multiline: an action may have several lines (code). `False`: it ends with its line.
+        lower_case: play actions in lower case. `False`: as listed, ignoring case, or as written.
+        history_length: number of past steps in the conversation; older ones are left out of its middle.
     """
 
     about: str
@@ -147,7 +173,13 @@ class ReActAgent(Agent):
 
 @dataclass
 class ReflexionAgent(ReActAgent):
-    """ReAct in up to `trials` trials; the last `memory` reflections are carried into the next one."""
+    """Reflexion ([arXiv:2303.11366](https://arxiv.org/abs/2303.11366)): ReAct, repeated after a failure with a
+    reflection on it.
+
+    Args:
+        trials: maximum number of attempts per task.
+        memory: number of reflections that the next attempt reads, the latest ones.
+    """
 
     trials: int = 3
     memory: int = 3

@@ -28,13 +28,14 @@ _TOO_LONG = ("context_length", "context length", "context window", "maximum cont
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How replies are sampled, the same by every engine: a checkpoint's generation_config has no part in it.
+    """How completions are sampled, the same with every engine: a checkpoint's `generation_config` is not used.
 
     Args:
         temperature: 0 is greedy.
-        top_p, top_k, min_p, repetition_penalty: 1, 0, `None` and 1 switch them off.
-        stop: a reply ends before the first of these.
-        stop_after: a reply ends with the first of these, as with the trainer's `stop_sequences`.
+        top_p, top_k, min_p, repetition_penalty: as in `Sampling`; 1, 0, `None` and 1 disable them.
+        max_tokens: maximum tokens of a completion.
+        stop: a completion ends before the first of these texts.
+        stop_after: a completion ends after the first of these texts, as with `stop_sequences` in training.
     """
 
     temperature: float = 0.4
@@ -82,15 +83,19 @@ class ChatError(RuntimeError):
 
 
 class TokenBudgetSpentError(RuntimeError):
-    """The bound on tokens is reached. What was played is written; a larger bound goes on from there."""
+    """The token budget is spent. Finished episodes are written; the same command with a larger budget resumes."""
 
 
 @dataclass
 class TokenBudget:
-    """Tokens read and written so far, and how many they may be together (`None`: any number).
+    """Counts tokens against a limit.
 
-    With a `path`, they are kept in this file: an evaluation that goes on where it was stopped goes on counting. It is
-    written before each turn, so a kill forgets one turn's tokens at most.
+    Args:
+        limit: maximum number of prompt and completion tokens. `None`: no limit.
+        read: prompt tokens so far.
+        written: completion tokens so far.
+        path: file that keeps both, so that a resumed evaluation continues to count. Written before each turn: a kill
+            loses the count of at most one turn.
     """
 
     limit: int | None = None
@@ -125,10 +130,11 @@ class TokenBudget:
 
 
 class ChatModel:
-    """Answers conversations.
+    """Base class of chat models: a checkpoint, vLLM or a server.
 
-    `independent`: a reply depends on its own conversation and seed alone, not on the others of a batch. `encode`:
-    conversation -> token ids and text of the prompt; `None` where the tokenizer is elsewhere.
+    Class attributes: `independent`, whether a completion depends only on its own conversation and seed; `parallel`,
+    the maximum number of concurrent conversations; `encode`, conversation -> token ids and text, or `None` for a
+    server.
     """
 
     independent = False
@@ -138,7 +144,16 @@ class ChatModel:
     def reply(
         self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
     ) -> list[ChatReply]:
-        """One reply each, in order."""
+        """Continue conversations.
+
+        Args:
+            conversations: chat messages.
+            settings: how completions are sampled.
+            seeds: one per conversation.
+
+        Returns:
+            One reply per conversation, in order.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
@@ -203,11 +218,13 @@ class EngineChat(ChatModel):
 def load_local(
     model: str, batch_size: int = 32, chat_template_kwargs: dict[str, Any] | None = None, **model_kwargs: Any
 ) -> EngineChat:
-    """A checkpoint or an adapter, by transformers' `generate`.
+    """A chat model from a checkpoint or an adapter, with transformers' `generate`.
 
     Args:
-        model: a folder or a Hub id. batch_size: conversations of one `generate` call. model_kwargs: of
-            `from_pretrained`.
+        model: a folder or a Hub id.
+        batch_size: conversations per `generate` call.
+        chat_template_kwargs: variables of the chat template.
+        **model_kwargs: passed to `from_pretrained`.
     """
     import torch
     from transformers import AutoTokenizer
@@ -231,10 +248,12 @@ def load_local(
 
 
 def load_vllm(model: str, chat_template_kwargs: dict[str, Any] | None = None, **vllm_options: Any) -> EngineChat:
-    """A checkpoint or an adapter, by vLLM in this process.
+    """A chat model from a checkpoint or an adapter, with vLLM in this process.
 
     Args:
-        model: a folder or a Hub id. vllm_options: of `vllm.LLM`.
+        model: a folder or a Hub id.
+        chat_template_kwargs: variables of the chat template.
+        **vllm_options: passed to `vllm.LLM`.
     """
     from ..rollout.vllm_engine import OfflineVLLMEngine
 
@@ -243,19 +262,19 @@ def load_vllm(model: str, chat_template_kwargs: dict[str, Any] | None = None, **
 
 
 class ServerChat(ChatModel):
-    """A server that speaks OpenAI's chat completions: `vllm serve`, `transformers serve`, or a provider.
+    """A chat model on a server with OpenAI's protocol: `vllm serve`, `transformers serve`, or a provider.
 
     Args:
-        base_url: up to and with /v1.
-        model: as the server calls it.
-        key_variable: the environment variable with the key; servers of one's own need none.
-        parallel: requests at a time.
-        retries: of a request that failed by load or network, with growing pauses.
-        timeout: seconds a request may take.
-        chat_template_kwargs: for servers that know them (vLLM, SGLang).
+        base_url: URL up to `/v1`, included.
+        model: name of the model on the server.
+        key_variable: environment variable that contains the key, if the server needs one.
+        parallel: maximum number of concurrent requests.
+        retries: number of retries of a request that fails because of load or network, with growing pauses.
+        timeout: maximum seconds of a request.
+        chat_template_kwargs: variables of the chat template, for servers that take them (vLLM, SGLang).
 
     Raises:
-        ImportError: without the package openai.
+        ImportError: if openai is not installed.
     """
 
     independent = True

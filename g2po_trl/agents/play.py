@@ -23,12 +23,23 @@ from .chat import ChatModel, ChatReply, ChatSettings, Conversation, TokenBudget
 
 @dataclass
 class PanelPlayer:
-    """Plays each task of a panel, one episode of as many trials as the agent has.
+    """Plays a panel with a prompted agent: for each task one episode, of as many trials as the agent has.
 
-    Trajectories are added to `path` as they end, all trials of them, with `panel_index`, `trial`, tokens and
-    reflections in their `info`. What came to a result is not played again: an evaluation that was interrupted gives
-    what it would have given. Errors of the environment, and what was lost with it, are. A batch of a model whose
-    replies depend on the rest of their batch is written, and played again, as a whole.
+    Each trajectory is appended to `path` when it ends, with `panel_index`, `trial`, tokens and reflections in its
+    `info`. Calling `play` again resumes: episodes with a result are not repeated, errors of the environment are. If a
+    model's completions depend on the rest of their batch, batches are written and repeated as a whole.
+
+    Args:
+        panel: the tasks.
+        pool: hosts the panel's environment.
+        chat: the model.
+        agent: how the model is prompted.
+        settings: how completions are sampled.
+        seed: seed of the completions.
+        path: file of the trajectories.
+        budget: tokens used so far, and their limit.
+        batch_size: number of concurrent episodes.
+        on_turn: called after each turn with its number and the number of running episodes.
     """
 
     panel: Panel
@@ -43,10 +54,13 @@ class PanelPlayer:
     on_turn: Callable[[int, int], None] | None = None
 
     def play(self) -> list[Trajectory]:
-        """The last trial of each task, in order of the panel.
+        """Play, or resume.
+
+        Returns:
+            The last trial of each task, in the order of the panel.
 
         Raises:
-            TokenBudgetSpentError: when the budget is spent; the file holds what was done.
+            TokenBudgetSpentError: if the token budget is spent; finished episodes are in the file.
         """
         self.done = read_finished(self.path)
         number_of_tasks = len(self.panel.rows)

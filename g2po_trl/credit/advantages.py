@@ -44,16 +44,18 @@ def g2po(
     edge_centric: bool = True,
     aggregate: bool = True,
 ) -> np.ndarray:
-    """Group-graph policy optimisation: A = A_EP + w (A_NC + A_EC), with w = `step_weight`.
+    """Group-graph policy optimization: A = A_EP + w (A_NC + A_EC), with w = `step_weight`.
 
     Args:
         graph: S steps.
         step_weight: w; 0 is GRPO.
-        scale_by_std: divide each part by its set's sample standard deviation.
-        invalid_action_penalty: what a step with an invalid reply pays (see the head of this module).
+        scale_by_std: divide each term by the sample standard deviation of its set.
+        invalid_action_penalty: subtracted from the advantage of a step whose completion lacks the required format
+            (with `episode_statistics="step"`: from its reward and next value).
         episode_statistics: `"trajectory"` (the paper) or `"step"` (the released code), see `episode_advantage`.
-        node_centric, edge_centric, aggregate: the paper's ablations: without A_NC; without A_EC; without group
-            aggregation, where a step's own return stands in for its node's mean.
+        node_centric: include A_NC. `False` is one of the paper's ablations, as for the next two.
+        edge_centric: include A_EC.
+        aggregate: average values over all visits of a node; `False` uses each step's own return.
 
     Returns:
         (S,) float64.
@@ -77,11 +79,11 @@ def gigpo(
     invalid_action_penalty: float = 0.0,
     episode_statistics: str = "trajectory",
 ) -> np.ndarray:
-    """Group-in-group policy optimisation: A = A_EP + w A_S.
+    """Group-in-group policy optimization ([arXiv:2505.10978](https://arxiv.org/abs/2505.10978)): A = A_EP + w A_S.
 
-    A_S compares the discounted return gamma^(T-j) R of a step with those of all steps in the same node (the anchor
-    state group of the paper). Arguments, shape and errors as in `g2po`; with step statistics the penalty is also taken
-    off the step's return.
+    A_S compares the discounted return gamma^(T-j) R of a step with those of all steps in the same node (the paper's
+    anchor state group). Arguments, shape and errors are those of `g2po`. With `episode_statistics="step"`, the penalty
+    is also subtracted from the return.
     """
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
     penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
@@ -96,14 +98,22 @@ def grpo(
     invalid_action_penalty: float = 0.0,
     episode_statistics: str = "trajectory",
 ) -> np.ndarray:
-    """Group-relative policy optimisation: A = A_EP, the same for all steps of an episode but for the penalty."""
+    """Group-relative policy optimization: A = A_EP, equal for all steps of an episode except for the penalty.
+
+    Arguments, shape and errors are those of `g2po`.
+    """
     return episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
 
 
 def rloo(graph: StateGraph, invalid_action_penalty: float = 0.0) -> np.ndarray:
-    """REINFORCE leave-one-out: A = R_i - 1/(G-1) sum_{k != i} R_k over the group's G trajectories; 0 when G is 1.
+    """REINFORCE leave-one-out: A = R_i - mean of R_k over the group's other trajectories; 0 in a group of one.
 
-    An invalid step pays the penalty off its advantage.
+    Args:
+        graph: S steps.
+        invalid_action_penalty: subtracted from the advantage of a step whose completion lacks the required format.
+
+    Returns:
+        (S,) float64, not scaled: in units of reward.
     """
     counted = graph.trajectory_counted
     size = np.bincount(graph.trajectory_group, counted, minlength=graph.num_groups)[graph.trajectory_group]
@@ -121,8 +131,8 @@ def episode_advantage(
 ) -> np.ndarray:
     """A_EP = (R_i - mean R) / (std R + 1e-6), over the trajectories of the group.
 
-    With `episode_statistics="trajectory"` an invalid step then pays the penalty. With `"step"` it pays it first, and
-    mean and deviation run over all the group's steps.
+    With `episode_statistics="trajectory"`, the penalty is subtracted from the result. With `"step"`, it is subtracted
+    from R first, and mean and standard deviation are over all steps of the group, so that long episodes weigh more.
 
     Returns:
         (S,) float64.
@@ -147,13 +157,13 @@ def episode_advantage(
 def node_advantage(
     graph: StateGraph, scale_by_std: bool = True, invalid_action_penalty: float = 0.0, aggregate: bool = True
 ) -> np.ndarray:
-    """A_NC = (V(s_{j+1}) - mean) / (std + 1e-6), over the steps taken in the same node: which way out leads further.
+    """A_NC = (V(s_{j+1}) - mean) / (std + 1e-6), over the steps taken in the same node.
 
-    V is the value of a node, R at a terminal node; with `aggregate=False` the return of the next step alone. An
-    invalid step's V(s_{j+1}) is lowered by the penalty.
+    V is R at the end of a trajectory. With `aggregate=False`, the return of the next step replaces V. The penalty is
+    subtracted from V(s_{j+1}) of a step whose completion lacks the required format.
 
     Returns:
-        (S,) float64.
+        (S,) float64; 0 in a node with one step, or with equal next values.
     """
     next_values = graph.next_values if aggregate else graph.next_lambda_returns
     next_values = next_values - invalid_action_penalty * ~graph.valid
@@ -161,9 +171,9 @@ def node_advantage(
 
 
 def edge_advantage(graph: StateGraph, scale_by_std: bool = True, aggregate: bool = True) -> np.ndarray:
-    """A_EC = (delta_j - mean delta) / (std delta + 1e-6), delta_j = V(s_{j+1}) - V(s_j), over the group's steps.
+    """A_EC = (delta_j - mean) / (std + 1e-6) of delta_j = V(s_{j+1}) - V(s_j), over all steps of the group.
 
-    With `aggregate=False` the steps' own returns stand in for V.
+    With `aggregate=False`, the steps' own returns replace V.
 
     Returns:
         (S,) float64.

@@ -23,20 +23,20 @@ def step_advantages(
     """The advantage of every step of M episodes, given in any order.
 
     Args:
-        keys: for each episode, the key of the state that each of its steps was taken in.
-        rewards: (M,) what each episode paid in total; `None` for one without a result, whose advantages are 0 and
-            which no other is compared with.
-        groups: (M,) what episodes are compared by: those of equal value were of the same task.
-        valid: for each episode, whether each step's reply had the required format. Default: all.
-        estimator: any function of the graph in this room; its options by `functools.partial`.
-        graph_options: those of `StateGraph.from_groups`, `gamma` and `value_lambda`.
+        keys: for each episode, the state key of each step.
+        rewards: (M,) total reward of each episode. `None`: no result; its advantages are 0, and it is in no
+            comparison.
+        groups: (M,) episodes with equal values are of the same task and are compared.
+        valid: for each episode, whether each step's completion had the required format. Default: all.
+        estimator: any `StateGraph -> (S,)`; set its options by `functools.partial`.
+        **graph_options: `gamma` and `value_lambda` of `StateGraph.from_groups`.
 
     Returns:
-        M arrays of float64, one number a step, in the order given; none for no episodes.
+        M arrays of float64, in the order given, each with one number per step.
 
     Raises:
-        TypeError: for a key that is no text.
-        ValueError: for lists of unequal lengths, and what `StateGraph.from_groups` raises.
+        TypeError: for a key that is not a string.
+        ValueError: for lists of unequal lengths, and the errors of `StateGraph.from_groups`.
     """
     keys = [list(episode) for episode in keys]
     valid = [[True] * len(episode) for episode in keys] if valid is None else [list(episode) for episode in valid]
@@ -60,18 +60,18 @@ def step_advantages(
 
 
 def spread_over_tokens(advantages: Sequence[float], mask: Sequence[int]) -> np.ndarray:
-    """From steps to the tokens of one row that holds a whole episode.
+    """Spread the advantages of an episode's steps over the tokens of one row that holds the whole episode.
 
     Args:
         advantages: (S,) of the steps.
-        mask: (T,) 1 for the model's tokens, 0 for all others: each run of ones is a step. A row without ones trains
-            nothing and gets 0s.
+        mask: (T,) 1 for tokens of the model, 0 for all others; each run of ones is a step. Without ones, all
+            advantages are 0.
 
     Returns:
         (T,) float64, 0 where `mask` is 0.
 
     Raises:
-        ValueError: when there are not as many runs of ones as steps.
+        ValueError: if the number of runs of ones is not S.
     """
     mask = np.asarray(mask) != 0
     first = mask & ~np.append(False, mask[:-1])

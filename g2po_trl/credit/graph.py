@@ -39,14 +39,14 @@ from .values import lambda_returns, lambda_values
 
 @dataclass(frozen=True)
 class TrajectoryRecord:
-    """What the graph needs of a trajectory: small and picklable, to gather a group that is spread over ranks.
+    """What a graph needs of a trajectory: small and picklable, to gather groups that are spread over ranks.
 
     Args:
-        task_id: the trajectory's task.
-        keys: 16 bytes for each step, the hash of its key.
-        valid: for each step, whether its reply had the required format.
-        reward, outcome, failure_reason: the trajectory's.
-        actions: 8 bytes for each step, the hash of its action, where they are asked for.
+        task_id: id of the task.
+        keys: hash of each step's state key, 16 bytes.
+        valid: for each step, whether its completion had the required format.
+        reward, outcome, failure_reason: as in `Trajectory`.
+        actions: hash of each step's action, 8 bytes; `None` if not needed.
     """
 
     task_id: str
@@ -85,28 +85,29 @@ def record(trajectory: Trajectory, with_actions: bool = False) -> TrajectoryReco
 class StateGraph:
     """The graphs of all groups of a batch, as flat arrays. Made by `from_groups` or `from_records`.
 
-    Shapes: S steps and M trajectories, over groups, then trajectories, then steps, in the order given; N nodes, in
-    order of their first visit.
+    S steps and M trajectories, in the order given: groups, then trajectories, then steps. N nodes, in the order of
+    their first visit. A trajectory with outcome `"error"` or `"lost"` is not *counted*: its steps are in no node.
 
     Args:
         gamma: discount.
-        value_lambda: how much of a return is what followed itself, and not the values of the states that followed.
-        num_groups: groups of the batch.
-        node: (S,) node a step was taken in; -1 in one that is not counted.
-        next_node: (S,) node it led to; N + m for the terminal node of trajectory m; -1 in one that is not counted.
+        value_lambda: 1: values are mean returns. Below 1: mean lambda-returns, which use the values of the next
+            states.
+        num_groups: number of groups.
+        node: (S,) node in which a step was taken; -1 if not counted.
+        next_node: (S,) node that it led to; N + m for the end of trajectory m; -1 if not counted.
         trajectory, group: (S,) trajectory and group of a step.
-        position: (S,) place of a step in its trajectory, from 0.
-        valid: (S,) bool, whether the reply had the required format.
-        counted: (S,) bool, False for the steps of `error` and `lost` trajectories: they are in no statistic.
-        returns: (S,) gamma^(T-j+1) R with j = position + 1, whatever `value_lambda`; 0 in one that is not counted.
-        rewards: (M,) R; 0 for one that is not counted.
+        position: (S,) index of a step in its trajectory, from 0.
+        valid: (S,) bool, whether the completion had the required format.
+        counted: (S,) bool, whether the step's trajectory is counted.
+        returns: (S,) gamma^(T-j+1) R with j = position + 1, for any `value_lambda`; 0 if not counted.
+        rewards: (M,) R; 0 if not counted.
         lengths: (M,) T, number of steps.
         trajectory_group: (M,) group of a trajectory.
-        trajectory_counted: (M,) bool, False for those with outcome `"error"` or `"lost"`.
-        node_values: (N + M,) value of each node, then of each trajectory's terminal node (R).
+        trajectory_counted: (M,) bool, whether it is counted.
+        node_values: (N + M,) value of each node, then of the end of each trajectory (R).
         node_group: (N,) group of a node.
         node_visits: (N,) number of steps taken in a node.
-        action: (S,) uint64, equal for equal actions; `None` unless all records have them.
+        action: (S,) uint64, equal for equal actions; `None` unless all records have actions.
     """
 
     gamma: float
@@ -137,12 +138,18 @@ class StateGraph:
         value_lambda: float = 1.0,
         with_actions: bool = False,
     ) -> StateGraph:
-        """The graph of groups of trajectories; one group is one task.
+        """Build the graph of groups of trajectories.
+
+        Args:
+            groups: for each group, its trajectories, all of one task.
+            gamma: discount, in (0, 1].
+            value_lambda: in [0, 1].
+            with_actions: also hash the actions.
 
         Raises:
-            ValueError: for gamma outside (0, 1], value_lambda outside [0, 1], no groups, a group without trajectories
-                or with several tasks, and, unless its outcome is `"error"` or `"lost"`, a trajectory without steps or
-                with a reward that is not finite.
+            ValueError: if `gamma` or `value_lambda` is out of range; if there is no group, or a group is empty or has
+                several tasks; if a counted trajectory has a reward that is not finite, or no steps and no
+                `failure_reason`.
         """
         records = [[record(trajectory, with_actions) for trajectory in group] for group in groups]
         return cls.from_records(records, gamma, value_lambda)
@@ -151,7 +158,7 @@ class StateGraph:
     def from_records(
         cls, groups: Sequence[Sequence[TrajectoryRecord]], gamma: float = 0.95, value_lambda: float = 1.0
     ) -> StateGraph:
-        """The same from records. Raises what `from_groups` raises."""
+        """The same from records. Raises the same errors as `from_groups`."""
         _check(groups, gamma, value_lambda)
         records = [r for group in groups for r in group]
         lengths = np.array([len(r.keys) for r in records], dtype=np.int64)
@@ -210,22 +217,22 @@ class StateGraph:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all groups, terminal nodes not counted."""
+        """N, the nodes of all groups, without the ends of trajectories."""
         return len(self.node_group)
 
     @property
     def values(self) -> np.ndarray:
-        """(S,) value of the node a step was taken in, V(s_j); 0 in one that is not counted."""
+        """(S,) V(s_j), value of the node in which a step was taken; 0 if not counted."""
         return np.where(self.counted, self.node_values[self.node], 0.0)
 
     @property
     def next_values(self) -> np.ndarray:
-        """(S,) value of the node a step led to, V(s_{j+1}), R for a last step; 0 in one that is not counted."""
+        """(S,) V(s_{j+1}), value of the node that a step led to; R for a last step; 0 if not counted."""
         return np.where(self.counted, self.node_values[self.next_node], 0.0)
 
     @cached_property
     def lambda_returns(self) -> np.ndarray:
-        """(S,) the returns whose mean a node's value is, `returns` with `value_lambda` 1; 0 in one not counted."""
+        """(S,) the returns whose means are the values; equal to `returns` if `value_lambda` is 1; 0 if not counted."""
         if self.value_lambda == 1:
             return self.returns
         found, used = np.zeros(self.num_steps), self.counted
@@ -235,20 +242,21 @@ class StateGraph:
 
     @property
     def next_lambda_returns(self) -> np.ndarray:
-        """(S,) lambda-return of the next step of the same trajectory, R for a last step; 0 in one not counted."""
+        """(S,) lambda-return of the next step of the same trajectory; R for a last step; 0 if not counted."""
         following = np.append(self.lambda_returns[1:], 0.0)[: self.num_steps]
         last = self.position == self.lengths[self.trajectory] - 1
         return np.where(self.counted, np.where(last, self.rewards[self.trajectory], following), 0.0)
 
     def statistics(self) -> dict[str, float]:
-        """What is logged about a graph, `error` trajectories left out.
+        """The logged statistics, over the counted steps.
 
         Returns:
-            `nodes`: nodes of all groups;
-            `mean_group_size`: mean number of visits of a node;
-            `singleton_step_fraction`: share of steps in a node visited once, whose action is compared with no other;
-            `value_std_within_node`: root mean square, over steps, of the return's distance from its node's mean, in
-            units of reward: what telling apart states of equal key could still explain.
+            `nodes`: nodes of all groups.
+            `mean_group_size`: mean number of visits of a node.
+            `singleton_step_fraction`: fraction of steps in a node visited once, whose action is compared with no
+                other.
+            `value_std_within_node`: root mean square distance of a step's return from the mean of its node, in units
+                of reward: what a finer key could still explain.
         """
         num_steps = int(self.counted.sum())
         if num_steps == 0:

@@ -123,10 +123,10 @@ def best_lambda(errors: np.ndarray, spread: np.ndarray) -> float:
 
 
 class LambdaChoice:
-    """λ for the next update, by the data of a run's own last iterations.
+    """Chooses `value_lambda` from the data of the last iterations (`value_lambda="auto"`).
 
     Args:
-        iterations: how many iterations are looked at, the present one included.
+        iterations: number of iterations to use, the current one included.
     """
 
     def __init__(self, iterations: int = 10):
@@ -135,7 +135,16 @@ class LambdaChoice:
         self._spread: list[np.ndarray] = []
 
     def choose(self, graph: StateGraph) -> float:
-        """Take in an iteration's graph, with actions and mean returns for values, and choose by `best_lambda`."""
+        """Add an iteration and choose.
+
+        Args:
+            graph: made with actions and `value_lambda=1`.
+
+        Returns:
+            1 unless the keys can be trusted: unless the same action from the same state nearly always leads to states
+            of the same value. Then 0, or the value that predicts the returns of left-out episodes better, if one can
+            be told apart from 0.
+        """
         self._errors = [*self._errors, left_out_errors(graph).by_group()][-self.iterations :]
         self._spread = [*self._spread, same_action_spread(graph)][-self.iterations :]
         return best_lambda(np.concatenate(self._errors), np.concatenate(self._spread))

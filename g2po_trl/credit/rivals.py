@@ -26,16 +26,17 @@ def graphgpo(
     episode_statistics: str = "trajectory",
     omega: float = 0.1,
 ) -> np.ndarray:
-    """Graph-based group policy optimisation (arXiv 2605.26684, `recipe/GraphGPO` of verl-agent): A = A_EP + w A_D.
+    """Graph-based group policy optimization ([arXiv:2605.26684](https://arxiv.org/abs/2605.26684)): A = A_EP + w A_D.
 
-    A_D compares R omega^d(s_{j+1}) over all steps taken in the same node, R being the group's largest reward and d
-    the distance to a success, see `success_distance`. A group without success has A_D = 0.
+    A_D compares R omega^d(s_{j+1}) over all steps taken in the same node. R is the largest reward of the group; d is
+    the distance to a success, see `success_distance`. In a group without success, A_D is 0. Read in `recipe/GraphGPO`
+    of verl-agent.
 
     Args:
         graph: S steps.
-        step_weight, scale_by_std, invalid_action_penalty, episode_statistics: as in `gigpo`.
-        omega: what one step more costs, in (0, 1): 0.1 in the authors' scripts for ALFWorld, 0.2 for
-            WebShop, 0.8 for Sokoban.
+        step_weight, scale_by_std, invalid_action_penalty, episode_statistics: as in `g2po`.
+        omega: discount for each further step to a success, in (0, 1). The authors use 0.1 for ALFWorld, 0.2 for
+            WebShop and 0.8 for Sokoban.
 
     Returns:
         (S,) float64.
@@ -52,13 +53,13 @@ def graphgpo(
 
 
 def success_distance(graph: StateGraph) -> np.ndarray:
-    """Fewest steps that any trajectories of the group, joined where they meet, took from a node to a success (R > 0).
+    """Fewest steps from a node to a success (R > 0) in the group's graph, over the edges of all its trajectories.
 
-    A node from which none was reached, and the end of a failed trajectory, are one step further than the furthest
-    from which one was; in a group without success all are at 1.
+    A node without a path to a success, and the end of a failed trajectory, are one step further than the furthest node
+    with one. In a group without success, all distances are 1.
 
     Returns:
-        (N + M,) float64, nodes and then terminal nodes.
+        (N + M,) float64, nodes and then ends of trajectories.
     """
     distance = np.concatenate([np.full(graph.num_nodes, np.inf), np.where(graph.rewards > 0, 0.0, np.inf)])
     node, next_node = graph.node[graph.counted], graph.next_node[graph.counted]
@@ -80,19 +81,21 @@ def hgpo(
     history: int = 2,
     depth_exponent: float = 1.0,
 ) -> np.ndarray:
-    """Hierarchy-of-groups policy optimisation (arXiv 2602.22817, `recipe/hgpo` of verl-agent): A = sum_k w_k A_k.
+    """Hierarchy-of-groups policy optimization ([arXiv:2602.22817](https://arxiv.org/abs/2602.22817)): A = sum_k w_k
+    A_k.
 
-    A_k compares the discounted return gamma^(T-j) R of a step with those of all steps in the same node whose k nodes
-    before it are the same too, for k = 0 (GiGPO's A_S) to `history`; w_k is proportional to (k + 1)^`depth_exponent`
-    and sums to 1 over the comparisons that a step is in. A set of one, or without spread, is none. There is no A_EP.
-    Deviations are those of the set itself (n).
+    A_k compares the discounted return gamma^(T-j) R of a step with those of all steps in the same node whose k
+    previous nodes are also the same, for k = 0 (GiGPO's A_S) to `history`. w_k is proportional to (k +
+    1)^`depth_exponent` and sums to 1 over the comparisons in which a step takes part; a set of one, or of equal
+    returns, is no comparison. There is no A_EP. Standard deviations are divided by n. Read in `recipe/hgpo` of
+    verl-agent.
 
     Args:
         graph: S steps.
-        scale_by_std: divide each comparison by its set's deviation.
-        invalid_action_penalty: what a step with an invalid reply pays, off its advantage.
-        history: steps before the present one that a comparison may ask to be the same: those the prompt shows.
-        depth_exponent: alpha; 0 weighs all comparisons alike.
+        scale_by_std: divide each comparison by its standard deviation.
+        invalid_action_penalty: subtracted from the advantage of a step whose completion lacks the required format.
+        history: largest k; the number of past steps in a prompt.
+        depth_exponent: 0 weighs all comparisons equally.
 
     Returns:
         (S,) float64.
@@ -125,17 +128,16 @@ def crbc(
 ) -> np.ndarray:
     """CRBC: A = A_EP + w A_V, where A_V compares V(s_{j+1}) over all steps taken in the same node.
 
-    V is the fixed point of the group's transitions, V(s) = gamma mean V(s'), with V = R at a terminal node, whatever
-    values the graph has. It is A_NC but for these values, the deviation (of the set itself, n, and at least
-    `least_std`) and the weight. The authors' condition, at least two successors of a node, needs no code: one
-    successor is a set of equal values.
+    V is the fixed point V(s) = gamma mean V(s') of the group's transitions, with V = R at the end of a trajectory; the
+    graph's own values are not used. A_V differs from A_NC in these values, in the standard deviation (divided by n,
+    and at least `least_std`) and in the weight.
 
     Args:
-        graph: S steps. Its own discount is not used.
-        step_weight, scale_by_std, invalid_action_penalty, episode_statistics: as in `gigpo`.
+        graph: S steps. Its discount is not used.
+        step_weight, scale_by_std, invalid_action_penalty, episode_statistics: as in `g2po`.
         gamma: discount of the values.
-        least_std: the deviation below which differences are not blown up further, as a share of the group's largest
-            reward. Our choice: the authors' is not known to us.
+        least_std: minimum standard deviation, as a fraction of the group's largest reward. The authors' value is not
+            known; this one was chosen here.
 
     Returns:
         (S,) float64.

@@ -34,13 +34,13 @@ _PERMUTATIONS = 128
 
 @dataclass(frozen=True)
 class NormalisedKey:
-    """A key that leaves out what does not tell states apart. Blanks at line ends and runs of blanks never do.
+    """A state key that ignores details. Spaces at line ends and repeated spaces are always ignored.
 
     Args:
-        numbers: every number is written `#`: "drawer 1" and "drawer 2" become one.
-        list_order: lists are sorted: items with articles ("a mug 1, a plate 2 and some bread"), items in square
-            brackets, and lines that follow each other and begin with a bullet or a number.
-        case: letter case is left out.
+        numbers: replace every number by `#`: "drawer 1" and "drawer 2" become equal.
+        list_order: sort lists: items with articles ("a mug 1, a plate 2 and some bread"), items in square brackets,
+            and consecutive lines that begin with a bullet or a number.
+        case: ignore letter case.
         key: what is normalised. `None`: the step's own key.
     """
 

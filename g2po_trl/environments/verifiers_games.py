@@ -34,18 +34,20 @@ SPLITS = ("train", "eval")
 class VerifiersEnvironment(TextEnvironment):
     """A `verifiers.MultiTurnEnv` as a `TextEnvironment`.
 
+    The whole completion, without its thought, is the action; the class says so by its `prompt_template`.
+
     Args:
-        environment: what `verifiers.load_environment` takes; or `"module:function"`, or a function, that makes the
+        environment: passed to `verifiers.load_environment`; or `"module:function"`, or a function, that makes the
             environment.
         env_args: keyword arguments of that function.
-        max_turns: replies of an episode; `None`: as the environment has it. It must not exceed the trainer's: an
-            episode that the trainer cuts off is never scored.
-        state_key: what tells states apart. `"observation"`: the new messages. `"history"`: all messages so far.
-        success_reward: an episode with this reward or more is a success; `None`: the environment's `pass_threshold`.
+        max_turns: maximum completions per episode. `None`: the environment's own limit. It must not exceed the
+            trainer's, because an episode that the trainer ends is never scored.
+        state_key: `"observation"`: the new messages. `"history"`: all messages so far.
+        success_reward: reward from which an episode is a success. `None`: the environment's `pass_threshold`.
 
     Raises:
-        ImportError: when verifiers is not installed, or a version without `MultiTurnEnv`.
-        ValueError: when the environment is none of this kind, has no end, or is scored by a judge or by groups.
+        ImportError: if verifiers is not installed, or its version has no `MultiTurnEnv`.
+        ValueError: if the environment is not of this kind, has no end, or is scored by a judge or by groups.
     """
 
     prompt_template = "g2po_trl.rollout.tool_prompt:TOOL_PROMPT"  # by its name: rooms import in one direction

@@ -27,20 +27,30 @@ from ..trajectory import Trajectory, read_jsonl
 
 @dataclass(frozen=True)
 class Iteration:
-    """A rollout of a run: its number, from 1, and its groups (trajectories that were compared with each other)."""
+    """One rollout of a run.
+
+    Args:
+        number: of the iteration, from 1.
+        groups: for each group, its trajectories.
+    """
 
     number: int
     groups: list[list[Trajectory]]
 
     def graph(self, gamma: float = 0.95) -> StateGraph:
+        """Its state graph."""
         return StateGraph.from_groups(self.groups, gamma)
 
 
 def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
-    """The rollouts a run wrote to RUN/trajectories, files of all ranks together, by group.
+    """Read the trajectories of a run, the files of all ranks together.
+
+    Args:
+        run: `output_dir` of the run.
+        name: `"train"`, or the name of an evaluation.
 
     Raises:
-        ValueError: when there are none.
+        ValueError: if there are none.
     """
     files = _files(run, name)
     if not files:
@@ -87,13 +97,13 @@ def _read_iteration(number: int, paths: Sequence[Path]) -> Iteration:
 
 
 def value_variation(graph: StateGraph) -> dict[str, float | np.ndarray]:
-    """Do returns vary within a state?
+    """How much returns vary within a state.
 
     Returns:
-        `varying_share`: share of the states visited more than once whose returns are not all equal;
-        `varying_step_share`: share of all steps that are in such a state;
-        `deviations`: (those states,) sample standard deviation of their returns, in units of reward;
-        `mean_deviation`: its mean over steps of states visited more than once.
+        `varying_share`: of the states visited more than once, the fraction with unequal returns.
+        `varying_step_share`: fraction of all steps in such a state.
+        `deviations`: (number of such states,) sample standard deviation of their returns, in units of reward.
+        `mean_deviation`: mean standard deviation over the steps in states visited more than once.
     """
     visits, squares = graph.node_visits, _square_sums(graph)
     several = visits > 1
@@ -108,11 +118,13 @@ def value_variation(graph: StateGraph) -> dict[str, float | np.ndarray]:
 
 
 def group_sizes(graph: StateGraph) -> dict[str, float | np.ndarray]:
-    """How many visits share a node?
+    """Visits per state.
 
     Returns:
-        `mean`: visits of a node; `mean_of_step`: of the node of a mean step; `singleton_nodes`, `singleton_steps`:
-        share of nodes, and of steps, without a second visit; `sizes`: (N,) visits of each node.
+        `mean`: over states.
+        `mean_of_step`: over steps.
+        `singleton_nodes`, `singleton_steps`: fraction of states visited once, and of steps in one.
+        `sizes`: (N,) visits of each state.
     """
     visits = graph.node_visits
     return {
@@ -125,7 +137,7 @@ def group_sizes(graph: StateGraph) -> dict[str, float | np.ndarray]:
 
 
 def turns_to_finish(trajectories: Iterable[Trajectory]) -> np.ndarray:
-    """(won episodes,) steps they took."""
+    """(number of successful episodes,) their numbers of steps."""
     return np.array([len(t.steps) for t in trajectories if t.success], dtype=np.int64)
 
 

@@ -34,7 +34,17 @@ def figure(xlabel: str, ylabel: str, width: float = 6.4, height: float = 4.0) ->
 
 
 def save(made: Figure, folder: str | Path, name: str, svg: bool = True) -> list[Path]:
-    """Write NAME.png, and NAME.svg unless `svg` is False: the same bytes for the same figure."""
+    """Write a figure as NAME.png and, if `svg`, as NAME.svg. Equal figures give equal bytes.
+
+    Args:
+        made: the figure.
+        folder: created if it does not exist.
+        name: file name without extension.
+        svg: also write SVG.
+
+    Returns:
+        The files.
+    """
     Path(folder).mkdir(parents=True, exist_ok=True)
     written = [Path(folder, f"{name}.png")]
     made.savefig(written[0], dpi=150)
@@ -48,10 +58,13 @@ def save(made: Figure, folder: str | Path, name: str, svg: bool = True) -> list[
 def learning_curves(
     curves: Mapping[str, Sequence[Sequence[float]]], window: int = 5, ylabel: str = "success (%)", bold: str = "g2po"
 ) -> Figure:
-    """Curves of methods over iterations: the mean over seeds, with the range of seeds as a band.
+    """Learning curves of several methods: the mean over seeds, with the range over seeds as a band.
 
     Args:
-        curves: method -> one sequence of fractions for each seed. window: iterations each point is the mean of.
+        curves: method -> for each seed, success (a fraction) by iteration.
+        window: number of iterations that each point averages.
+        ylabel: title of the y axis.
+        bold: method drawn with a thick line.
     """
     made, axes = figure("iteration", ylabel, width=7.5, height=4.8)
     for method, seeds in curves.items():
@@ -110,7 +123,12 @@ def turns_to_finish(iterations: Sequence[int], turns: Sequence[Sequence[int]]) -
 
 
 def sweep(name: str, rows: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[Sequence[float]]]]) -> Figure:
-    """Success over a swept option. `rows`: method -> (values, means, confidence intervals), fractions."""
+    """Success over the values of an option.
+
+    Args:
+        name: of the option; title of the x axis.
+        rows: method -> values, mean success (a fraction) at each, and its interval (low, high).
+    """
     made, axes = figure(name, "mean success (%)")
     for method, (values, means, intervals) in rows.items():
         means, intervals = 100 * np.asarray(means), 100 * np.asarray(intervals)

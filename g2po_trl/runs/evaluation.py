@@ -16,14 +16,20 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     """Statistics of one evaluation or rollout.
 
     Args:
-        task_types: the kind of task of each trajectory, for success by kind; `None` where there is none.
+        trajectories: the episodes.
+        task_types: type of each trajectory's task, for success by type; `None` where there is none.
 
     Returns:
-        `success_rate`, `reward`, `turns` (of the episodes that came to a result), `turns_to_success`,
-        `valid_action_ratio`, `truncated_rate`, `failure_reason_rate`, `error_rate`, `lost_rate`, `episodes`, and
-        `success_rate_by_type`; `failure_reasons`, the number of episodes by the kind of their `failure_reason` (what
-        stands before its first colon); `score`, and every `score_…`, that episodes have in their `info` (others count
-        0). Rates are fractions; a number without any episode behind it is `nan`.
+        `success_rate`, `truncated_rate`, `failure_reason_rate`: fractions of the episodes with a result.
+        `error_rate`, `lost_rate`: fractions of all episodes.
+        `reward`, `turns`, `turns_to_success`: means; the last over successful episodes.
+        `valid_action_ratio`: fraction of completions with the required format.
+        `score`, `score_…`: means of those in `info`; episodes without one count 0.
+        `episodes`: number of all episodes.
+        `success_rate_by_type`, `episodes_by_type`: by task type.
+        `failure_reasons`: number of episodes by kind of `failure_reason`, the part before its first colon.
+
+        A mean or a fraction of no episodes is `nan`.
     """
     finished = [t for t in trajectories if t.counted]
     names = sorted({name for t in finished for name in t.info if is_score(name)})

@@ -21,7 +21,7 @@ _REFUSED_BY_HUB = (400, 401, 403, 404)
 
 
 class HubError(RuntimeError):
-    """The Hub did not take the model. It is on disk, and the message says where and what to do."""
+    """The upload to the Hub failed. The model is on disk; the message says where, and what to do."""
 
 
 @contextmanager

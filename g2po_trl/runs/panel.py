@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panel:
-    """A fixed set of tasks, and how they are played.
+    """A fixed set of tasks for evaluations, and how they are played.
 
     Args:
-        name: for tables. rows: the tasks. environment_factory: plays them.
-        prompt_template, max_turns, history_length: of a trained agent, as its recipe sets them.
-        about, action_form: for prompting agents: what the environment is and what can be done in it, and how an action
-            is written.
-        multiline, lower_case: for the same: whether an action may have several lines, and whether it is played in
-            lower case (else as listed, regardless of case, or as written).
-        columns: the row of the paper's table: heading -> what `g2po_trl.runs.evaluation.summarize` calls it; a kind
-            of task as "success_rate_by_type/<kind>".
-        data: what the tasks are made of, e.g. a hash of their files: part of what numbers belong to.
+        name: name in tables.
+        rows: the tasks: keyword arguments of `reset`.
+        environment_factory: makes the environment.
+        prompt_template, max_turns, history_length: for trained agents, as set by the environment's recipe.
+        about: for prompted agents: what the environment is, and what can be done in it.
+        action_form: for prompted agents: how an action is written.
+        multiline: for prompted agents: an action may have several lines.
+        lower_case: for prompted agents: play actions in lower case. `False`: as listed, ignoring case, or as written.
+        columns: heading of each table column -> name in `summarize`; success by task type is
+            `"success_rate_by_type/<type>"`.
+        data: identifies the data behind the tasks, e.g. a hash of their files.
     """
 
     name: str

@@ -61,11 +61,13 @@ def page_of(sources: Sources, iterations: Sequence[int] | None = None, prompts: 
 
 
 class InlinePage:
-    """The page inside a notebook: the last expression of a cell.
+    """The viewer's page in a notebook: make it the last expression of a cell.
 
     Args:
-        folder: of a training run, or of an evaluation. other: a second one, to be compared with the first.
-        iterations: of a training run; `None`: the last one. height: pixels.
+        folder: of a training run or an evaluation.
+        iterations: iterations of a training run to include. `None`: the last one.
+        height: in pixels.
+        other: a second folder, to compare with the first.
     """
 
     def __init__(
@@ -90,12 +92,19 @@ def write_page(
     iterations: Sequence[int] | None = None,
     prompts: bool = True,
 ) -> Path:
-    """Write the page.
+    """Write the viewer's page.
 
     Args:
         sources: a run, an evaluation, or `Sources` of two.
-        iterations: of a training run, to be put in; `None`: all.
-        prompts: with the text of every prompt.
+        path: the HTML file.
+        iterations: iterations of a training run to include. `None`: all.
+        prompts: include the text of every prompt.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ImportError: if pyvis, which brings the graph library, is not installed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

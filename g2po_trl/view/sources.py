@@ -12,23 +12,23 @@ from .episode_sets import EpisodeSet, Evaluation
 
 
 def open_folder(folder: str | Path) -> Run | Evaluation:
-    """The training run, or the evaluation, in a folder.
+    """Open the folder of a training run or of an evaluation.
 
     Raises:
-        ValueError: when the folder holds neither.
+        ValueError: if the folder contains neither.
     """
     is_evaluation = (Path(folder) / "settings.json").is_file() and not (Path(folder) / "run.json").is_file()
     return Evaluation(folder) if is_evaluation else Run(folder)
 
 
 class Sources:
-    """One folder, with the iterations of a training run, or two, with evaluations alone.
+    """What one page shows: one folder with everything in it, or the evaluations of two.
 
     Args:
-        sources: one or two.
+        *sources: one or two results of `open_folder`.
 
     Raises:
-        ValueError: when two are to be compared and one has no evaluation.
+        ValueError: if one of two has no evaluation.
     """
 
     def __init__(self, *sources: Run | Evaluation):
