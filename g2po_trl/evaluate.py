@@ -303,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, ImportError, TokenBudgetSpentError, ChatError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     except KeyboardInterrupt:
-        print(f"\nStopped. The same command goes on from here: {args.output}", file=sys.stderr)
+        print(f"\nStopped. The same command resumes here: {args.output}", file=sys.stderr)
         raise SystemExit(130) from None
     print(format_rows(results["seeds"]))
     for seed, reasons in enumerate(results["failure_reasons"]):

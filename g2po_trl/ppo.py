@@ -130,8 +130,8 @@ class PPOTrainer(G2POTrainer):
         name = args.critic_model_name_or_path or get_config_model_id(self.model.config)
         if not name:
             raise ValueError(
-                "critic_model_name_or_path is None and the model came from no folder or Hub: set it to the model the "
-                "critic is to begin as"
+                "critic_model_name_or_path is None and the model was not loaded from a folder or the Hub: set it to "
+                "the model that initialises the critic"
             )
         self.critic = Critic(
             name,
@@ -155,7 +155,7 @@ class PPOTrainer(G2POTrainer):
 
     def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
         if advantage_fn is not None:
-            raise TypeError("advantage_fn has no meaning in PPOTrainer: advantages come from the critic. Remove it.")
+            raise TypeError("PPOTrainer does not accept advantage_fn: advantages come from the critic. Remove it.")
         return None, "ppo"
 
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:

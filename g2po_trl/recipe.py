@@ -70,7 +70,11 @@ def _not_known(parser: argparse.ArgumentParser, word: str, where: str) -> str:
     names = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     near = difflib.get_close_matches(word.partition("=")[0], names, 1)
     remedy = f"did you mean {near[0]}?" if near else "--help lists all there are"
-    return f"{word} is no {where}: {remedy}" if word.startswith("-") else f"{word!r} belongs to no flag: {remedy}"
+    return (
+        f"{word} is not a {where}: {remedy}"
+        if word.startswith("-")
+        else f"{word!r} does not belong to a flag: {remedy}"
+    )
 
 
 def _group(parser: argparse.ArgumentParser, types: Sequence[type]) -> None:

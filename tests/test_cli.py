@@ -101,16 +101,28 @@ def test_options_are_spelled_either_way(capsys, folder):
 
 def test_errors_are_one_line(capsys, folder, monkeypatch):
     for arguments, code, text in (
-        (["nosuch"], 2, "g2po: error: 'nosuch' is no command: choose one of init"),
+        (["nosuch"], 2, "g2po: error: 'nosuch' is not a command: choose one of init"),
         (["init", str(folder)], 1, "already holds environment.py, tasks.jsonl"),
         (["check", "nowhere:Env"], 1, "'nowhere:Env' cannot be loaded"),
         (["check", "config.yaml"], 1, "names no environment"),
-        (["train", "nosuch"], 1, "'nosuch' is no recipe and no file: choose one of alfworld, alfworld-ppo, appworld"),
-        (["train", "alfworld", "--config", "nosuch"], 1, "config is 'nosuch', which is no file: pass one, or one of"),
+        (
+            ["train", "nosuch"],
+            1,
+            "'nosuch' is neither a recipe nor a file: choose one of alfworld, alfworld-ppo, appworld",
+        ),
+        (
+            ["train", "alfworld", "--config", "nosuch"],
+            1,
+            "config is 'nosuch', which is not a file: pass one, or one of",
+        ),
         (["train", "--config"], 1, "--config has no value"),
         (["train", "--num_processes", "many"], 1, "num_processes is 'many': set it to at least 1"),
         (["train", "--num_processes", "0"], 1, "num_processes is '0': set it to at least 1"),
-        (["train", "--accelerate_config", "fsdp"], 1, "accelerate_config is 'fsdp', which is no file: pass one, or "),
+        (
+            ["train", "--accelerate_config", "fsdp"],
+            1,
+            "accelerate_config is 'fsdp', which is not a file: pass one, or ",
+        ),
         (
             ["evaluate", "--model", "m", "--config", "nosuch"],
             1,
@@ -285,7 +297,7 @@ def test_a_folder_of_init_trains(folder, tiny_model_dir):
     wrong = train("--model", tiny_model_dir, "--lerning_rate", "1", cwd=folder)
     assert wrong.returncode == 1
     assert wrong.stderr.splitlines()[-1] == (
-        "g2po train: error: --lerning_rate is no flag: did you mean --learning_rate?"
+        "g2po train: error: --lerning_rate is not a flag: did you mean --learning_rate?"
     )
 
 

@@ -141,7 +141,7 @@ def test_groups_of_unequal_size_are_balanced():
         ("surrogate", "not valid unicode"),
         ("bytes", "returned b'x'"),
         ("terminated", "terminated is 'no'"),
-        ("itself", "info is no plain data"),
+        ("itself", "info cannot be stored as JSON"),
         ("score", "info['score'] is nan; give a finite number"),
         ("success", "info['success'] is [True]; give True or False"),
     ],

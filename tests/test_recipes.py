@@ -134,15 +134,15 @@ def test_arguments_of_a_recipe(tmp_path, capsys):
         assert (script.tasks, args.gamma, args.beta, model.lora_r) == ("t", 0.5, 0.25, 3), "the file before defaults"
     assert parse_arguments(types, config, cpu, ["--beta", "0"])[1].beta == 0
     for flags, text in (
-        (["--gama", "1"], "--gama is no flag: did you mean --gamma?"),
-        (["--gamm", "1"], "--gamm is no flag: did you mean --gamma?"),
-        (["stray"], "'stray' belongs to no flag: --help lists all there are"),
+        (["--gama", "1"], "--gama is not a flag: did you mean --gamma?"),
+        (["--gamm", "1"], "--gamm is not a flag: did you mean --gamma?"),
+        (["stray"], "'stray' does not belong to a flag: --help lists all there are"),
         (["--config", str(tmp_path / "none.yaml")], "none.yaml', which cannot be read: No such file"),
     ):
         with pytest.raises(SystemExit, match=re.escape(text)):
             parse_arguments(types, None, cpu, flags)
     config.write_text("num_generation: 8\n")
-    with pytest.raises(SystemExit, match="--num_generation is no key of the config file: did you mean --num_gen"):
+    with pytest.raises(SystemExit, match="--num_generation is not a key of the config file: did you mean --num_gen"):
         parse_arguments(types, config, cpu, [])
     with pytest.raises(SystemExit) as exit_:
         parse_arguments(types, None, cpu, ["--help"])

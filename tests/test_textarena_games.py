@@ -97,9 +97,9 @@ def test_games_in_turn_do_not_disturb_each_other_or_the_generator():
     [
         (
             "TicTacToe-v0",
-            r"no game for one player \(.* has to be 2, .*write a TextEnvironment whose step plays",
+            r"not a single-player game \(.* has to be 2, .*write a TextEnvironment whose step plays",
         ),
-        ("MarketEntryGame-v0", "no game for one player: choose"),
+        ("MarketEntryGame-v0", "not a single-player game: choose"),
         ("Chess-v7", "'Chess-v7', which TextArena cannot make: .* not found"),
     ],
 )

@@ -313,7 +313,7 @@ class ServerChat(ChatModel):
         except BadRequestError as error:
             told = f"{error} {error.code} {error.body}".lower()
             if any(sign in told for sign in _TOO_LONG):
-                return ChatReply("", error=f"the server's model takes no conversation as long: {error}")
+                return ChatReply("", error=f"the conversation is too long for the server's model: {error}")
             raise ChatError(f"the server at {self.base_url} refuses the request: {error}") from error
         except AuthenticationError as error:
             raise ChatError(
@@ -327,7 +327,7 @@ class ServerChat(ChatModel):
         except OpenAIError as error:
             raise ChatError(f"the server at {self.base_url}: {error}") from error
         if not answer.choices:
-            raise ChatError(f"the server at {self.base_url} answered without a choice: is it OpenAI's protocol?")
+            raise ChatError(f"the server at {self.base_url} answered without a choice: does it use OpenAI's protocol?")
         choice, usage = answer.choices[0], answer.usage
         text = choice.message.content or ""
         return ChatReply(

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"g2po-trl {_version()}")
         return
     if name not in COMMANDS:
-        _fail("g2po", f"{name!r} is no command: choose one of {', '.join(COMMANDS)}", code=2)
+        _fail("g2po", f"{name!r} is not a command: choose one of {', '.join(COMMANDS)}", code=2)
     try:
         import_module(COMMANDS[name][0]).main(rest)
     except KeyboardInterrupt:

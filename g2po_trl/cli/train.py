@@ -93,7 +93,7 @@ def recipes_folder() -> Path:
         return beside
     spec = find_spec("g2po_recipes")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError("g2po_recipes is not installed beside g2po_trl: install g2po-trl again")
+        raise ValueError("g2po_recipes is missing: reinstall g2po-trl")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -127,7 +127,7 @@ def find_config(name: str, option: str = "config", kind: str | None = None, amon
     if (found := folder / f"{name.removesuffix('.yaml')}.yaml").is_file():
         return found
     names = [f"{among}/{one}" for one in config_names(among)] if among else config_names(kind)
-    raise ValueError(f"{option} is {name!r}, which is no file: pass one, or one of {', '.join(names)}")
+    raise ValueError(f"{option} is {name!r}, which is not a file: pass one, or one of {', '.join(names)}")
 
 
 def environment_in(path: Path) -> str | None:
@@ -168,7 +168,9 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
     file, _, name = target.partition(":")
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"{target!r} is no recipe and no file: choose one of {', '.join(recipe_names())}, or FILE.py")
+        raise ValueError(
+            f"{target!r} is neither a recipe nor a file: choose one of {', '.join(recipe_names())}, or FILE.py"
+        )
     name = name or environment_in(path)
     if name is None:
         given = {"config": request.config, "model": request.model}

@@ -103,7 +103,9 @@ def _checked_info(info: Any, where: str) -> dict[str, Any]:
     try:
         data = plain(info)
     except Exception as error:  # refers to itself, or raises when it is asked for its text
-        raise EnvironmentContractError(f"{where}: info is no plain data ({error!r}); keep plain data in it") from error
+        raise EnvironmentContractError(
+            f"{where}: info cannot be stored as JSON ({error!r}); return plain data in it"
+        ) from error
     for name, score in data.items():
         is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
         if is_score(name) and not is_number:

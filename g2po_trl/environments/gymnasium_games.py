@@ -175,7 +175,7 @@ class GymnasiumEnvironment(TextEnvironment):
             modes = self.env.metadata.get("render_modes", [])
             remedy = 'pass make_options={"render_mode": "ansi"}, or ' if "ansi" in modes else ""
             raise ValueError(
-                f"observation_space of {self.env_id} is {seen}, which is no text: {remedy}derive from "
+                f"observation_space of {self.env_id} is {seen}, which is not text: {remedy}derive from "
                 "GymnasiumEnvironment and override read_observation"
             )
         if not isinstance(done, (spaces.Text, spaces.Discrete)) and mine.read_action is _BASE.read_action:

@@ -85,7 +85,7 @@ class TextArenaEnvironment(TextEnvironment):
                 failed = error
             if failed is not None or not isinstance(self.game.state, self.textarena.SinglePlayerState):
                 raise ValueError(
-                    f"env_id is {self.env_id!r}, which is no game for one player{f' ({failed})' if failed else ''}: "
+                    f"env_id is {self.env_id!r}, which is not a single-player game{f' ({failed})' if failed else ''}: "
                     "choose a single-player game, or write a TextEnvironment whose step plays the other players"
                 ) from failed
             rules, text, key = self._news()

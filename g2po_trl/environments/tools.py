@@ -99,7 +99,7 @@ def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
             raise ValueError(f"a call has no name: {text.strip()}")
         arguments = call.get("arguments") or {}
         if not isinstance(arguments, Mapping):
-            raise ValueError(f"arguments are no object: {text.strip()}")
+            raise ValueError(f"arguments are not an object: {text.strip()}")
         calls.append((call["name"], dict(arguments)))
     if not calls:
         raise ValueError("no complete <tool_call>…</tool_call>")
@@ -129,11 +129,13 @@ class ToolEnvironment(TextEnvironment):
         self.inner, self.max_turns = environment_factory(), max_turns
         name = type(self.inner).__name__
         if not callable(getattr(self.inner, "get_reward", None)):
-            raise TypeError(f"{name} has no get_reward: add it, it says what an episode is worth when it has ended")
+            raise TypeError(f"{name} has no get_reward: add this method, which returns the reward of an episode")
         methods = {method: getattr(self.inner, method) for method in _tool_names(type(self.inner))}
         self.tools = {method: tool for method, tool in methods.items() if callable(tool)}
         if not self.tools:
-            raise TypeError(f"{name} has no tool: every public method but reset, get_reward and close is one")
+            raise TypeError(
+                f"{name} has no tool: add one; all public methods except reset, get_reward and close are tools"
+            )
         self.described = describe_tools(self.tools) if described is None else described
         self._told = HOW_TO_CALL.format(tools=self.described)
 

@@ -47,7 +47,7 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str |
         if latest is None and wanted != "auto":
             raise ValueError(
                 f"resume_from_checkpoint is {resume_from_checkpoint!r}, but {str(output_dir)!r} holds no checkpoint: "
-                "use 'auto' to resume if there is one and start anew if not"
+                "use 'auto' to resume if there is one and start from scratch if not"
             )
         return latest
     if not Path(resume_from_checkpoint, "trainer_state.json").is_file():

@@ -60,7 +60,7 @@ def fingerprint_weights(model: str, revision: str | None = None) -> str:
         found = [cached_file(model, name, **options) for name in names]
         commit = next((extract_commit_hash(path, None) for path in found if path), None)
         if commit is None:
-            raise OSError(f"model is {model!r}: it is no folder, and the Hub has no configuration of that name")
+            raise OSError(f"model is {model!r}: it is not a folder, and the Hub has no configuration of that name")
         return f"{model}@{commit}"
     files = [
         path
