@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import gather_object, send_to_device
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer
@@ -298,7 +298,7 @@ class G2POTrainer(GRPOTrainer):
         times: dict[str, float],
         update_metrics: dict[str, float],
     ) -> None:
-        everyone, stats, times = gather_rollout(trajectories, stats, times)
+        everyone, stats, times = gather_rollout(trajectories, stats, times, gather_object)
         self.iteration.log(
             {
                 **self.credit.statistics(graph),

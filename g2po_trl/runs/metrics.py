@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,12 +35,17 @@ def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args:
 
 
 def gather_rollout(
-    trajectories: Sequence[Trajectory], stats: RolloutStats, times: Mapping[str, float]
+    trajectories: Sequence[Trajectory],
+    stats: RolloutStats,
+    times: Mapping[str, float],
+    gather: Callable[[list], list],
 ) -> tuple[list[Trajectory], RolloutStats, dict[str, float]]:
-    """All ranks' trajectories, without their texts; what they cost; the times of the slowest rank."""
-    from accelerate.utils import gather_object
+    """All ranks' trajectories, without their texts; what they cost; the times of the slowest rank.
 
-    ranks = gather_object([([_without_texts(trajectory) for trajectory in trajectories], stats, times)])
+    Args:
+        gather: a list of each rank -> the lists of all, joined.
+    """
+    ranks = gather([([_without_texts(trajectory) for trajectory in trajectories], stats, times)])
     everyone = [trajectory for played, _, _ in ranks for trajectory in played]
     slowest = {name: max(rank_times[name] for _, _, rank_times in ranks) for name in times}
     return everyone, RolloutStats.over_ranks([rank_stats for _, rank_stats, _ in ranks]), slowest
