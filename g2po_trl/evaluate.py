@@ -1,4 +1,4 @@
-"""Evaluate anything: `g2po evaluate --help`, or `python -m g2po_trl.evaluate --help`."""
+"""Evaluate a model on a panel: `g2po evaluate --help`."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ from .trajectory import Trajectory
 
 
 def load_panel(args: argparse.Namespace) -> Panel:
-    """A panel of one of the environments that come with the package, or of one's own (`module:Class`) with its tasks.
+    """The panel that the arguments name: one of a bundled environment, or `module:Class` with its tasks.
 
     Raises:
-        ValueError: when there is no such panel, or tasks do not fit the environment.
+        ValueError: if there is no such panel, or the tasks do not fit the environment.
     """
     environment, options = args.environment, args.panel_options
     if ":" in environment:

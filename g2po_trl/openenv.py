@@ -1,11 +1,11 @@
-"""Environments on other machines: any OpenEnv server as a `TextEnvironment`, and ours served as OpenEnv servers.
+"""Environments on other machines: OpenEnv servers as `TextEnvironment`s, and environments served as OpenEnv servers.
 
-    g2po serve my_game.py:MyGame --port 8000                                    # there
-    environment_factory = partial(RemoteEnvironment, ["http://there:8000"])     # here
+    g2po serve my_game.py:MyGame --port 8000                                    # on the server
+    environment_factory = partial(RemoteEnvironment, ["http://there:8000"])     # for the trainer
 
-A session of a server is one episode after the other, in a worker process of its own there: environments need not be
-safe in threads, and one that dies ends its own session. A server that cannot be reached, or is cut off in mid-episode,
-ends the episode as `error`; the next one goes to another server when there is one.
+A session of a server plays one episode after the other, in a worker process of its own: environments need not be
+thread-safe, and one that crashes ends only its own session. If a server cannot be reached or is lost during an
+episode, the episode ends as `error`, and the next one goes to another server if there is one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _TEXT_FIELDS = ("text", "message", "output", "prompt", "content", "result", "obs
 
 
 def read_observation(fields: Mapping[str, Any]) -> Observation:
-    """What a server's observation says: ours as it was, of others their text.
+    """The `Observation` in the fields of a server's answer: all fields of a `g2po serve` server, the text of others.
 
     Raises:
-        ValueError: when no text is in it.
+        ValueError: if no field contains a text.
     """
     if "admissible_actions" in fields:
         return Observation(**{name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")})

@@ -1,7 +1,7 @@
-"""What an episode leaves behind: plain data, in memory and as JSON lines.
+"""The record of an episode: plain data, in memory and as JSON lines.
 
-A *trajectory* is one episode of one task; a *step* is one observation and the reply it got. Everything after the
-rollout (state graph, advantages, step batch, viewer) is computed from these two classes and from nothing else.
+A *trajectory* is one episode of one task; a *step* is one turn of it. Everything after the rollout (state graph,
+advantages, step samples, viewer) is computed from these two classes alone.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Trajectory:
 
 
 def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[float], groups: Sequence[int]) -> None:
-    """Write down in trajectories what they are trained with: `advantages` of their steps in order, and `groups`."""
+    """Store what trajectories are trained with: the advantages of their steps, in order, and their groups."""
     of_step = iter(advantages)
     for trajectory, group in zip(trajectories, groups, strict=True):
         trajectory.group = group

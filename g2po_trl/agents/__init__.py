@@ -1,4 +1,4 @@
-"""Agents that are prompted, not trained: any chat model, on any environment."""
+"""Agents: prompted chat models as agents in any environment, without training."""
 
 from .ask import Agent, DirectAgent, ReActAgent, ReflexionAgent
 from .chat import ChatModel, ChatReply, ChatSettings, TokenBudget, TokenBudgetSpentError

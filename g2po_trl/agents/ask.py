@@ -1,11 +1,11 @@
-"""Ways to ask a chat model for the next action.
+"""Ways to prompt a chat model for the next action.
 
-- *direct*: the environment's own prompt, rebuilt at every step; what a trained agent reads.
-- *ReAct* (Yao et al., 2023): one conversation an episode, in which each reply is a thought and an action.
-- *Reflexion* (Shinn et al., 2023): ReAct in several trials; after one that failed the model says in words what went
-  wrong, and later trials read it.
+- *direct*: the environment's own prompt, built again at every step, as a trained agent is prompted.
+- *ReAct* (Yao et al., 2023): one conversation per episode, in which each reply is a thought and an action.
+- *Reflexion* (Shinn et al., 2023): ReAct in several trials. After a failed trial the model writes what went wrong;
+  later trials read it.
 
-The wording is ours.
+The wording is g2po-trl's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `g2po`: what it can do, and how it fails.
+"""Command line: the commands of `g2po`, and how they report errors.
 
 It may import everything, and imports a command's code when the command is called. It gives `main`.
 """

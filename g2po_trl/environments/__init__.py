@@ -1,5 +1,5 @@
-"""Environments: the contract a user writes, and the worker processes that host what he wrote.
+"""Environments: the contract of an environment, and the worker processes that run environments.
 
-It imports no other room. It gives `TextEnvironment`, `Observation`, `StepResult`, `ToolEnvironment`, `EnvironmentPool`
-and the checks that both training and `python -m g2po_trl.check` make before an environment is played.
+It imports no other room. It gives `TextEnvironment`, `Observation`, `StepResult`, `ToolEnvironment`,
+`EnvironmentPool`, the adapters for other libraries, and the checks made before an environment is played.
 """

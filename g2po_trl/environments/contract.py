@@ -1,11 +1,11 @@
-"""The environment contract: what a user writes to train an agent on a task of their own.
+"""The contract of an environment: what to write to train an agent on your own task.
 
     class MyEnvironment(TextEnvironment):
         def reset(self, **task) -> Observation: ...        # one row of the dataset, by keyword
         def step(self, action: str) -> StepResult: ...
 
-`reset` is deterministic in its arguments: every member of a group gets the same task and must start in the same
-state. An environment lives in a worker process and is reset many times; members of one group share a worker.
+`reset` is deterministic in its arguments: the episodes of a group play the same task and must start in the same state.
+An environment lives in a worker process and is reset many times; episodes of one group share a worker.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Environments in worker processes: many episodes in few processes, and no environment can end a run.
 
-An episode has a *slot*, from one `reset` of the pool to the next. Whatever an environment does wrong comes back as an
-`EnvironmentFailure` in place of its result: raise, hang (its worker is killed), die, or return nonsense. A worker that
-is lost is replaced, and the other episodes it hosted are played again: reset, the same actions, and every answer
-compared with what it was. Then they go on as if nothing had happened; those that are answered otherwise are `"lost"`.
+An episode has a *slot*, from one `reset` of the pool to the next. If an environment raises, times out, crashes or
+returns an invalid result, an `EnvironmentFailure` takes the place of its result. A worker that is lost is replaced,
+and its other episodes are replayed: reset, the same actions, and every answer compared with the first one. Those whose
+answers are equal continue; the others are `"lost"`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run's files show: the paper's analyses as functions, and plots of them. Reads files; trains nothing.
+"""Report: the paper's analyses of a run's files as functions, and plots of them.
 
-`python -m g2po_trl.report RUN` writes all of it for a run.
+It trains nothing. `g2po report RUN` writes all of it for a run.
 """

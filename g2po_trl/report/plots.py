@@ -1,4 +1,4 @@
-"""Plots for papers and notebooks: each function takes numbers and gives a figure; `save` writes PNG and SVG."""
+"""Plots for papers and notebooks: each function takes numbers and returns a figure; `save` writes PNG and SVG."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rollout: a task goes in, a trajectory comes out.
+"""Rollout: plays tasks and returns trajectories.
 
-It imports `environments` alone, and knows no trainer, graph or update. It gives prompts and their encoding, engines
-that answer them, and what plays many episodes at a time.
+It imports `environments` alone, and knows no trainer, graph or update. It gives prompts and their encoding, the
+engines that generate, and the `Player` of many concurrent episodes.
 """

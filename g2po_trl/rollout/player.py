@@ -1,4 +1,4 @@
-"""`Player`: a task goes in, a trajectory comes out. Training, panels, evaluation and notebooks play through it."""
+"""`Player` plays tasks and returns trajectories. Training, panels, evaluation and notebooks use it."""
 
 from __future__ import annotations
 

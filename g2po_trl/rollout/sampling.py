@@ -1,4 +1,4 @@
-"""How replies are drawn, and where they end: the same for training and for evaluation."""
+"""How completions are sampled, and where they end: the same for training and evaluation."""
 
 from __future__ import annotations
 

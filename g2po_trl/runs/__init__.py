@@ -1,5 +1,5 @@
-"""Runs: what a run leaves behind, and how it is taken up again.
+"""Runs: the files that a run writes, and how it is resumed.
 
 It imports `environments`, `rollout` and `credit`, and no trainer. It gives checkpoints, the run's description,
-evaluations on panels, the model card, metrics, and what a user watches meanwhile.
+evaluations on panels, the model card, metrics, and progress output.
 """

@@ -1,5 +1,5 @@
-"""Update: step samples go in, a gradient comes out.
+"""Update: turns step samples into a gradient.
 
-It imports no other room, and knows neither environments nor graphs. It gives batches, the layouts in which they pass
-through a model, log-probabilities to hold them against, and PPO's critic.
+It imports no other room, and knows neither environments nor graphs. It gives batches, their layouts for a forward
+pass, the log-probabilities of old and reference policy, and PPO's critic.
 """

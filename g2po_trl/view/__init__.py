@@ -1,4 +1,4 @@
-"""Looking at a run: one page with its curves, state graphs, advantages and evaluations; two runs side by side."""
+"""Viewer: an HTML page with curves, state graphs, advantages and evaluations of a run, or of two side by side."""
 
 from .data import Run
 from .episode_sets import Evaluation
