@@ -17,6 +17,7 @@ EXTRA_OF = {
     "websockets": "openenv",
     "openai": "agents",
     "bitsandbytes": "qlora",
+    "gguf": "pretrained",
     "vllm": "vllm",
     "datasketch": "similarity",
     "matplotlib": "plots",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import TrainerCallback, TrainingArguments
 from trl import GRPOConfig, ModelConfig, TrlParser
@@ -44,7 +45,8 @@ def parse_arguments(
         argv += ["--config", str(default_config)]
     parser = TrlParser(types, allow_abbrev=False)
     parser.usage = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
-    parser.set_defaults_with_config(**(defaults or {}))
+    # Without it transformers refuses bf16 where there is no accelerator.
+    parser.set_defaults_with_config(**{"use_cpu": not torch.accelerator.is_available(), **(defaults or {})})
     if {"-h", "--help"} & set(argv):
         parser.add_argument("--config", metavar="FILE", help="YAML file with any of these; flags win")
         _group(parser, types)

@@ -277,7 +277,9 @@ def test_completion(folder, monkeypatch):
     assert completed("re") == ["report"]
     assert completed("train", "alf") == ["alfworld", "alfworld-ppo"]
     assert completed("train", "alfworld", "--l") == ["--learning_rate", "--load_in_4bit", "--lora_r"]
-    assert completed("train", "--config", "web") == ["webshop/qwen2.5-1.5b", "webshop/qwen2.5-7b", "webshop/tiny"]
+    configs = [f"webshop/{name}" for name in ("qwen2.5-1.5b", "qwen2.5-7b", "smollm2-135m", "tiny")]
+    assert completed("train", "--config", "web") == configs
+    assert completed("teach", "") == ["alfworld", "webshop"]
     assert completed("train", "--accelerate_config", "f") == ["fsdp2"]
     assert completed("evaluate", "--max-tu") == ["--max-turns"]
     assert completed("view", "ru") == [], "a folder is the shell's to complete"

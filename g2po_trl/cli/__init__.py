@@ -18,6 +18,7 @@ COMMANDS = {
     "init": ("g2po_trl.cli.init", "write a folder with a small environment of your own to start from"),
     "check": ("g2po_trl.check", "play an environment at random and report what is wrong with it"),
     "train": ("g2po_trl.cli.train", "train on alfworld, webshop, appworld or an environment of your own"),
+    "teach": ("g2po_trl.cli.teach", "teach a model the reply's format, as a start for training"),
     "view": ("g2po_trl.view.__main__", "look at a run or an evaluation, or compare two"),
     "evaluate": ("g2po_trl.cli.evaluate", "evaluate a checkpoint, an adapter or a served model"),
     "report": ("g2po_trl.report.__main__", "analyse a run's state graphs, with plots"),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ..arguments import Parser
 from . import COMMANDS
+from .teach import targets
 from .train import HELP, config_names, recipe_names
 
 BASH = """# g2po completion bash > ~/.local/share/bash-completion/completions/g2po
@@ -63,6 +64,7 @@ def script(shell: str) -> str:
     """The completion script of a shell."""
     values = {"train --config": config_names(), "train --accelerate_config": config_names("accelerate")}
     values["completion completion"] = ["bash", "zsh"]
+    values["teach teach"] = targets()
     values["train --advantage_estimator"] = re.search(r"--advantage_estimator (\S+)", HELP)[1].split("|")
     cases = [f'        "{case}") words="{" ".join(words)}" ;;' for case, words in values.items()]
     flags = [f'            {name}) words="{" ".join(flags_of(name))}" ;;' for name in COMMANDS]

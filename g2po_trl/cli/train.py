@@ -108,7 +108,7 @@ def config_names(kind: str | None = None) -> list[str]:
     folder = recipes_folder()
     if kind is not None:
         return sorted(path.stem for path in (folder / kind).glob("*.yaml"))
-    paths = [path for path in folder.glob("*/*.yaml") if path.parent.name not in ("accelerate", "agents")]
+    paths = [path for path in folder.glob("*/*.yaml") if path.parent.name not in ("accelerate", "agents", "teach")]
     return sorted(f"{path.parent.name}/{path.stem}" for path in paths)
 
 

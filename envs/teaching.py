@@ -1,0 +1,254 @@
+"""A cold start: a language model is shown an expert's answers until it plays well enough to learn from rewards.
+
+Reinforcement learning needs a policy that writes replies in the required format and wins now and then. A small
+pretrained model does neither. Some hundred single answers of an expert on training games teach it both; what is best
+is then left for it to find out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
+
+from g2po_envs.smollm2 import NAME as SMOLLM2
+from g2po_envs.smollm2 import smollm2_path
+from g2po_envs.tiny.demonstration import Demonstration
+from g2po_trl.environments.pool import EnvironmentPool
+from g2po_trl.json_text import write_json
+from g2po_trl.rollout.actor import PromptActor
+from g2po_trl.rollout.generation import TransformersEngine
+from g2po_trl.rollout.player import Player
+from g2po_trl.rollout.prompting import PromptTemplate
+from g2po_trl.rollout.sampling import Sampling, derived_seed
+from g2po_trl.runs.evaluation import summarize
+
+REPLY = "<think></think><action>{action}</action>"
+
+
+def as_dataset(demonstrations: Iterable[Demonstration], template: PromptTemplate, history_length: int) -> Dataset:
+    """Prompts as the rollout builds them, and the expert's replies, in the columns of TRL's SFTTrainer."""
+    rows = []
+    for shown in demonstrations:
+        messages = template.messages(
+            shown.observation,
+            task=shown.task,
+            admissible_actions=shown.actions,
+            history=shown.history[-history_length:] if history_length else [],
+            steps_taken=shown.steps_taken,
+        )
+        reply = [{"role": "assistant", "content": REPLY.format(action=shown.expert)}]
+        rows.append({"prompt": messages, "completion": reply})
+    return Dataset.from_list(rows)
+
+
+@dataclass
+class Exam:
+    """The games by which a start is judged, and when to stop.
+
+    Args:
+        environment_factory, rows: whose episodes are played, each once.
+        template, history_length, max_turns, sampling: how.
+        target: share of them to win; teaching ends when it is reached.
+        every: optimizer steps between two exams.
+    """
+
+    environment_factory: Callable[[], Any]
+    rows: Sequence[dict[str, Any]]
+    template: PromptTemplate
+    history_length: int
+    max_turns: int
+    sampling: Sampling
+    target: float
+    every: int
+    batch_tokens: int = 16_384
+
+    def __post_init__(self):
+        if not 0 < self.target <= 1:
+            raise ValueError(f"target_success is {self.target!r}: set it above 0 and at most to 1")
+        if self.every < 1:
+            raise ValueError(f"exam_steps is {self.every!r}: set it to at least 1")
+
+    def sit(
+        self, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool, seed: int
+    ) -> dict[str, Any]:
+        """Play, in evaluation mode and with random numbers of its own; see `summarize` for what comes back."""
+        was_training, cache = model.training, model.config.use_cache
+        model.eval()
+        model.config.use_cache = True
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(derived_seed(seed, 0))
+                engine = TransformersEngine.of(model, tokenizer, batch_tokens=self.batch_tokens)
+                actor = PromptActor.of(engine, self.template, history_length=self.history_length)
+                trajectories, _ = Player(pool, actor, self.max_turns).play(self.rows, self.sampling)
+        finally:
+            model.config.use_cache = cache
+            model.train(was_training)
+        return summarize(trajectories, [row.get("task_type") for row in self.rows])
+
+
+class ExamCallback(TrainerCallback):
+    """Holds an exam every so many steps and at the end, says how it went, and ends what has reached its target."""
+
+    def __init__(
+        self,
+        exam: Exam,
+        tokenizer: PreTrainedTokenizerBase,
+        pool: EnvironmentPool,
+        samples_per_step: int,
+        num_samples: int,
+    ):
+        self.exam, self.tokenizer, self.pool = exam, tokenizer, pool
+        self.samples_per_step, self.num_samples = samples_per_step, num_samples
+        self.results: list[dict[str, Any]] = []
+        self.started = time.perf_counter()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        last = state.global_step >= state.max_steps
+        if state.global_step % self.exam.every and not last:
+            return
+        began = time.perf_counter()
+        summary = self.exam.sit(model, self.tokenizer, self.pool, args.seed)
+        took = time.perf_counter() - began
+        samples = min(state.global_step * self.samples_per_step, self.num_samples)
+        self.results.append({"step": state.global_step, "samples": samples, **summary})
+        print(
+            f"step {state.global_step:>4} | {samples} samples | success {summary['success_rate']:.1%} of "
+            f"{summary['episodes']} games | well-formed {summary['valid_action_ratio']:.1%} | "
+            f"turns {summary['turns']:.1f} | exam {took:.0f} s | elapsed {time.perf_counter() - self.started:.0f} s",
+            flush=True,
+        )
+        if summary["success_rate"] >= self.exam.target:
+            control.should_training_stop = True
+
+
+def teach(
+    model: torch.nn.Module | str,
+    args: SFTConfig,
+    lessons: Dataset,
+    exam: Exam,
+    processing_class: PreTrainedTokenizerBase,
+    peft_config: Any = None,
+) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+    """Supervised fine-tuning until the exam is passed or the lessons are over.
+
+    Args:
+        lessons: prompt and completion, see `as_dataset`; the loss is on the completion.
+
+    Returns:
+        The model, an adapter merged into it; and every exam's summary with its `step` and `samples`.
+    """
+    trainer = SFTTrainer(
+        model=model,
+        args=args,
+        train_dataset=lessons,
+        processing_class=processing_class,
+        peft_config=peft_config,
+    )
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    with EnvironmentPool(exam.environment_factory) as pool:
+        callback = ExamCallback(exam, processing_class, pool, per_step, int(len(lessons) * args.num_train_epochs))
+        trainer.add_callback(callback)
+        trainer.train()
+    taught = trainer.accelerator.unwrap_model(trainer.model)
+    if peft_config is not None:
+        taught = taught.merge_and_unload()
+    return taught, callback.results
+
+
+@dataclass
+class TeachingArguments:
+    """What the recipes that teach have in common. Any of these is a flag and a YAML key."""
+
+    num_demonstrations: int = field(default=384, metadata={"help": "Answers of the expert to show, at most."})
+    target_success: float = field(default=0.3, metadata={"help": "Share of the exam's tasks to win; then it ends."})
+    exam_steps: int = field(default=16, metadata={"help": "Optimizer steps between two exams."})
+    num_exam_tasks: int = field(default=36, metadata={"help": "Training tasks of an exam; none of them was shown."})
+    prompt: str = field(default="compact", metadata={"help": "'full' or 'compact'."})
+    history_length: int = field(default=2, metadata={"help": "Past turns in a prompt."})
+    max_turns: int = field(default=15, metadata={"help": "Turns of an exam's episode."})
+    max_completion_length: int = field(default=32, metadata={"help": "Tokens of an exam's reply."})
+    temperature: float = field(default=1.0, metadata={"help": "Of an exam's replies."})
+    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Where tasks and SmolLM2 are kept."})
+
+    def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Tasks to show, and tasks of the exam.
+
+        Raises:
+            ValueError: when there are too few.
+        """
+        if not 0 < self.num_exam_tasks < len(rows):
+            raise ValueError(
+                f"num_exam_tasks is {self.num_exam_tasks}: set it above 0 and below the {len(rows)} training tasks"
+            )
+        rows = list(rows)
+        random.Random(f"{seed}-exam").shuffle(rows)
+        return rows[self.num_exam_tasks :], rows[: self.num_exam_tasks]
+
+    def exam(self, environment_factory: Callable[[], Any], rows: Sequence[dict[str, Any]], template: PromptTemplate):
+        """The exam that these arguments ask for."""
+        return Exam(
+            environment_factory,
+            rows,
+            template,
+            self.history_length,
+            self.max_turns,
+            Sampling(self.temperature, max_tokens=self.max_completion_length),
+            self.target_success,
+            self.exam_steps,
+        )
+
+
+def run_teaching(
+    script_args: TeachingArguments,
+    args: SFTConfig,
+    model_args: ModelConfig,
+    shown: Sequence[Demonstration],
+    exam: Exam,
+) -> None:
+    """What a recipe does with its demonstrations: draw some, teach, save the model and how it went.
+
+    Raises:
+        ValueError: when there are fewer than `num_demonstrations`. OSError, ImportError: no model is to be had.
+    """
+    started = time.perf_counter()
+    if len(shown) < script_args.num_demonstrations:
+        raise ValueError(
+            f"num_demonstrations is {script_args.num_demonstrations}, and the training tasks give {len(shown)}: "
+            "set it lower, or take more tasks"
+        )
+    drawn = random.Random(args.seed).sample(list(shown), script_args.num_demonstrations)
+    lessons = as_dataset(drawn, exam.template, exam.history_length)
+    print(f"{len(lessons)} answers of the expert; exam: {len(exam.rows)} tasks of which none was shown", flush=True)
+
+    name = model_args.model_name_or_path or str(smollm2_path(script_args.cache_dir))
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
+    args.model_init_kwargs = {
+        "dtype": model_args.dtype,
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        **(args.model_init_kwargs or {}),
+    }
+    model, results = teach(name, args, lessons, exam, tokenizer, get_peft_config(model_args))
+    model.save_pretrained(args.output_dir)
+    tokenizer.save_pretrained(args.output_dir)
+    last, seconds = results[-1], time.perf_counter() - started
+    about = {"model": model_args.model_name_or_path or SMOLLM2, "seed": args.seed, "seconds": round(seconds, 1)}
+    write_json(Path(args.output_dir, "teaching.json"), {**about, "exams": results}, indent=1)
+    reached = "reached" if last["success_rate"] >= exam.target else "not reached"
+    print(
+        f"{last['samples']} samples, {seconds:.0f} s, success {last['success_rate']:.1%}: target of {exam.target:.0%} "
+        f"{reached}. The model is in {args.output_dir}"
+    )

@@ -1,0 +1,62 @@
+"""Teach a language model the reply's format and the beginnings of ALFWorld, as a start for reinforcement learning.
+
+    g2po teach alfworld                                  # SmolLM2-135M, two CPU cores or a small GPU
+    g2po teach alfworld --model Qwen/Qwen2.5-0.5B-Instruct --use_peft true
+
+An expert plays training games, and the model learns its answers, one at a time in any order, until it wins
+`--target_success` of other training games. Then: g2po train alfworld --config smollm2-135m
+
+Any field of `ScriptArguments`, TRL's `SFTConfig` and `ModelConfig` is a flag and a YAML key; flags win.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from trl import ModelConfig, SFTConfig
+
+from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
+from g2po_envs.alfworld.demonstrations import demonstrate
+from g2po_envs.teaching import TeachingArguments, run_teaching
+from g2po_trl.recipe import parse_arguments
+
+DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
+PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
+
+
+@dataclass
+class ScriptArguments(TeachingArguments):
+    num_games: int = field(default=320, metadata={"help": "Training games to generate, as the training recipe."})
+    game_size: str = field(default="tiny", metadata={"help": "Size of generated games."})
+    game_seed: int = field(default=0, metadata={"help": "Seed of generated games."})
+    intro: bool = field(default=False, metadata={"help": "First observation: the whole welcome, or the room alone."})
+    hidden_actions: list[str] = field(
+        default_factory=lambda: ["help"], metadata={"help": "First words of actions left out of the list."}
+    )
+
+
+def main() -> None:
+    script_args, args, model_args = parse_arguments((ScriptArguments, SFTConfig, ModelConfig), DEFAULT_CONFIG)
+    if script_args.prompt not in PROMPTS:
+        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
+    root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
+    folder, number = root / f"train-{script_args.num_games}", script_args.num_games
+    try:
+        games = generate_games(folder, "train", number, seed=script_args.game_seed, size=script_args.game_size)
+        factory = partial(
+            AlfworldEnvironment, games, hidden_actions=tuple(script_args.hidden_actions), intro=script_args.intro
+        )
+        to_show, to_examine = script_args.split(games.rows(), args.seed)
+        exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
+        shown = demonstrate(factory(), to_show, 1, args.seed, script_args.max_turns, script_args.history_length)
+        run_teaching(script_args, args, model_args, shown, exam)
+    except (OSError, ValueError, ImportError) as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

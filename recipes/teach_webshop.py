@@ -1,0 +1,56 @@
+"""Teach a language model the reply's format and the beginnings of WebShop, as a start for reinforcement learning.
+
+    g2po teach webshop                                  # SmolLM2-135M, two CPU cores or a small GPU
+    g2po teach webshop --model Qwen/Qwen2.5-0.5B-Instruct --use_peft true
+
+An expert plays training goals, and the model learns its answers, one at a time in any order, until it wins
+`--target_success` of other training goals. Then: g2po train webshop --config smollm2-135m
+
+Any field of `ScriptArguments`, TRL's `SFTConfig` and `ModelConfig` is a flag and a YAML key; flags win.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from trl import ModelConfig, SFTConfig
+
+from g2po_envs.teaching import TeachingArguments, run_teaching
+from g2po_envs.webshop.demonstrations import demonstrate
+from g2po_envs.webshop.environment import WebshopEnvironment
+from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
+from g2po_envs.webshop.source import ShopSource
+from g2po_trl.recipe import parse_arguments
+
+DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
+PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
+
+
+@dataclass
+class ScriptArguments(TeachingArguments):
+    num_goals: int = field(default=320, metadata={"help": "Training goals, as the training recipe."})
+    shop_seed: int = field(default=0, metadata={"help": "Seed of the invented shop."})
+
+
+def main() -> None:
+    script_args, args, model_args = parse_arguments((ScriptArguments, SFTConfig, ModelConfig), DEFAULT_CONFIG)
+    if script_args.prompt not in PROMPTS:
+        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
+    try:
+        source = ShopSource(seed=script_args.shop_seed)
+        # As the expert sees it: small letters, products by their place.
+        factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)
+        to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
+        exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
+        shown = demonstrate(factory(), to_show, args.seed, script_args.max_turns)
+        run_teaching(script_args, args, model_args, shown, exam)
+    except (OSError, ValueError, ImportError) as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()
