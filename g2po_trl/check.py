@@ -30,8 +30,8 @@ from .arguments import Parser
 from .credit.graph import StateGraph
 from .environments.checks import check_task_columns
 from .environments.contract import TextEnvironment
+from .environments.in_worker import FailedError, WorkerEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
-from .environments.remote import FailedError, RemoteEnvironment
 from .environments.tools import random_call, text_environment_factory
 from .objects import load
 from .trajectory import Step, Trajectory
@@ -82,7 +82,7 @@ def examine(
         for failure in failures:
             if failure.kind in ("timeout", "crash"):
                 return [Finding("error", f"in a worker process it {_said(failure)}")]
-        with RemoteEnvironment(environment_factory, reset_timeout=10 * timeout, **options) as environment:
+        with WorkerEnvironment(environment_factory, reset_timeout=10 * timeout, **options) as environment:
             findings += _contract(environment, tasks, starts, failures)
             if not any(finding.level == "error" for finding in findings):
                 findings += _admissible(environment, tasks[0])
@@ -120,7 +120,7 @@ def _tried(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> tuple[list
 
 
 def _contract(
-    environment: RemoteEnvironment,
+    environment: WorkerEnvironment,
     tasks: Sequence[dict[str, Any]],
     starts: Sequence[Any],
     failures: list[EnvironmentFailure],
@@ -155,7 +155,7 @@ def _said(failure: EnvironmentFailure) -> str:
     return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + message
 
 
-def _admissible(environment: RemoteEnvironment, task: dict[str, Any]) -> list[Finding]:
+def _admissible(environment: WorkerEnvironment, task: dict[str, Any]) -> list[Finding]:
     """Play every action that the first observation lists, and an invalid one."""
     first = environment.reset(**task)
     if not first.admissible_actions:
@@ -181,7 +181,7 @@ def _admissible(environment: RemoteEnvironment, task: dict[str, Any]) -> list[Fi
 
 
 def _play(
-    environment: RemoteEnvironment, tasks: Sequence[dict[str, Any]], episodes: int, turns: int, rng: random.Random
+    environment: WorkerEnvironment, tasks: Sequence[dict[str, Any]], episodes: int, turns: int, rng: random.Random
 ) -> _Played:
     played = _Played([], [], [], True, True)
     for number, task in enumerate(tasks):

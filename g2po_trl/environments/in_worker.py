@@ -49,7 +49,7 @@ class _Examined(TextEnvironment):
             self.environment.close()
 
 
-class RemoteEnvironment:
+class WorkerEnvironment:
     """One environment in a worker, as if it were here, but with time limits."""
 
     def __init__(self, environment_factory: Callable[[], TextEnvironment], **options: Any):
@@ -73,7 +73,7 @@ class RemoteEnvironment:
             raise FailedError(answer)
         return answer
 
-    def __enter__(self) -> RemoteEnvironment:
+    def __enter__(self) -> WorkerEnvironment:
         return self
 
     def __exit__(self, *exception) -> None:
