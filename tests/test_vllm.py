@@ -145,6 +145,65 @@ def test_mixture_of_experts(): ...
 def test_sleep_mode(): ...
 
 
+def g2po(*arguments, folder=None):
+    """The command, in a process of its own; vLLM's CPU build on little memory."""
+    variables = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_CI_ENV": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "g2po_trl", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_a_run_is_evaluated_as_its_trainer_did(tmp_path):
+    """A panel greedily by the trainer's own vLLM, then by the command: prompts and replies are equal to the letter."""
+    pytest.importorskip("alfworld")
+    from transformers import AutoTokenizer
+
+    from g2po_trl import read_jsonl
+
+    g2po(
+        *("train", "alfworld", "--use_vllm", "true", "--vllm_mode", "colocate"),
+        *("--num_games", "4", "--num_eval_games", "6", "--max_steps", "1", "--learning_rate", "2e-3"),
+        *("--per_device_train_batch_size", "16", "--eval_temperature", "0", "--num_environment_workers", "1"),
+        *("--games", "games/train", "--eval_games", "games/held-out"),
+        folder=tmp_path,
+    )
+    run = tmp_path / "runs" / "alfworld-tiny"
+    before, after = sorted(run.glob("trajectories/eval-*.jsonl"))
+    panel = list(read_jsonl(after))
+    assert [t.steps for t in read_jsonl(before)] != [t.steps for t in panel], "the weights must have moved"
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    for engine in ("vllm", "transformers"):
+        options = '{"max_model_len": 600, "max_num_seqs": 8}' if engine == "vllm" else "{}"
+        g2po(
+            *("evaluate", "--model", run, "--engine", engine, "--engine-options", options, "--output", engine),
+            folder=tmp_path,
+        )
+        played = sorted(
+            read_jsonl(tmp_path / engine / "trajectories" / "direct-0.jsonl"), key=lambda t: t.info["panel_index"]
+        )
+        assert [t.task_id for t in played] == [t.task_id for t in panel]
+        for theirs, ours in zip(panel, played):
+            assert (theirs.outcome, theirs.reward) == (ours.outcome, ours.reward)
+            assert [(s.observation, s.action, s.reply) for s in theirs.steps] == [
+                (s.observation, s.action, s.reply) for s in ours.steps
+            ]
+            for one, other in zip(theirs.steps, ours.steps):
+                message = [{"role": "user", "content": other.prompt}]
+                text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+                assert tokenizer.decode(one.prompt_ids) == text
+
+
 def test_evaluation_by_vllm_is_that_by_transformers(tmp_path):
     """Greedy, so that both say the same; an adapter too."""
     pytest.importorskip("alfworld")
@@ -163,28 +222,16 @@ def test_evaluation_by_vllm_is_that_by_transformers(tmp_path):
             torch.nn.init.normal_(weight, std=0.2)
     adapted.save_pretrained(tmp_path / "adapter")
     AutoTokenizer.from_pretrained(tiny_model_path()).save_pretrained(tmp_path / "adapter")
-    variables = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_CI_ENV": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "OMP_NUM_THREADS": "1",
-    }
     actions = {}
     for model in (str(tiny_model_path()), str(tmp_path / "adapter")):
         for engine in ("transformers", "vllm"):
             output = tmp_path / f"{Path(model).name}-{engine}"
             options = '{"max_model_len": 600, "max_num_seqs": 8}' if engine == "vllm" else '{"dtype": "float32"}'
-            done = subprocess.run(
-                [sys.executable, "-m", "g2po_trl.evaluate", "--model", model, "--engine", engine]
-                + ["--engine-options", options, "--environment", "alfworld", "--panel", str(tmp_path / "games")]
-                + ["--panel-options", '{"compact": true}', "--temperature", "0", "--max-tokens", "24"]
-                + ["--num-environment-workers", "1", "--output", str(output)],
-                env={**os.environ, **variables},
-                capture_output=True,
-                text=True,
-                timeout=500,
+            g2po(
+                *("evaluate", "--model", model, "--engine", engine, "--engine-options", options),
+                *("--environment", "alfworld", "--panel", tmp_path / "games", "--panel-options", '{"compact": true}'),
+                *("--temperature", "0", "--max-tokens", "24", "--num-environment-workers", "1", "--output", output),
             )
-            assert done.returncode == 0, done.stderr[-4000:]
             lines = (output / "trajectories" / "direct-0.jsonl").read_text().splitlines()
             played = sorted((json.loads(line) for line in lines), key=lambda t: t["info"]["panel_index"])
             actions[Path(model).name, engine] = [[step["action"] for step in t["steps"]] for t in played]

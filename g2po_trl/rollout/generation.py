@@ -79,6 +79,9 @@ class Engine:
         """What an engine does at the beginning and at the end of a rollout."""
         yield
 
+    def close(self) -> None:
+        """Free what the engine holds. Nothing is generated afterwards."""
+
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Reply]:

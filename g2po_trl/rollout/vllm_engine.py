@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -90,6 +92,11 @@ class VLLMEngine(Engine):
                 vllm.llm.sleep(level=2)
                 vllm._llm_weights_sleeping = True
 
+    def close(self) -> None:
+        """End a colocated vLLM, while there are process groups: as Python exits it would miss its own."""
+        if self.vllm.mode == "colocate":
+            self.vllm.llm.llm_engine.engine_core.shutdown()
+
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Reply]:
@@ -147,6 +154,15 @@ class VLLMEngine(Engine):
         if seeds is not None and accelerator.is_main_process:
             return _replaced_generate(self.vllm.vllm_client, partial(_generate_there, seeds))
         return nullcontext()
+
+
+def take_free_port() -> None:
+    """Where torch.distributed meets, unless a launcher has set it, for a colocated vLLM of one process: TRL looks long
+    before vLLM listens, and two runs that start together would find the same port free."""
+    if not os.environ.get("MASTER_PORT"):
+        with socket.socket() as free:
+            free.bind(("", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
 
 
 def _stops(sampling: Sampling) -> dict[str, Any]:
