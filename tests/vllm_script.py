@@ -99,7 +99,8 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     trainer = make_trainer(folder, mode, rank, ranks)
     base = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
     counts, differences, endings, cache = [], [], [], []
-    generate, rollout = trainer.player.actor.engine.generate, trainer.player.actor.engine.rollout
+    engine = trainer.player.actor.engine
+    generate, opened = engine.generate, engine._open
 
     def watched(prompts, sampling, seeds=None):
         counts.append(len(prompts))
@@ -111,11 +112,11 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
         cache[-1][1] += sum(map(len, prompts))
         return replies
 
-    def watched_rollout():
+    def watched_open():  # once a rollout; `rollout` may be entered again within one
         cache.append([0, 0])
-        return rollout()
+        return opened()
 
-    trainer.player.actor.engine.generate, trainer.player.actor.engine.rollout = watched, watched_rollout
+    engine.generate, engine._open = watched, watched_open
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
     after = dict(trainer.model.named_parameters())
