@@ -15,7 +15,7 @@ VLLM_INSTALLED := .venv-vllm/.installed
 DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
 VERIFIERS_INSTALLED := $(VENV)/.installed-verifiers
 
-.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-verifiers docs lint format clean
+.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-verifiers docs build lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
@@ -23,7 +23,7 @@ help:
 	@echo "make test-slow | test-architectures                              run the slow tests, and those of every model family"
 	@echo "make test-notebook                                               run the notebook"
 	@echo "make test-vllm | test-deepspeed | test-appworld | test-verifiers  run those that need vLLM, DeepSpeed, AppWorld, verifiers"
-	@echo "make docs | lint | format | install | clean"
+	@echo "make docs | build | lint | format | install | clean"
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once; this takes some minutes."
@@ -94,6 +94,12 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/make_house.py
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build
 	@echo "docs/_build/index.html"
+
+# The wheel is made from the source distribution, so both are whole or neither is.
+build: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet build
+	$(BIN)/python -m build
+	@ls dist
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -189,6 +189,8 @@ def test_prompts_are_decoded_or_told(run):
 
 
 def test_bad_input_is_named(tmp_path, run):
+    with pytest.raises(SystemExit, match="there is no folder '.*none': pass the output_dir"):
+        main([str(tmp_path / "none"), "--no-open"])
     with pytest.raises(SystemExit, match="holds no trajectories"):
         main([str(tmp_path), "--no-open"])
     with pytest.raises(SystemExit, match=r"holds no trajectories.*there are .*my-run"):

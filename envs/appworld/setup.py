@@ -32,6 +32,7 @@ def set_up(directory: str | Path, tiny: bool = False) -> Installation:
         folder.mkdir(parents=True, exist_ok=True)
     bin_folder = installation.python.parent
     if not (bin_folder / "appworld").exists():
+        print(f"AppWorld: set up in {installation.directory}, once; this takes some minutes", flush=True)
         _run("make the virtual environment", installation, [sys.executable, "-m", "venv", str(bin_folder.parent)])
         _run("install appworld", installation, [installation.python, "-m", "pip", "install", f"appworld=={VERSION}"])
     _run("install AppWorld's apps", installation, [bin_folder / "appworld", "install"])

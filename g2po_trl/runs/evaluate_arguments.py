@@ -266,7 +266,10 @@ def _read_config(parser: argparse.ArgumentParser, path: Path | None) -> dict[str
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.environment is None:
-        parser.error(f"--environment is missing: {args.model} has no run.json that names one")
+        why = (
+            "has no run.json that names one" if Path(args.model).is_dir() else "is no folder of a run, which names one"
+        )
+        parser.error(f"--environment is missing: {args.model} {why}")
     for name in ("seeds", "batch_size", "trials", "max_tokens", "parallel", "limit", "max_turns", "max_prompt_length"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"{name} is {getattr(args, name)}: set it to at least 1")

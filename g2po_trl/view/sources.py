@@ -15,8 +15,10 @@ def open_folder(folder: str | Path) -> Run | Evaluation:
     """Open the folder of a training run or of an evaluation.
 
     Raises:
-        ValueError: if the folder contains neither.
+        ValueError: if the folder does not exist or contains neither.
     """
+    if not Path(folder).is_dir():
+        raise ValueError(f"there is no folder {str(folder)!r}: pass the output_dir of a run, or of `g2po evaluate`")
     is_evaluation = (Path(folder) / "settings.json").is_file() and not (Path(folder) / "run.json").is_file()
     return Evaluation(folder) if is_evaluation else Run(folder)
 
