@@ -175,7 +175,7 @@ def test_a_run_is_evaluated_as_its_trainer_did(tmp_path):
         *("train", "alfworld", "--use_vllm", "true", "--vllm_mode", "colocate"),
         *("--num_games", "4", "--num_eval_games", "6", "--max_steps", "1", "--learning_rate", "2e-3"),
         *("--per_device_train_batch_size", "16", "--eval_temperature", "0", "--num_environment_workers", "1"),
-        *("--games", "games/train", "--eval_games", "games/held-out"),
+        *("--cache_dir", "games"),
         folder=tmp_path,
     )
     run = tmp_path / "runs" / "alfworld-tiny"
