@@ -66,7 +66,7 @@ class Endless(AlfworldEnvironment):
 
 def play(trainer: G2POTrainer, pool: EnvironmentPool, tasks: list[dict[str, Any]], max_turns: int):
     trainer.player.pool = pool
-    trainer.player.max_turns = trainer.args.max_turns = max_turns
+    trainer.player.max_turns = max_turns
     return trainer.play(tasks, groups=[i // 8 for i in range(len(tasks))])
 
 

@@ -24,6 +24,8 @@ def load(name: str) -> Any:
     if not attribute and not name.endswith(".py"):
         raise SystemExit(f"{name!r} names no environment: write module:Class, e.g. my_game:MyEnvironment")
     if module.endswith(".py"):
+        if not Path(module).is_file():
+            raise SystemExit(f"{name!r} cannot be loaded: there is no file {module!r} in {os.getcwd()!r}")
         sys.path.insert(0, str(Path(module).resolve().parent))
         module = Path(module).stem
     else:

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from transformers import GenerationConfig, PrinterCallback, ProgressCallback
+from transformers import GenerationConfig, PrinterCallback, ProgressCallback, TrainingArguments
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
@@ -64,17 +65,19 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
     _check_writable(Path(args.output_dir))
 
 
-# Fields that the trainer's parts read once, when they are made.
-_READ_ONCE = (
-    *("max_turns", "history_length", "max_prompt_length", "overlap_environments", "generation_kwargs"),
-    *("gamma", "value_lambda", "num_generations", "steps_per_generation", "max_tokens_per_micro_batch"),
-    *("loss_type", "token_layout", "save_trajectories", "output_dir"),
-)
+# Fields of agent training that are read whenever they are needed. TRL or the trainer's parts have read all others.
+_READ_LATE = {
+    *("top_p", "top_k", "min_p", "repetition_penalty", "stop_sequences", "mask_truncated_completions"),
+    *("eval_temperature", "eval_top_p", "eval_top_k", "eval_seed", "max_error_rate", "gae_lambda"),
+}
+_READ_ONCE = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")  # of transformers' fields
 
 
 def settings_of_parts(args: G2POConfig) -> dict[str, Any]:
     """What the parts are made with, to be compared with later."""
-    return {name: copy(getattr(args, name)) for name in _READ_ONCE}
+    names = {field.name for field in fields(args)} - {field.name for field in fields(TrainingArguments)} - _READ_LATE
+    values = {name: getattr(args, name) for name in (*sorted(names), *_READ_ONCE)}
+    return {name: copy(value) if isinstance(value, (dict, list)) else value for name, value in values.items()}
 
 
 def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:

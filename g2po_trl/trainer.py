@@ -57,7 +57,7 @@ from .rollout.tool_prompt import prompt_of
 from .rollout.vllm_engine import take_free_port
 from .runs import hub
 from .runs.callbacks import RolloutBar
-from .runs.checkpoint import Resumption, Staging, clear_staging, find_checkpoint
+from .runs.checkpoint import Resumption, Staging, check_complete, clear_staging, find_checkpoint
 from .runs.evaluation import summarize
 from .runs.metrics import evaluation_metrics, gather_rollout, rollout_metrics
 from .runs.model_card import card_of
@@ -379,16 +379,20 @@ class G2POTrainer(GRPOTrainer):
         if is_main:
             clear_staging(args.output_dir)
         checkpoint = find_checkpoint(resume_from_checkpoint, args.output_dir)
+        finished = None
         if checkpoint is not None:
+            state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
+            if 0 < args.max_steps <= state.global_step:  # transformers would make one more step
+                finished = state
+            else:
+                check_complete(checkpoint)
             self.iteration.slices = self.resumption.restore(checkpoint, self.run_identity())
             if is_main:
                 print(f"Resuming from {checkpoint}", flush=True)
         if is_main:
             write_run(self)
-        if checkpoint is not None:
-            finished = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
-            if 0 < args.max_steps <= finished.global_step:  # transformers would make one more step
-                return self._take_up_finished_run(checkpoint, finished)
+        if finished is not None:
+            return self._take_up_finished_run(checkpoint, finished)
         return super().train(resume_from_checkpoint=checkpoint, **kwargs)
 
     def _take_up_finished_run(self, checkpoint: str, state: TrainerState) -> TrainOutput:
@@ -438,14 +442,16 @@ class G2POTrainer(GRPOTrainer):
         if not self._staging.is_open and hub.ready_to_push(self):
             super()._push_from_checkpoint(checkpoint_folder)
 
-    def push_to_hub(self, *args, **kwargs):
+    def push_to_hub(
+        self, commit_message="End of training", blocking=True, token=None, revision=None, private=None, **kwargs
+    ):
         """Save the model to `output_dir` and upload it with its card.
 
         Raises:
             HubError: if the upload fails; the model is in `output_dir`.
         """
-        with hub.model_pushed(self, kwargs.get("token"), kwargs.get("private")):
-            return super().push_to_hub(*args, **kwargs)
+        with hub.model_pushed(self, token, private):
+            return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""

@@ -103,7 +103,9 @@ def test_errors_are_one_line(capsys, folder, monkeypatch):
     for arguments, code, text in (
         (["nosuch"], 2, "g2po: error: 'nosuch' is not a command: choose one of init"),
         (["init", str(folder)], 1, "already holds environment.py, tasks.jsonl"),
+        (["init", str(folder / "tasks.jsonl")], 1, "tasks.jsonl cannot be written ([Errno 17]"),
         (["check", "nowhere:Env"], 1, "'nowhere:Env' cannot be loaded"),
+        (["check", "nowhere.py"], 1, "'nowhere.py' cannot be loaded: there is no file 'nowhere.py' in "),
         (["check", "config.yaml"], 1, "names no environment"),
         (
             ["train", "nosuch"],

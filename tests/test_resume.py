@@ -196,3 +196,7 @@ def test_a_run_on_other_tasks_is_not_continued(make_trainer, tmp_path):
     with pytest.raises(ValueError, match="seed was 0 and is 1"):
         make_trainer(seed=1, max_steps=2, save_strategy="steps").train(resume_from_checkpoint="latest")
     assert (tmp_path / "out" / "checkpoint-1").is_dir()
+    for path in (tmp_path / "out" / "checkpoint-1").glob("rng_state*.pth"):  # as save_only_model leaves it
+        path.unlink()
+    with pytest.raises(ValueError, match="saved with save_only_model=True and has no optimizer state"):
+        make_trainer(max_steps=2, save_strategy="steps").train(resume_from_checkpoint="auto")

@@ -22,6 +22,7 @@ from letter_trainer import TASKS, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
+from g2po_trl.runs.hub import HubError
 from g2po_trl.update.batch import StepBatch, loss_scale
 from g2po_trl.update.planning import deal_rows
 
@@ -354,10 +355,25 @@ def test_output_folder_that_cannot_be_written(make_trainer, tmp_path):
 @pytest.mark.parametrize("use", [lambda trainer: trainer.train(), lambda trainer: trainer.play([dict(TASKS[0])])])
 def test_a_field_that_was_read_already_cannot_be_changed(make_trainer, use):
     trainer = make_trainer()
-    trainer.args.max_turns = 3
-    with pytest.raises(ValueError, match="max_turns is 3 and was 6 when the trainer was made"):
-        use(trainer)
+    for name, value in (("max_turns", 3), ("temperature", 0.5), ("beta", 0.1), ("advantage_estimator", "grpo")):
+        before = getattr(trainer.args, name)
+        setattr(trainer.args, name, value)  # of the temperature, the rollout would take notice, and the loss not
+        with pytest.raises(ValueError, match=f"{name} is {value!r} and was {before!r} when the trainer was made"):
+            use(trainer)
+        setattr(trainer.args, name, before)
     assert not (Path(trainer.args.output_dir) / "run.json").exists()
+    trainer.args.stop_sequences, trainer.args.eval_temperature, trainer.args.max_steps = ["x"], 0.0, 5
+    trainer.args.learning_rate, trainer.args.num_train_epochs = 1e-4, 7  # read when training begins
+    trainer.play([dict(TASKS[0])])
+
+
+def test_a_model_that_was_not_pushed_is_on_disk_and_not_an_older_one(make_trainer):
+    trainer = make_trainer(hub_model_id="no/such/name")
+    older = Path(trainer.args.output_dir, "model.safetensors")
+    older.write_bytes(b"an earlier run's")
+    with pytest.raises(HubError, match="the model was not pushed to the Hub: HFValidationError"):
+        trainer.push_to_hub()
+    assert older.stat().st_size > 1000
 
 
 def test_advantage_fn_of_wrong_shape(make_trainer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from ..arguments import Parser
 
@@ -39,5 +40,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         write_folder(args.folder, args.model)
     except OSError as error:
-        raise SystemExit(str(error)) from error
-    print(f"{args.folder}: {', '.join(FILES)}\nNext: cd {args.folder} && g2po check && g2po train")
+        said = error if error.errno is None else f"{args.folder} cannot be written ({error}): choose another folder"
+        raise SystemExit(str(said)) from error
+    print(f"{args.folder}: {', '.join(FILES)}\nNext: cd {quote(str(args.folder))} && g2po check && g2po train")

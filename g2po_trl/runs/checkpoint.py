@@ -106,6 +106,16 @@ def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], l
     return state, [[slices[i][j] for j in sorted(slices[i])] for i in sorted(slices)]
 
 
+def check_complete(folder: str | Path) -> None:
+    """Raises ValueError for a checkpoint of the model alone: transformers would go on with a new optimizer and the
+    learning rate of the first step, without a word."""
+    if not any(Path(folder).glob("rng_state*.pth")):
+        raise ValueError(
+            f"{str(folder)!r} cannot be continued: it was saved with save_only_model=True and has no optimizer state. "
+            "Start a new run from its weights (model_name_or_path), or save with save_only_model=False."
+        )
+
+
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> None:
     """Refuse to continue a run under settings that would give it other tasks or other samples.
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
@@ -68,16 +69,18 @@ def model_pushed(trainer: Any, token: str | None = None, private: bool | None = 
     folder, args = trainer.args.output_dir, trainer.args
     try:
         if trainer.hub_model_id is None:
-            Trainer.init_hf_repo(trainer, token, private)
+            try:
+                Trainer.init_hf_repo(trainer, token, private)
+            except Exception:  # the Hub's answer, before the model was saved; another one may lie there
+                trainer.save_model(folder)
+                raise
         if trainer.is_world_process_zero():
             _write_gitignore(folder)
         yield
     except Exception as error:
-        if not any(Path(folder).glob("*.safetensors")):  # it was the Hub's answer before the model was saved
-            trainer.save_model(folder)
         raise HubError(
             f"the model was not pushed to the Hub: {_first_line(error)}\nIt is in {folder!r}. To push it later:\n"
-            f"    hf upload {trainer.hub_model_id or args.hub_model_id or Path(folder).name} {folder} "
+            f"    hf upload {trainer.hub_model_id or args.hub_model_id or Path(folder).name} {quote(str(folder))} "
             f"--exclude 'trajectories/*' --exclude 'panels/*' --exclude 'checkpoint-*'"
         ) from error
 
