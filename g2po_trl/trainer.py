@@ -50,7 +50,7 @@ from .parts import (
     settings_of_parts,
     write_run,
 )
-from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
+from .rollout.prompting import PromptTemplate
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
 from .rollout.tool_prompt import prompt_of
@@ -92,7 +92,7 @@ class G2POTrainer(GRPOTrainer):
             cloudpickle, since it is called in worker processes. A class with tool methods and `get_reward`, as for
             TRL, is accepted too.
         prompt_template: the prompt's wording, and the parser of the reply. Default: the environment class's
-            `prompt_template`, if it has one.
+            `prompt_template`; without one, `TOOL_PROMPT` for a class with tool methods, otherwise `DEFAULT_PROMPT`.
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
         state_key: `Step -> str`, replaces the environment's own state key.
         processing_class: the tokenizer, with a chat template; for a multimodal checkpoint, its processor.
@@ -116,7 +116,7 @@ class G2POTrainer(GRPOTrainer):
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         environment_factory: Callable[[], TextEnvironment] | None = None,
-        prompt_template: PromptTemplate = DEFAULT_PROMPT,
+        prompt_template: PromptTemplate | None = None,
         advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
         state_key: Callable[[Step], str] | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
@@ -128,7 +128,7 @@ class G2POTrainer(GRPOTrainer):
         if advantage_fn is not None:
             args.check_advantage_fn()
         self.environment_factory = environment_factory
-        prompt_template = prompt_of(environment_factory) if prompt_template is DEFAULT_PROMPT else prompt_template
+        prompt_template = prompt_of(environment_factory) if prompt_template is None else prompt_template
         environment_factory = text_environment_factory(environment_factory, args.max_turns)
         check_datasets(environment_factory, train_dataset, eval_dataset)
         self._staging = Staging()

@@ -22,7 +22,6 @@ from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate
 from g2po_trl.environments.tasks import read_tasks
 from g2po_trl.objects import load
 from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
-from g2po_trl.rollout.prompting import DEFAULT_PROMPT
 from g2po_trl.runs.checkpoint import find_checkpoint
 
 
@@ -91,7 +90,7 @@ def main() -> None:
         also = f", {shared} of them trained on" if shared else ""
         print(f"train: {len(train)} tasks\nevaluation: {len(held_out)} tasks{also}", flush=True)
 
-    prompt_template = DEFAULT_PROMPT
+    prompt_template = None
     if script_args.prompt is not None:
         prompt_template = load(script_args.prompt)
         if not isinstance(prompt_template, PromptTemplate):

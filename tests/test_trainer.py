@@ -10,6 +10,8 @@ import pytest
 import torch
 from datasets import Dataset
 from letter_environment import (
+    LETTER_PROMPT,
+    LetterEnvironment,
     LongLetterEnvironment,
     NanRewardEnvironment,
     NoneEnvironment,
@@ -22,6 +24,7 @@ from letter_trainer import TASKS, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
+from g2po_trl.rollout.prompting import DEFAULT_PROMPT
 from g2po_trl.runs.hub import HubError
 from g2po_trl.update.batch import StepBatch, loss_scale
 from g2po_trl.update.planning import deal_rows
@@ -365,6 +368,18 @@ def test_a_field_that_was_read_already_cannot_be_changed(make_trainer, use):
     trainer.args.stop_sequences, trainer.args.eval_temperature, trainer.args.max_steps = ["x"], 0.0, 5
     trainer.args.learning_rate, trainer.args.num_train_epochs = 1e-4, 7  # read when training begins
     trainer.play([dict(TASKS[0])])
+
+
+def test_a_prompt_that_is_passed_wins_over_the_class(tmp_path, tiny_model_dir):
+    class WithPrompt(LetterEnvironment):
+        prompt_template = LETTER_PROMPT
+
+    args = make_config(tmp_path)
+    trainer = G2POTrainer(
+        str(tiny_model_dir), args, TASKS, environment_factory=WithPrompt, prompt_template=DEFAULT_PROMPT
+    )
+    trainer.close()
+    assert trainer.player.actor.template is trainer.prompt_template is DEFAULT_PROMPT
 
 
 def test_a_model_that_was_not_pushed_is_on_disk_and_not_an_older_one(make_trainer):
