@@ -65,6 +65,12 @@ def smollm2_path(cache_dir: str | Path = CACHE, source: str = "auto") -> Path:
     raise OSError(f"{NAME} cannot be had:\n" + "\n".join(refused))
 
 
+def smollm2_in_cache(cache_dir: str | Path = CACHE) -> Path | None:
+    """The folder, if it was fetched before."""
+    folders = [Path(cache_dir).expanduser() / f"{NAME.lower()}-{way}" for way in ("hub", "registry")]
+    return next((folder for folder in folders if (folder / "source.json").is_file()), None)
+
+
 def _from_hub(scratch: Path) -> dict[str, str]:
     from huggingface_hub import HfApi, snapshot_download
 
