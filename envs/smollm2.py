@@ -58,11 +58,21 @@ def smollm2_path(cache_dir: str | Path = CACHE, source: str = "auto") -> Path:
                 continue
             model = Path(scratch, "model")
             write_json(model / "source.json", {"model": HUB_ID, "licence": LICENCE, **about}, indent=2)
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.move(model, folder)
+            _put(model, folder)
             return folder
     raise OSError(f"{NAME} cannot be had:\n" + "\n".join(refused))
+
+
+def _put(model: Path, folder: Path) -> None:
+    """Into its place at once, from whatever file system; another process may have been faster."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
+        shutil.copytree(model, Path(beside, "model"))
+        try:
+            Path(beside, "model").rename(folder)
+        except OSError:
+            if not (folder / "source.json").is_file():
+                raise
 
 
 def smollm2_in_cache(cache_dir: str | Path = CACHE) -> Path | None:

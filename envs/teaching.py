@@ -31,6 +31,12 @@ from g2po_trl.rollout.prompting import PromptTemplate
 from g2po_trl.rollout.sampling import Sampling, derived_seed
 from g2po_trl.runs.evaluation import summarize
 
+_NOT_HERE = {
+    "load_in_4bit": "teaching takes whole weights. Leave it out; --use_peft saves memory.",
+    "load_in_8bit": "teaching takes whole weights. Leave it out; --use_peft saves memory.",
+    "resume_from_checkpoint": "teaching takes minutes and is not continued. Leave it out.",
+    "push_to_hub": "a start is not published. Leave it out; `hf upload` takes its folder.",
+}
 REPLY = "<think></think><action>{action}</action>"
 
 
@@ -224,6 +230,9 @@ def run_teaching(
         ValueError: when there are fewer than `num_demonstrations`. OSError, ImportError: no model is to be had.
     """
     started = time.perf_counter()
+    for name, meaning in _NOT_HERE.items():
+        if getattr(model_args if hasattr(model_args, name) else args, name):
+            raise ValueError(f"{name} is set: {meaning}")
     if len(shown) < script_args.num_demonstrations:
         raise ValueError(
             f"num_demonstrations is {script_args.num_demonstrations}, and the training tasks give {len(shown)}: "

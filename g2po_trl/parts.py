@@ -80,13 +80,19 @@ def settings_of_parts(args: G2POConfig) -> dict[str, Any]:
     return {name: copy(value) if isinstance(value, (dict, list)) else value for name, value in values.items()}
 
 
+def settings_of_optimizer(args: G2POConfig) -> dict[str, Any]:
+    """What the optimizer is made with, when training begins for the first time."""
+    names = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args")
+    return {name: getattr(args, name) for name in names}
+
+
 def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
     """Raises ValueError for a field that was changed since: no part would take notice, and run.json would be wrong."""
     for name, value in made_with.items():
         if getattr(args, name) != value:
             raise ValueError(
-                f"{name} is {getattr(args, name)!r} and was {value!r} when the trainer was made, which has read it "
-                "already: set it in G2POConfig, and make the trainer with that"
+                f"{name} is {getattr(args, name)!r} and was {value!r} when the trainer read it, which it does once: "
+                "set it in G2POConfig, and make the trainer with that"
             )
 
 

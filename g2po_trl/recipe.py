@@ -184,7 +184,6 @@ def run_recipe(
         except HubError as error:
             print(error, file=sys.stderr)
             exit_code = EXIT_NOT_PUSHED
-    trainer.player.actor.engine.close()
     trainer.accelerator.end_training()  # threads of a process group that is still there may abort Python as it exits
     if exit_code:
         sys.exit(exit_code)

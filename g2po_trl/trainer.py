@@ -47,6 +47,7 @@ from .parts import (
     make_player,
     make_update,
     no_reward_function,
+    settings_of_optimizer,
     settings_of_parts,
     write_run,
 )
@@ -245,9 +246,7 @@ class G2POTrainer(GRPOTrainer):
     def _add_log_probs(self, slices: MicroBatches) -> None:
         micro_batches = [micro_batch for part in slices for micro_batch in part]
         unwrapped = self.accelerator.unwrap_model(self.model)
-        self.update.log_probs.add(self.model, self.ref_model, micro_batches, unwrapped)
-        if self.update.log_probs.policy_moves_on:
-            self.iteration.log(self.update.log_probs.metrics())
+        self.iteration.log(self.update.add_log_probs(self.model, self.ref_model, micro_batches, unwrapped))
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -268,12 +267,12 @@ class G2POTrainer(GRPOTrainer):
                 model, iteration.slice, lambda rows: Trainer.training_step(self, model, rows, num_items_in_batch)
             )
         iteration.advance(time.perf_counter() - started)
-        if iteration.is_complete and not self.update.log_probs.policy_moves_on:
-            iteration.log(self.update.log_probs.metrics())
+        if iteration.is_complete:
+            iteration.log(self.update.metrics())
         return loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        with self.update.layout.of(inputs), self.update.log_probs.updating(inputs):
+        with self.update.loss_of(inputs):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss * inputs["loss_scale"]
 
@@ -281,14 +280,14 @@ class G2POTrainer(GRPOTrainer):
         self, model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=False, **kwargs
     ):
         """TRL's only way from token ids to log-probabilities, for a micro-batch in its layout."""
-        computed = self.update.layout.log_probs(model, attention_mask[:, -logits_to_keep:], compute_entropy)
+        computed = self.update.per_token_in_layout(model, attention_mask[:, -logits_to_keep:], compute_entropy)
         if computed is not None:
             outputs = (*computed, None)
         else:
             outputs = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=compute_entropy, **kwargs
             )
-        self.update.log_probs.saw(outputs[0])
+        self.update.saw(outputs[0])
         return outputs
 
     # -- metrics ---------------------------------------------------------------------------------------------------
@@ -376,6 +375,8 @@ class G2POTrainer(GRPOTrainer):
         """
         is_main, args = self.is_world_process_zero(), self.args
         check_unchanged(self._made_with, args)
+        self._made_with |= settings_of_optimizer(args)  # transformers keeps it for the next call
+        self.iteration.start_anew()
         if is_main:
             clear_staging(args.output_dir)
         checkpoint = find_checkpoint(resume_from_checkpoint, args.output_dir)
@@ -461,4 +462,4 @@ class G2POTrainer(GRPOTrainer):
 
     def close(self) -> None:
         """End the environment workers. Called when the trainer is deleted; may be called earlier."""
-        self.player.pool.close()
+        self.player.close()

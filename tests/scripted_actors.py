@@ -30,5 +30,8 @@ class ScriptedActor:
     def session(self, sampling, seeds, stats):
         return self
 
+    def close(self):
+        pass
+
     def prepare(self, live):
         pass

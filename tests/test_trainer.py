@@ -361,7 +361,7 @@ def test_a_field_that_was_read_already_cannot_be_changed(make_trainer, use):
     for name, value in (("max_turns", 3), ("temperature", 0.5), ("beta", 0.1), ("advantage_estimator", "grpo")):
         before = getattr(trainer.args, name)
         setattr(trainer.args, name, value)  # of the temperature, the rollout would take notice, and the loss not
-        with pytest.raises(ValueError, match=f"{name} is {value!r} and was {before!r} when the trainer was made"):
+        with pytest.raises(ValueError, match=f"{name} is {value!r} and was {before!r} when the trainer read it"):
             use(trainer)
         setattr(trainer.args, name, before)
     assert not (Path(trainer.args.output_dir) / "run.json").exists()
@@ -413,3 +413,15 @@ def test_everything_a_user_reads_is_there(make_trainer, capsys):
     lines = [line for line in output if line.startswith("iteration")]
     assert len(lines) == 2 and "success" in lines[0] and "iteration   2/2" in lines[1]
     assert Path(trainer.args.output_dir, "trajectories").is_dir()
+
+
+def test_a_second_call_of_train_begins_with_a_rollout_and_keeps_its_optimizer(make_trainer):
+    """A rollout that the first call left in the middle is not trained on; transformers keeps the optimizer."""
+    trainer = make_trainer(max_steps=1, steps_per_generation=2, gradient_accumulation_steps=1, num_iterations=2)
+    trainer.train()
+    assert trainer.iteration.step == 1 and not trainer.iteration.is_complete
+    trainer.train()
+    assert trainer.iteration.step == 5 and len(list(Path(trainer.args.output_dir, "trajectories").glob("*"))) == 2
+    trainer.args.learning_rate = 0.5
+    with pytest.raises(ValueError, match=r"learning_rate is 0.5 and was 0.001 when the trainer read it"):
+        trainer.train()

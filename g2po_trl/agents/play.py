@@ -202,6 +202,9 @@ class _Asked:
     def session(self, sampling: Any, seeds: Any, stats: RolloutStats) -> _Asked:
         return self
 
+    def close(self) -> None:
+        """It holds nothing."""
+
     def prepare(self, live: list[Episode]) -> None:
         """Prompts are made when they are asked."""
 

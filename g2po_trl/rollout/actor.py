@@ -31,6 +31,9 @@ class Actor(Protocol):
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> Session:
         """Answers one rollout's episodes. `seeds`: one an episode, by its number."""
 
+    def close(self) -> None:
+        """Free what it holds. Nothing is answered afterwards."""
+
 
 @dataclass
 class PromptActor:
@@ -68,6 +71,9 @@ class PromptActor:
 
     def rollout(self) -> AbstractContextManager[None]:
         return self.engine.rollout()
+
+    def close(self) -> None:
+        self.engine.close()
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> PromptSession:
         self.encode.forget()

@@ -86,3 +86,8 @@ class Player:
     def rollout(self) -> AbstractContextManager[None]:
         """A context for several `play` calls with the same weights: the engine is given the weights once."""
         return self.actor.rollout()
+
+    def close(self) -> None:
+        """End the environment workers, and free what the engine holds."""
+        self.pool.close()
+        self.actor.close()

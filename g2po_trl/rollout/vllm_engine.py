@@ -52,7 +52,7 @@ class VLLMEngine(Engine):
         options: dict[str, Any] | None = None,
     ):
         super().__init__(tokenizer, ends, options)
-        self.vllm, self.accelerator = vllm, accelerator
+        self.vllm, self.accelerator, self._closed = vllm, accelerator, False
         self.parallel = vllm.tensor_parallel_size if vllm.mode == "colocate" else 1
         # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
         self.is_collective = vllm.mode == "server" or self.parallel > 1
@@ -94,7 +94,8 @@ class VLLMEngine(Engine):
 
     def close(self) -> None:
         """End a colocated vLLM, while there are process groups: as Python exits it would miss its own."""
-        if self.vllm.mode == "colocate":
+        if self.vllm.mode == "colocate" and not self._closed:
+            self._closed = True
             self.vllm.llm.llm_engine.engine_core.shutdown()
 
     def generate(

@@ -49,6 +49,11 @@ class Iteration:
         """The micro-batches of the training step at hand."""
         return self.slices[self.step % self.num_slices]
 
+    def start_anew(self) -> None:
+        """Training begins with a rollout, whatever an earlier one has left."""
+        self.step += -self.step % self.length
+        self.slices = []
+
     def advance(self, seconds: float) -> None:
         """A training step was made in so many seconds."""
         self.step += 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,35 @@ class Update:
             return make_micro_batches([local], 0, cut, rng)
         gather = lambda thing: gather_object([thing])  # noqa: E731
         return cut_over_ranks(local, accelerator.process_index, cut, rng, gather, accelerator.device)
+
+    def add_log_probs(
+        self,
+        model: torch.nn.Module,
+        reference: torch.nn.Module | None,
+        micro_batches: list[dict[str, Any]],
+        unwrapped: torch.nn.Module | None = None,
+    ) -> dict[str, float]:
+        """See `LogProbs.add`. Returns `sampling/*` metrics, where they are known before the update."""
+        self.log_probs.add(model, reference, micro_batches, unwrapped)
+        return self.log_probs.metrics() if self.log_probs.policy_moves_on else {}
+
+    def metrics(self) -> dict[str, float]:
+        """`sampling/*` metrics that became known in the update. All ranks call it together."""
+        return {} if self.log_probs.policy_moves_on else self.log_probs.metrics()
+
+    @contextmanager
+    def loss_of(self, micro_batch: dict[str, Any]) -> Iterator[None]:
+        """The loss of this micro-batch is computed in here, in its layout."""
+        with self.layout.of(micro_batch), self.log_probs.updating(micro_batch):
+            yield
+
+    def per_token_in_layout(self, model: torch.nn.Module, mask: torch.Tensor, with_entropy: bool) -> tuple | None:
+        """See `Layout.log_probs`."""
+        return self.layout.log_probs(model, mask, with_entropy)
+
+    def saw(self, log_probs: torch.Tensor) -> None:
+        """See `LogProbs.saw`."""
+        self.log_probs.saw(log_probs)
 
     def score(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> torch.Tensor:
         """Log-probabilities of the reply tokens, (rows, C)."""
