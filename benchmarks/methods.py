@@ -15,30 +15,26 @@ trajectories are in WORK. At the end, and with `--report`: RESULTS/table.md and 
 """
 
 import argparse
-import fcntl
 import hashlib
 import json
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 from methods_report import REFERENCE, START, Runs, methods_of, plan, second_stage, stage_complete, table
+from recipe_runs import ROOT, Busy, RecipeRunner, code
 
 from g2po_trl import read_jsonl
 from g2po_trl.json_text import write_json
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = {"short": "recipes/alfworld/tiny.yaml", "long": "recipes/alfworld/tiny-long.yaml"}
 RECIPE = "recipes/train_alfworld.py"
 COMMON = ["--num_eval_games", "576", "--eval_before", "false", "--save_total_limit", "1", "--report_to", "none"]
@@ -93,18 +89,16 @@ bootstrap interval over seeds; told apart where it and Student's interval leave 
 corrected for their number. Held-out: 576 games, one episode each, after training."""
 
 
-class Busy(Exception):
-    """Another process is at this run."""
-
-
 @dataclass
-class Runner:
-    """Plays runs, each in a process of its own, until told to stop."""
+class Runner(RecipeRunner):
+    """Plays runs of this benchmark.
+
+    Args:
+        results, work: folders of small files, and of runs.
+    """
 
     results: Path
     work: Path
-    stopping: threading.Event = field(default_factory=threading.Event)
-    processes: set[subprocess.Popen] = field(default_factory=set)
 
     def play(self, setting: str, method: str, seed: int) -> bool:
         """Play or continue a run, and write its file. False: stopped before its end.
@@ -114,72 +108,14 @@ class Runner:
             RuntimeError: when the recipe failed; names its log.
         """
         command, config = command_of(setting, method, seed)
-        commit, trees = code()
+        commit, trees = code(PARTS)
         folder = self.work / setting / f"{name_of(method, seed)}-{fingerprint(command, config, trees)}"
-        folder.mkdir(parents=True, exist_ok=True)
-        with lock(folder / "lock") as held:
-            started = time.time()
-            flags = ["--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-            with (folder / "log.txt").open("a") as log:
-                # A session of its own: stopped together with its environments. It holds the lock as long as it lives.
-                process = subprocess.Popen(
-                    [sys.executable, *command, *flags],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    cwd=ROOT,
-                    start_new_session=True,
-                    pass_fds=[held],
-                )
-            self.processes.add(process)
-            if self.stopping.is_set():  # told to stop while it was started
-                end(process)
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = failed = os.waitstatus_to_exitcode(status)
-            self.processes.discard(process)
-            attempts = [
-                *read(folder / "attempts.json", []),
-                {"started": round(started), "commit": commit, "exit": failed},
-            ]
-            attempts[-1] |= {"seconds": round(time.time() - started, 1), "load": round(os.getloadavg()[1], 1)}
-            attempts[-1]["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 1)  # with its environments
-            write_json(folder / "attempts.json", attempts)
-            if self.stopping.is_set() and failed:
-                return False
-            if failed:
-                last = "\n".join((folder / "log.txt").read_text(errors="replace").splitlines()[-8:])
-                raise RuntimeError(
-                    f"{setting}, {method}, seed {seed}: exit code {failed}, see {folder}/log.txt\n{last}"
-                )
-            run = {"setting": setting, "method": method, "seed": seed, "command": command, "config": config}
-            write_json(file_of(self.results, setting, method, seed), run | collected(folder, attempts))
+        attempts = self.run(folder, command, commit)
+        if attempts is None:
+            return False
+        run = {"setting": setting, "method": method, "seed": seed, "command": command, "config": config}
+        write_json(file_of(self.results, setting, method, seed), run | collected(folder, attempts))
         return True
-
-    def stop(self, *_) -> None:
-        """End what runs, start nothing more."""
-        self.stopping.set()
-        for process in list(self.processes):
-            end(process)
-
-
-def end(process: subprocess.Popen) -> None:
-    """End a run with its environments. It has no state but its checkpoints, which are never half-written."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-@contextmanager
-def lock(path: Path) -> Iterator[int]:
-    """Hold a file that no other process holds."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy from None
-        yield file.fileno()
 
 
 def command_of(setting: str, method: str, seed: int) -> tuple[list[str], str]:
@@ -197,30 +133,12 @@ def fingerprint(command: list[str], config: str, trees: str) -> str:
     return hashlib.sha256(json.dumps([command, config, relevant, trees]).encode()).hexdigest()[:8]
 
 
-def code() -> tuple[str, str]:
-    """What is run: the commit, marked if it was changed since, and a hash of the code that a run depends on.
-
-    Where that has changed, a run that was interrupted starts anew: half a run of one method is none of either.
-    """
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
-
-    changed = git("diff", "HEAD", "--", *PARTS)
-    trees = git("rev-parse", *(f"HEAD:{part}" for part in PARTS))
-    return git("rev-parse", "HEAD") + "-changed" * bool(changed), trees + changed
-
-
 def name_of(method: str, seed: int) -> str:
     return f"{method.replace(' ', '-')}-seed{seed}"
 
 
 def file_of(results: Path, setting: str, method: str, seed: int) -> Path:
     return results / "runs" / setting / f"{name_of(method, seed)}.json"
-
-
-def read(path: Path, default):
-    return json.loads(path.read_text()) if path.exists() else default
 
 
 def collected(folder: Path, attempts: list[dict]) -> dict:

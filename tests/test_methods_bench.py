@@ -24,6 +24,7 @@ from methods_report import (
     training,
     verdict,
 )
+from recipe_runs import Busy, lock
 
 KINDS = list(bench.TYPES)
 
@@ -161,8 +162,8 @@ def test_what_is_complete_is_not_played_again(tmp_path, monkeypatch):
 
 
 def test_a_run_that_another_process_plays_is_busy(tmp_path):
-    with bench.lock(tmp_path / "lock"):
-        with pytest.raises(bench.Busy), bench.lock(tmp_path / "lock"):
+    with lock(tmp_path / "lock"):
+        with pytest.raises(Busy), lock(tmp_path / "lock"):
             pass
-    with bench.lock(tmp_path / "lock"):
+    with lock(tmp_path / "lock"):
         pass

@@ -1,0 +1,202 @@
+"""A pretrained language model learns to act: SmolLM2-135M on ALFWorld by G2PO and by GRPO, from one taught start.
+
+    python benchmarks/pretrained.py --jobs 2 [--methods g2po grpo] [--seeds 0 1] [--minutes 300]
+    python benchmarks/pretrained.py --report
+
+1. *start*: `recipes/teach_alfworld.py` teaches the model the reply's format (seed 0).
+2. *runs*: `recipes/train_alfworld.py --config recipes/alfworld/smollm2-135m.yaml` from that start, one thread each,
+   with the method's flags. A panel of 96 held-out games is played before, midway and after.
+
+A complete run is one small file, RESULTS/METHOD-seedN.json, and is not run again. What is interrupted, by Ctrl-C,
+SIGTERM or a power cut, goes on from its last iteration when the same command is given again. At the end, and with
+`--report`: RESULTS/table.md and learning curves of what is there.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from recipe_runs import ROOT, Busy, RecipeRunner, code
+
+from g2po_trl.json_text import write_json
+
+METHODS = {
+    "g2po": [],
+    "grpo": ["--advantage_estimator", "grpo"],
+    "g2po lambda 0.5": ["--value_lambda", "0.5"],
+}
+TEACH = ["recipes/teach_alfworld.py", "--disable_tqdm", "true"]
+TRAIN = ["recipes/train_alfworld.py", "--config", "recipes/alfworld/smollm2-135m.yaml"]
+PANEL = ["--num_eval_games", "96", "--eval_strategy", "steps", "--num_environment_workers", "1"]
+PARTS = ("g2po_trl", "envs", "recipes/train_alfworld.py")
+PHASES = ("rollout", "advantage", "batch", "logps", "update")
+VERSIONS = ("torch", "transformers", "trl", "accelerate", "alfworld", "textworld")
+
+
+@dataclass
+class Runner(RecipeRunner):
+    """The start, and the runs from it."""
+
+    results: Path
+    work: Path
+    steps: int
+
+    def start(self) -> Path | None:
+        """The taught model; made if it is not there. `None`: stopped before its end."""
+        folder, (commit, _) = self.work / "start", code(PARTS)
+        if not (folder / "teaching.json").is_file():
+            attempts = self.run(folder, TEACH, commit, resume=False)
+            if attempts is None:
+                return None
+        about = json.loads((folder / "teaching.json").read_text())
+        attempts = json.loads((folder / "attempts.json").read_text())
+        write_json(self.results / "start.json", {"command": TEACH, **about, "attempts": attempts}, indent=1)
+        return folder
+
+    def play(self, method: str, seed: int) -> bool:
+        """Play or continue a run, and write its file. False: stopped before its end."""
+        folder, (commit, _) = self.work / name_of(method, seed), code(PARTS)
+        flags = ["--model_name_or_path", str(self.work / "start"), "--seed", str(seed), "--max_steps", str(self.steps)]
+        command = [*TRAIN, *PANEL, "--eval_steps", str(math.ceil(self.steps / 2)), *flags, *METHODS[method]]
+        attempts = self.run(folder, command, commit)
+        if attempts is None:
+            return False
+        told = ["START" if word == str(self.work / "start") else word for word in command]
+        write_json(
+            self.results / f"{name_of(method, seed)}.json",
+            {"method": method, "seed": seed, "command": told, **collected(folder), "attempts": attempts},
+        )
+        return True
+
+
+def name_of(method: str, seed: int) -> str:
+    return f"{method.replace(' ', '-')}-seed{seed}"
+
+
+def collected(folder: Path) -> dict:
+    """What is kept of a run, complete or under way."""
+    states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+    history = json.loads(states[-1].read_text())["log_history"] if states else []
+    iterations = [entry for entry in history if "episode/success_rate" in entry]
+    evaluations = [json.loads(line) for line in (folder / "evaluations.jsonl").open()]
+    kept = ("step", "episodes", "success_rate", "success_rate_by_type", "turns", "valid_action_ratio", "error_rate")
+
+    def curve(metric: str) -> list[float | None]:
+        return [entry.get(metric) and float(f"{entry[metric]:.5g}") for entry in iterations]
+
+    return {
+        "training": {
+            **{name: curve(f"episode/{name}") for name in ("success_rate", "turns", "valid_action_ratio")},
+            **{f"time/{name}": curve(f"time/{name}") for name in PHASES},
+            "grad_norm": curve("grad_norm"),
+        },
+        "panel": [{name: entry[name] for name in kept} for entry in evaluations],
+        "versions": {package: version(package) for package in VERSIONS},
+        "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+    }
+
+
+def report(results: Path) -> str:
+    """Write table.md and the curves of what is there."""
+    from g2po_trl.report import plots
+
+    runs = [json.loads(path.read_text()) for path in sorted(results.glob("*-seed*.json"))]
+    if not runs:
+        return "No run yet."
+    lines = [
+        "Held-out success in percent ± its standard error (96 games, one episode each), and success of training.",
+        "",
+        "| method | seed | before | midway | after | training, first five | last five | hours |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        panel, success = run["panel"], run["training"]["success_rate"]
+        cells = [_with_error(panel[at]["success_rate"], panel[at]["episodes"]) for at in (0, len(panel) // 2, -1)]
+        hours = sum(attempt["seconds"] for attempt in run["attempts"]) / 3600
+        parts = [f"{100 * sum(part) / len(part):.1f}" for part in (success[:5], success[-5:])]
+        lines.append(f"| {' | '.join([run['method'], str(run['seed']), *cells, *parts, f'{hours:.1f}'])} |")
+    curves = {method: [r["training"]["success_rate"] for r in runs if r["method"] == method] for method in METHODS}
+    made = plots.learning_curves(
+        {method: seeds for method, seeds in curves.items() if seeds},
+        ylabel="success of training episodes, mean of 5 iterations (%)",
+        bold="g2po",
+    )
+    plots.save(made, results, "curves")
+    text = "\n".join(lines) + "\n"
+    (results / "table.md").write_text(text)
+    return text
+
+
+def _with_error(rate: float, episodes: int) -> str:
+    return f"{100 * rate:.1f} ± {100 * math.sqrt(rate * (1 - rate) / episodes):.1f}"
+
+
+def run_all(args: argparse.Namespace) -> int:
+    """Play what is missing; the number of runs that failed."""
+    runner, begun, failed = Runner(args.results, args.work, args.steps), time.time(), []
+    for kind in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(kind, runner.stop)
+    jobs = [(method, seed) for seed in args.seeds for method in args.methods]
+    jobs = [job for job in jobs if not (args.results / f"{name_of(*job)}.json").exists()]
+    choosing = threading.Lock()
+
+    def worker() -> None:
+        while True:
+            with choosing:
+                late = args.minutes and time.time() - begun > 60 * args.minutes
+                if not jobs or late or runner.stopping.is_set():
+                    return
+                job = jobs.pop(0)
+            print(f"{time.strftime('%H:%M:%S')} {job[0]}, seed {job[1]}", flush=True)
+            try:
+                runner.play(*job)
+            except (Busy, RuntimeError, OSError, ValueError) as error:
+                failed.append(job)
+                print(f"FAILED: {error or 'another process is at it'}", flush=True)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        start = pool.submit(runner.start)
+        while not start.done():  # the main thread must be there to take signals
+            time.sleep(0.2)
+        if start.result() is None:
+            return 0
+        workers = [pool.submit(worker) for _ in range(args.jobs)]
+        while not all(w.done() for w in workers):
+            time.sleep(0.2)
+    for w in workers:
+        w.result()
+    if runner.stopping.is_set():
+        print("Stopped. The same command goes on from the last iterations.", flush=True)
+    return len(failed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/pretrained", help="small files")
+    parser.add_argument("--work", type=Path, default=Path("~/.cache/g2po_trl/pretrained"), help="folders of runs")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=["g2po", "grpo"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], metavar="SEED")
+    parser.add_argument("--steps", type=int, default=25, help="iterations of a run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--minutes", type=float, help="start no run after so many minutes")
+    parser.add_argument("--report", action="store_true", help="play nothing: write the table of what is there")
+    args = parser.parse_args()
+    args.results, args.work = args.results.expanduser().absolute(), args.work.expanduser().absolute()
+    args.results.mkdir(parents=True, exist_ok=True)
+    failed = 0 if args.report else run_all(args)
+    print(report(args.results))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

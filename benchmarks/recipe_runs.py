@@ -1,0 +1,122 @@
+"""Runs of recipes, each in a process of its own, that can be stopped at any time and continued."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from g2po_trl.json_text import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Busy(Exception):
+    """Another process is at this run."""
+
+
+@dataclass
+class RecipeRunner:
+    """Runs recipes until told to stop."""
+
+    stopping: threading.Event = field(default_factory=threading.Event, kw_only=True)
+    processes: set[subprocess.Popen] = field(default_factory=set, kw_only=True)
+
+    def run(
+        self, folder: Path, command: Sequence[str], commit: str, resume: bool = True
+    ) -> list[dict[str, Any]] | None:
+        """Run or continue a recipe, on one thread, with its output folder.
+
+        Args:
+            command: the recipe and its flags.
+
+        Returns:
+            What each attempt cost; `None` if it was stopped before its end.
+
+        Raises:
+            Busy: when another process is at it.
+            RuntimeError: when the recipe failed; names its log.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        with lock(folder / "lock") as held:
+            started = time.time()
+            flags = ["--output_dir", str(folder), *(["--resume_from_checkpoint", "auto"] if resume else [])]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+            with (folder / "log.txt").open("a") as log:
+                # A session of its own: stopped together with its environments. It holds the lock as long as it lives.
+                process = subprocess.Popen(
+                    [sys.executable, *command, *flags],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    cwd=ROOT,
+                    start_new_session=True,
+                    pass_fds=[held],
+                )
+            self.processes.add(process)
+            if self.stopping.is_set():  # told to stop while it was started
+                end(process)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = failed = os.waitstatus_to_exitcode(status)
+            self.processes.discard(process)
+            path = folder / "attempts.json"
+            attempts = json.loads(path.read_text()) if path.exists() else []
+            attempts.append({"started": round(started), "commit": commit, "exit": failed})
+            attempts[-1] |= {"seconds": round(time.time() - started, 1), "load": round(os.getloadavg()[1], 1)}
+            attempts[-1]["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 1)  # with its environments
+            write_json(path, attempts)
+            if self.stopping.is_set() and failed:
+                return None
+            if failed:
+                last = "\n".join((folder / "log.txt").read_text(errors="replace").splitlines()[-8:])
+                raise RuntimeError(f"{' '.join(command)}: exit code {failed}, see {folder}/log.txt\n{last}")
+        return attempts
+
+    def stop(self, *_) -> None:
+        """End what runs, start nothing more."""
+        self.stopping.set()
+        for process in list(self.processes):
+            end(process)
+
+
+def end(process: subprocess.Popen) -> None:
+    """End a run with its environments. It has no state but its checkpoints, which are never half-written."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[int]:
+    """Hold a file that no other process holds."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy from None
+        yield file.fileno()
+
+
+def code(parts: Sequence[str]) -> tuple[str, str]:
+    """What is run: the commit, marked if it was changed since, and a hash of the code that a run depends on.
+
+    Where that has changed, a run that was interrupted starts anew: half a run of one method is none of either.
+    """
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
+
+    changed = git("diff", "HEAD", "--", *parts)
+    trees = git("rev-parse", *(f"HEAD:{part}" for part in parts))
+    return git("rev-parse", "HEAD") + "-changed" * bool(changed), trees + changed
