@@ -1,0 +1,48 @@
+"""The table of `benchmarks/pretrained.py`, and what is kept of a run."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import pretrained as bench
+
+
+def run(method, seed, success, panel):
+    rates = [{"step": step, "episodes": 96, "success_rate": rate} for step, rate in zip((0, 5, 10), panel)]
+    attempts = [{"seconds": 1800.0}, {"seconds": 5400.0}]
+    training = {"success_rate": success}
+    return {"method": method, "seed": seed, "training": training, "panel": rates, "attempts": attempts}
+
+
+def test_table(tmp_path):
+    runs = [
+        run("g2po", 0, [0.25] * 5 + [0.5] * 5, (0.25, 0.5, 0.75)),
+        run("grpo", 1, [0.25] * 10, (0.25, 0.25, 0.3125)),
+    ]
+    for one in runs:
+        (tmp_path / f"{bench.name_of(one['method'], one['seed'])}.json").write_text(json.dumps(one))
+    text = bench.report(tmp_path)
+    assert "| g2po | 0 | 25.0 ± 4.4 | 50.0 ± 5.1 | 75.0 ± 4.4 | 25.0 | 50.0 | 2.0 |" in text
+    assert "| grpo | 1 | 25.0 ± 4.4 | 25.0 ± 4.4 | 31.2 ± 4.7 | 25.0 | 25.0 | 2.0 |" in text
+    assert (tmp_path / "table.md").read_text() == text and (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_what_is_kept_of_a_run(tmp_path):
+    history = [
+        {"episode/success_rate": 0.123456, "episode/turns": 9.0, "time/rollout": 2.0, "step": 1},
+        {"eval_success_rate": 0.5, "step": 1},
+        {"episode/success_rate": 0.25, "time/rollout": 3.0, "grad_norm": 1.0, "step": 2},
+    ]
+    for step in (1, 2):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": history[: 2 * step - 1]}))
+    entry = {"step": 0, "episodes": 4, "success_rate": 0.5, "success_rate_by_type": {}, "turns": 3.0}
+    entry |= {"valid_action_ratio": 1.0, "error_rate": 0.0, "panel": "not kept"}
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(entry) + "\n")
+    kept = bench.collected(tmp_path)
+    assert kept["training"]["success_rate"] == [0.12346, 0.25] and kept["training"]["turns"] == [9.0, None]
+    assert kept["training"]["time/rollout"] == [2.0, 3.0] and kept["training"]["grad_norm"] == [None, 1.0]
+    assert kept["panel"] == [{name: value for name, value in entry.items() if name != "panel"}]
