@@ -56,13 +56,13 @@ def test_prompts_are_encoded_as_the_tokenizer_does(shown, tokenizer):
     texts = {}
     for template, history in ((ALFWORLD_COMPACT_PROMPT, 2), (ALFWORLD_PROMPT, 5)):
         encode = ChatEncoder(tokenizer, None)
-        lessons = as_dataset(shown[:500], template, history)
+        lessons = as_dataset(shown[:600], template, history)
         for row in [*lessons, *random.Random(0).sample(list(lessons), 50)]:
             ids, _ = encode(row["prompt"])
             text = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
             assert list(ids) == tokenizer(text, add_special_tokens=False)["input_ids"]
             texts[text] = len(ids)
-    assert len(texts) >= 900 and max(texts.values()) > 500, "prompts of two wordings, few of them twice"
+    assert len(texts) >= 1000 and max(texts.values()) > 400, "prompts of two wordings, few of them twice"
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,9 @@ def sequences(shown, tokenizer):
     return found, scored
 
 
-@pytest.mark.parametrize(("dtype", "nats", "share"), [(torch.float32, 1e-4, 1e-4), (torch.bfloat16, 0.5, 0.1)])
-def test_layouts_are_exact(sequences, dtype, nats, share):
-    """In float32 to its last digits; in bfloat16 layouts differ by no more than padding does, which is rounding."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layouts_are_exact(sequences, dtype):
+    """In float32 to its last digits; in bfloat16 no layout is further off than padding, which is rounding alone."""
     model = load(dtype=dtype)
     wanted = alone(model, *sequences)
     length = gradient(model, wanted)
@@ -88,12 +88,14 @@ def test_layouts_are_exact(sequences, dtype, nats, share):
     found = {}
     for layout in ("padded", "packed", "shared"):
         log_probs = in_layout(model, *sequences, layout)
-        off = (log_probs - wanted)[wanted != 0].abs()
+        nats = (log_probs - wanted)[wanted != 0].abs()
         by_gradient = ((gradient(model, log_probs) - length).norm() / length.norm()).item()
-        found[layout] = off.max().item(), off.mean().item(), by_gradient
-        assert off.max() < nats and by_gradient < share, (layout, found)
-    if dtype is torch.bfloat16:
-        assert all(mean < 3 * found["padded"][1] for _, mean, _ in found.values()), found
+        found[layout] = nats.max().item(), nats.mean().item(), by_gradient
+    for layout, (largest, mean, by_gradient) in found.items():
+        if dtype is torch.float32:
+            assert largest < 1e-4 and by_gradient < 1e-4, (layout, found)
+        else:
+            assert mean < 1.5 * found["padded"][1] and by_gradient < 1.5 * found["padded"][2], (layout, found)
 
 
 @pytest.mark.parametrize("adapter", [None, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])])
