@@ -30,6 +30,7 @@ from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.prompting import PromptTemplate
 from g2po_trl.rollout.sampling import Sampling, derived_seed
 from g2po_trl.runs.evaluation import summarize
+from g2po_trl.trajectory import Trajectory, write_jsonl
 
 _NOT_HERE = {
     "load_in_4bit": "teaching takes whole weights. Leave it out; --use_peft saves memory.",
@@ -85,8 +86,8 @@ class Exam:
 
     def sit(
         self, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool, seed: int
-    ) -> dict[str, Any]:
-        """Play, in evaluation mode and with random numbers of its own; see `summarize` for what comes back."""
+    ) -> tuple[dict[str, Any], list[Trajectory]]:
+        """Play, in evaluation mode and with random numbers of its own: the summary, see `summarize`, and all episodes."""
         was_training, cache = model.training, model.config.use_cache
         model.eval()
         model.config.use_cache = True
@@ -99,11 +100,14 @@ class Exam:
         finally:
             model.config.use_cache = cache
             model.train(was_training)
-        return summarize(trajectories, [row.get("task_type") for row in self.rows])
+        return summarize(trajectories, [row.get("task_type") for row in self.rows]), trajectories
 
 
 class ExamCallback(TrainerCallback):
-    """Holds an exam every so many steps and at the end, says how it went, and ends what has reached its target."""
+    """Holds an exam every so many steps and at the end, says how it went, and ends what has reached its target.
+
+    The episodes are written to output_dir/exams.
+    """
 
     def __init__(
         self,
@@ -126,7 +130,8 @@ class ExamCallback(TrainerCallback):
         if state.global_step % self.exam.every and not last:
             return
         began = time.perf_counter()
-        summary = self.exam.sit(model, self.tokenizer, self.pool, args.seed)
+        summary, trajectories = self.exam.sit(model, self.tokenizer, self.pool, args.seed)
+        write_jsonl(Path(args.output_dir, "exams", f"exam-{state.global_step:06d}.jsonl"), trajectories)
         took = time.perf_counter() - began
         samples = min(state.global_step * self.samples_per_step, self.num_samples)
         self.results.append({"step": state.global_step, "samples": samples, **summary})

@@ -17,7 +17,7 @@ from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, Alfworl
 from g2po_envs.alfworld.demonstrations import demonstrate
 from g2po_envs.smollm2 import smollm2_in_cache
 from g2po_envs.teaching import as_dataset
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
 from g2po_trl.rollout.encoding import ChatEncoder
 
 FOLDER = smollm2_in_cache()
@@ -137,8 +137,8 @@ def test_a_step_moves_the_weights_it_should(games, tokenizer, tmp_path, adapter)
         assert {name for name in before if "lora_B" in name} <= moved
     trainer.save_model()
     trainer.close()
-    steps = [json.loads(line)["steps"] for line in (tmp_path / "run/trajectories/train-000001.jsonl").open()]
-    assert len(steps) == 8 and all(step["completion"] for episode in steps for step in episode)
+    played = read_jsonl(tmp_path / "run/trajectories/train-000001.jsonl")
+    assert len(played) == 8 and all(step.completion_ids for trajectory in played for step in trajectory.steps)
 
 
 def test_react_plays_and_the_viewer_shows_it(games, folder, tmp_path):
@@ -151,7 +151,7 @@ def test_react_plays_and_the_viewer_shows_it(games, folder, tmp_path):
         ["--environment", "alfworld", "--panel", str(folder), "--limit", "2", "--model", str(FOLDER)]
         + ["--agent", "react", "--max-turns", "2", "--max-tokens", "32", "--output", str(output)]
     )
-    (played,) = Evaluation(output).sets
+    (played,) = Evaluation(output).sets()
     assert sum(len(task["episodes"]) for task in played.data()["tasks"]) == 2
 
 

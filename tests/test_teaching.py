@@ -9,6 +9,7 @@ from trl import SFTConfig, SFTTrainer
 
 from g2po_envs.teaching import Exam, TeachingArguments, as_dataset, teach
 from g2po_envs.tiny.demonstration import Demonstration
+from g2po_trl import read_jsonl
 from g2po_trl.rollout.encoding import ChatEncoder
 from g2po_trl.rollout.sampling import Sampling
 
@@ -54,6 +55,8 @@ def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, reply_i
     lessons = as_dataset(SHOWN * 16, LETTER_PROMPT, 2)
     _, results = teach(str(tiny_model_dir), arguments(tmp_path), lessons, exam(target=0.9, every=6), tokenizer)
     assert results[-1]["success_rate"] >= 0.9 > results[0]["success_rate"]
+    exams = [read_jsonl(path) for path in sorted((tmp_path / "exams").glob("*.jsonl"))]
+    assert [sum(t.success for t in exam) / 16 for exam in exams] == [result["success_rate"] for result in results]
     assert results[-1]["samples"] == results[-1]["step"] * 8 < len(lessons), "it stopped before the lessons were over"
     assert f"step {results[-1]['step']:>4} | {results[-1]['samples']} samples | success" in capsys.readouterr().out
 
