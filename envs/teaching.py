@@ -87,7 +87,7 @@ class Exam:
     def sit(
         self, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool, seed: int
     ) -> tuple[dict[str, Any], list[Trajectory]]:
-        """Play, in evaluation mode and with random numbers of its own: the summary, see `summarize`, and all episodes."""
+        """Play, in evaluation mode and with random numbers of its own: the summary, and all episodes."""
         was_training, cache = model.training, model.config.use_cache
         model.eval()
         model.config.use_cache = True

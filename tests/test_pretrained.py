@@ -137,7 +137,7 @@ def test_a_step_moves_the_weights_it_should(games, tokenizer, tmp_path, adapter)
         assert {name for name in before if "lora_B" in name} <= moved
     trainer.save_model()
     trainer.close()
-    played = read_jsonl(tmp_path / "run/trajectories/train-000001.jsonl")
+    played = list(read_jsonl(tmp_path / "run/trajectories/train-000001.jsonl"))
     assert len(played) == 8 and all(step.completion_ids for trajectory in played for step in trajectory.steps)
 
 
