@@ -1,8 +1,8 @@
 """A cold start: a language model is shown an expert's answers until it plays well enough to learn from rewards.
 
 Reinforcement learning needs a policy that writes replies in the required format and wins now and then. A small
-pretrained model does neither. Some hundred single answers of an expert on training games teach it both; what is best
-is then left for it to find out.
+pretrained model does neither. Some hundred single answers of an expert on training games teach SmolLM2-135M the
+format; how many it takes until it wins is open (docs/log.md). What is best is then left for it to find out.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ class ExamCallback(TrainerCallback):
             f"turns {summary['turns']:.1f} | exam {took:.0f} s | elapsed {time.perf_counter() - self.started:.0f} s",
             flush=True,
         )
+        if failed := summary["error_rate"] + summary["lost_rate"]:
+            print(f"{failed:.0%} of the exam's episodes ended in an environment error and do not count", flush=True)
         if summary["success_rate"] >= self.exam.target:
             control.should_training_stop = True
 
@@ -183,10 +185,10 @@ def teach(
 class TeachingArguments:
     """What the recipes that teach have in common. Any of these is a flag and a YAML key."""
 
-    num_demonstrations: int = field(default=384, metadata={"help": "Answers of the expert to show, at most."})
+    num_demonstrations: int = field(default=768, metadata={"help": "Answers of the expert to show, at most."})
     target_success: float = field(default=0.3, metadata={"help": "Share of the exam's tasks to win; then it ends."})
-    exam_steps: int = field(default=16, metadata={"help": "Optimizer steps between two exams."})
-    num_exam_tasks: int = field(default=36, metadata={"help": "Training tasks of an exam; none of them was shown."})
+    exam_steps: int = field(default=24, metadata={"help": "Optimizer steps between two exams."})
+    num_exam_tasks: int = field(default=24, metadata={"help": "Training tasks of an exam; none of them was shown."})
     prompt: str = field(default="compact", metadata={"help": "'full' or 'compact'."})
     history_length: int = field(default=2, metadata={"help": "Past turns in a prompt."})
     max_turns: int = field(default=15, metadata={"help": "Turns of an exam's episode."})

@@ -375,7 +375,6 @@ class G2POTrainer(GRPOTrainer):
         """
         is_main, args = self.is_world_process_zero(), self.args
         check_unchanged(self._made_with, args)
-        self._made_with |= settings_of_optimizer(args)  # transformers keeps it for the next call
         self.iteration.start_anew()
         if is_main:
             clear_staging(args.output_dir)
@@ -394,6 +393,7 @@ class G2POTrainer(GRPOTrainer):
             write_run(self)
         if finished is not None:
             return self._take_up_finished_run(checkpoint, finished)
+        self._made_with |= settings_of_optimizer(args)  # transformers keeps it for the next call
         return super().train(resume_from_checkpoint=checkpoint, **kwargs)
 
     def _take_up_finished_run(self, checkpoint: str, state: TrainerState) -> TrainOutput:
