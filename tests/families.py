@@ -302,7 +302,7 @@ def alone(model, sequences: list[np.ndarray], scored: list[int]) -> torch.Tensor
     """(rows, C) log-probabilities by the model's own forward pass, one sequence after the other, without padding."""
     rows = []
     for sequence, last in zip(sequences, scored):
-        ids = torch.from_numpy(sequence)[None].long()
+        ids = torch.from_numpy(sequence)[None].long().to(model.device)
         logits = model(input_ids=ids, use_cache=False).logits[0, -last - 1 : -1].float()
         rows.append(torch.log_softmax(logits, -1).gather(1, ids[0, -last:, None])[:, 0])
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -316,13 +316,15 @@ def in_layout(model, sequences: list[np.ndarray], scored: list[int], layout: str
     order = torch.tensor([row for pack in packs for row in pack.rows])
     mask = torch.arange(max(scored)) < torch.tensor(scored)[order, None]
     laid_out = lay_out(packs, sequences, scored, pad_token_id=0)
-    return packed_log_probs(model, model.base_model, laid_out, mask)[0][order.argsort()]
+    laid_out = {name: tensor.to(model.device) for name, tensor in laid_out.items()}
+    return packed_log_probs(model, model.base_model, laid_out, mask.to(model.device))[0][order.argsort()]
 
 
 def gradient(model, log_probs: torch.Tensor) -> torch.Tensor:
     """Of a weighted sum of the log-probabilities, in all parameters."""
     model.zero_grad()
-    (log_probs * torch.linspace(-1, 1, log_probs.numel()).view(log_probs.shape)).sum().backward()
+    weights = torch.linspace(-1, 1, log_probs.numel(), device=log_probs.device).view(log_probs.shape)
+    (log_probs * weights).sum().backward()
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
 
 

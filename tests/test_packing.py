@@ -244,18 +244,6 @@ def test_compiled_flex_attention_has_the_same_log_probabilities(make_trainer):
         assert torch.allclose(trainer.update.score(trainer.model, micro_batch), wanted, atol=1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch trains flex attention on GPUs only")
-def test_training_with_flex_attention(make_trainer):
-    trainer = make_trainer(
-        LongLetterEnvironment,
-        max_completion_length=4,
-        use_cpu=False,
-        model_init_kwargs={"attn_implementation": "flex_attention"},
-    )
-    trainer.train()
-    assert trainer.update.layout.kind == "shared" and trainer.update.layout.checked_length > 0
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is trained")
 def test_flex_attention_is_refused_on_a_cpu(make_trainer):
     with pytest.raises(ValueError, match="attn_implementation is 'flex_attention', which PyTorch does not train"):
