@@ -39,13 +39,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where it is not installed
+
+from gpu_table import table
+
+from g2po_trl.json_text import write_json
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # where it is not installed
-
-from gpu_table import table  # noqa: E402
-
-from g2po_trl.json_text import write_json  # noqa: E402
-
 PARTS = ("tests", "phases", "teach", "learning")
 SHARES = {"tests": 0.35, "phases": 0.45, "teach": 0.35, "learning": 1.0}  # of what is left when the part begins
 ENDING = 8.0  # seconds, for a part that does not end by itself and for the table
@@ -116,6 +116,8 @@ class Job:
 
     def look(self) -> bool:
         """Take up what it has found and end it in time; true when it is over."""
+        if "exit" in self.result:
+            return True
         code, took = self.process.poll(), time.monotonic() - self.began
         if code is None and took > self.seconds:
             kill(self.process)
@@ -157,8 +159,12 @@ class Report:
         write_json(self.path, self.content, indent=1)
 
 
-def run(jobs: Sequence[Job], report: Report, wait: float = 0.5) -> None:
-    """Run the jobs beside each other, until each has ended or its time is up."""
+def run(jobs: Sequence[Job], report: Report, beside: Sequence[Job] = (), wait: float = 0.5) -> None:
+    """Run the jobs beside each other, until each has ended or its time is up.
+
+    Args:
+        beside: jobs that run already, and may go on afterwards.
+    """
     for job in jobs:
         print(f"{time.strftime('%H:%M:%S')} {job.name}, at most {job.seconds:.0f} s", flush=True)
         job.start()
@@ -167,6 +173,7 @@ def run(jobs: Sequence[Job], report: Report, wait: float = 0.5) -> None:
     try:
         while running:
             running = [job for job in running if not job.look()]
+            beside = [job for job in beside if not job.look()]
             now = [(len(job.result["findings"]), job.result.get("exit")) for job in jobs]
             if now != seen:
                 report.write()
@@ -272,6 +279,7 @@ class Learning:
 
 def main() -> None:
     begun = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what runs, as Ctrl-C does
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="results.json, table.md and a log of each part")
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything; default: 9")
@@ -329,25 +337,24 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
     def job(name: str, command: list[str], seconds: float) -> Job:
         return Job(name, command, args.output, seconds, environment)
 
-    games = None
+    games: list[Job] = []
     if {"teach", "learning"} & set(args.parts):  # on the CPU, while the GPU is busy with the first parts
-        games = job("games", learning.games(), left() - ENDING)
-        games.start()
-        content["parts"]["games"] = games.result
+        games = [job("games", learning.games(), left() - ENDING)]
+        games[0].start()
+        content["parts"]["games"] = games[0].result
     try:
         if "tests" in args.parts:
             pytest = [sys.executable, "-m", "pytest", str(ROOT / "tests/test_gpu.py"), "-m", "gpu", "-p", "gpu_report"]
-            run([job("tests", [*pytest, "-p", "no:cacheprovider", "-q"], limit_of("tests", left()))], report)
+            run([job("tests", [*pytest, "-p", "no:cacheprovider", "-q"], limit_of("tests", left()))], report, games)
         if "phases" in args.parts:
             seconds = limit_of("phases", left())
             flags = ["--findings", str(args.output / ".phases.jsonl"), "--turns", str(args.turns)]
             flags += ["--seconds", f"{max(5.0, seconds - 30):.0f}", *(["--shrink"] if args.shrink else [])]
             script = str(ROOT / "benchmarks/gpu_phases.py")
-            run([job("phases", [sys.executable, script, *flags], seconds)], report)
-        if games is not None:
-            while not games.look():
-                time.sleep(0.5)
-            report.write()
+            run([job("phases", [sys.executable, script, *flags], seconds)], report, games)
+        while any(not one.look() for one in games):
+            time.sleep(0.5)
+        report.write()
         if "teach" in args.parts and not args.start:
             run([job("teach", learning.teach(), limit_of("teach", left()))], report)
         if "learning" in args.parts:
@@ -363,8 +370,9 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
                 report,
             )
     finally:
-        if games is not None and games.process.poll() is None:
-            kill(games.process)
+        for one in games:
+            if one.process.poll() is None:
+                kill(one.process)
         report.write()
     return report
 

@@ -1,0 +1,165 @@
+"""`benchmarks/gpu.py`: how it divides its time, what is left of a part that fails, its table; the recipes' sums."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import gpu
+import gpu_table
+
+ROOT = gpu.ROOT
+
+
+def test_parts_take_no_more_than_there_is():
+    limits = gpu.plan(9)
+    assert list(limits) == list(gpu.PARTS) and sum(limits.values()) <= 9 * 60
+    assert min(limits.values()) > 60, "each part has time for something"
+    assert gpu.plan(9, ["learning"])["learning"] > 500 and gpu.limit_of("tests", -5.0) == 0.0
+
+
+def jobs_of(tmp_path, seconds=20.0, **programs):
+    return [gpu.Job(name, [sys.executable, "-Sc", code], tmp_path, seconds) for name, code in programs.items()]
+
+
+SAY = "import os, time; out = open(os.environ['GPU_FINDINGS'], 'a'); print('begun', flush=True); "
+
+
+def test_a_part_that_fails_leaves_what_it_has_found(tmp_path):
+    """And the others run: one crashes, one hangs in the middle of a line with a child of its own, one is well."""
+    hangs = (
+        "import subprocess; subprocess.Popen(['sleep', '60']); out.write('{\"a\": 1}\\n{\"b'); out.flush(); "
+        "time.sleep(60)"
+    )
+    jobs = jobs_of(
+        tmp_path,
+        3.0,
+        crashes=SAY + "out.write('{\"a\": 2}\\n'); out.flush(); os.kill(os.getpid(), 9)",
+        hangs=SAY + hangs,
+        well=SAY + 'out.write(\'{"a": 3, "nan": NaN}\\n\')',
+    )
+    report = gpu.Report(tmp_path / "results.json", {"parts": {}})
+    gpu.run(jobs, report, wait=0.02)
+    found = json.loads((tmp_path / "results.json").read_text())["parts"]
+    assert [found[job.name]["findings"] for job in jobs] == [[{"a": 2}], [{"a": 1}], [{"a": 3, "nan": None}]]
+    assert [found[job.name]["exit"] for job in jobs] == [-9, -9, 0]
+    assert [found[job.name].get("timed_out") for job in jobs] == [None, True, None]
+    assert found["crashes"]["last_lines"] == ["begun"] and "last_lines" not in found["well"]
+    assert found["well"]["seconds"] < 3 and sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+def test_results_are_there_while_a_part_runs(tmp_path, monkeypatch):
+    (job,) = jobs_of(tmp_path, part=SAY + "[(out.write('{}\\n'), out.flush(), time.sleep(0.2)) for _ in range(3)]")
+    written = []
+    report = gpu.Report(tmp_path / "results.json", {"parts": {}})
+    monkeypatch.setattr(report, "write", lambda: written.append(len(job.result["findings"])))
+    gpu.run([job], report, wait=0.02)
+    assert sorted(set(written)) == [*range(written[0], 4)] and written[0] < 3
+
+
+def test_table():
+    row = {"attention": "sdpa", "gradient_checkpointing": True}
+    speed = {"tokens_per_second": 12345, "tflop_per_second": 1.5}
+    measured = {"logps": speed, "update": speed, "peak_gb": 40.0, "first_seconds": 2.0}
+    curve = [{"step": 0, "panel": 0.25}, *({"step": i, "success_rate": i / 8, "rollout": 2.0} for i in range(1, 5))]
+    content = {
+        "machine": {"gpus": [{"name": "A GPU", "gb": 80.0}], "versions": {"torch": "2.9"}},
+        "minutes": 9.0,
+        "shrink": False,
+        "parts": {
+            "tests": {
+                "seconds": 50.0,
+                "limit": 160.0,
+                "exit": 1,
+                "findings": [
+                    {"test": "memory", "outcome": "passed", "seconds": 9.0, "measured_gb": 5.25},
+                    {"test": "flex", "outcome": "failed", "seconds": 1.0, "reason": ["E  assert", "it is wrong"]},
+                ],
+            },
+            "phases": {
+                "findings": [
+                    {"about": "batch", "tokens": 10},
+                    {**row, "layout": "shared", **measured},
+                    {**row, "layout": "padded", "error": "OutOfMemoryError"},
+                ],
+                "timed_out": True,
+            },
+            "g2po-seed0": {"findings": [*curve, {"step": 4, "panel": 0.5}], "exit": 0},
+        },
+    }
+    lines = gpu_table.table(content).splitlines()
+    assert lines[0] == "A GPU (80.0 GB), torch 2.9; 9.0 minutes"
+    for line in (
+        "| tests | 50.0 | 160.0 | exit code 1 |",
+        "| phases |  |  | out of time |",
+        "| memory | passed | 9.0 | measured_gb 5.25 |",
+        "| flex | failed | 1.0 | it is wrong |",
+        "| sdpa | shared | yes | 12,345 | 12,345 | 1.5 | 40.0 | 2.0 |",
+        "| sdpa | padded | yes | OutOfMemoryError | | | | |",
+        "| g2po-seed0 | 4 | 25.0 | 50.0 | 25.0 | 37.5 | 2.0 |",
+    ):
+        assert line in lines
+    assert gpu_table.table({"machine": {"error": ["no torch"]}, "minutes": 1, "shrink": True, "parts": {}})
+
+
+@pytest.fixture(scope="module")
+def gpu_work():
+    import gpu_work
+
+    return gpu_work
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b-lora", "qwen2.5-1.5b", "qwen2.5-7b-lora", "qwen2.5-7b"])
+def test_the_memory_that_a_recipe_counts_adds_up(gpu_work, name):
+    counted = gpu_work.memory_of_recipe(ROOT / f"recipes/alfworld/{name}.yaml")
+    parts = {part: number for part, number in counted.items() if part != "sum"}
+    assert {"trainer", "vLLM", "update"} <= parts.keys()
+    assert sum(parts.values()) == pytest.approx(counted["sum"], abs=0.6), "a sum is rounded to a GB"
+
+
+def test_synthetic_episodes_are_as_long_as_the_papers_and_branch(gpu_work):
+    episodes = gpu_work.synthetic_trajectories(groups=4, turns=4)
+    steps = [step for episode in episodes for step in episode.steps]
+    assert len(episodes) == 32 and len(steps) == 128
+    assert sum(len(step.prompt_ids) for step in steps) / 128 == pytest.approx(700, rel=0.05)
+    assert sum(len(step.completion_ids) for step in steps) / 128 == pytest.approx(150, rel=0.05)
+    assert all(step.prompt_ids[:280] == steps[0].prompt_ids[:280] for step in steps)
+    prompts = [{tuple(episode.steps[turn].prompt_ids) for episode in episodes} for turn in range(4)]
+    assert len(prompts[0]) == 4 and len(prompts[0]) < len(prompts[3]) <= 16
+    assert len({(step.key, tuple(step.prompt_ids)) for step in steps}) == sum(map(len, prompts)), (
+        "key and prompt agree"
+    )
+    for group in range(4):
+        assert len({episode.reward for episode in episodes[8 * group : 8 * group + 8]}) == 2
+
+
+def test_micro_batches_are_taken_from_all_over():
+    import gpu_phases
+
+    assert gpu_phases.spread(8) == [0, 4, 2, 6, 1, 3, 5, 7] and gpu_phases.spread(1) == [0]
+    assert all(sorted(gpu_phases.spread(n)) == [*range(n)] for n in range(1, 40))
+
+
+@pytest.mark.slow
+def test_shrunk(tmp_path):
+    """Everything, on whatever is here."""
+    import subprocess
+
+    command = [sys.executable, ROOT / "benchmarks/gpu.py", "--output", tmp_path, "--shrink", "--minutes", "9"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = json.loads((tmp_path / "results.json").read_text())
+    parts = found["parts"]
+    assert done.returncode == 0, done.stderr
+    assert {name: part["exit"] for name, part in parts.items()} == dict.fromkeys(parts, 0), done.stdout
+    assert set(parts) == {"games", "tests", "phases", "teach", "g2po-seed0", "grpo-seed0"}
+    rows = {(row["attention"], row["layout"]): row for row in parts["phases"]["findings"] if "layout" in row}
+    layouts = [rows["sdpa", layout] for layout in ("shared", "packed", "padded", "trl")]
+    assert [row["positions"] for row in layouts] == sorted(row["positions"] for row in layouts)
+    assert len({row["tokens"] for row in layouts}) == 1
+    for method in ("g2po", "grpo"):
+        lines = parts[f"{method}-seed0"]["findings"]
+        assert ["panel" in line for line in lines] == [True, False, False, True] and found["start"] == "taught"
+    assert found["machine"]["versions"]["torch"] and found["commit"] and "| sdpa | shared | yes |" in done.stdout
