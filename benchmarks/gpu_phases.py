@@ -141,7 +141,7 @@ def measure(trainer: RecordedTrainer, batch: StepBatch, attention: str, layout: 
 
 def generation(trainer: RecordedTrainer, batch: StepBatch, new_tokens: int) -> dict[str, Any]:
     """`generate` on the prompts of one turn of all episodes; random weights hardly ever end a reply."""
-    prompts = [ids.tolist() for ids in batch.prompt_ids[:: trainer.turns]]
+    prompts = [ids.tolist() for ids in batch.prompt_ids[:: RecordedTrainer.turns]]
     started = time.perf_counter()
     with trainer.player.actor.engine.rollout():
         replies = trainer.player.actor.engine.generate(prompts, Sampling(1.0, max_tokens=new_tokens))

@@ -107,7 +107,7 @@ def test_training(make_trainer, record_property, attention):
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-1.5b-lora", "qwen2.5-1.5b", "qwen2.5-7b-lora"])
-def test_memory_is_what_the_recipe_counts(tmp_path, record_property, name):
+def test_memory_is_what_the_recipe_counts(tmp_path, record_property, monkeypatch, name):
     """Two optimizer steps on step samples as long as the paper's, with random weights and without vLLM."""
     recipe = gpu_work.RECIPES / f"{name}.yaml"
     counted = memory_of_recipe(recipe)
@@ -123,8 +123,8 @@ def test_memory_is_what_the_recipe_counts(tmp_path, record_property, name):
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated() * (not isinstance(model, str))
     # Few and long episodes: each slice of the rollout fills some micro-batches.
+    monkeypatch.setattr(gpu_work.RecordedTrainer, "turns", 12)
     trainer = recipe_trainer(recipe, tmp_path / "out", model, per_device_train_batch_size=8 if "lora" in name else 16)
-    trainer.turns = 12
     del model
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
