@@ -102,6 +102,7 @@ test-gpu: $(TEST_INSTALLED)
 
 test-pretrained: $(PRETRAINED_INSTALLED)
 	$(BIN)/python -m pytest $(call marked,pretrained) -m pretrained $(ARGS)
+	test ! -f $(VLLM_INSTALLED) || .venv-vllm/bin/python -m pytest tests/test_vllm.py -m pretrained $(ARGS)
 
 # The format from an expert's answers, then G2PO; both go on or are left out where they have been.
 train-pretrained: $(PRETRAINED_INSTALLED)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from g2po_envs.smollm2 import smollm2_in_cache
+
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(
@@ -56,6 +58,16 @@ def test_full_training(tmp_path):
     check_engine_and_trainer_agree(result)
     check_hit_fractions([result])
     assert any(ending.endswith("<|im_end|>") for ending in result["endings"])
+
+
+@pytest.mark.pretrained
+@pytest.mark.skipif(
+    smollm2_in_cache() is None, reason="SmolLM2 is not in the cache; `make test-pretrained` fetches it"
+)
+def test_a_pretrained_model(tmp_path):
+    """SmolLM2 in float32: its log-probabilities are ours in every rollout, and the weights those of the trainer."""
+    (result,) = run(tmp_path, "pretrained")
+    check_engine_and_trainer_agree(result)
 
 
 def test_lora_leaves_the_base_alone_and_replies_stop_at_the_tag(tmp_path):

@@ -17,12 +17,14 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import numpy as np
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
+from g2po_envs.smollm2 import smollm2_in_cache
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.parts import make_engine
 from g2po_trl.rollout.sampling import Sampling
@@ -84,14 +86,24 @@ def make_trainer(folder: str, mode: str, rank: int, ranks: int, prompt=ALFWORLD_
         "save_strategy": "no",
         "dataloader_pin_memory": False,
     }
+    model, advantage_fn = tiny_model_path(), None
+    if mode == "pretrained":
+        model = smollm2_in_cache()
+        small = {"per_device_train_batch_size": 4, "num_generations": 4, "steps_per_generation": 1, "max_turns": 4}
+        defaults |= small | {"max_steps": 3, "learning_rate": 1e-4, "max_completion_length": 32}
+
+        def advantage_fn(graph):  # it never wins: something must be better than something else
+            return np.linspace(-1, 1, graph.num_steps)
+
     return G2POTrainer(
-        str(tiny_model_path()),
+        str(model),
         G2POConfig(f"{folder}/out", **{**defaults, **options}),
         Dataset.from_list(manifest.rows()[:tasks]),
         Dataset.from_list(manifest.rows()[:4]),
         partial(AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False),
         prompt,
         peft_config=peft_config,
+        advantage_fn=advantage_fn,
     )
 
 
