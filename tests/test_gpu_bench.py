@@ -154,7 +154,7 @@ def test_shrunk(tmp_path):
     parts = found["parts"]
     assert done.returncode == 0, done.stderr
     assert {name: part["exit"] for name, part in parts.items()} == dict.fromkeys(parts, 0), done.stdout
-    assert set(parts) == {"games", "tests", "phases", "teach", "g2po-seed0", "grpo-seed0"}
+    assert set(parts) == {"preparation", "tests", "phases", "teach", "g2po-seed0", "grpo-seed0"}
     rows = {(row["attention"], row["layout"]): row for row in parts["phases"]["findings"] if "layout" in row}
     layouts = [rows["sdpa", layout] for layout in ("shared", "packed", "padded", "trl")]
     assert [row["positions"] for row in layouts] == sorted(row["positions"] for row in layouts)

@@ -1,5 +1,7 @@
 """LoRA and QLoRA: the adapter alone is trained, saved and loadable; the base stays what it was, to the bit."""
 
+from importlib.metadata import Distribution, version
+
 import pytest
 import torch
 from families import FAMILIES
@@ -41,18 +43,9 @@ def test_an_adapter_is_evaluated_on_the_base_it_was_trained_on(family, tmp_path)
     assert torch.equal(logits, expected) and not torch.allclose(expected, without, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "is_adapter", "code"),
-    [
-        ("Qwen2ForCausalLM", False, 'model = AutoModelForCausalLM.from_pretrained("me/it")'),
-        ("Qwen2ForCausalLM", True, 'model = AutoPeftModelForCausalLM.from_pretrained("me/it")'),
-        ("Qwen2VLForAll", False, 'model = Qwen2VLForAll.from_pretrained("me/it")'),
-        ("Qwen2VLForAll", True, 'PeftModel.from_pretrained(Qwen2VLForAll.from_pretrained("some/base"), "me/it")'),
-    ],
-)
-def test_the_model_card_says_how_it_is_loaded(tmp_path, architecture, is_adapter, code):
-    card = build_model_card(
-        make_config(tmp_path),
+def card_of(folder, is_adapter, architecture):
+    return build_model_card(
+        make_config(folder),
         "some/base",
         "Game",
         {},
@@ -66,8 +59,30 @@ def test_the_model_card_says_how_it_is_loaded(tmp_path, architecture, is_adapter
         "me/it",
         architecture,
     ).content
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_adapter", "code"),
+    [
+        ("Qwen2ForCausalLM", False, 'model = AutoModelForCausalLM.from_pretrained("me/it")'),
+        ("Qwen2ForCausalLM", True, 'model = AutoPeftModelForCausalLM.from_pretrained("me/it")'),
+        ("Qwen2VLForAll", False, 'model = Qwen2VLForAll.from_pretrained("me/it")'),
+        ("Qwen2VLForAll", True, 'PeftModel.from_pretrained(Qwen2VLForAll.from_pretrained("some/base"), "me/it")'),
+    ],
+)
+def test_the_model_card_says_how_it_is_loaded(tmp_path, architecture, is_adapter, code):
+    card = card_of(tmp_path, is_adapter, architecture)
     assert code in card and f"library_name: {'peft' if is_adapter else 'transformers'}" in card
     assert "Qwen2VLForAll" not in code or "from transformers import AutoTokenizer, Qwen2VLForAll" in card
+
+
+def test_a_checkout_that_is_not_installed_gets_a_model_card(tmp_path, monkeypatch):
+    """Imported by PYTHONPATH it has no version; its runs failed at their end."""
+    found = Distribution.from_name
+    hidden = classmethod(lambda cls, name: found("no-such-package" if name == "g2po-trl" else name))
+    monkeypatch.setattr(Distribution, "from_name", hidden)
+    card = card_of(tmp_path, False, "Qwen2ForCausalLM")
+    assert f"trl {version('trl')}, " in card and "g2po-trl 0" not in card
 
 
 def test_an_adapter_that_does_not_fit_its_base_is_refused(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from trl.trainer.utils import get_config_model_id
 
 from .evaluation import REPORT, before_and_after, format_table
+from .run_description import installed_versions
 
 if TYPE_CHECKING:
     from ..config import G2POConfig
@@ -112,7 +112,8 @@ def build_model_card(
         # Of some multimodal models peft's class would load the text part, where the adapter finds no place.
         imports = f"from peft import PeftModel\n{imports}"
         loading = f'PeftModel.from_pretrained({model_class}.from_pretrained("{base}"), "{where}")'
-    versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
+    # A checkout on PYTHONPATH has no version, and a run that is at its end must not fail for it.
+    versions = ", ".join(f"{package} {number}" for package, number in installed_versions(_PACKAGES).items())
     content = f"""# {name}
 
 {trained}, trained as an agent in `{environment}`{f" ({dataset_name})" if dataset_name else ""} with
