@@ -8,7 +8,6 @@ All other flags are the recipe's. The held-out panel is played before, and after
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -23,6 +22,7 @@ import train_alfworld  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 
 from g2po_trl import G2POTrainer  # noqa: E402
+from g2po_trl.json_text import to_json  # noqa: E402
 
 METRICS = ("episode/success_rate", "episode/turns", "episode/valid_action_ratio", "grad_norm")
 PHASES = ("rollout", "generation", "environment", "logps", "update")
@@ -56,7 +56,7 @@ class Curve(TrainerCallback):
         else:
             return
         with self.path.open("a") as file:
-            file.write(json.dumps({name: _short(value) for name, value in line.items()}) + "\n")
+            file.write(to_json({name: _short(value) for name, value in line.items()}) + "\n")
 
     def on_step_end(self, args, state, control, **kwargs):
         now = time.perf_counter()
@@ -66,7 +66,7 @@ class Curve(TrainerCallback):
 
 
 def _short(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else float(f"{value:.4g}") if value else value
+    return float(f"{value:.4g}") if isinstance(value, float) and math.isfinite(value) else value
 
 
 def main() -> None:
