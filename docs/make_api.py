@@ -79,7 +79,7 @@ METHODS = {
     "VerifiersEnvironment": "reset",
     "ToolEnvironment": "",
     "RemoteEnvironment": "",
-    "EnvironmentPool": "reset step check close replayed",
+    "EnvironmentPool": "reset step begin send receive wait fileno end check close replayed recycled",
     "Player": "play rollout",
     "PromptActor": "of",
     "Sampling": "",

@@ -15,6 +15,7 @@ from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Man
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl import trainer as trainer_module
+from g2po_trl.environments.process import WorkerProcess
 from g2po_trl.update import log_probs
 
 BUDGETS = json.loads(Path(__file__).with_name("budgets.json").read_text())
@@ -30,8 +31,7 @@ class Counted:
         body = trainer.accelerator.unwrap_model(trainer.model).base_model
         body.register_forward_pre_hook(self.count_forward, with_kwargs=True)
         trainer.ref_model.base_model.register_forward_pre_hook(self.count_forward, with_kwargs=True)
-        fleet = trainer.player.pool._fleet
-        generate, make_jobs = trainer.player.actor.engine.generate, fleet._jobs
+        generate, send_jobs = trainer.player.actor.engine.generate, WorkerProcess.send
 
         def count_generate(prompts, sampling, *more):
             self.generate_calls += 1
@@ -42,19 +42,18 @@ class Counted:
             finally:
                 self.rolling_out = False
 
-        def count_jobs(asked, homes):
-            jobs = make_jobs(asked, homes)
-            steps = [job for of_worker in jobs.values() for job in of_worker if job.command == "step"]
-            self.steps += len(steps)
-            self.messages += len(jobs) if steps else 0
-            return jobs
+        def count_jobs(worker, jobs):
+            steps = sum(job.command == "step" for job in jobs)
+            self.steps += steps
+            self.messages += steps > 0
+            send_jobs(worker, jobs)
 
         def count_gather(objects):
             self.gathered += len(pickle.dumps(objects))
             return objects
 
         monkeypatch.setattr(trainer.player.actor.engine, "generate", count_generate)
-        monkeypatch.setattr(fleet, "_jobs", count_jobs)
+        monkeypatch.setattr(WorkerProcess, "send", count_jobs)
         for module in MODULES_THAT_GATHER:
             monkeypatch.setattr(module, "gather_object", count_gather)
         monkeypatch.setattr(trainer.credit, "gather", count_gather)

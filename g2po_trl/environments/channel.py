@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import deque
 
 LENGTH = struct.Struct("!Q")
+PIECE = 1 << 16  # bytes that are read at once
+_FULL = bytes(PIECE)
+
+
+def whole_messages(received: bytearray) -> list[bytes]:
+    """Take the messages that have arrived in whole."""
+    messages = []
+    while len(received) >= LENGTH.size:
+        end = LENGTH.size + LENGTH.unpack_from(received)[0]
+        if len(received) < end:
+            break
+        messages.append(bytes(received[LENGTH.size : end]))
+        del received[:end]
+    return messages
 
 
 class Channel:
@@ -15,6 +30,7 @@ class Channel:
         connection.setblocking(False)
         self._connection = connection
         self._outgoing, self._incoming = bytearray(), bytearray()
+        self.moved = 0  # bytes, in both directions
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -32,7 +48,9 @@ class Channel:
         """Send what the socket takes now."""
         try:
             while self._outgoing:
-                del self._outgoing[: self._connection.send(self._outgoing)]
+                sent = self._connection.send(self._outgoing)
+                self.moved += sent
+                del self._outgoing[:sent]
         except BlockingIOError:
             pass
         except OSError:  # the worker has ended: what it does not answer will tell
@@ -46,20 +64,17 @@ class Channel:
         """
         ended = False
         try:
-            while received := self._connection.recv(1 << 18):
+            received = _FULL
+            while len(received) == PIECE:
+                received = self._connection.recv(PIECE)
+                self.moved += len(received)
                 self._incoming += received
-            ended = True
+            ended = not received
         except BlockingIOError:
             pass
         except OSError:
             ended = True
-        messages = []
-        while len(self._incoming) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._incoming)[0]
-            if len(self._incoming) < end:
-                break
-            messages.append(bytes(self._incoming[LENGTH.size : end]))
-            del self._incoming[:end]
+        messages = whole_messages(self._incoming)
         if ended and not messages:
             raise EOFError
         return messages
@@ -69,25 +84,41 @@ class Channel:
 
 
 class WorkerEnd:
-    """The worker's end, which waits: it has nothing else to do."""
+    """The worker's end. Sending waits: a worker has nothing to do that the pool does not take."""
 
     def __init__(self, descriptor: int):
         self._connection = socket.socket(fileno=descriptor)
-        self._file = self._connection.makefile("rb")
+        self._incoming, self._arrived = bytearray(), deque()
 
     def send(self, message: bytes) -> None:
         self._connection.sendall(LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes:
-        """The next message.
+        """The next message, however long it takes.
 
         Raises:
             EOFError: when the pool has gone.
         """
-        return self._read(LENGTH.unpack(self._read(LENGTH.size))[0])
+        while not self._arrived:
+            self._read(0)
+        return self._arrived.popleft()
 
-    def _read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
+    def arrived(self) -> list[bytes]:
+        """All messages that have arrived by now."""
+        self._read(socket.MSG_DONTWAIT)
+        messages = list(self._arrived)
+        self._arrived.clear()
+        return messages
+
+    def _read(self, flags: int) -> None:
+        try:
+            received = _FULL
+            while len(received) == PIECE:
+                received = self._connection.recv(PIECE, flags)
+                self._incoming += received
+                flags = socket.MSG_DONTWAIT
+            if not received:
+                raise EOFError
+        except BlockingIOError:
+            pass
+        self._arrived += whole_messages(self._incoming)

@@ -1,48 +1,31 @@
-"""The workers of a pool: jobs go out, answers come in, and what a lost worker hosted is played again in another."""
+"""The episodes of a pool and the workers that play them: what is asked goes out at once, answers are taken as they
+come, and what a lost worker played is played again in another.
+
+There are no rounds. A worker does its jobs in the order in which they were sent; how long an answer takes depends on
+the jobs before it in its own worker alone. Each episode has its own count of workers lost while it waits.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import pickle
-import selectors
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .contract import Observation, StepResult
-from .placement import FIRST_RESET, RESET, STEP, MeasuredTimes, least_busy
-from .process import Job, WorkerProcess, how_it_ended
+from .listening import Listener
+from .losing import Loss, LostResets, end_lost, given_up
+from .placement import FIRST_RESET, RESET, MeasuredTimes, least_busy, place_episodes
+from .process import Job, WorkerProcess, end_all
+from .recycling import WorkerLimits
 from .replay import EnvironmentFailure, Episode
 
-MAX_ROUNDS = 20  # of one call, each after a worker was lost; then the rest fails too
-MAX_LATE_ROUNDS = 3  # of those in which a time limit passed
-MAX_LOST_RESETS = 2  # of equal tasks; then the others of them are not tried
-
 Answer = Observation | StepResult | EnvironmentFailure
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A worker that was lost: how, and through which job, if through one."""
-
-    kind: str
-    message: str
-    job: Job | None
-
-
-def pickled(value: Any) -> bytes:
-    """The value, as it is sent.
-
-    Raises:
-        ValueError: when it cannot be.
-    """
-    try:
-        return pickle.dumps(value)
-    except Exception as error:
-        raise ValueError(
-            f"tasks or actions cannot be sent to worker processes ({error}): keep plain data in the dataset"
-        ) from error
 
 
 class Fleet:
@@ -63,200 +46,284 @@ class Fleet:
         step_timeout: float,
         load_timeout: float,
         name: str,
+        limits: WorkerLimits,
+        spread_groups: bool | None,
     ):
         self.setup, self.withheld, self.name = setup, withheld, name
         self.reset_timeout, self.step_timeout, self.load_timeout = reset_timeout, step_timeout, load_timeout
-        self.workers: list[WorkerProcess | None] = [None] * num_workers
-        self.episodes: dict[int, Episode] = {}
+        self.limits, self.spread_groups = limits, spread_groups
+        self.workers: list[WorkerProcess | None] = [None] * num_workers  # that take new episodes
+        self.episodes: dict[int, Episode] = {}  # the live ones, by slot
+        self.owing: set[int] = set()  # slots of those that owe an answer
+        self.answers: dict[int, Answer] = {}  # that nobody has taken yet, in the order they came
         self.times = MeasuredTimes()
         self.replayed = 0  # episodes that were played again and went on
-        self._answers: dict[int, Answer] = {}  # of the call under way
+        self.recycled = 0  # workers replaced for their age or size
+        self.in_service: list[WorkerProcess] = []  # these, and those that leave when their episodes have ended
+        self._processes: list[WorkerProcess] = []  # and those that are being ended
+        self._listener = Listener()
+        self._lost_resets = LostResets()
+        self._numbers = itertools.count()
+        self._opened = 0  # episodes since times were aged
+        self.close = weakref.finalize(self, _close, self._processes, self._listener, os.getpid())
 
-    def open(self, episodes: Iterable[Episode], homes: Sequence[int]) -> dict[int, Answer]:
-        """Reset these episodes, each in the worker given for it, instead of those that were live."""
-        self.episodes = {episode.slot: episode for episode in episodes}
-        for worker in self.workers:
-            if worker is not None:
-                worker.holds_old_episodes = True
-        self.times.age()
-        return self.play(dict.fromkeys(self.episodes), homes)
+    def fileno(self) -> int:
+        return self._listener.fileno()
 
-    def play(self, asked: Mapping[int, str | None], homes: Sequence[int] | None = None) -> dict[int, Answer]:
-        """Answers to an action, or to a reset (`None`), by slot.
+    # What is asked.
 
-        Every round sends each worker its jobs and collects the answers. Slots whose worker was lost have another one
-        in the next round, and are played again there.
-        """
-        answers = self._answers = {}
-        rounds = late_rounds = 0
-        lost_resets: dict[bytes, list[Loss]] = defaultdict(list)
-        tasks = {slot: self.episodes[slot].pickled for slot in asked}
-        waiting = dict(asked)
-        while waiting:
-            losses = self._round(waiting, homes)
-            homes, rounds = None, rounds + 1
-            late_rounds += any(loss.kind == "timeout" for loss in losses)
-            for loss in losses:
-                if loss.job and loss.job.command == "reset" and loss.job.expected is None:
-                    lost_resets[tasks[loss.job.slot]].append(loss)
-            waiting = {slot: action for slot, action in waiting.items() if slot not in answers}
-            for slot in waiting:
-                same = lost_resets[tasks[slot]]
-                if len(same) >= MAX_LOST_RESETS:
-                    self._fail(slot, same[-1], "not tried, for this task was reset in vain before: ")
-                elif rounds >= MAX_ROUNDS or late_rounds >= MAX_LATE_ROUNDS:
-                    self._fail(slot, losses[-1], "given up, for one worker was lost after another: ")
-            waiting = {slot: action for slot, action in waiting.items() if slot not in answers}
-        return answers
+    def begin(
+        self,
+        tasks: Sequence[tuple[Mapping[str, Any], bytes]],
+        groups: Sequence[Hashable],
+        families: Sequence[Hashable],
+    ) -> list[int]:
+        """Open an episode of each task, given with its pickle, in the first free slots; they owe their resets."""
+        with self._undisturbed():
+            if not self.episodes:
+                self._lost_resets.clear()
+            if self._opened >= len(self.episodes):  # as many as play at a time
+                self._opened = 0
+                self.times.age()
+            self._opened += len(tasks)
+            self._recycle()
+            load, hosts = self._load(), self._hosts()
+            homes = place_episodes(groups, len(self.workers), self.times, self.spread_groups, load, hosts)
+            free = (slot for slot in itertools.count() if slot not in self.episodes and slot not in self.answers)
+            episodes = [
+                Episode(next(self._numbers), slot, *task, group, family)
+                for slot, task, group, family in zip(free, tasks, groups, families)
+            ]
+            self.episodes |= {episode.slot: episode for episode in episodes}
+            self.owing |= {episode.slot for episode in episodes}
+            self._submit(self._tried(episodes), dict(zip((episode.slot for episode in episodes), homes)))
+            return [episode.slot for episode in episodes]
 
-    def _round(self, asked: Mapping[int, str | None], homes: Sequence[int] | None) -> list[Loss]:
-        """Take all answers there are; give the workers that were lost."""
-        jobs = self._jobs(asked, homes)
-        losses: list[Loss] = []
-        try:
-            messages = {}
-            for index, of_worker in jobs.items():
-                plain = [(job.slot, job.command, job.argument, job.expected) for job in of_worker]
-                worker = self.workers[index]
-                messages[index] = pickled((worker is not None and worker.holds_old_episodes, plain))
-            for index in jobs:  # all start before the first, still busy with starting, is spoken to
-                if self.workers[index] is None:
-                    self.workers[index] = WorkerProcess(self.setup, self.withheld, self.load_timeout)
-            for index, message in messages.items():
-                self.workers[index].send(message, jobs[index])
-            for index, kind in self._collect(set(jobs)):
-                losses.append(self._lose(index, kind, asked))
-        except BaseException:  # Ctrl-C: what a worker still owes must not answer the next call
-            self.episodes.clear()
-            for index in jobs:
-                worker, self.workers[index] = self.workers[index], None
-                if worker is not None:
-                    worker.end()
-            raise
-        return losses
+    def send(self, actions: Mapping[int, str]) -> None:
+        """Ask live episodes that owe nothing for the answer to an action."""
+        with self._undisturbed():
+            for slot, action in actions.items():
+                self.episodes[slot].action = action
+            self.owing |= actions.keys()
+            self._submit([self.episodes[slot] for slot in actions])
 
-    def _jobs(self, asked: Mapping[int, str | None], homes: Sequence[int] | None) -> dict[int, list[Job]]:
-        """What each worker has to do; episodes without a worker have one then."""
-        moved = [slot for slot in asked if self.episodes[slot].worker is None]
-        if homes is None:
-            live = [episode.worker for episode in self.episodes.values() if episode.worker is not None]
-            homes = least_busy(live, len(self.workers), len(moved))
-        home = dict(zip(moved, homes))
-        jobs: dict[int, list[Job]] = defaultdict(list)
-        begun = set()
-        for slot, action in asked.items():
-            episode = self.episodes[slot]
-            if slot in home:
-                episode.worker = home[slot]
-                kind = RESET if (episode.worker, episode.group) in begun else FIRST_RESET
-                begun.add((episode.worker, episode.group))
+    def end(self, slots: Iterable[int]) -> None:
+        """End live episodes, and forget answers that nobody took."""
+        for slot in slots:
+            self.answers.pop(slot, None)
+            self.owing.discard(slot)
+            episode = self.episodes.pop(slot, None)
+            if episode is not None and episode.worker is not None:
+                episode.worker.ended.append(episode.number)
+        self._dismiss_leaving()
+
+    def _submit(self, episodes: Sequence[Episode], homes: Mapping[int, int] | None = None) -> None:
+        """Send what these episodes owe; those without a worker have one then, by slot the one of `homes`."""
+        moved = [episode for episode in episodes if episode.worker is None]
+        if moved and homes is None:
+            homes = dict(zip((episode.slot for episode in moved), least_busy(self._load(), len(moved))))
+        for index in sorted({homes[episode.slot] for episode in moved}):
+            if self.workers[index] is None:  # all start before the first, still busy with starting, is spoken to
+                self.workers[index] = self._start()
+        played = {(episode.worker, episode.group) for episode in self.episodes.values()} if moved else set()
+        jobs: dict[WorkerProcess, list[Job]] = defaultdict(list)
+        for episode in episodes:
+            if episode.worker is None:
+                episode.worker = self.workers[homes[episode.slot]]
+                kind = RESET if (episode.worker, episode.group) in played else FIRST_RESET
+                played.add((episode.worker, episode.group))
                 jobs[episode.worker] += episode.from_the_start(self.reset_timeout, self.step_timeout, kind)
-            if action is not None:
-                jobs[episode.worker].append(Job(slot, "step", action, None, self.step_timeout, STEP))
-        return jobs
+            if episode.action is not None:
+                jobs[episode.worker].append(episode.step(episode.action, self.step_timeout))
+        for worker, of_worker in jobs.items():
+            worker.send(of_worker)
+            self._listener.sent(worker)
 
-    def _collect(self, busy: set[int]) -> Iterable[tuple[int, str]]:
-        """Take answers until no worker owes one; gives the workers that hang or died, and which of the two."""
-        with selectors.DefaultSelector() as selector:
-            for index in busy:
-                channel = self.workers[index].channel
-                selector.register(
-                    channel, selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.unsent else 0), index
-                )
-            while busy:
-                patience = min(self.workers[index].deadline for index in busy) - time.monotonic()
-                ready = {key.data: events for key, events in selector.select(min(max(0.0, patience), 1.0))}
-                for index in sorted(busy):
-                    worker, kind = self.workers[index], None
-                    if ready.get(index, 0) & selectors.EVENT_WRITE:
-                        worker.channel.flush()
-                        if not worker.channel.unsent:
-                            selector.modify(worker.channel, selectors.EVENT_READ, index)
-                    # A process that a dead worker forked can hold the channel open: its end is seen by looking.
-                    dead = index not in ready and worker.is_dead()
-                    late = time.monotonic() > worker.deadline
-                    if index in ready or dead or late:
-                        try:
-                            heard = self._take(worker)
-                            kind = "crash" if dead else "timeout" if late and not heard else None
-                        except EOFError:
-                            kind = "crash"
-                    if not worker.owed or kind:
-                        busy.discard(index)
-                        selector.unregister(worker.channel)
-                    if worker.owed and kind:
-                        yield index, kind
+    def _start(self) -> WorkerProcess:
+        self._processes[:] = [worker for worker in self._processes if not worker.gone]
+        worker = WorkerProcess(self.setup, self.withheld, self.load_timeout)
+        self._processes.append(worker)
+        self.in_service.append(worker)
+        self._listener.add(worker)
+        return worker
 
-    def _take(self, worker: WorkerProcess) -> bool:
-        """What a worker says: that it takes up its jobs, or the answer to the next one. Did it say anything?
+    def _load(self) -> list[int]:
+        """Live episodes of each worker."""
+        load = Counter(episode.worker for episode in self.episodes.values())
+        return [load[worker] if worker is not None else 0 for worker in self.workers]
 
-        Raises:
-            EOFError: it has ended.
+    def _hosts(self) -> dict[Hashable, int]:
+        """The worker that plays most of a group."""
+        indices = {worker: index for index, worker in enumerate(self.workers) if worker is not None}
+        members = Counter((e.group, indices[e.worker]) for e in self.episodes.values() if e.worker in indices)
+        return {group: index for (group, index), _ in reversed(members.most_common())}
+
+    # What is answered.
+
+    def wait(self, timeout: float | None, slots: Sequence[int] | None = None) -> bool:
+        """Take what has been answered. Are there answers, of all of these slots if some are given?
+
+        Args:
+            timeout: seconds to wait for them, if they are owed. `None`: as long as it takes.
         """
-        messages = worker.channel.receive()
-        for message in messages:
-            if not message:
-                worker.taken_up()
-                continue
-            job = worker.owed.popleft()
-            worker.start_next()
-            if job.slot in self._answers:  # what was asked after its failure
-                continue
-            episode = self.episodes[job.slot]
-            try:
-                seconds, mark, answer = pickle.loads(message)
-            except Exception as error:  # a class that unpickles in the worker only
-                seconds, mark = 0.0, None
-                answer = "invalid", f"what {self.name}.{job.command} returned cannot be unpickled: {error!r}"
-            if isinstance(answer, tuple):
-                kind, text = answer
-                hidden = [name for name in self.withheld if name in text]
-                if hidden:
-                    text += f"\nworkers do not get {', '.join(hidden)}: name it in environment_variables"
-                self._settle(job.slot, episode.lost(text) if job.expected else episode.failure(kind, text))
-            elif not job.expected:
-                self.times.add(job.kind, seconds)
-                self.replayed += episode.note(job, mark)
-                self._settle(job.slot, answer)
-        return bool(messages)
+        until = float("inf") if timeout is None else time.monotonic() + timeout
+        with self._undisturbed():
+            patience = 0.0
+            while True:
+                self._listen(patience)
+                done = bool(self.answers) if slots is None else all(slot in self.answers for slot in slots)
+                patience = until - time.monotonic()
+                if done or not self.owing or patience <= 0:
+                    return done
 
-    def _lose(self, index: int, kind: str, asked: Mapping[int, str | None]) -> Loss:
-        """End a worker that hangs or died. The episode it was at fails, the others are without a worker."""
-        worker, self.workers[index] = self.workers[index], None
-        job = worker.owed[0] if worker.begun else None
-        if kind == "crash":
-            status = how_it_ended(worker.end(patience=1.0))
-            when = f"during {job.command} of slot {job.slot}" if job else "before it took up a job"
-            when = when if worker.loaded else "when it was loaded"
-            message = f"the worker process of {self.name} died ({status}) {when}"
-        else:
-            worker.end()
-            doing, limit, remedy = f"a worker of {self.name} takes up no job: it", worker.owed[0].limit, ""
-            if job:
-                doing = f"{self.name}.{job.command} in slot {job.slot}"
-            elif not worker.loaded:
-                doing, limit = f"loading {self.name} in a worker", worker.load_limit
-                remedy = "; if its imports are only slow, raise environment_load_timeout (of a pool, load_timeout)"
-            message = f"{doing} took more than {limit:g} s; its worker was killed{remedy}"
-        loss = Loss(kind, message, job)
-        if job and job.slot not in self._answers:
-            self._fail(job.slot, loss, again=job.expected is not None)
-        for episode in [episode for episode in self.episodes.values() if episode.worker == index]:
-            episode.worker, episode.why_moved = None, message
-            episode.moves += job is None
-            hopeless = job is None and (episode.moves > 1 or (kind == "timeout" and not worker.loaded))
-            if hopeless and episode.slot in asked and episode.slot not in self._answers:
-                self._fail(episode.slot, loss, again=bool(episode.marks))
-        return loss
+    def take(self, slots: Sequence[int] | None = None) -> dict[int, Answer]:
+        """The answers there are, or those of the given slots."""
+        if slots is None:
+            answers = dict(self.answers)
+            self.answers.clear()
+            return answers
+        return {slot: self.answers.pop(slot) for slot in slots}
 
-    def _fail(self, slot: int, loss: Loss, why: str = "", again: bool = False) -> None:
+    def _listen(self, patience: float) -> None:
+        for worker, said, fate in self._listener.listen(self.in_service, patience):
+            for message in said:
+                self._hear(worker, message)
+            if fate:
+                self._lose(worker, fate)
+            elif worker.leaving:
+                self._dismiss_leaving()
+
+    def _hear(self, worker: WorkerProcess, message: bytes) -> None:
+        """The answer to a worker's next job, if the message is one."""
+        job = worker.take(message)
+        episode = self._owing_of(job)
+        if episode is None:  # also what was asked after a failure
+            return
+        try:
+            seconds, mark, answer = pickle.loads(message)
+        except Exception as error:  # a class that unpickles in the worker only
+            seconds, mark = 0.0, None
+            answer = "invalid", f"what {self.name}.{job.command} returned cannot be unpickled: {error!r}"
+        if isinstance(answer, tuple):
+            kind, text = answer
+            hidden = [name for name in self.withheld if name in text]
+            if hidden:
+                text += f"\nworkers do not get {', '.join(hidden)}: name it in environment_variables"
+            self._settle(episode, episode.lost(text) if job.expected else episode.failure(kind, text))
+        elif not job.expected:
+            self.times.add(job.kind, seconds)
+            self.replayed += episode.note(job, mark)
+            self._settle(episode, answer)
+
+    def _owing_of(self, job: Job | None) -> Episode | None:
+        """The live episode that a job is of, if it owes an answer."""
+        episode = self.episodes.get(job.slot) if job else None
+        return episode if episode and episode.number == job.episode and job.slot in self.owing else None
+
+    def _settle(self, episode: Episode, answer: Answer) -> None:
+        self.owing.discard(episode.slot)
+        self.answers[episode.slot] = answer
+        failed = isinstance(answer, EnvironmentFailure)
+        if failed or (isinstance(answer, StepResult) and (answer.terminated or answer.truncated)):
+            del self.episodes[episode.slot]
+            if failed and episode.worker is not None:
+                episode.worker.ended.append(episode.number)
+        elif episode.worker.outgrown:
+            episode.move(episode.worker.outgrown)
+
+    # What goes wrong.
+
+    def _lose(self, worker: WorkerProcess, kind: str) -> None:
+        """A worker hangs or died. The episode it was at fails, the others that owe an answer are played elsewhere, and
+        so are those that owe none, when they are next asked."""
+        self._leave_service(worker)
+        loss = end_lost(worker, kind, self.name)
+        blamed = self._owing_of(loss.job)
+        owing = {episode.slot: episode for job in worker.owed if (episode := self._owing_of(job))}
+        for episode in self.episodes.values():
+            if episode.worker is worker:
+                episode.move(loss.message)
+        if blamed:
+            del owing[blamed.slot]
+            if loss.job.command == "reset" and loss.job.expected is None:
+                self._lost_resets.add(blamed, loss)
+            self._fail(blamed, loss, again=loss.job.expected is not None)
+        waiting = []
+        for episode in self._tried(owing.values()):
+            why = given_up(episode, loss)
+            if why is None:
+                waiting.append(episode)
+            else:
+                self._fail(episode, loss, why, again=not why and bool(episode.marks))
+        self._submit(waiting)
+
+    def _tried(self, episodes: Iterable[Episode]) -> list[Episode]:
+        """Without those, which fail, whose task was reset in vain too often."""
+        tried = []
+        for episode in episodes:
+            loss = self._lost_resets.enough(episode)
+            if loss is None:
+                tried.append(episode)
+            else:
+                self._fail(episode, loss, "not tried, for this task was reset in vain before: ")
+        return tried
+
+    def _fail(self, episode: Episode, loss: Loss, why: str = "", again: bool = False) -> None:
         """Answer for an episode that a loss ends; `again`: while it was played again, as its first time was not."""
-        episode = self.episodes[slot]
-        self._settle(slot, episode.lost(loss.message) if again else episode.failure(loss.kind, why + loss.message))
+        self._settle(episode, episode.lost(loss.message) if again else episode.failure(loss.kind, why + loss.message))
 
-    def _settle(self, slot: int, answer: Answer) -> None:
-        self._answers[slot] = answer
-        if isinstance(answer, EnvironmentFailure) or (
-            isinstance(answer, StepResult) and (answer.terminated or answer.truncated)
-        ):
-            self.episodes.pop(slot)
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """After Ctrl-C, or when no worker can be started, nothing that is owed may answer what is asked next."""
+        try:
+            yield
+        except BaseException:
+            self.end([*self.episodes, *self.answers])
+            busy = [worker for worker in self.in_service if worker.owed]
+            for worker in busy:
+                self._leave_service(worker)
+                worker.end(wait=0.0)
+            for worker in busy:
+                worker.end()
+            raise
+
+    # Who leaves.
+
+    def _recycle(self) -> None:
+        """Replace workers that are old or big."""
+        live = Counter(episode.worker for episode in self.episodes.values())
+        leaving = sum(worker.leaving for worker in self.in_service)
+        for index, worker in enumerate(self.workers):
+            if worker is None:
+                continue
+            worker.outgrown = self.limits.too_big(worker, live[worker])
+            if not worker.outgrown and not self.limits.is_old(worker, live[worker], leaving, len(self.workers)):
+                continue
+            self.workers[index], worker.leaving = None, True
+            self.recycled += 1
+            leaving += live[worker] > 0
+            for episode in self.episodes.values():
+                if worker.outgrown and episode.worker is worker and episode.slot not in self.owing:
+                    episode.move(worker.outgrown)
+        self._dismiss_leaving()
+
+    def _dismiss_leaving(self) -> None:
+        """End workers that leave and play nothing any more."""
+        leaving = [worker for worker in self.in_service if worker.leaving and not worker.owed]
+        if leaving:
+            live = {episode.worker for episode in self.episodes.values()}
+            for worker in leaving:
+                if worker not in live:
+                    self._leave_service(worker)
+                    worker.end(patience=2.0, wait=0.0)
+
+    def _leave_service(self, worker: WorkerProcess) -> None:
+        self._listener.remove(worker)
+        self.in_service = [other for other in self.in_service if other is not worker]
+        self.workers = [None if other is worker else other for other in self.workers]
+
+
+def _close(processes: list[WorkerProcess], listener: Listener, owner: int) -> None:
+    if os.getpid() == owner:
+        listener.close()
+    end_all(processes, owner)

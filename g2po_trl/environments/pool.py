@@ -1,26 +1,24 @@
 """Environments in worker processes: many episodes in few processes, and no environment can end a run.
 
-An episode has a *slot*, from one `reset` of the pool to the next. If an environment raises, times out, crashes or
-returns an invalid result, an `EnvironmentFailure` takes the place of its result. A worker that is lost is replaced,
-and its other episodes are replayed: reset, the same actions, and every answer compared with the first one. Those whose
-answers are equal continue; the others are `"lost"`.
+An episode has a *slot*. If an environment raises, times out, crashes or returns an invalid result, an
+`EnvironmentFailure` takes the place of its result. A worker that is lost is replaced, and its other episodes are
+replayed: reset, the same actions, and every answer compared with the first one. Those whose answers are equal
+continue; the others are `"lost"`.
 """
 
 from __future__ import annotations
 
-import os
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
 from .checks import EnvironmentContractError, factory_name
 from .contract import Observation, StepResult, TextEnvironment
-from .fleet import Fleet, pickled
-from .placement import place_episodes
-from .process import end_all, usable_cores, withheld_variables
-from .replay import EnvironmentFailure, Episode
+from .fleet import Fleet
+from .process import pickled, usable_cores, withheld_variables
+from .recycling import WorkerLimits
+from .replay import EnvironmentFailure
 
 __all__ = ["EnvironmentFailure", "EnvironmentPool"]
 
@@ -28,17 +26,30 @@ __all__ = ["EnvironmentFailure", "EnvironmentPool"]
 class EnvironmentPool:
     """Plays environments in worker processes. A failing environment cannot end the run.
 
-    Episodes are numbered by *slots*: `reset` opens slots 0 to n - 1 and ends all episodes before. Use it as a context
-    manager, or call `close`.
+    Episodes are numbered by *slots*. `reset` and `step` wait for all answers. Or nothing waits: `begin` opens
+    episodes, `send` sends actions, and `receive` gives the answers that have come by then, whatever other episodes do:
+
+    ```py
+    pool.begin(tasks)
+    while answers := pool.receive(timeout=None):
+        pool.send({slot: act(seen) for slot, seen in answers.items() if goes_on(seen)})
+    ```
+
+    Use it as a context manager, or call `close`; and from one thread at a time.
 
     Args:
         environment_factory: makes an environment. Pickled by cloudpickle; classes of scripts and notebooks work.
-        num_workers: number of processes. `None`: one per usable core.
+        num_workers: number of processes. Each plays one reset or step at a time, in the order in which they were asked
+            for: so many environments are at work at once, and a slow one delays those of its own worker that were
+            asked later, and no others. `None`: one per usable core; more than cores pay if environments wait for
+            something else, as a network.
         reset_timeout, step_timeout: maximum seconds of one episode's reset or step.
         max_observation_characters: a longer observation is an `"invalid"` failure.
         episode_timeout: maximum seconds of all resets and steps of one episode together. `None`: no limit.
-        max_worker_resets: replace a worker after this many resets, to bound memory leaks. `None`: never.
-        max_worker_memory: replace a worker that exceeds this many bytes. `None`: never.
+        max_worker_resets: replace a worker after this many resets, to bound memory leaks. `None`: never. It first
+            plays its live episodes to their ends, beside the worker that takes its place.
+        max_worker_memory: replace a worker that exceeds this many bytes. `None`: never. Its live episodes are replayed
+            in others.
         spread_groups: divide groups among workers, which costs resets but saves time if steps are slow. `None`: decide
             by the measured times. Results do not depend on it.
         load_timeout: maximum seconds to import the environment. `None`: `reset_timeout`, at least 60.
@@ -83,12 +94,19 @@ class EnvironmentPool:
                 f"({error}): pass a class, a function or a functools.partial that makes it from plain data"
             ) from error
         self.name = factory_name(environment_factory)
-        self.max_worker_resets, self.max_worker_memory = max_worker_resets, max_worker_memory
-        self.spread_groups = spread_groups
-        self.recycled = 0  # workers replaced for their age or size
         load_timeout = max(60.0, reset_timeout) if load_timeout is None else load_timeout
-        self._fleet = Fleet(setup, withheld, num_workers, reset_timeout, step_timeout, load_timeout, self.name)
-        self._finalizer = weakref.finalize(self, end_all, self._fleet.workers, os.getpid())
+        limits = WorkerLimits(max_worker_resets, max_worker_memory)
+        self._fleet = Fleet(
+            setup,
+            withheld,
+            num_workers,
+            reset_timeout,
+            step_timeout,
+            load_timeout,
+            self.name,
+            limits,
+            spread_groups,
+        )
 
     @property
     def num_workers(self) -> int:
@@ -97,7 +115,7 @@ class EnvironmentPool:
     @property
     def worker_pids(self) -> list[int]:
         """Processes that are running now."""
-        return [worker.pid for worker in self._fleet.workers if worker is not None]
+        return [worker.pid for worker in self._fleet.in_service]
 
     @property
     def withheld(self) -> list[str]:
@@ -115,13 +133,18 @@ class EnvironmentPool:
 
     @property
     def replayed(self) -> int:
-        """Number of episodes that were replayed after their worker was lost, and continued."""
+        """Number of episodes that were replayed after their worker was lost or replaced, and continued."""
         return self._fleet.replayed
 
+    @property
+    def recycled(self) -> int:
+        """Number of workers that were replaced for their age or size."""
+        return self._fleet.recycled
+
     def reset(
-        self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[int] | None = None
+        self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None
     ) -> list[Observation | EnvironmentFailure]:
-        """Open an episode of each task; episode i is in slot i.
+        """End all episodes and open one of each task; episode i is in slot i.
 
         Args:
             tasks: keyword arguments of `reset`, one mapping per episode.
@@ -133,34 +156,102 @@ class EnvironmentPool:
         Raises:
             ValueError: if the numbers of tasks and groups differ, or a task cannot be pickled.
         """
-        self._check_open()
-        groups = list(range(len(tasks))) if groups is None else list(groups)
-        if len(groups) != len(tasks):
-            raise ValueError(f"{len(tasks)} tasks and {len(groups)} groups: give one group for each task")
-        episodes = [
-            Episode(slot, dict(task), pickled(dict(task)), group)
-            for slot, (task, group) in enumerate(zip(tasks, groups))
-        ]
-        self._recycle()
-        homes = place_episodes(groups, self.num_workers, self._fleet.times, self.spread_groups)
-        answers = self._fleet.open(episodes, homes)
-        return [answers[slot] for slot in range(len(tasks))]
+        prepared, groups = self._prepared(tasks, groups)
+        self.end()
+        slots = self._fleet.begin(prepared, groups, [None] * len(prepared))
+        self._fleet.wait(None, slots)
+        return list(self._fleet.take(slots).values())
 
     def step(self, actions: Mapping[int, str]) -> dict[int, StepResult | EnvironmentFailure]:
-        """Play one action in each of the given slots, in parallel.
+        """Play one action in each of the given slots, in parallel, and wait for all results.
 
         Args:
             actions: slot -> action.
 
         Raises:
-            ValueError: if a slot has no live episode.
+            ValueError: if a slot has no live episode, or owes an answer.
+        """
+        self.send(actions)
+        self._fleet.wait(None, list(actions))
+        return self._fleet.take(list(actions))
+
+    def begin(self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None) -> list[int]:
+        """Open an episode of each task beside those that are live, without waiting. `receive` gives their first
+        observations.
+
+        A slot is free once the last answer of its episode was received, or `end` was called.
+
+        Args:
+            tasks: keyword arguments of `reset`, one mapping per episode.
+            groups: group of each episode, which may have members already. Members share a worker unless steps are
+                slow; when two of a group have lost their worker in the reset of equal tasks, the others of that task
+                fail. Give a new name to a group that is played again. `None`: a group each.
+
+        Returns:
+            The slot of each episode.
+
+        Raises:
+            ValueError: if the numbers of tasks and groups differ, or a task cannot be pickled.
+        """
+        prepared, names = self._prepared(tasks, groups)
+        families = [object()] * len(prepared) if groups is None else names
+        return self._fleet.begin(prepared, names, families)
+
+    def send(self, actions: Mapping[int, str]) -> None:
+        """Send actions to live episodes, without waiting. `receive` gives the results.
+
+        Args:
+            actions: slot -> action.
+
+        Raises:
+            ValueError: if a slot has no live episode, or owes an answer. Nothing is sent then.
         """
         self._check_open()
-        for slot in actions:
+        for slot, action in actions.items():
+            if slot in self._fleet.owing or slot in self._fleet.answers:
+                raise ValueError(f"slot {slot} owes an answer: take it by receive, then send the next action")
             if slot not in self._fleet.episodes:
                 raise ValueError(f"slot {slot} has no live episode: it ended, failed, or was never reset")
-        answers = self._fleet.play(actions)
-        return {slot: answers[slot] for slot in actions}
+            if type(action) is not str:
+                pickled(action)
+        self._fleet.send(actions)
+
+    def receive(self, timeout: float | None = 0.0) -> dict[int, Observation | StepResult | EnvironmentFailure]:
+        """Take all answers that have come: first observations, results, and failures.
+
+        Time limits pass whether or not this is called, but what exceeds one is ended, and what it held up is played
+        elsewhere, only here and in `wait`: call it about every second. If it is interrupted by an exception (Ctrl-C),
+        all episodes end.
+
+        Args:
+            timeout: seconds to wait for the first answer, if there is none yet. `None`: as long as one is owed.
+
+        Returns:
+            slot -> answer, in the order in which they came. Empty if the time passed, or nothing is owed.
+        """
+        self._check_open()
+        self._fleet.wait(timeout)
+        return self._fleet.take()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait as `receive` does, and leave the answers there. Are there any?"""
+        self._check_open()
+        return self._fleet.wait(timeout)
+
+    def fileno(self) -> int:
+        """A file descriptor that can be read when `receive` has something to do: for loops that wait for something
+        else as well, with `selectors` or asyncio.
+
+        It does not tell that a time limit passed, nor that there are answers which were not received: call `receive`
+        first and then wait, at most about a second. What has become readable need not be a whole answer yet.
+        """
+        self._check_open()
+        return self._fleet.fileno()
+
+    def end(self, slots: Iterable[int] | None = None) -> None:
+        """End live episodes early: their slots are free, and answers they owe will not come. `None`: all."""
+        self._check_open()
+        self._fleet.end([*self._fleet.episodes, *self._fleet.answers] if slots is None else slots)
 
     def check(self, task: Mapping[str, Any]) -> None:
         """Reset one environment in a worker and play one step, to find a broken one before work is lost.
@@ -171,13 +262,13 @@ class EnvironmentPool:
         (result,) = self.reset([task])
         if not isinstance(result, EnvironmentFailure):
             result = self.step({0: (result.admissible_actions or ["look"])[0]})[0]
-        self._fleet.episodes.clear()
+        self.end()
         if isinstance(result, EnvironmentFailure):
             raise EnvironmentContractError(f"{self.name} fails ({result.kind}): {result.message}")
 
     def close(self) -> None:
         """End all workers. The pool cannot be used afterwards."""
-        self._finalizer()
+        self._fleet.close()
 
     def __enter__(self) -> EnvironmentPool:
         return self
@@ -187,20 +278,18 @@ class EnvironmentPool:
 
     def memory(self) -> list[int]:
         """Bytes each running worker holds, with what it started."""
-        return [worker.memory() for worker in self._fleet.workers if worker is not None]
+        return [worker.memory() for worker in self._fleet.in_service]
 
-    def _recycle(self) -> None:
-        """Replace workers that are old or big. Called while no episode is live."""
-        for index, worker in enumerate(self._fleet.workers):
-            if worker is None:
-                continue
-            old = self.max_worker_resets is not None and worker.resets >= self.max_worker_resets
-            big = self.max_worker_memory is not None and worker.memory() > self.max_worker_memory
-            if old or big:
-                self._fleet.workers[index] = None
-                worker.end(patience=2.0)
-                self.recycled += 1
+    def _prepared(
+        self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None
+    ) -> tuple[list[tuple[dict[str, Any], bytes]], list[Hashable]]:
+        """Tasks with their pickles, and the group of each."""
+        self._check_open()
+        names = [object() for _ in tasks] if groups is None else list(groups)
+        if len(names) != len(tasks):
+            raise ValueError(f"{len(tasks)} tasks and {len(names)} groups: give one group for each task")
+        return [(dict(task), pickled(dict(task))) for task in tasks], names
 
     def _check_open(self) -> None:
-        if not self._finalizer.alive:
+        if not self._fleet.close.alive:
             raise ValueError("this EnvironmentPool is closed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -50,12 +52,14 @@ class Job:
     """One reset or step.
 
     Args:
+        episode: number of the episode; no two have the same.
         argument: of a reset the pickled task, of a step the action.
         expected: the mark of its answer when it is played again.
         limit: seconds it may take.
         kind: which times it is to be measured with.
     """
 
+    episode: int
     slot: int
     command: str
     argument: Any
@@ -64,8 +68,26 @@ class Job:
     kind: str
 
 
+def pickled(value: Any) -> bytes:
+    """The value, as it is sent.
+
+    Raises:
+        ValueError: when it cannot be.
+    """
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        raise ValueError(
+            f"tasks or actions cannot be sent to worker processes ({error}): keep plain data in the dataset"
+        ) from error
+
+
 class WorkerProcess:
     """One process, its channel, and the jobs it still owes an answer for, in the order it works on them.
+
+    More jobs can be sent at any time. The one that it works on has its time limit from when the answer before was
+    taken; whatever the process says or takes in is a sign of life, so that it does not suffer for a pool that seldom
+    listens.
 
     Args:
         setup: its first message.
@@ -88,9 +110,14 @@ class WorkerProcess:
         self.channel = Channel(ours)
         self.owed: deque[Job] = deque()
         self.loaded = False  # has it loaded the environment's class?
-        self.begun = False  # has it taken up its jobs? Until then none of them can have killed it
-        self.holds_old_episodes = False
-        self.resets = 0
+        self._untouched: deque[int] = deque()  # numbers of jobs in the messages that it has not taken up
+        self._taken_up = 0  # jobs that are left of the message it has taken up
+        self.ended: list[int] = []  # episodes it is to be told of with the next jobs
+        self.leaving = False  # does it only play what it has?
+        self.outgrown = ""  # why its episodes have to move elsewhere
+        self.resets, self.looked_at = 0, 0  # and how many of them when its memory was looked at
+        self.hung_up: float | None = None  # when it closed the channel
+        self._ending: threading.Thread | None = None
         self.load_limit = load_limit
         self.deadline = time.monotonic() + load_limit
         self.channel.send(setup)
@@ -116,23 +143,59 @@ class WorkerProcess:
                 "(num_environment_workers), or raise the limits of files and processes (ulimit -n, ulimit -u)",
             ) from error
 
-    def send(self, message: bytes, jobs: Sequence[Job]) -> None:
-        self.owed = deque(jobs)
-        self.begun = self.holds_old_episodes = False
+    def send(self, jobs: Sequence[Job]) -> None:
+        jobs_sent = [(job.episode, job.command, job.argument, job.expected) for job in jobs]
+        message = pickled((self.ended, jobs_sent))
+        self.ended = []
+        idle = not self.owed
+        self.owed += jobs
+        self._untouched.append(len(jobs))
         self.resets += sum(job.command == "reset" for job in jobs)
-        if self.loaded:
-            self.start_next()
+        if idle and self.loaded:
+            self._start_next()
         self.channel.send(message)
 
-    def start_next(self) -> None:
-        """Its next job has its time from now on."""
-        if self.owed:
-            self.deadline = time.monotonic() + self.owed[0].limit
+    def flush(self) -> None:
+        """Send more of what it did not take at once."""
+        moved = self.channel.moved
+        self.channel.flush()
+        if self.channel.moved > moved and self.loaded and not self.begun:
+            self._start_next()
 
-    def taken_up(self) -> None:
-        """It says that it has loaded the environment, or else that it begins with its jobs."""
-        self.begun, self.loaded = self.loaded, True
-        self.start_next()
+    def receive(self) -> list[bytes]:
+        """What it says.
+
+        Raises:
+            EOFError: it has ended.
+        """
+        moved = self.channel.moved
+        messages = self.channel.receive()
+        if self.channel.moved > moved:  # also when it is half of a long answer
+            self._start_next()
+        return messages
+
+    def take(self, message: bytes) -> Job | None:
+        """The job that a message answers; `None` when it says that it has loaded the environment, or else that it
+        begins with the jobs of the next message."""
+        job = None
+        if message:
+            job = self.owed.popleft()
+            self._taken_up -= 1
+        elif self.loaded:
+            self._taken_up = self._untouched.popleft()
+        self.loaded = True
+        self._start_next()
+        return job
+
+    @property
+    def begun(self) -> bool:
+        """Has it begun with the next job? Until then none can have killed it."""
+        return self._taken_up > 0
+
+    def _start_next(self) -> None:
+        """Its next job has its time from now on."""
+        if self.loaded and self.owed:
+            self.deadline = time.monotonic() + self.owed[0].limit
 
     @property
     def pid(self) -> int:
@@ -149,33 +212,54 @@ class WorkerProcess:
         except psutil.Error:
             return 0
 
-    def end(self, patience: float = 0.0) -> int:
+    def end(self, patience: float = 0.0, wait: float = 0.1) -> int | None:
         """Close the channel, and kill the process unless it ends by itself in time, and whatever it started or left.
 
+        What takes longer than `wait` seconds goes on in a thread: nobody waits for a process that takes its time.
+
         Returns:
-            Its exit status.
+            Its exit status, if it has one by now.
         """
-        self.channel.close()
+        if self._ending is None:
+            self.channel.close()
+            self._ending = threading.Thread(target=self._end, args=(patience,), daemon=True)
+            self._ending.start()
+        self._ending.join(max(0.0, wait))
+        return self.process.returncode
+
+    def _end(self, patience: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(max(0.0, patience))
+            self.process.wait(patience)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # no process of the group is left
             os.killpg(self.pid, signal.SIGKILL)
-        status = self.process.wait()
+        self.process.wait()
         shutil.rmtree(self.scratch, ignore_errors=True)
-        return status
+
+    @property
+    def in_service(self) -> bool:
+        return self._ending is None
+
+    @property
+    def gone(self) -> bool:
+        return self._ending is not None and not self._ending.is_alive()
 
 
-def end_all(workers: list[WorkerProcess | None], owner: int) -> None:
-    """End all workers at the same time, unless this process is a fork of the one that plays with them."""
+def end_all(workers: list[WorkerProcess], owner: int) -> None:
+    """End all workers at the same time, unless this process is a fork of the one that plays with them.
+
+    No thread is started: it may be the interpreter's end.
+    """
     if os.getpid() != owner:
         return
     for worker in workers:
-        if worker is not None:
-            worker.channel.close()  # all learn it at the same time
+        worker.channel.close()  # all learn it at the same time
     deadline = time.monotonic() + 2.0
     for worker in workers:
-        if worker is not None:
-            worker.end(patience=deadline - time.monotonic())
+        patience = max(0.0, deadline - time.monotonic())
+        if worker.in_service:
+            worker._end(patience)
+        else:
+            worker._ending.join(patience)
     workers.clear()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .placement import STEP
-from .process import Job
+from .process import Job, WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -29,31 +29,45 @@ class Episode:
     """An episode under way.
 
     Args:
+        number: no other episode of the pool has or had it.
         pickled: the task, as it is sent.
-        worker: number of the worker that plays it; `None`: it has to be played from the start.
+        family: episodes of equal tasks and families are tried together, and given up together.
+        worker: the worker that plays it; `None`: it has to be played from the start.
+        action: what it owes an answer to; `None`: its reset, or nothing.
         actions, marks: played so far, and the marks of the answers, the reset's first.
-        moves: workers it lost in a row through nobody's fault.
+        moves, lost_workers, timeouts: workers it lost while it owed its answer: through nobody's fault, in all, and
+            because a time limit passed.
         why_moved: how it lost its worker.
     """
 
+    number: int
     slot: int
     task: Mapping[str, Any]
     pickled: bytes
-    group: int
-    worker: int | None = None
+    group: Hashable
+    family: Hashable
+    worker: WorkerProcess | None = None
+    action: str | None = None
     actions: list[str] = field(default_factory=list)
     marks: list[bytes] = field(default_factory=list)
     moves: int = 0
+    lost_workers: int = 0
+    timeouts: int = 0
     why_moved: str = ""
 
     def from_the_start(self, reset_timeout: float, step_timeout: float, kind: str) -> list[Job]:
         """Reset and the actions so far, whose answers must have the marks they had. `kind`: of the reset's time."""
         first = self.marks[0] if self.marks else None
+        reset = Job(self.number, self.slot, "reset", self.pickled, first, reset_timeout, kind)
         played = zip(self.actions, self.marks[1:])
-        return [
-            Job(self.slot, "reset", self.pickled, first, reset_timeout, kind),
-            *(Job(self.slot, "step", action, mark, step_timeout, STEP) for action, mark in played),
-        ]
+        return [reset, *(self.step(action, step_timeout, mark) for action, mark in played)]
+
+    def step(self, action: str, step_timeout: float, expected: bytes | None = None) -> Job:
+        return Job(self.number, self.slot, "step", action, expected, step_timeout, STEP)
+
+    def move(self, why: str) -> None:
+        """It needs another worker."""
+        self.worker, self.why_moved = None, why
 
     def note(self, job: Job, mark: bytes) -> bool:
         """Take down a new answer. Was the episode played again for it?"""
@@ -61,7 +75,8 @@ class Episode:
         self.marks.append(mark)
         if job.command == "step":
             self.actions.append(job.argument)
-        self.moves, self.why_moved = 0, ""
+        self.moves = self.lost_workers = self.timeouts = 0
+        self.action, self.why_moved = None, ""
         return again
 
     def failure(self, kind: str, message: str) -> EnvironmentFailure:

@@ -3,11 +3,12 @@
 It is a program of its own and not a `multiprocessing` child: those import the user's script again, which trains a
 second time when its author forgot `if __name__ == "__main__"`, and a notebook has no script to import.
 
-The pool sends what makes an environment, and then lists of jobs. The worker says with an empty message that it has
-loaded the one, and that it takes up each of the others; every job is answered by one message `(seconds, mark,
-answer)`, in their order: an `Observation` or `StepResult`, `(kind, message)` when it failed, and `None` when it was
-played again and its answer had the mark it should. When the pool has gone the process ends, and its temporary files
-with it.
+The pool sends what makes an environment, and then, whenever there are some, lists of jobs and the numbers of episodes
+that it has ended. The worker says with an empty message that it has loaded the one, and that it takes up each of the
+lists; every job is answered by one message `(seconds, mark, answer)`, in their order: an `Observation` or
+`StepResult`, `(kind, message)` when it failed, and `None` when it was played again and its answer had the mark it
+should, or there is nothing to play it in. Between jobs it reads what has arrived, so that jobs of episodes that were
+ended are not done. When the pool has gone the process ends, and its temporary files with it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import signal
 import threading
 import time
 import traceback
+from collections import deque
 from typing import Any
 
 import cloudpickle
@@ -29,6 +31,8 @@ import cloudpickle
 from .channel import WorkerEnd
 from .checks import EnvironmentContractError, checked_observation, checked_step, factory_name
 from .contract import Observation, StepResult
+
+LOOK = 0.001  # seconds between two looks at what has arrived, while there are jobs
 
 
 class EpisodeTooLongError(RuntimeError):
@@ -41,45 +45,41 @@ class Host:
     def __init__(self, environment_factory, max_observation_characters: int | None, episode_timeout: float | None):
         self.factory, self.name = environment_factory, factory_name(environment_factory)
         self.max_characters, self.episode_timeout = max_observation_characters, episode_timeout
-        self.seconds: dict[int, float] = {}  # each slot's episode so far
+        self.seconds: dict[int, float] = {}  # each episode so far
         self.idle: list[Any] = []
         self.playing: dict[int, Any] = {}
 
-    def release(self) -> None:
-        """End all episodes; their environments wait for the next ones."""
-        self.idle += self.playing.values()
-        self.playing.clear()
-        self.seconds.clear()
+    def end(self, episode: int) -> None:
+        """The environment of an episode waits for the next one."""
+        self.seconds.pop(episode, None)
+        if episode in self.playing:
+            self.idle.append(self.playing.pop(episode))
 
-    def reset(self, slot: int, task: bytes):
+    def reset(self, episode: int, task: bytes):
         arguments = pickle.loads(task)
-        if slot in self.playing:  # of an episode that was played before this slot's
-            self.idle.append(self.playing.pop(slot))
-        self.seconds.pop(slot, None)
         environment = self.idle.pop() if self.idle else self.factory()
         with self._closed_on_failure(environment):
             observation = checked_observation(
                 environment.reset(**arguments), f"{self.name}.reset", self.max_characters
             )
-        self.playing[slot] = environment
+        self.playing[episode], self.seconds[episode] = environment, 0.0
         return observation
 
-    def step(self, slot: int, action: str):
-        environment = self.playing.pop(slot)
+    def step(self, episode: int, action: str):
+        environment = self.playing.pop(episode)
         with self._closed_on_failure(environment):
             result = checked_step(environment.step(action), f"{self.name}.step", self.max_characters)
-        self.playing[slot] = environment
+        self.playing[episode] = environment
         return result
 
-    def play(self, command: str, slot: int, argument: Any):
+    def play(self, command: str, episode: int, argument: Any):
         """Reset or step, on the episode's clock."""
         started = time.perf_counter()
-        result = (self.reset if command == "reset" else self.step)(slot, argument)
-        self.seconds[slot] = self.seconds.get(slot, 0.0) + time.perf_counter() - started
-        if self.episode_timeout is not None and self.seconds[slot] > self.episode_timeout:
+        result = (self.reset if command == "reset" else self.step)(episode, argument)
+        self.seconds[episode] = seconds = self.seconds[episode] + time.perf_counter() - started
+        if self.episode_timeout is not None and seconds > self.episode_timeout:
             raise EpisodeTooLongError(
-                f"the environment has taken {self.seconds[slot]:.1f} s for this episode, more than "
-                f"{self.episode_timeout:g} s"
+                f"the environment has taken {seconds:.1f} s for this episode, more than {self.episode_timeout:g} s"
             )
         return result
 
@@ -94,8 +94,7 @@ class Host:
             raise
 
     def close(self) -> None:
-        self.release()
-        for environment in self.idle:
+        for environment in [*self.idle, *self.playing.values()]:
             with contextlib.suppress(Exception):
                 environment.close()
 
@@ -109,22 +108,26 @@ def mark(answer: Observation | StepResult) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def work(host: Host, command: str, slot: int, argument: Any, expected: bytes | None) -> tuple[bytes | None, Any]:
-    """Do one job: its mark and its answer."""
+def work(host: Host, command: str, episode: int, argument: Any, expected: bytes | None) -> tuple[bytes | None, Any]:
+    """Do one job: its mark and its answer. An episode that it ends, or that fails, gives its environment back."""
     call = f"{host.name}.{command}"
     shown = f"({argument!r})" if command == "step" else ""
     try:
-        answer = host.play(command, slot, argument)
-    except EpisodeTooLongError as error:
-        return None, ("timeout", f"{call}: {error}")
-    except EnvironmentContractError as error:
-        return None, ("invalid", f"{error} {shown}".rstrip())
-    except Exception:
+        answer = host.play(command, episode, argument)
+    except Exception as error:
+        host.end(episode)
+        if isinstance(error, EpisodeTooLongError):
+            return None, ("timeout", f"{call}: {error}")
+        if isinstance(error, EnvironmentContractError):
+            return None, ("invalid", f"{error} {shown}".rstrip())
         return None, ("exception", f"{call}{shown} raised\n{traceback.format_exc()}")
+    if isinstance(answer, StepResult) and (answer.terminated or answer.truncated):
+        host.end(episode)
     if expected is None:
         return mark(answer), answer
     if mark(answer) == expected:
         return expected, None
+    host.end(episode)
     text = (answer.observation if isinstance(answer, StepResult) else answer).text
     return None, ("lost", f"{call} answers otherwise than before: {text[:200]!r}")
 
@@ -137,21 +140,37 @@ def serve(pool: WorkerEnd) -> None:
         return
     except Exception:  # every episode is told, else the pool would start a worker for each
         unusable = "exception", f"the environment_factory cannot be loaded in a worker\n{traceback.format_exc()}"
+    queue: deque[tuple] = deque()
+    ended: set[int] = set()  # of which there may be jobs in the queue
+    looked = 0.0
     with contextlib.suppress(EOFError, OSError):
         pool.send(b"")
         while True:
-            release, jobs = pickle.loads(pool.receive())
-            pool.send(b"")
-            if release and host is not None:
-                host.release()
-            failed = set()
-            for slot, command, argument, expected in jobs:
-                started, made = time.perf_counter(), (None, unusable)
-                if host is not None and slot not in failed:  # what follows a failure has nothing to be played in
-                    made = work(host, command, slot, argument, expected)
-                    if isinstance(made[1], tuple):
-                        failed.add(slot)
-                pool.send(pickle.dumps((time.perf_counter() - started, *made)))
+            messages = []
+            if not queue:
+                ended.clear()
+                messages = [pool.receive()]
+            elif time.perf_counter() - looked > LOOK:
+                messages, looked = pool.arrived(), time.perf_counter()
+            for message in messages:
+                over, jobs = pickle.loads(message)
+                ended.update(over)
+                if host is not None:
+                    for episode in over:
+                        host.end(episode)
+                queue.extend((place == 0, *job) for place, job in enumerate(jobs))
+            if not queue:
+                continue
+            first_of_its_list, episode, command, argument, expected = queue.popleft()
+            if first_of_its_list:
+                pool.send(b"")
+            started, made = time.perf_counter(), (None, unusable)
+            if host is not None:
+                playable = episode in host.playing or command == "reset"  # it has not failed
+                made = (None, None)
+                if playable and episode not in ended:
+                    made = work(host, command, episode, argument, expected)
+            pool.send(pickle.dumps((time.perf_counter() - started, *made)))
     if host is not None:
         host.close()
 
