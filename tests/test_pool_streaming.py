@@ -222,7 +222,6 @@ def test_a_caller_that_comes_late_finds_answers_and_no_time_limit(pool):
     os.kill(pid, signal.SIGSTOP)  # for a moment there is no more than what the socket holds
     time.sleep(2.1)
     answers |= pool.receive()
-    assert 0 not in answers, texts(answers).keys()
     os.kill(pid, signal.SIGCONT)
     answers |= received(pool, set(range(4)) - set(answers))
     assert len(answers[0].observation.text) == 900_000

@@ -170,7 +170,7 @@ class WorkerProcess:
         """
         moved = self.channel.moved
         messages = self.channel.receive()
-        if self.channel.moved > moved:  # also when it is half of a long answer
+        if self.channel.moved > moved:  # also if it is a part of a long answer
             self._start_next()
         return messages
 
