@@ -42,7 +42,7 @@ SECTIONS = {
         "From tasks to trajectories, without a trainer: [an example](house.md#playing-without-a-trainer).",
         "Player PromptActor PromptTemplate rollout.prompting:ParsedReply rollout.prompting:parse_think_action "
         "rollout.prompting:parse_as_released rollout.prompting:parse_plain Sampling TransformersEngine "
-        "rollout.vllm_engine:OfflineVLLMEngine rollout.stats:RolloutStats",
+        "rollout.offline_vllm:OfflineVLLMEngine rollout.stats:RolloutStats",
     ),
     "Trajectories": (
         "What an episode leaves. A run writes them to `output_dir/trajectories`.",

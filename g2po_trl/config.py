@@ -116,6 +116,12 @@ class G2POConfig(GRPOConfig):
         overlap_environments: split the episodes into two halves and step the environments of one while the model
             generates for the other. Use it if `time/environment` is a large part of `time/rollout`; each half makes
             a generate call of its own, which is less efficient.
+        refill_groups: play up to this many times as many groups in a rollout, until the episodes of every group differ
+            in their reward; the others are replaced by groups of other tasks. What was replaced counts in success
+            rates, costs and the number of episodes, and is saved in `trajectories/replaced-*.jsonl`. 1: off.
+        stream_rollouts: ask each episode for its next action as soon as its observation is there, instead of all
+            episodes once a turn. For colocated vLLM (one process per model) and continuous batching. `None`: where
+            the engine can, unless `overlap_environments`.
         environment_reset_timeout, environment_step_timeout: seconds after which a reset or a step counts as failed.
         environment_load_timeout: seconds a worker may take to import the environment. `None`: the limit of a reset,
             but at least a minute.
@@ -208,6 +214,12 @@ class G2POConfig(GRPOConfig):
     overlap_environments: bool = field(
         default=False, metadata={"help": "Environments step while the model generates for the other half."}
     )
+    refill_groups: int = field(
+        default=1, metadata={"help": "How many times a rollout's number of groups may be played. 1: none again."}
+    )
+    stream_rollouts: bool | None = field(
+        default=None, metadata={"help": "No episode waits for another. None: where the engine can."}
+    )
     environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
     environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
     environment_load_timeout: float | None = field(
@@ -283,6 +295,7 @@ class G2POConfig(GRPOConfig):
         )
         self._check_estimator()
         _require(self.max_turns >= 1, "max_turns", self.max_turns, "an episode needs at least 1 turn")
+        _require(self.refill_groups >= 1, "refill_groups", self.refill_groups, "set it to 1 (off) or more")
         _require(self.history_length >= 0, "history_length", self.history_length, "set it to 0 or more")
         _require(
             self.max_prompt_length is None or self.max_prompt_length >= 1,

@@ -24,9 +24,10 @@ from .environments.pool import EnvironmentPool
 from .rollout.actor import PromptActor
 from .rollout.chat_template import template_of, tokenizer_of
 from .rollout.encoding import ChatEncoder
-from .rollout.generation import ContinuousBatchingEngine, Engine, TransformersEngine
+from .rollout.generation import Engine, TransformersEngine
 from .rollout.player import Player
 from .rollout.prompting import PromptTemplate
+from .rollout.refill import Refill
 from .runs.callbacks import callbacks_of
 from .runs.run_description import describe_run
 from .runs.task_errors import TaskErrorReport, TaskErrors
@@ -142,7 +143,9 @@ def make_player(
     args, accelerator = trainer.args, trainer.accelerator
     encode = ChatEncoder(trainer.processing_class, args.chat_template_kwargs)
     encode(prompt_template.messages("observation", "task"))  # a template that refuses does so now
-    actor = PromptActor(make_engine(trainer), encode, prompt_template, args.history_length, args.max_prompt_length)
+    engine = make_engine(trainer)
+    streams = streams_rollouts(args, engine)
+    actor = PromptActor(engine, encode, prompt_template, args.history_length, args.max_prompt_length)
     pool = EnvironmentPool(
         environment_factory,
         num_workers=args.num_environment_workers,
@@ -158,7 +161,35 @@ def make_player(
     def any_rank(flag: bool) -> bool:
         return bool(accelerator.reduce(torch.tensor(int(flag), device=accelerator.device)).item())
 
-    return Player(pool, actor, args.max_turns, args.overlap_environments, task_errors, any_rank)
+    return Player(pool, actor, args.max_turns, args.overlap_environments, streams, task_errors, any_rank)
+
+
+def streams_rollouts(args: G2POConfig, engine: Engine) -> bool:
+    """Whether episodes are asked one by one.
+
+    Raises:
+        ValueError: when they should be, and cannot.
+    """
+    if args.stream_rollouts is None:
+        return engine.streams and not args.overlap_environments
+    if args.stream_rollouts and args.overlap_environments:
+        raise ValueError(
+            "stream_rollouts and overlap_environments are True, and a streaming rollout has no halves: leave "
+            "overlap_environments at False"
+        )
+    if args.stream_rollouts and not engine.streams:
+        raise ValueError(
+            "stream_rollouts is True, and this engine answers all prompts of a turn together: set use_vllm with "
+            "vllm_mode='colocate' and vllm_tensor_parallel_size=1, or use_transformers_continuous_batching, or leave "
+            "stream_rollouts at None"
+        )
+    return args.stream_rollouts
+
+
+def make_refill(trainer: GRPOTrainer) -> Refill:
+    """Which groups are played again, as configured."""
+    args = trainer.args
+    return Refill(args.refill_groups, trainer.train_dataset, args.seed, trainer.task_errors, gather_object)
 
 
 def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
@@ -178,6 +209,8 @@ def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
     lend = partial(_lend_trained_model, trainer)
     options = {"cache_implementation": args.cache_implementation, **(options or {})}
     if kind == "continuous":
+        from .rollout.continuous_engine import ContinuousBatchingEngine
+
         return ContinuousBatchingEngine(tokenizer, ends, lend, args.transformers_continuous_batching_config, options)
     # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled

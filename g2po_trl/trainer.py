@@ -45,6 +45,7 @@ from .parts import (
     check_unchanged,
     make_credit,
     make_player,
+    make_refill,
     make_update,
     no_reward_function,
     settings_of_optimizer,
@@ -52,6 +53,7 @@ from .parts import (
     write_run,
 )
 from .rollout.prompting import PromptTemplate
+from .rollout.refill import Played
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
 from .rollout.tool_prompt import prompt_of
@@ -153,6 +155,7 @@ class G2POTrainer(GRPOTrainer):
         self.update = make_update(self)
         self.task_errors = TaskErrors(args.task_error_patience)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
+        self.refill = make_refill(self)
         self.player.pool.check(dict(train_dataset[0]))  # before any work is lost
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
@@ -223,12 +226,18 @@ class G2POTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(rows)
         # A group is `num_generations` rows in a row, counted over all ranks.
         groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
-        trajectories, stats = self.play(rows, groups=groups)
+        played = self.refill.play(
+            lambda *members: self.play(members[0], groups=members[1]), rows, groups, self.iteration.number
+        )
+        trajectories = played.trajectories
 
         clock = Clock()
         records = self.credit.records(trajectories, groups)
-        self.task_errors.count(records)
-        check_errors(records, [t.error for t in trajectories if t.outcome == "error"], self.args.max_error_rate)
+        everything = records
+        if self.args.refill_groups > 1:
+            everything = records + self.credit.records(played.replaced, played.replaced_groups)
+        self.task_errors.count(everything)
+        check_errors(everything, played.errors, self.args.max_error_rate)
         graph = self.credit.graph(records)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
         own = advantages_of_rank(advantages, records, first, len(trajectories))
@@ -240,7 +249,7 @@ class G2POTrainer(GRPOTrainer):
         clock.lap("time/batch")
         self._add_log_probs(slices)
         clock.lap("time/logps")
-        self._log_rollout(trajectories, stats, graph, clock.laps, update_metrics)
+        self._log_rollout(played, graph, clock.laps, update_metrics)
         return slices
 
     def _add_log_probs(self, slices: MicroBatches) -> None:
@@ -294,15 +303,15 @@ class G2POTrainer(GRPOTrainer):
 
     def _log_rollout(
         self,
-        trajectories: list[Trajectory],
-        stats: RolloutStats,
+        played: Played,
         graph: StateGraph,
         times: dict[str, float],
         update_metrics: dict[str, float],
     ) -> None:
-        everyone, stats, times = gather_rollout(trajectories, stats, times, gather_object)
+        everyone, stats, times = gather_rollout(played.all, played.stats, times, gather_object)
         self.iteration.log(
             {
+                "rollout/episodes": len(everyone),
                 **self.credit.statistics(graph),
                 **rollout_metrics(everyone, graph, self.args),
                 **stats.metrics(len(everyone)),
@@ -312,8 +321,8 @@ class G2POTrainer(GRPOTrainer):
             }
         )
         self.state.num_input_tokens_seen += stats.prompt_tokens + stats.generated_tokens
-        self.sample_table.offer(trajectories, self.iteration.number)
-        self.folder.add_rollout(self.iteration.number, trajectories)
+        self.sample_table.offer(played.trajectories, self.iteration.number)
+        self.folder.add_rollout(self.iteration.number, played.trajectories, played.replaced)
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Who answers in tests of the rollout: no model."""
 
+import random
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -17,12 +18,33 @@ class ScriptedEngine(Engine):
         return self.answer(prompts)
 
 
+class ScriptedStream(ScriptedEngine):
+    """The same one by one, in any order."""
+
+    streams = takes_seeds = True
+
+    def __init__(self, tokenizer, answer, order=0):
+        super().__init__(tokenizer, answer)
+        self.asked, self.seeds, self.random = {}, {}, random.Random(order)
+
+    def submit(self, key, prompt, sampling, seed=None):
+        assert key not in self.asked, "it has not answered the last one"
+        self.asked[key], self.seeds[tuple(prompt)] = prompt, seed
+
+    def poll(self, timeout):
+        if not self.asked or self.random.random() < 0.3:
+            return {}
+        key = self.random.choice(list(self.asked))
+        return {key: self.answer([self.asked.pop(key)])[0]}
+
+
 @dataclass
 class ScriptedActor:
     """`act(live episodes) -> steps`."""
 
     act: callable
     is_collective = False
+    streams = False
 
     def rollout(self):
         return nullcontext()

@@ -1,6 +1,7 @@
 """Engines: where a reply ends, what they say of its probability, and that every rank gets its own replies."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,27 +171,55 @@ class SharedParams(SimpleNamespace):
         return SharedParams()
 
 
+@pytest.fixture
+def vllm_module(monkeypatch):
+    """What requests to vLLM are made of, where vLLM is not installed."""
+    params = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"), StructuredOutputsParams=dict)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
+
+
 class RecordingVLLM:
     """Stands in for TRL's wrapper to see when it is woken, given weights and put to sleep.
 
-    Its vLLM has cached the prompt's length without its last token, and says so. With `tensor_parallel_size` 2 it adds
-    a prompt of 50 tokens for each, before ours, as if the rank before had brought it.
+    Its vLLM has cached the prompt's length without its last token, and says so. It completes a request a step, the
+    last one first. With `tensor_parallel_size` 2 it adds a prompt of 50 tokens for each, before ours, as if the rank
+    before had brought it.
     """
 
-    mode = "colocate"
+    mode, logprobs, structured_outputs_regex = "colocate", 0, None
 
     def __init__(self, prefix_caching=True, tensor_parallel_size=1):
         self.enable_sleep_mode, self._llm_weights_sleeping, self.events = True, True, []
         self.tensor_parallel_size, self.forgets = tensor_parallel_size, True
+        self.requests, self.parameters = {}, []
         cache_config = SimpleNamespace(enable_prefix_caching=prefix_caching)
         self.llm = SimpleNamespace(
             wake_up=lambda tags: self.events.append(f"wake {tags[0]}"),
             sleep=lambda level: self.events.append(f"sleep {level}"),
             generate=self.answer,
             reset_prefix_cache=lambda: self.events.append("forget") or self.forgets,
-            llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache_config)),
+            llm_engine=SimpleNamespace(
+                vllm_config=SimpleNamespace(cache_config=cache_config),
+                add_request=self.add_request,
+                step=self.step,
+                abort_request=lambda names: self.events.append(f"abort {len(names)}"),
+            ),
         )
         self.llm_generate = self.llm.generate
+
+    def add_request(self, name, prompt, parameters, lora_request):
+        self.requests[name] = prompt["prompt_token_ids"]
+        self.parameters.append(parameters)
+
+    def step(self):
+        name, prompt = self.requests.popitem()
+        self.events.append(f"answer {len(prompt)} asleep={self.enable_sleep_mode}")
+        answer = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}])
+        return [
+            SimpleNamespace(finished=False),
+            SimpleNamespace(request_id=name, finished=True, outputs=[answer], num_cached_tokens=len(prompt) - 1),
+        ]
 
     def answer(self, prompts, sampling_params):
         return [SimpleNamespace(num_cached_tokens=len(prompt) - 1) for prompt in prompts]
@@ -210,29 +239,68 @@ def engine_of(vllm, options=None):
     return VLLMEngine(tokenizer, [7], vllm, SimpleNamespace(process_index=1), torch.nn.Linear(1, 1), 0, options)
 
 
-def test_vllm_is_awake_for_a_whole_rollout():
+def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
     vllm = RecordingVLLM()
-    engine = engine_of(vllm, {"frequency_penalty": 0.1})
+    engine = engine_of(vllm, {"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}})
     with engine.rollout():
-        engine.generate([[1], [2]], Sampling())
+        assert [reply.cached_tokens for reply in engine.generate([[1], [2, 2]], Sampling(), [5, 6])] == [0, 1]
         assert engine.generate([], Sampling()) == []
         engine.generate([[1]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
     assert vllm.events == [
-        *("weights", "forget", "wake kv_cache", "generate 2 asleep=False", "generate 1 asleep=False", "sleep 2")
+        *("weights", "forget", "wake kv_cache", "answer 2 asleep=False", "answer 1 asleep=False"),
+        *("answer 1 asleep=False", "sleep 2"),
     ]
     assert vllm.enable_sleep_mode and vllm._llm_weights_sleeping
+    assert [parameters.seed for parameters in vllm.parameters] == [5, 6, None]
+    assert vars(vllm.parameters[-1]) == {
+        **{"temperature": 0.2, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 512},
+        **{"stop_token_ids": [7], "stop": ["</action>"], "include_stop_str_in_output": True, "logprobs": 0},
+        **{"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}, "seed": None, "output_kind": "final"},
+    }
+
+
+def test_what_a_rollout_leaves_unanswered_is_abandoned(vllm_module):
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm)
+    with engine.rollout():
+        for key in (3, 4, 5):
+            engine.submit(key, [1] * key, Sampling(), seed=key)
+        (answered,) = engine.poll(0.0).items()
+        assert answered[0] == 5 and answered[1].ids == [7] and answered[1].logprobs == [-1.0]
+    assert vllm.events[-2:] == ["abort 2", "sleep 2"]
+    with engine.rollout():
+        assert engine.poll(0.0) == {}
+    vllm.step, vllm.llm.llm_engine.step = None, lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine.generate([[1], [2]], Sampling())
+    assert vllm.events[-1] == "abort 2"
+
+
+def test_vllm_of_two_ranks_is_awake_too(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * 2)
+    vllm = RecordingVLLM(tensor_parallel_size=2)
+    engine = engine_of(vllm, {"frequency_penalty": 0.1})
+    assert not engine.streams
+    with engine.rollout():
+        engine.generate([[1], [2]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
+    assert vllm.events == ["weights", "forget", "wake kv_cache", "generate 2 asleep=False", "sleep 2"]
     assert vllm.temperature == 0.2 and vllm.generation_kwargs == {
         "stop_token_ids": [7],
         "stop": ["</action>"],
         "include_stop_str_in_output": True,
         "frequency_penalty": 0.1,
     }
+
+
+def test_vllm_sleeps_after_an_error():
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm)
     with pytest.raises(RuntimeError, match="broken"), engine.rollout():
         raise RuntimeError("broken")
     assert vllm.events[-1] == "sleep 2"
 
 
-def test_a_rollout_in_a_rollout_hands_on_no_weights():
+def test_a_rollout_in_a_rollout_hands_on_no_weights(vllm_module):
     """A panel's parts are played with the same weights; the next rollout gets those of its own time."""
     vllm = RecordingVLLM()
     engine = engine_of(vllm)
@@ -240,7 +308,7 @@ def test_a_rollout_in_a_rollout_hands_on_no_weights():
         for _ in range(3):
             with engine.rollout():
                 engine.generate([[1]], Sampling())
-    assert [event for event in vllm.events if not event.startswith("generate")] == [
+    assert [event for event in vllm.events if not event.startswith("answer")] == [
         *("weights", "forget", "wake kv_cache", "sleep 2")
     ]
     with engine.rollout():
@@ -261,7 +329,7 @@ def test_a_cache_that_cannot_be_forgotten_is_not_used():
 
 
 @pytest.mark.parametrize("ranks_of_a_model", [1, 2])
-def test_vllm_says_what_its_cache_held(ranks_of_a_model, monkeypatch):
+def test_vllm_says_what_its_cache_held(ranks_of_a_model, monkeypatch, vllm_module):
     monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks_of_a_model)
     vllm = RecordingVLLM(tensor_parallel_size=ranks_of_a_model)
     replies = engine_of(vllm).generate([[1], [2, 2], [3, 3, 3]], Sampling())
@@ -269,7 +337,7 @@ def test_vllm_says_what_its_cache_held(ranks_of_a_model, monkeypatch):
     assert vllm.llm.generate is vllm.llm_generate, "not listened to any more"
 
 
-def test_where_there_is_no_cache_nothing_is_said_of_it(make_trainer):
+def test_where_there_is_no_cache_nothing_is_said_of_it(make_trainer, vllm_module):
     replies = engine_of(RecordingVLLM(prefix_caching=False)).generate([[1, 2]], Sampling())
     assert [reply.cached_tokens for reply in replies] == [None]
     trainer = make_trainer(max_steps=1)

@@ -3,7 +3,7 @@
 import pytest
 from conftest import build_tokenizer
 from letter_environment import LETTER_PROMPT, LetterEnvironment
-from scripted_actors import ScriptedEngine
+from scripted_actors import ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Overwhelming
 
 from g2po_trl import EnvironmentPool, PromptTemplate, Trajectory
@@ -24,35 +24,42 @@ def encode():
     return ChatEncoder(build_tokenizer())
 
 
-def play(
-    encode, tasks, environment=Countdown, template=TEMPLATE, max_turns=4, max_prompt_length=None, reply="go<|im_end|>"
-):
-    calls = []
+@pytest.fixture(params=[ScriptedEngine, ScriptedStream], ids=["turns", "streams"])
+def play(request, encode):
+    """Plays with an engine that is asked once a turn, and with one that is asked one by one."""
 
-    def generate(prompts):
-        calls.append(prompts)
-        return [Reply(encode.tokenizer(reply)["input_ids"], complete=reply.endswith("<|im_end|>")) for _ in prompts]
+    def play(
+        tasks, environment=Countdown, template=TEMPLATE, max_turns=4, max_prompt_length=None, reply="go<|im_end|>"
+    ):
+        calls = []
 
-    with EnvironmentPool(environment, num_workers=2) as pool:
-        engine = ScriptedEngine(encode.tokenizer, generate)
-        actor = PromptActor(engine, encode, template, max_prompt_length=max_prompt_length)
-        trajectories, stats = Player(pool, actor, max_turns).play(tasks)
-    return trajectories, stats, calls
+        def generate(prompts):
+            calls.append(prompts)
+            ids = encode.tokenizer(reply)["input_ids"]
+            return [Reply(list(ids), complete=reply.endswith("<|im_end|>")) for _ in prompts]
+
+        with EnvironmentPool(environment, num_workers=2) as pool:
+            engine = request.param(encode.tokenizer, generate)
+            actor = PromptActor(engine, encode, template, max_prompt_length=max_prompt_length)
+            trajectories, stats = Player(pool, actor, max_turns).play(tasks)
+        return trajectories, stats, calls
+
+    return play
 
 
-def test_only_live_episodes_are_generated_and_stepped(encode):
-    trajectories, stats, calls = play(encode, [{"turns": n} for n in (1, 3, 2, 9)])
-    assert [len(prompts) for prompts in calls] == [4, 3, 2, 1]
+def test_only_live_episodes_are_generated_and_stepped(play, request):
+    trajectories, stats, calls = play([{"turns": n} for n in (1, 3, 2, 9)])
+    streams = "streams" in request.node.name
+    assert [len(prompts) for prompts in calls] == ([1] * 10 if streams else [4, 3, 2, 1])
     assert [len(t.steps) for t in trajectories] == [1, 3, 2, 4]
     assert [t.outcome for t in trajectories] == ["success", "success", "success", "truncated"]
     assert [t.reward for t in trajectories] == [10, 10, 10, 0]
-    assert stats.live_steps == 10 and stats.active_fraction(4) == 10 / 16
+    assert stats.live_steps == 10 and stats.turns == 4 and stats.active_fraction(4) == 10 / 16
     assert trajectories[1].final_observation == "left 0"
 
 
-def test_who_says_what_success_is(encode):
+def test_who_says_what_success_is(play):
     trajectories, _, _ = play(
-        encode,
         [
             {"turns": 1, "reward": 0.0},
             {"turns": 1, "reward": 0.5},
@@ -70,8 +77,8 @@ def test_who_says_what_success_is(encode):
     assert [t.reward for t in trajectories[5:]] == [0.5, 0.0]
 
 
-def test_steps_hold_what_the_engine_read_and_wrote(encode):
-    (trajectory,), _, calls = play(encode, [{"turns": 4}])
+def test_steps_hold_what_the_engine_read_and_wrote(play, encode):
+    (trajectory,), _, calls = play([{"turns": 4}])
     for turn, step in enumerate(trajectory.steps):
         assert step.prompt_ids == calls[turn][0]
         assert step.completion_ids == encode.tokenizer("go<|im_end|>")["input_ids"]
@@ -82,20 +89,20 @@ def test_steps_hold_what_the_engine_read_and_wrote(encode):
     assert "left 3" in last and "left 2" in last and "left 4" not in last, "history_length is 2"
 
 
-def test_prompts_over_the_limit_are_cut_and_counted(encode):
-    (trajectory,), _, calls = play(encode, [{"turns": 4}])
+def test_prompts_over_the_limit_are_cut_and_counted(play, encode):
+    (trajectory,), _, calls = play([{"turns": 4}])
     limit = max(len(prompts[0]) for prompts in calls) - 1
-    (cut,), stats, calls = play(encode, [{"turns": 4}], max_prompt_length=limit)
+    (cut,), stats, calls = play([{"turns": 4}], max_prompt_length=limit)
     assert all(len(prompts[0]) <= limit for prompts in calls)
     assert stats.truncated_prompts == sum(step.prompt_truncated for step in cut.steps) > 0
     assert all("TASK" in encode.tokenizer.decode(step.prompt_ids) for step in cut.steps)
 
 
-def test_a_prompt_that_cannot_fit_is_a_failure_of_the_agent(encode):
+def test_a_prompt_that_cannot_fit_is_a_failure_of_the_agent(play):
     """It stays in the denominator: half the tasks unplayable are a success rate of one half, not of one."""
     tasks = [{"actions": 1}, {"actions": 2}, {"actions": 100}, {"actions": 1}]
     limit = 150
-    trajectories, _, calls = play(encode, tasks, Overwhelming, max_turns=1, max_prompt_length=limit)
+    trajectories, _, calls = play(tasks, Overwhelming, max_turns=1, max_prompt_length=limit)
     assert [(t.outcome, len(t.steps)) for t in trajectories] == [
         *(("truncated", 1), ("truncated", 1), ("failure", 0), ("truncated", 1))
     ]
@@ -109,12 +116,12 @@ def test_a_prompt_that_cannot_fit_is_a_failure_of_the_agent(encode):
     assert summary["failure_reasons"] == {"prompt too long": 1}
 
 
-def test_a_prompt_that_grows_too_long_keeps_what_was_played(encode):
-    (trajectory,), _, calls = play(encode, [{"actions": 1}], Overwhelming, max_prompt_length=150)
+def test_a_prompt_that_grows_too_long_keeps_what_was_played(play):
+    (trajectory,), _, calls = play([{"actions": 1}], Overwhelming, max_prompt_length=150)
     assert (trajectory.outcome, trajectory.reward, len(trajectory.steps), len(calls)) == ("failure", 1.0, 1, 1)
     assert "max_prompt_length=150" in trajectory.failure_reason and trajectory.steps[0].completion_ids
 
 
-def test_invalid_replies_are_played_all_the_same(encode):
-    (trajectory,), _, _ = play(encode, [{"seed": 1}], LetterEnvironment, LETTER_PROMPT, reply="7<|im_end|>")
+def test_invalid_replies_are_played_all_the_same(play):
+    (trajectory,), _, _ = play([{"seed": 1}], LetterEnvironment, LETTER_PROMPT, reply="7<|im_end|>")
     assert [step.valid for step in trajectory.steps] == [False, False] and trajectory.outcome == "failure"

@@ -255,7 +255,7 @@ def load_vllm(model: str, chat_template_kwargs: dict[str, Any] | None = None, **
         chat_template_kwargs: variables of the chat template.
         **vllm_options: passed to `vllm.LLM`.
     """
-    from ..rollout.vllm_engine import OfflineVLLMEngine
+    from ..rollout.offline_vllm import OfflineVLLMEngine
 
     engine = OfflineVLLMEngine(model, **vllm_options)
     return EngineChat(engine, engine.longest, chat_template_kwargs)

@@ -195,6 +195,7 @@ class _Asked:
 
     act: Callable[[list[Episode]], list[Step | None]]
     is_collective = False
+    streams = False
 
     def rollout(self) -> AbstractContextManager[None]:
         return nullcontext()

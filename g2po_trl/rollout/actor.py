@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 
 class Actor(Protocol):
-    """What a `Player` knows of who answers. `is_collective`: every rank must ask as often as any."""
+    """What a `Player` knows of who answers.
+
+    `is_collective`: every rank must ask as often as any. `streams`: its sessions are `StreamingSession`s, too.
+    """
 
     is_collective: bool
+    streams: bool
 
     def rollout(self) -> AbstractContextManager[None]:
         """Around several sessions of one policy."""
@@ -69,6 +73,10 @@ class PromptActor:
     def is_collective(self) -> bool:
         return self.engine.is_collective
 
+    @property
+    def streams(self) -> bool:
+        return self.engine.streams
+
     def rollout(self) -> AbstractContextManager[None]:
         return self.engine.rollout()
 
@@ -89,6 +97,7 @@ class PromptSession:
     seeds: Sequence[int] | None
     stats: RolloutStats
     prompts: dict[int, FittedPrompt] = field(default_factory=dict)  # by the episode's number
+    asked: dict[int, Episode] = field(default_factory=dict)  # those whose replies are awaited one by one
 
     def prepare(self, live: list[Episode]) -> None:
         clock, tokenized = time.perf_counter(), self.actor.encode.tokenized
@@ -98,14 +107,38 @@ class PromptSession:
 
     def act(self, live: list[Episode]) -> list[Step]:
         read = [self.prompts.pop(episode.number) for episode in live]
-        seeds = None
-        if self.seeds is not None:
-            seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in live]
+        seeds = None if self.seeds is None else [self._seed(episode) for episode in live]
         clock = time.perf_counter()
         replies = self.actor.engine.generate([prompt.ids for prompt in read], self.sampling, seeds)
         self.stats.generation_time += time.perf_counter() - clock
         self._count(read, replies)
         return [self._step(*row) for row in zip(live, read, replies)]
+
+    @property
+    def waiting(self) -> int:
+        return len(self.asked)
+
+    def ask(self, episodes: Sequence[Episode]) -> None:
+        if not episodes:
+            return
+        self.prepare(list(episodes))
+        for episode in episodes:
+            if episode.number in self.prompts:
+                self.asked[episode.number] = episode
+                prompt, seed = self.prompts[episode.number].ids, None if self.seeds is None else self._seed(episode)
+                self.actor.engine.submit(episode.number, prompt, self.sampling, seed)
+
+    def answers(self, timeout: float) -> list[tuple[Episode, Step]]:
+        clock = time.perf_counter()
+        replies = self.actor.engine.poll(timeout)
+        self.stats.generation_time += time.perf_counter() - clock
+        read = [self.prompts.pop(number) for number in replies]
+        self._count(read, list(replies.values()))
+        answered = [self.asked.pop(number) for number in replies]
+        return [(episode, self._step(episode, *row)) for episode, *row in zip(answered, read, replies.values())]
+
+    def _seed(self, episode: Episode) -> int:
+        return derived_seed(self.seeds[episode.number], len(episode.steps))
 
     def _build_prompts(self, episodes: Sequence[Episode]) -> None:
         actor = self.actor

@@ -1,14 +1,15 @@
 """Token ids in, token ids and log-probabilities out.
 
-An engine is `generate`, transformers' continuous batching, or vLLM (`vllm_engine`). All of them cut a reply in the
-same place: after the first end-of-turn token, or where the first of `stop_sequences` is complete.
+An engine is `generate`, transformers' continuous batching (`continuous_engine`), or vLLM (`vllm_engine`,
+`offline_vllm`). All of them cut a reply in the same place: after the first end-of-turn token, or where the first of
+`stop_sequences` is complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,10 +47,12 @@ class Engine:
 
     `is_collective` says that a call holds a collective operation: every rank must make it, also with no prompts.
     `takes_seeds`: a reply follows from its prompt and its seed, whoever else is asked.
+    `streams`: prompts may come while others are being answered (`submit`, `poll`).
     """
 
     is_collective = False
     takes_seeds = False
+    streams = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int], options: dict[str, Any] | None = None):
         self.tokenizer = tokenizer
@@ -89,6 +92,19 @@ class Engine:
 
         Args:
             seeds: one for each prompt; an engine that takes none draws all replies from torch's random state.
+        """
+        raise NotImplementedError
+
+    def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
+        """Ask for one reply, whatever else is under way. Within `rollout`, which abandons what is unanswered."""
+        raise NotImplementedError
+
+    def poll(self, timeout: float) -> dict[int, Reply]:
+        """Replies that are complete, by the keys of `submit`.
+
+        Args:
+            timeout: seconds to wait for the first one, where replies are computed elsewhere. An engine that computes
+                in the caller's thread goes on by a token of each reply instead.
         """
         raise NotImplementedError
 
@@ -191,56 +207,6 @@ class TransformersEngine(Engine):
             number = max(gather_object([len(batches)]))
             batches += [[]] * (number - len(batches))
         return batches
-
-
-class ContinuousBatchingEngine(Engine):
-    """Replies by transformers' continuous batching: a paged cache, and a finished reply makes room for the next.
-
-    Args:
-        batching: fields of transformers' `ContinuousBatchingConfig`.
-    """
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        ends: Iterable[int],
-        lend_model: LendModel,
-        batching: dict[str, Any] | None = None,
-        options: dict[str, Any] | None = None,
-    ):
-        super().__init__(tokenizer, ends, options)
-        self.lend_model, self.batching = lend_model, batching or {}
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
-    ) -> list[Reply]:
-        if not prompts:
-            return []
-        from transformers.generation import ContinuousBatchingConfig
-
-        batching = {
-            "max_memory_percent": 0.5,  # of the memory the model leaves; training needs the rest
-            "return_logprobs": True,
-            "drop_unsupported_processors": False,
-            "seed": int(torch.randint(2**31, ())),  # from the random state that checkpoints keep
-            **self.batching,
-        }
-        config = generation_config(self.tokenizer, replace(sampling, stop_sequences=()), self.ends, **self.options)
-        with self.lend_model(config) as model:
-            outputs = model.generate_batch(
-                [list(prompt) for prompt in prompts],
-                generation_config=config,
-                continuous_batching_config=ContinuousBatchingConfig(**batching),
-                progress_bar=False,
-            )
-        failed = [output.error for output in outputs.values() if output.error is not None]
-        if failed or len(outputs) != len(prompts):
-            raise RuntimeError(
-                f"continuous batching answered {len(outputs) - len(failed)} of {len(prompts)} prompts"
-                f"{f' ({failed[0]})' if failed else ''}: see its log above, or unset "
-                "use_transformers_continuous_batching"
-            )
-        return [self._reply(sampling, out.generated_tokens, out.logprobs or None) for out in outputs.values()]
 
 
 def lent(model: torch.nn.Module) -> LendModel:

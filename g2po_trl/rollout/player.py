@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..environments.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory
@@ -15,6 +17,7 @@ from .actor import Actor
 from .episodes import Episode
 from .sampling import Sampling
 from .stats import RolloutStats
+from .stream import Stream
 from .turns import Turns
 
 SET_ASIDE = "set aside: nothing but environment errors before"
@@ -29,6 +32,8 @@ class Player:
         actor: chooses the actions: a `PromptActor`, or a prompted agent.
         max_turns: an episode still running after this many turns is a failure, with outcome `"truncated"`.
         overlap: play in two halves; the environments of one half run while the other half's actions are generated.
+        streams: each episode is asked for its next action as soon as its observation is there, where the actor can
+            answer so. Otherwise, and with `False`, all running episodes are asked together, once a turn.
         set_aside: ids of tasks that are not played; their trajectories have outcome `"error"`.
         any_live: for sharded models, whose ranks must generate together: whether this rank has running episodes ->
             whether any rank has.
@@ -38,6 +43,7 @@ class Player:
     actor: Actor
     max_turns: int = 30
     overlap: bool = False
+    streams: bool = True
     set_aside: Container[str] = ()
     any_live: Callable[[bool], bool] = bool
 
@@ -70,13 +76,19 @@ class Player:
         names = [task_id_of(task) for task in tasks]
         played = [place for place, name in enumerate(names) if name not in self.set_aside]
         episodes = [Episode(names[place], number) for number, place in enumerate(played)]
+        streams = self.streams and self.actor.streams
+        if streams and seeds is None:  # which reply comes first must not decide what it says
+            seeds = torch.randint(2**62, (len(tasks),)).tolist()
         seeds = None if seeds is None else [seeds[place] for place in played]
         with self.rollout():
             started = time.perf_counter()
             session = self.actor.session(sampling or Sampling(), seeds, stats)
             any_live = self.any_live if self.actor.is_collective else bool
-            turns = Turns(self.pool, session, self.max_turns, stats, self.overlap, any_live, on_turn, on_end)
-            turns.play(episodes, [tasks[place] for place in played], [groups[place] for place in played])
+            if streams:
+                play = Stream(self.pool, session, self.max_turns, stats, on_turn, on_end).play
+            else:
+                play = Turns(self.pool, session, self.max_turns, stats, self.overlap, any_live, on_turn, on_end).play
+            play(episodes, [tasks[place] for place in played], [groups[place] for place in played])
             stats.total_time = time.perf_counter() - started
         trajectories = [Trajectory(name, [], 0.0, "error", error=SET_ASIDE) for name in names]
         for place, episode in zip(played, episodes):

@@ -43,7 +43,14 @@ class RolloutStats:
     @classmethod
     def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
         """Counts are summed; of times and turns the largest counts: all wait for the slowest rank."""
-        largest = {"environment_time", "generation_time", "prompt_time", "total_time", "turns"}
+        return cls._joined(stats, {"environment_time", "generation_time", "prompt_time", "total_time", "turns"})
+
+    def and_then(self, other: RolloutStats) -> RolloutStats:
+        """Of two rollouts, one after the other."""
+        return self._joined([self, other], {"turns"})
+
+    @classmethod
+    def _joined(cls, stats: Sequence[RolloutStats], largest: set[str]) -> RolloutStats:
         return cls(
             **{f.name: (max if f.name in largest else sum)(getattr(s, f.name) for s in stats) for f in fields(cls)}
         )

@@ -2,7 +2,8 @@
 
 vLLM loads it in each of its processes. On a GPU it does nothing. On a CPU, vLLM's linear layers pack their weights for
 speed and empty the originals, so new weights cannot be loaded into them; and it would run float32 models in bfloat16,
-while they are trained in float32.
+while they are trained in float32. And a request with a seed whose prompt is read in parts would end it: a CPU's random
+generator cannot be taken back by one draw.
 """
 
 
@@ -21,3 +22,28 @@ def register() -> None:
     utils.dispatch_cpu_unquantized_gemm = keep_weights
     dtypes = [torch.float32, torch.bfloat16, torch.float16]  # the first is what "auto" makes of float32
     type(current_platform).supported_dtypes = property(lambda platform: dtypes)
+    _make_generators_rewindable()
+
+
+def _make_generators_rewindable() -> None:
+    import torch
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    class Rewindable(torch.Generator):
+        """Begins again when it is taken back. vLLM takes back what it drew after a part of a prompt, and nothing was
+        drawn before that, but for a request that lost its place in the cache and is read again."""
+
+        def get_offset(self) -> int:
+            return 4  # of one draw, as on a GPU
+
+        def set_offset(self, offset: int) -> None:
+            self.manual_seed(self.initial_seed())
+
+    complete = CachedRequestState.__post_init__
+
+    def with_generator(state: CachedRequestState) -> None:
+        complete(state)
+        if state.generator is not None:
+            state.generator = Rewindable().manual_seed(state.generator.initial_seed())
+
+    CachedRequestState.__post_init__ = with_generator

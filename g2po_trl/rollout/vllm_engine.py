@@ -1,33 +1,35 @@
-"""Replies by vLLM, through TRL's `VLLMGeneration`. The only room that touches its and vLLM's internals."""
+"""Replies by vLLM in training, through TRL's `VLLMGeneration`, whose internals are touched here only."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, is_peft_model, set_seed
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from .generation import Engine, Reply
+from .generation import Reply
 from .sampling import Sampling, derived_seed
+from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_options, stop_options
 
 if TYPE_CHECKING:
     from trl.generation.vllm_generation import VLLMGeneration
+    from vllm import SamplingParams
 
 REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
 
 
-class VLLMEngine(Engine):
+class VLLMEngine(RequestEngine):
     """Replies by vLLM, colocated or on a server.
+
+    A vLLM of one rank streams; where ranks share one (tensor parallel, or TRL's server) they ask together.
 
     Weights go to vLLM once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and its weights away,
     after every call). Its prefix cache, on by vLLM's default, lives as long: what prompts begin with in common, among
@@ -38,8 +40,6 @@ class VLLMEngine(Engine):
         model: the one that is trained; with an adapter, merged weights go to vLLM.
         seed: of replies without seeds of their own; ranks that share a model share it.
     """
-
-    takes_seeds = True
 
     def __init__(
         self,
@@ -56,10 +56,11 @@ class VLLMEngine(Engine):
         self.parallel = vllm.tensor_parallel_size if vllm.mode == "colocate" else 1
         # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
         self.is_collective = vllm.mode == "server" or self.parallel > 1
+        self.streams = not self.is_collective
         # A server's answers do not say what its cache held.
-        self.tells_cached_tokens = (
-            vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
-        )
+        self.tells_cached_tokens = vllm.mode == "colocate" and caches_prefixes(vllm.llm)
+        if self.streams:
+            self.requests = Requests(vllm.llm)
         # As it starts, vLLM seeds this process with numbers of its own, whatever `seed` is.
         if vllm.mode == "colocate":
             set_seed(seed + accelerator.process_index // self.parallel)
@@ -87,6 +88,8 @@ class VLLMEngine(Engine):
         try:
             yield
         finally:
+            if self.streams:
+                self.requests.abandon()
             if sleeps:
                 vllm.enable_sleep_mode = True
                 vllm.llm.sleep(level=2)
@@ -101,14 +104,35 @@ class VLLMEngine(Engine):
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Reply]:
-        number, requests = self._requests(len(prompts), seeds)
+        if self.is_collective:
+            return self._generate_together(prompts, sampling, seeds)
+        return super().generate(prompts, sampling, seeds)
+
+    def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
+        """What TRL's wrapper would pass, and the seed."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
+
+        options = {**sampling_options(sampling, self.ends), "logprobs": self.vllm.logprobs, **self.options}
+        structured, regex = options.get("structured_outputs"), self.vllm.structured_outputs_regex
+        if regex is not None:
+            structured = {"regex": regex}
+        if isinstance(structured, dict):
+            options["structured_outputs"] = StructuredOutputsParams(**structured)
+        return SamplingParams(**{"seed": seed, **options})
+
+    def _generate_together(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None
+    ) -> list[Reply]:
+        """By TRL's wrapper: all ranks that share a model or a server."""
+        number, requests = self._of_all_ranks(len(prompts), seeds)
         if number == 0:
             return []
         vllm = self.vllm
         vllm.temperature, vllm.top_p, vllm.top_k = sampling.temperature, sampling.top_p, sampling.top_k
         vllm.min_p, vllm.repetition_penalty = sampling.min_p, sampling.repetition_penalty
         vllm.max_completion_length = sampling.max_tokens
-        vllm.generation_kwargs = {"stop_token_ids": sorted(self.ends), **_stops(sampling), **self.options}
+        vllm.generation_kwargs = {"stop_token_ids": sorted(self.ends), **stop_options(sampling), **self.options}
         dummies = [[self.tokenizer.pad_token_id]] * (number - len(prompts))
         cached: list[int | None] = []
         with self._intercepted(number, requests, cached):
@@ -123,7 +147,7 @@ class VLLMEngine(Engine):
             reply.cached_tokens = tokens
         return replies
 
-    def _requests(self, own: int, seeds: Sequence[int] | None) -> tuple[int, list[int] | None]:
+    def _of_all_ranks(self, own: int, seeds: Sequence[int] | None) -> tuple[int, list[int] | None]:
         """How many prompts each rank brings, dummies among them; and, if they have any, the seeds of all prompts of
         one call of vLLM: this rank's, or those of the ranks that share a model or a server.
 
@@ -164,79 +188,6 @@ def take_free_port() -> None:
         with socket.socket() as free:
             free.bind(("", 0))
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-
-
-def _stops(sampling: Sampling) -> dict[str, Any]:
-    """As vLLM's sampling parameters have them."""
-    if not sampling.stop_sequences:
-        return {}
-    return {"stop": list(sampling.stop_sequences), "include_stop_str_in_output": True}
-
-
-class OfflineVLLMEngine(Engine):
-    """Generates by vLLM in this process, for a checkpoint or an adapter that is not being trained.
-
-    Args:
-        model: a folder or a Hub id. For an adapter, its base model is loaded as well.
-        **vllm_options: passed to `vllm.LLM`.
-    """
-
-    takes_seeds = True
-
-    def __init__(self, model: str, **vllm_options: Any):
-        from vllm import LLM
-
-        self.adapter = None
-        adapter = Path(model, "adapter_config.json")
-        if adapter.is_file():
-            from vllm.lora.request import LoRARequest
-
-            settings = json.loads(adapter.read_text())
-            self.adapter = LoRARequest("adapter", 1, model)
-            vllm_options = {"enable_lora": True, "max_lora_rank": max(8, settings["r"]), **vllm_options}
-            model = settings["base_model_name_or_path"]
-        # vLLM would take temperature, top_p, … that a request leaves open from the checkpoint's generation_config.
-        self.llm = LLM(model, **{"generation_config": "vllm", **vllm_options})
-        tokenizer = self.llm.get_tokenizer()
-        ends = {tokenizer.eos_token_id, *_ends_of(model, vllm_options.get("revision"))}
-        super().__init__(tokenizer, [end for end in ends if end is not None])
-        self.longest = self.llm.llm_engine.model_config.max_model_len
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
-    ) -> list[Reply]:
-        from vllm import SamplingParams
-
-        parameters = [
-            SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p or 0.0,
-                repetition_penalty=sampling.repetition_penalty,
-                max_tokens=sampling.max_tokens,
-                stop_token_ids=sorted(self.ends),
-                seed=seed,
-                **_stops(sampling),
-            )
-            for seed in seeds or [None] * len(prompts)
-        ]
-        outputs = self.llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-            parameters,
-            lora_request=self.adapter,
-            use_tqdm=False,
-        )
-        return [self._reply(sampling, list(output.outputs[0].token_ids)) for output in outputs]
-
-
-def _ends_of(model: str, revision: str | None) -> list[int]:
-    """Tokens that end a reply, as the checkpoint says."""
-    try:
-        ends = GenerationConfig.from_pretrained(model, revision=revision).eos_token_id
-    except OSError:
-        return []
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 @contextmanager

@@ -66,8 +66,13 @@ class RunFolder:
         if self.rank == 0:
             self.write_evaluations()
 
-    def add_rollout(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
-        """Write this rank's trajectories of an iteration."""
-        if self.save_trajectories:
-            suffix = f"-rank{self.rank}" if self.num_ranks > 1 else ""
-            write_jsonl(self.path / "trajectories" / f"train-{iteration:06d}{suffix}.jsonl", trajectories)
+    def add_rollout(
+        self, iteration: int, trajectories: Sequence[Trajectory], replaced: Sequence[Trajectory] = ()
+    ) -> None:
+        """Write this rank's trajectories of an iteration; those that were `replaced` to a file of their own."""
+        if not self.save_trajectories:
+            return
+        suffix = f"-rank{self.rank}" if self.num_ranks > 1 else ""
+        for kind, played in (("train", trajectories), ("replaced", replaced)):
+            if played or kind == "train":
+                write_jsonl(self.path / "trajectories" / f"{kind}-{iteration:06d}{suffix}.jsonl", played)

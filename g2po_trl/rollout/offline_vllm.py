@@ -1,0 +1,49 @@
+"""Replies by vLLM in this process, for a model that is not being trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from .vllm_requests import RequestEngine, Requests, caches_prefixes
+
+
+class OfflineVLLMEngine(RequestEngine):
+    """Generates by vLLM in this process, for a checkpoint or an adapter that is not being trained.
+
+    Args:
+        model: a folder or a Hub id. For an adapter, its base model is loaded as well.
+        **vllm_options: passed to `vllm.LLM`.
+    """
+
+    def __init__(self, model: str, **vllm_options: Any):
+        from vllm import LLM
+
+        lora = None
+        adapter = Path(model, "adapter_config.json")
+        if adapter.is_file():
+            from vllm.lora.request import LoRARequest
+
+            settings = json.loads(adapter.read_text())
+            lora = LoRARequest("adapter", 1, model)
+            vllm_options = {"enable_lora": True, "max_lora_rank": max(8, settings["r"]), **vllm_options}
+            model = settings["base_model_name_or_path"]
+        # vLLM would take temperature, top_p, … that a request leaves open from the checkpoint's generation_config.
+        self.llm = LLM(model, **{"generation_config": "vllm", **vllm_options})
+        tokenizer = self.llm.get_tokenizer()
+        ends = {tokenizer.eos_token_id, *_ends_of(model, vllm_options.get("revision"))}
+        super().__init__(tokenizer, [end for end in ends if end is not None])
+        self.requests, self.tells_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
+        self.longest = self.llm.llm_engine.model_config.max_model_len
+
+
+def _ends_of(model: str, revision: str | None) -> list[int]:
+    """Tokens that end a reply, as the checkpoint says."""
+    try:
+        ends = GenerationConfig.from_pretrained(model, revision=revision).eos_token_id
+    except OSError:
+        return []
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]

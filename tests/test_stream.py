@@ -1,0 +1,126 @@
+"""Episodes one by one: the same as in turns, none waits for another, whatever comes first."""
+
+import time
+from functools import partial
+
+import pytest
+from conftest import build_tokenizer
+from scripted_actors import ScriptedEngine, ScriptedStream
+from toy_environments import Countdown, Dying, Waiting
+
+from g2po_trl import EnvironmentPool, PromptTemplate
+from g2po_trl.rollout.actor import PromptActor
+from g2po_trl.rollout.encoding import ChatEncoder
+from g2po_trl.rollout.generation import Reply
+from g2po_trl.rollout.player import Player
+from g2po_trl.rollout.prompting import parse_plain
+
+TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_reply=parse_plain)
+
+
+@pytest.fixture(scope="module")
+def encode():
+    return ChatEncoder(build_tokenizer())
+
+
+def make_actor(encode, kind=ScriptedStream, watch=lambda prompt: None, **options):
+    """Its replies follow from the prompts."""
+
+    def answer(prompts):
+        for prompt in prompts:
+            watch(encode.tokenizer.decode(prompt))
+        return [Reply(encode.tokenizer("go" * (1 + sum(prompt) % 3))["input_ids"]) for prompt in prompts]
+
+    return PromptActor(kind(encode.tokenizer, answer, **options), encode, TEMPLATE)
+
+
+def play_watched(pool, actor, tasks, groups=None):
+    ended, progress = [], []
+    trajectories, stats = Player(pool, actor, 4).play(
+        tasks,
+        groups=groups,
+        on_turn=lambda *state: progress.append(state),
+        on_end=lambda episode: ended.append(episode.number),
+    )
+    return trajectories, stats, ended, progress
+
+
+@pytest.mark.parametrize("turns", [(1, 3, 2, 9, 4), (2,), (1, 1), ()])
+def test_the_same_episodes_as_in_turns(encode, turns):
+    tasks, groups, told = [{"turns": n} for n in turns], [number // 2 for number in range(len(turns))], []
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        wanted, cost = Player(pool, make_actor(encode, ScriptedEngine), 4).play(tasks, groups=groups)
+        for order in range(3):
+            found, stats, ended, progress = play_watched(pool, make_actor(encode, order=order), tasks, groups)
+            assert found == wanted
+            assert (stats.turns, stats.live_steps, stats.generated_tokens) == (
+                *(cost.turns, cost.live_steps, cost.generated_tokens),
+            )
+            assert sorted(ended) == list(range(len(turns)))
+            assert not progress or progress[-1] == (min(4, max(turns)), 0)
+            told.append(ended)
+    assert len(turns) < 5 or len(set(map(tuple, told))) > 1, "which ends first depends on who is answered first"
+
+
+def test_seeds_follow_from_the_episode_and_its_turn(encode):
+    """Those that are given, or that are drawn once a rollout: not from who is asked first."""
+    seeds = []
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        for order in (1, 2):
+            actor = make_actor(encode, order=order)
+            Player(pool, actor, 4).play([{"turns": n} for n in (3, 5)], seeds=[7, 8])
+            seeds.append(actor.engine.seeds)
+    assert seeds[0] == seeds[1] and len(set(seeds[0].values())) == len(seeds[0])
+
+
+def test_a_fast_episode_does_not_wait_for_a_slow_one(encode, tmp_path):
+    """A step of the slow one ends when the fast one is asked for its action of that turn."""
+
+    asked = []
+
+    def watch(prompt):
+        if "|1" in prompt:
+            asked.append(prompt)
+            (tmp_path / f"asked-1-{len(asked)}").touch()
+
+    with EnvironmentPool(partial(Waiting, tmp_path), num_workers=2, spread_groups=True) as pool:
+        trajectories, _ = Player(pool, make_actor(encode, watch=watch), 4).play([{"number": 0}, {"number": 1}])
+    assert [(t.outcome, len(t.steps)) for t in trajectories] == [("failure", 3)] * 2
+
+
+def test_a_worker_that_dies_costs_one_episode(encode):
+    tasks = [{"turns": 3, "reward": 13.0 if i == 2 else 10.0} for i in range(8)]
+    with EnvironmentPool(Dying, num_workers=2) as pool:
+        trajectories, _, ended, _ = play_watched(pool, make_actor(encode), tasks, [0, 0, 0, 0, 1, 1, 1, 1])
+    assert [t.outcome for t in trajectories] == ["error" if i == 2 else "success" for i in range(8)]
+    assert "SIGKILL" in trajectories[2].error and len(ended) == 8
+
+
+def test_an_engine_that_fails_leaves_environments_for_the_next_rollout(encode):
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        broken = make_actor(encode, watch=lambda prompt: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Player(pool, broken, 4).play([{"turns": 3}] * 4)
+        trajectories, _ = Player(pool, make_actor(encode), 4).play([{"turns": 2}] * 3)
+    assert [t.outcome for t in trajectories] == ["success"] * 3
+
+
+def test_nobody_is_busy_while_all_environments_are(encode):
+    """With no reply to wait for, it waits for the environments instead of asking them again and again."""
+    received = []
+    with EnvironmentPool(partial(Slow, 0.3), num_workers=2) as pool:
+        receive = pool.receive
+        pool.receive = lambda timeout: received.append(timeout) or receive(timeout)
+        clock = time.perf_counter()
+        _, stats = Player(pool, make_actor(encode), 2).play([{"turns": 3}] * 2, groups=[0, 1])
+        assert stats.environment_time < time.perf_counter() - clock
+    assert stats.environment_time > 0.5 and len(received) < 60
+
+
+class Slow(Countdown):
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return super().step(action)
