@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,23 +113,29 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
     base = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
     counts, differences, endings, cache = [], [], [], []
     engine = trainer.player.actor.engine
-    generate, opened = engine.generate, engine._open
+    submit, read, opened = engine.submit, engine._read, engine._open
+    assert trainer.player.streams and engine.streams
 
-    def watched(prompts, sampling, seeds=None):
-        counts.append(len(prompts))
-        if len(differences) < len(trainer.state.log_history) + 1:
-            differences.append(largest_difference(trainer))
-        replies = generate(prompts, sampling, seeds)
-        endings.extend(trainer.processing_class.decode(reply.ids)[-20:] for reply in replies)
-        cache[-1][0] += sum(reply.cached_tokens for reply in replies)
-        cache[-1][1] += sum(map(len, prompts))
-        return replies
+    def watched_submit(*request):
+        counts[-1] += 1
+        submit(*request)
 
+    def watched_read(sampling, output):
+        reply = read(sampling, output)
+        endings.append(trainer.processing_class.decode(reply.ids)[-20:])
+        cache[-1][0] += reply.cached_tokens
+        cache[-1][1] += len(output.prompt_token_ids)
+        return reply
+
+    @contextmanager
     def watched_open():  # once a rollout; `rollout` may be entered again within one
-        cache.append([0, 0])
-        return opened()
+        with opened():
+            cache.append([0, 0])
+            counts.append(0)
+            differences.append(largest_difference(trainer))
+            yield
 
-    engine.generate, engine._open = watched, watched_open
+    engine.submit, engine._read, engine._open = watched_submit, watched_read, watched_open
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
     after = dict(trainer.model.named_parameters())
@@ -221,10 +228,7 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
         answers()
     except KeyboardInterrupt:
         llm.llm_engine.step = step
-    try:
-        answers()
-    except RuntimeError as error:
-        result["after_interruption"] = str(error)
+    result["after_interruption"] = answers()
     trainer.close()
     return result
 
@@ -239,7 +243,9 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
     adapter = "lora" if mode in ("evaluate adapter", "evaluate resumed") else "full"
     trainer = make_trainer(folder, adapter, rank, ranks, **options)
     trainer.add_callback(MoveTrained())
-    events, generate, sync = [], trainer.player.actor.engine.generate, trainer.vllm_generation.sync_weights
+    events, sync, engine = [], trainer.vllm_generation.sync_weights, trainer.player.actor.engine
+    ask = "submit" if engine.streams else "generate"
+    asked = getattr(engine, ask)
 
     def counted_sync():
         events.append("sync")
@@ -248,9 +254,10 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
     def watched(*arguments):
         whole = trainer.vllm_generation.tensor_parallel_size == 1  # else each rank holds a part
         events.append(largest_difference(trainer) if whole else 0)
-        return generate(*arguments)
+        return asked(*arguments)
 
-    trainer.vllm_generation.sync_weights, trainer.player.actor.engine.generate = counted_sync, watched
+    trainer.vllm_generation.sync_weights = counted_sync
+    setattr(engine, ask, watched)
 
     def panel(eval_seed=0, batch=2) -> dict:
         events.clear()
