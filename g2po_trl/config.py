@@ -120,8 +120,9 @@ class G2POConfig(GRPOConfig):
             in their reward; the others are replaced by groups of other tasks. What was replaced counts in success
             rates, costs and the number of episodes, and is saved in `trajectories/replaced-*.jsonl`. 1: off.
         stream_rollouts: ask each episode for its next action as soon as its observation is there, instead of all
-            episodes once a turn. For colocated vLLM (one process per model) and continuous batching. `None`: where
-            the engine can, unless `overlap_environments`.
+            episodes once a turn. For colocated vLLM (one process per model) and continuous batching. `None`: with
+            vLLM, unless `overlap_environments`; with continuous batching, whose requests have no seeds, samples of a
+            streaming rollout depend on timing and cannot be reproduced.
         environment_reset_timeout, environment_step_timeout: seconds after which a reset or a step counts as failed.
         environment_load_timeout: seconds a worker may take to import the environment. `None`: the limit of a reset,
             but at least a minute.
@@ -218,7 +219,7 @@ class G2POConfig(GRPOConfig):
         default=1, metadata={"help": "How many times a rollout's number of groups may be played. 1: none again."}
     )
     stream_rollouts: bool | None = field(
-        default=None, metadata={"help": "No episode waits for another. None: where the engine can."}
+        default=None, metadata={"help": "No episode waits for another. None: with colocated vLLM."}
     )
     environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
     environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})

@@ -171,7 +171,8 @@ def streams_rollouts(args: G2POConfig, engine: Engine) -> bool:
         ValueError: when they should be, and cannot.
     """
     if args.stream_rollouts is None:
-        return engine.streams and not args.overlap_environments
+        # Without seeds, which reply comes first would decide what it says.
+        return engine.streams and engine.takes_seeds and not args.overlap_environments
     if args.stream_rollouts and args.overlap_environments:
         raise ValueError(
             "stream_rollouts and overlap_environments are True, and a streaming rollout has no halves: leave "

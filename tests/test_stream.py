@@ -2,13 +2,15 @@
 
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from conftest import build_tokenizer
 from scripted_actors import ScriptedEngine, ScriptedStream
-from toy_environments import Countdown, Dying, Waiting
+from toy_environments import Countdown, Dying, Slow, Waiting
 
-from g2po_trl import EnvironmentPool, PromptTemplate
+from g2po_trl import EnvironmentPool, G2POConfig, PromptTemplate
+from g2po_trl.parts import streams_rollouts
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.encoding import ChatEncoder
 from g2po_trl.rollout.generation import Reply
@@ -117,10 +119,33 @@ def test_nobody_is_busy_while_all_environments_are(encode):
     assert stats.environment_time > 0.5 and len(received) < 60
 
 
-class Slow(Countdown):
-    def __init__(self, seconds):
-        self.seconds = seconds
+def test_who_streams(tmp_path):
+    """By default whose replies do not depend on who is asked first; what cannot be is refused."""
+    vllm, continuous, generate = (
+        SimpleNamespace(streams=streams, takes_seeds=seeds) for streams, seeds in ((1, 1), (1, 0), (0, 0))
+    )
 
-    def step(self, action):
-        time.sleep(self.seconds)
-        return super().step(action)
+    def streams(engine, **options):
+        return bool(streams_rollouts(G2POConfig(str(tmp_path), use_cpu=True, bf16=False, **options), engine))
+
+    assert [streams(engine) for engine in (vllm, continuous, generate)] == [True, False, False]
+    assert streams(continuous, stream_rollouts=True) and not streams(vllm, stream_rollouts=False)
+    assert not streams(vllm, overlap_environments=True)
+    with pytest.raises(ValueError, match="this engine answers all prompts of a turn together"):
+        streams(generate, stream_rollouts=True)
+    with pytest.raises(ValueError, match="leave overlap_environments at False"):
+        streams(vllm, stream_rollouts=True, overlap_environments=True)
+
+
+def test_training_with_continuous_batching(make_trainer):
+    """Requests join while others are answered: the same probabilities as the trainer's."""
+    trainer = make_trainer(
+        stream_rollouts=True,
+        use_transformers_continuous_batching=True,
+        transformers_continuous_batching_config={"num_blocks": 16, "max_batch_tokens": 256},
+        max_steps=2,
+    )
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+    assert len(entries) == 2 and all(entry["episode/error_rate"] == 0 for entry in entries)
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in entries) < 1e-4

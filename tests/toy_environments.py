@@ -172,6 +172,17 @@ class Countdown(TextEnvironment):
         )
 
 
+class Slow(Countdown):
+    """Takes so many seconds for a step."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
 class Overwhelming(TextEnvironment):
     """Lists `actions` actions, and a hundred more each time one of them is played, which pays 1; ends after three."""
 

@@ -114,7 +114,10 @@ class CollapseStop(TrainerCallback):
 
 
 class RolloutBar:
-    """A bar over the turns of a rollout that shows how many episodes are live. Silent when stderr is no terminal."""
+    """A bar over the turns of a rollout's longest episode that shows how many are live.
+
+    Silent when stderr is no terminal.
+    """
 
     def __init__(self, description: str, max_turns: int, num_episodes: int, enabled: bool):
         hidden = not enabled or not sys.stderr.isatty()
@@ -123,7 +126,7 @@ class RolloutBar:
 
     def __call__(self, turn: int, live: int) -> None:
         self.bar.set_postfix_str(f"{live}/{self.num_episodes} episodes live")
-        self.bar.update(1)
+        self.bar.update(turn - self.bar.n)
 
     def close(self) -> None:
         self.bar.close()
