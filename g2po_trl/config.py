@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
 import math
+import re
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 
@@ -35,6 +36,7 @@ _REFUSED = {
 }
 _ESTIMATORS = ("g2po", "gigpo", "grpo", "rloo", "graphgpo", "hgpo", "crbc")
 _ITERATIONS_PER_CHECKPOINT = 10
+_ADDRESS = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
 _EPISODE_STATISTICS = ("trajectory", "step")
 # What an `advantage_fn` takes the place of. Keys of states and `gamma` are not among them: they make its graph.
 _READ_BY_ESTIMATORS = (
@@ -120,9 +122,16 @@ class G2POConfig(GRPOConfig):
             in their reward; the others are replaced by groups of other tasks. What was replaced counts in success
             rates, costs and the number of episodes, and is saved in `trajectories/replaced-*.jsonl`. 1: off.
         stream_rollouts: ask each episode for its next action as soon as its observation is there, instead of all
-            episodes once a turn. For colocated vLLM (one process per model) and continuous batching. `None`: with
-            vLLM, unless `overlap_environments`; with continuous batching, whose requests have no seeds, samples of a
+            episodes once a turn. For colocated vLLM (one process per model), `vllm_servers` and continuous batching.
+            `None`: with vLLM, unless `overlap_environments`; with continuous batching, whose requests have no seeds, samples of a
             streaming rollout depend on timing and cannot be reproduced.
+        vllm_servers: addresses of vLLM servers that were started by vLLM's own command, e.g.
+            `["http://10.0.0.2:8000", "http://10.0.0.3:8000"]`; they generate instead of the training processes.
+            docs/scaling.md has the commands. One that fails is left out until the next rollout, and its requests are
+            repeated; without any, a run waits `vllm_server_timeout` seconds and ends.
+        vllm_weights_folder: a folder that training and `vllm_servers` see under the same name; each rollout's weights
+            go through it. It belongs to one run. `None`: `_vllm_weights` in `output_dir`.
+        vllm_request_timeout: seconds that one reply of `vllm_servers` may take, before its server counts as failed.
         environment_reset_timeout, environment_step_timeout: seconds after which a reset or a step counts as failed.
         environment_load_timeout: seconds a worker may take to import the environment. `None`: the limit of a reset,
             but at least a minute.
@@ -219,8 +228,15 @@ class G2POConfig(GRPOConfig):
         default=1, metadata={"help": "How many times a rollout's number of groups may be played. 1: none again."}
     )
     stream_rollouts: bool | None = field(
-        default=None, metadata={"help": "No episode waits for another. None: with colocated vLLM."}
+        default=None, metadata={"help": "No episode waits for another. None: with colocated vLLM and vllm_servers."}
     )
+    vllm_servers: list[str] | None = field(
+        default=None, metadata={"help": "Addresses of vLLM servers that generate, e.g. http://10.0.0.2:8000."}
+    )
+    vllm_weights_folder: str | None = field(
+        default=None, metadata={"help": "Folder for weights that vllm_servers see. None: in output_dir."}
+    )
+    vllm_request_timeout: float = field(default=600.0, metadata={"help": "Seconds a reply of vllm_servers may take."})
     environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
     environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
     environment_load_timeout: float | None = field(
@@ -340,6 +356,7 @@ class G2POConfig(GRPOConfig):
         )
         if self.use_vllm:
             self._check_vllm()
+        self._check_servers()
         if "seed" in (self.generation_kwargs or {}):
             raise ValueError(
                 f"generation_kwargs has seed={self.generation_kwargs['seed']}: all replies to a prompt would be the "
@@ -446,15 +463,7 @@ class G2POConfig(GRPOConfig):
     def _check_vllm(self) -> None:
         if self.use_transformers_continuous_batching:
             raise ValueError("use_vllm and use_transformers_continuous_batching are both True: choose one engine")
-        filters = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-        changed = [f"{name}={getattr(self, name)}" for name, off in filters.items() if getattr(self, name) != off]
-        if changed and self.vllm_importance_sampling_correction:
-            raise ValueError(
-                f"{', '.join(changed)} with vllm_importance_sampling_correction=True: vLLM's log-probabilities are "
-                "those of the filtered distribution, the trainer's those of the whole one, so every ratio between "
-                f"them would be biased. Set {', '.join(f'{name}={off}' for name, off in filters.items())} (evaluation "
-                "has eval_top_p and eval_top_k), or vllm_importance_sampling_correction=False."
-            )
+        self._check_filters()
         if self.max_prompt_length is not None:
             needed = self.max_prompt_length + self.max_completion_length
             if self.vllm_max_model_length is None:
@@ -464,6 +473,47 @@ class G2POConfig(GRPOConfig):
                 "vllm_max_model_length",
                 self.vllm_max_model_length,
                 f"set it to max_prompt_length + max_completion_length = {needed} or more",
+            )
+
+    def _check_servers(self) -> None:
+        servers = self.vllm_servers
+        _require(
+            self.vllm_weights_folder is None or servers is not None,
+            "vllm_weights_folder",
+            self.vllm_weights_folder,
+            "only vllm_servers read weights from a folder; set them, or leave it at None",
+        )
+        if servers is None:
+            return
+        _require(
+            isinstance(servers, (list, tuple)) and len(servers) > 0,
+            "vllm_servers",
+            servers,
+            "pass a list of addresses, e.g. ['http://10.0.0.2:8000'], or None",
+        )
+        for server in servers:
+            _require(
+                bool(_ADDRESS.fullmatch(server)),
+                "vllm_servers",
+                server,
+                "an address is http://HOST:PORT or https://HOST:PORT, and nothing else",
+            )
+        _require(len(set(servers)) == len(servers), "vllm_servers", servers, "name each server once")
+        for name in ("use_vllm", "use_transformers_continuous_batching"):
+            _require(not getattr(self, name), name, True, "vllm_servers is set as well; choose one engine")
+        for name in ("vllm_request_timeout", "vllm_server_timeout"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "set it above 0")
+        self._check_filters()
+
+    def _check_filters(self) -> None:
+        filters = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+        changed = [f"{name}={getattr(self, name)}" for name, off in filters.items() if getattr(self, name) != off]
+        if changed and self.vllm_importance_sampling_correction:
+            raise ValueError(
+                f"{', '.join(changed)} with vllm_importance_sampling_correction=True: vLLM's log-probabilities are "
+                "those of the filtered distribution, the trainer's those of the whole one, so every ratio between "
+                f"them would be biased. Set {', '.join(f'{name}={off}' for name, off in filters.items())} (evaluation "
+                "has eval_top_p and eval_top_k), or vllm_importance_sampling_correction=False."
             )
 
     @property

@@ -28,6 +28,7 @@ from .rollout.generation import Engine, TransformersEngine
 from .rollout.player import Player
 from .rollout.prompting import PromptTemplate
 from .rollout.refill import Refill
+from .rollout.sampling import Sampling
 from .runs.callbacks import callbacks_of
 from .runs.run_description import describe_run
 from .runs.task_errors import TaskErrorReport, TaskErrors
@@ -180,9 +181,9 @@ def streams_rollouts(args: G2POConfig, engine: Engine) -> bool:
         )
     if args.stream_rollouts and not engine.streams:
         raise ValueError(
-            "stream_rollouts is True, and this engine answers all prompts of a turn together: set use_vllm with "
-            "vllm_mode='colocate' and vllm_tensor_parallel_size=1, or use_transformers_continuous_batching, or leave "
-            "stream_rollouts at None"
+            "stream_rollouts is True, and this engine answers all prompts of a turn together: set vllm_servers, or "
+            "use_vllm with vllm_mode='colocate' and vllm_tensor_parallel_size=1, or "
+            "use_transformers_continuous_batching, or leave stream_rollouts at None"
         )
     return args.stream_rollouts
 
@@ -194,13 +195,16 @@ def make_refill(trainer: GRPOTrainer) -> Refill:
 
 
 def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
-    """The engine that TRL's options ask for: `generate` by default, `use_transformers_continuous_batching`, or
-    `use_vllm` with `vllm_mode` "colocate" or "server". `kind` ("vllm", "continuous", "generate") asks for another.
+    """The engine that the options ask for: `generate` by default, `use_transformers_continuous_batching`, `use_vllm`
+    with `vllm_mode` "colocate" or "server", or `vllm_servers`. `kind` asks for another: "vllm", "served", "continuous"
+    or "generate".
     """
     args, ends = trainer.args, trainer.eos_token_ids
     tokenizer, options = tokenizer_of(trainer.processing_class), args.generation_kwargs
     by_options = "continuous" if args.use_transformers_continuous_batching else "generate"
-    kind = kind or ("vllm" if args.use_vllm else by_options)
+    kind = kind or ("vllm" if args.use_vllm else "served" if args.vllm_servers else by_options)
+    if kind == "served":
+        return _make_served_engine(trainer, tokenizer, options)
     if kind == "vllm":
         from .rollout.vllm_engine import VLLMEngine
 
@@ -217,6 +221,30 @@ def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     return TransformersEngine(
         tokenizer, ends, lend, args.generation_batch_tokens, sharded, trainer.accelerator.device, options
+    )
+
+
+def _make_served_engine(trainer: GRPOTrainer, tokenizer: Any, options: dict[str, Any] | None) -> Engine:
+    from .rollout.served_vllm import Connection, ServedVLLMEngine
+
+    args = trainer.args
+    if args.vllm_structured_outputs_regex is not None:
+        options = {"structured_outputs": {"regex": args.vllm_structured_outputs_regex}, **(options or {})}
+    connection = Connection(
+        trainer.accelerator,
+        lambda: trainer.accelerator.unwrap_model(trainer.model),
+        partial(_lend_trained_model, trainer),
+        trainer._dist.gather_params,
+        None if args.max_prompt_length is None else args.max_prompt_length + args.max_completion_length,
+        Sampling.for_training(args),
+        args.vllm_importance_sampling_correction,
+    )
+    folder = args.vllm_weights_folder or Path(
+        args.output_dir, "_vllm_weights"
+    )  # what begins so is not pushed to the Hub
+    patience, reply_timeout = args.vllm_server_timeout, args.vllm_request_timeout
+    return ServedVLLMEngine(
+        tokenizer, trainer.eos_token_ids, args.vllm_servers, folder, connection, patience, reply_timeout, options
     )
 
 

@@ -147,6 +147,7 @@ class G2POTrainer(GRPOTrainer):
             processing_class=processing_class,
             **kwargs,
         )
+        self.use_vllm = args.use_vllm or args.vllm_servers is not None  # TRL then corrects by vLLM's log-probabilities
         check_trainer(self)
         self.card_facts = card_facts or {}
         self.prompt_template = prompt_template

@@ -161,6 +161,8 @@ class PromptSession:
         stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
         stats.generated_tokens += sum(len(reply.ids) for reply in replies)
         stats.truncated_replies += sum(not reply.complete for reply in replies)
+        stats.repeated_requests += sum(reply.repeats for reply in replies)
+        self.actor.engine.note(stats)
         for prompt, reply in zip(prompts, replies):
             if reply.cached_tokens is not None:
                 stats.cacheable_tokens += len(prompt.ids)

@@ -1,8 +1,8 @@
 """Token ids in, token ids and log-probabilities out.
 
 An engine is `generate`, transformers' continuous batching (`continuous_engine`), or vLLM (`vllm_engine`,
-`offline_vllm`). All of them cut a reply in the same place: after the first end-of-turn token, or where the first of
-`stop_sequences` is complete.
+`offline_vllm`, `served_vllm`). All of them cut a reply in the same place: after the first end-of-turn token, or where
+the first of `stop_sequences` is complete.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
@@ -18,6 +18,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from .generate import generate_batch, generation_config
 from .sampling import Sampling
+
+if TYPE_CHECKING:
+    from .stats import RolloutStats
 
 # Lends the bare model for some calls of `generate`, in evaluation mode; told how they will be made.
 LendModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
@@ -28,13 +31,15 @@ class Reply:
     """One reply: token ids with their end-of-turn token, and their log-probabilities where the engine gives them.
 
     `complete` is False for a reply that ran into `max_tokens`. `cached_tokens`: of its prompt, the tokens that the
-    engine's prefix cache held already; `None` where there is no such cache, or it does not tell.
+    engine's prefix cache held already; `None` where there is no such cache, or it does not tell. `repeats`: how often
+    it was asked for again, since a server had failed.
     """
 
     ids: list[int]
     logprobs: list[float] | None = None
     complete: bool = True
     cached_tokens: int | None = None
+    repeats: int = 0
 
 
 class Engine:
@@ -81,6 +86,9 @@ class Engine:
     def _open(self) -> Iterator[None]:
         """What an engine does at the beginning and at the end of a rollout."""
         yield
+
+    def note(self, stats: RolloutStats) -> None:
+        """What the engine alone knows of a rollout."""
 
     def close(self) -> None:
         """Free what the engine holds. Nothing is generated afterwards."""

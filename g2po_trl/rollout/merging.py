@@ -1,4 +1,4 @@
-"""The weights of a model with its adapter merged, module by module, and the model itself untouched."""
+"""The weights of a model, whole and one by one: an adapter merged or alone, and the model itself untouched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 
@@ -49,6 +49,36 @@ def merged_parameters(
                 yield base_name, _whole(values[name].data, device)
 
 
+@torch.no_grad()
+def whole_parameters(
+    model: torch.nn.Module,
+    gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
+    device: torch.device | None = None,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and value of each weight, an adapter's merged into them. Arguments as of `merged_parameters`."""
+    if isinstance(model, PeftModel):
+        yield from merged_parameters(model, gather, device)
+        return
+    for name, parameter in model.named_parameters():
+        with gather([parameter]):
+            yield _plain(name), _whole(parameter.data, device)
+
+
+@torch.no_grad()
+def adapter_parameters(
+    model: PeftModel,
+    gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
+    device: torch.device | None = None,
+) -> dict[str, torch.Tensor]:
+    """The active adapter's weights alone, by the names of PEFT's files. Arguments as of `merged_parameters`."""
+    values = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or model.prefix in name:
+            with gather([parameter]):
+                values[_plain(name)] = _whole(parameter.data, device).clone()
+    return get_peft_model_state_dict(model, values, save_embedding_layers=False)
+
+
 @contextmanager
 def _merged(module: torch.nn.Module, layers: Sequence[BaseTunerLayer]) -> Iterator[None]:
     """If `layers` merge into `module`: they have, into copies that stand in for its parameters."""
@@ -76,6 +106,11 @@ def _base_name(name: str, prefix: str) -> str | None:
         return None
     for part in ("base_model.model.", ".base_layer", ".token_adapter", "modules_to_save.default."):
         name = name.replace(part, "")
+    return _plain(name)
+
+
+def _plain(name: str) -> str:
+    """Without what activation checkpointing writes into it."""
     return name.replace("_checkpoint_wrapped_module.", "")
 
 

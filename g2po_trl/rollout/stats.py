@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+# Not more where a rollout is played in parts, or by several ranks.
+_OF_THE_ROLLOUT = ("turns", "servers", "servers_left_out", "server_logp_difference", "weights_time")
+
 
 @dataclass
 class RolloutStats:
@@ -23,6 +26,12 @@ class RolloutStats:
         tokenized_tokens: prompt tokens that the tokenizer produced; the others were known from earlier prompts.
         cacheable_tokens: prompt tokens for which the engine reports its prefix cache.
         cached_tokens: of these, tokens that the cache held.
+        servers: several servers answer, so many.
+        servers_left_out: of these, those that were not asked to the end, since they failed; the most of any rank.
+        repeated_requests: requests that were repeated, since a server had failed.
+        server_logp_difference: the servers' log-probabilities of a fixed prompt against the trainer's, when they had
+            got the weights: mean over its tokens, of the server where it is largest.
+        weights_time: seconds until the servers had the weights.
     """
 
     environment_time: float = 0.0
@@ -39,15 +48,22 @@ class RolloutStats:
     # Of the prompts for which the engine says what its prefix cache held: all tokens, and those.
     cacheable_tokens: int = 0
     cached_tokens: int = 0
+    # Of engines with servers of their own.
+    servers: int = 0
+    servers_left_out: int = 0
+    repeated_requests: int = 0
+    server_logp_difference: float = 0.0
+    weights_time: float = 0.0
 
     @classmethod
     def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
         """Counts are summed; of times and turns the largest counts: all wait for the slowest rank."""
-        return cls._joined(stats, {"environment_time", "generation_time", "prompt_time", "total_time", "turns"})
+        times = {"environment_time", "generation_time", "prompt_time", "total_time"}
+        return cls._joined(stats, {*times, *_OF_THE_ROLLOUT})
 
     def and_then(self, other: RolloutStats) -> RolloutStats:
         """Of two rollouts, one after the other."""
-        return self._joined([self, other], {"turns"})
+        return self._joined([self, other], set(_OF_THE_ROLLOUT))
 
     @classmethod
     def _joined(cls, stats: Sequence[RolloutStats], largest: set[str]) -> RolloutStats:
@@ -60,10 +76,18 @@ class RolloutStats:
         return self.live_steps / max(1, self.turns * num_episodes)
 
     def metrics(self, num_episodes: int) -> dict[str, float]:
-        """`time/*` in seconds and `rollout/*`. That of the prefix cache only if its engine tells."""
+        """`time/*` in seconds and `rollout/*`. Those of a prefix cache and of servers if there are any."""
         cache = {}
         if self.cacheable_tokens:
             cache["rollout/prefix_cache_hit_fraction"] = self.cached_tokens / self.cacheable_tokens
+        servers = {}
+        if self.servers:
+            servers = {
+                "time/weights": self.weights_time,
+                "rollout/servers_left_out": self.servers_left_out,
+                "rollout/repeated_requests": self.repeated_requests,
+                "rollout/server_logp_difference": self.server_logp_difference,
+            }
         return {
             "time/rollout": self.total_time,
             "time/environment": self.environment_time,
@@ -76,4 +100,5 @@ class RolloutStats:
             "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
             "rollout/tokenized_fraction": self.tokenized_tokens / max(1, self.prompt_tokens),
             **cache,
+            **servers,
         }

@@ -1,0 +1,82 @@
+"""Weights as files, for engines in other processes: one version after the other, each complete or not there."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+PREFIX = "g2po-weights-"
+SHARD_BYTES = 4 * 2**30
+
+
+class WeightFolder:
+    """Versions of a run's weights. The folder belongs to one run at a time: those of others are removed.
+
+    Args:
+        path: that the engines see under the same name.
+        writes: whether this process does; the others only take part in gathering weights.
+        shard_bytes: of a file, and of this process's memory.
+    """
+
+    def __init__(self, path: str | Path, writes: bool, shard_bytes: int = SHARD_BYTES):
+        self.path, self.writes, self.shard_bytes = Path(path).absolute(), writes, shard_bytes
+        self._run, self._number = secrets.token_hex(4), 0
+        if writes:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.keep_only(None)
+
+    def save(self, weights: Iterable[tuple[str, torch.Tensor]], adapter: Any = None) -> Path:
+        """The next version, complete when it has its name.
+
+        Args:
+            weights: iterated to the end also where nothing is written, or after an error: gathering is collective.
+            adapter: PEFT's configuration, if they are an adapter's.
+
+        Raises:
+            OSError: as the disk does.
+        """
+        self._number += 1
+        version = self.path / f"{PREFIX}{self._run}-{self._number}"
+        staged = version.with_name(f".{version.name}")
+        error, shard, shards = None, {}, 0
+        if self.writes:
+            staged.mkdir()
+        for name, tensor in weights:
+            if not self.writes or error is not None:
+                continue
+            try:
+                full = sum(t.nbytes for t in shard.values()) + tensor.nbytes > self.shard_bytes
+                if adapter is None and shard and full:
+                    shards += 1
+                    save_file(shard, staged / f"model-{shards:05d}.safetensors")
+                    shard = {}
+                shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            except Exception as failure:  # raised when the other ranks do not wait for this one
+                error = failure
+        if not self.writes:
+            return version
+        try:
+            if error is not None:
+                raise error
+            name = f"model-{shards + 1:05d}" if adapter is None else "adapter_model"
+            save_file(shard, staged / f"{name}.safetensors")
+            if adapter is not None:
+                adapter.save_pretrained(staged)
+            staged.rename(version)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        return version
+
+    def keep_only(self, version: Path | None) -> None:
+        """Remove all other versions, also those that were begun."""
+        for found in self.path.glob(f"{PREFIX}*"), self.path.glob(f".{PREFIX}*"):
+            for other in found:
+                if version is None or other.name != version.name:
+                    shutil.rmtree(other, ignore_errors=True)
