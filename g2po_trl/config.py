@@ -123,8 +123,8 @@ class G2POConfig(GRPOConfig):
             rates, costs and the number of episodes, and is saved in `trajectories/replaced-*.jsonl`. 1: off.
         stream_rollouts: ask each episode for its next action as soon as its observation is there, instead of all
             episodes once a turn. For colocated vLLM (one process per model), `vllm_servers` and continuous batching.
-            `None`: with vLLM, unless `overlap_environments`; with continuous batching, whose requests have no seeds, samples of a
-            streaming rollout depend on timing and cannot be reproduced.
+            `None`: with vLLM, unless `overlap_environments`; with continuous batching, whose requests have no seeds,
+            samples of a streaming rollout depend on timing and cannot be reproduced.
         vllm_servers: addresses of vLLM servers that were started by vLLM's own command, e.g.
             `["http://10.0.0.2:8000", "http://10.0.0.3:8000"]`; they generate instead of the training processes.
             docs/scaling.md has the commands. One that fails is left out until the next rollout, and its requests are

@@ -20,10 +20,10 @@ pytestmark = [
 SCRIPT = Path(__file__).parent / "vllm_script.py"
 
 
-def run(folder, mode, processes=1):
+def run(folder, mode, processes=1, script=SCRIPT):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     done = subprocess.run(
-        [sys.executable, *(launcher if processes > 1 else []), SCRIPT, folder, mode],
+        [sys.executable, *(launcher if processes > 1 else []), script, folder, mode],
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -252,3 +252,42 @@ def test_evaluation_by_vllm_is_that_by_transformers(tmp_path):
     for model in ("tiny_model", "adapter"):
         assert actions[model, "transformers"] == actions[model, "vllm"], model
     assert actions["tiny_model", "vllm"] != actions["adapter", "vllm"]
+
+
+def run_served(folder, mode, processes=1):
+    """With servers of vLLM's own command; see the script."""
+    return run(folder, mode, processes, SCRIPT.with_name("vllm_served_script.py"))
+
+
+def check_served(result, iterations, least_kl=1e-4):
+    assert len(result["logs"]) == iterations
+    for entry in result["logs"]:
+        assert entry["sampling/sampling_logp_difference/max"] <= 1e-4, "a stale or partial weight sync shows here"
+        assert entry["rollout/server_logp_difference"] <= 1e-5
+        assert entry["rollout/episodes"] == 16 and entry["episode/error_rate"] == entry["episode/lost_rate"] == 0
+    assert result["logs"][-1]["kl"] > least_kl, "the policy must have moved, or equal weights prove nothing"
+    assert len(result["folder"]) == 1 and not result["folder_closed"], "old versions are removed, and at the end all"
+
+
+def test_servers_that_are_killed_in_mid_rollout_and_started_again(tmp_path):
+    """One of two in the second rollout, both in the fourth: weights by file after each update, nothing is lost."""
+    (result,) = run_served(tmp_path, "weights")
+    check_served(result, 4)
+    assert not result["takes_adapters"]
+    assert [entry["rollout/servers_left_out"] for entry in result["logs"]] == [0, 1, 0, 1]
+    repeated = [entry["rollout/repeated_requests"] for entry in result["logs"]]
+    assert repeated[0] == repeated[2] == 0 < min(repeated[1], repeated[3])
+
+
+def test_a_server_takes_the_adapter_alone(tmp_path):
+    (result,) = run_served(tmp_path, "adapter")
+    check_served(result, 3, least_kl=1e-5)
+    assert result["takes_adapters"]
+
+
+@pytest.mark.parametrize("mode", ["sharded", "sharded-lora"])
+def test_a_server_gets_whole_weights_from_two_ranks(tmp_path, mode):
+    """FSDP2; an adapter is merged."""
+    for result in run_served(tmp_path, mode, processes=2):
+        check_served(result, 3, least_kl=1e-5)
+        assert not result["takes_adapters"]

@@ -55,8 +55,17 @@ def largest_difference(trainer) -> float:
     return worst
 
 
-def make_trainer(folder: str, mode: str, rank: int, ranks: int, prompt=ALFWORLD_COMPACT_PROMPT, tasks=16, **options):
-    """`tasks` of the generated games, and `options` of G2POConfig in place of those below."""
+def make_trainer(
+    folder: str,
+    mode: str,
+    rank: int,
+    ranks: int,
+    prompt=ALFWORLD_COMPACT_PROMPT,
+    tasks=16,
+    pretend=lambda: None,
+    **options,
+):
+    """`tasks` of the generated games, and `options` of G2POConfig in place of those below. `pretend`: of sharding."""
     games = Path(folder) / f"games-{rank}"  # the same on every rank, but two cannot write one folder
     generate_games(games, "train", 16, seed=0, size="tiny")
     manifest = Manifest.scan(games)
@@ -96,9 +105,11 @@ def make_trainer(folder: str, mode: str, rank: int, ranks: int, prompt=ALFWORLD_
         def advantage_fn(graph):  # it never wins: something must be better than something else
             return np.linspace(-1, 1, graph.num_steps)
 
+    args = G2POConfig(f"{folder}/out", **{**defaults, **options})
+    pretend()
     return G2POTrainer(
         str(model),
-        G2POConfig(f"{folder}/out", **{**defaults, **options}),
+        args,
         Dataset.from_list(manifest.rows()[:tasks]),
         Dataset.from_list(manifest.rows()[:4]),
         partial(AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False),

@@ -1,6 +1,6 @@
 """A run on generated ALFWorld games with real vLLM servers that are killed and started again; prints JSON.
 
-`python vllm_served_script.py FOLDER weights|adapter`
+`python vllm_served_script.py FOLDER weights|adapter|sharded|sharded-lora`; the last two by two ranks, with FSDP2.
 """
 
 import json
@@ -13,12 +13,15 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
+import sharding
 from vllm_script import make_trainer
 
 from g2po_envs.alfworld.tiny import tiny_model_path
 
-ITERATIONS = {"weights": 4, "adapter": 3}
+ITERATIONS = {"weights": 4, "adapter": 3, "sharded": 3, "sharded-lora": 3}
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 class Process:
@@ -38,7 +41,15 @@ class Process:
             **os.environ,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING" if self.adapter else "VLLM_SERVER_DEV_MODE": "1",
         }
-        environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+        for name in (
+            "VLLM_ENABLE_V1_MULTIPROCESSING",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+        ):
+            environment.pop(name, None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model_path()), *more]
             + ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
@@ -68,7 +79,13 @@ class Process:
 
 
 def run(folder: str, mode: str) -> dict:
+    if RANK > 0:
+        while not (port := Path(folder, "port")).is_file():
+            time.sleep(0.1)
+        return train(folder, mode, [SimpleNamespace(url=port.read_text(), wait=lambda: None)])
     processes = [Process(folder, number, mode == "adapter") for number in range(2 if mode == "weights" else 1)]
+    Path(folder, "port.staged").write_text(processes[0].url)
+    Path(folder, "port.staged").rename(Path(folder, "port"))
     for process in processes:
         process.start()
     try:
@@ -79,19 +96,22 @@ def run(folder: str, mode: str) -> dict:
 
 
 def train(folder: str, mode: str, processes: list[Process]) -> dict:
+    options = sharding.prepare("fsdp2") if RANKS > 1 else {}
     trainer = make_trainer(
         folder,
-        "lora" if mode == "adapter" else "full",
-        0,
-        1,
+        "full" if mode in ("weights", "sharded") else "lora",
+        RANK,
+        RANKS,
+        pretend=lambda: sharding.pretend("fsdp2" if RANKS > 1 else "none"),
         use_vllm=False,
         vllm_servers=[process.url for process in processes],
         steps_per_generation=1,
-        per_device_train_batch_size=16,
+        per_device_train_batch_size=16 // RANKS,
         max_steps=ITERATIONS[mode],
         logging_steps=1,
         stop_sequences=["</action>"],
         temperature=0.8,
+        **options,
     )
     engine = trainer.player.actor.engine
     opened, poll, answered, iterations, starts = engine._open, engine.poll, [0], [0], []
@@ -125,9 +145,13 @@ def train(folder: str, mode: str, processes: list[Process]) -> dict:
 
     engine._open, engine.poll = watched_open, watched_poll
     trainer.train()
+    if RANKS > 1:
+        sharding.check(trainer, "fsdp2")
     logs = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
     left = sorted(path.name for path in engine.files.path.iterdir())
+    trainer.accelerator.wait_for_everyone()
     trainer.close()
+    trainer.accelerator.wait_for_everyone()
     return {
         "logs": logs,
         "takes_adapters": engine.receiver.takes_adapters,
@@ -138,4 +162,4 @@ def train(folder: str, mode: str, processes: list[Process]) -> dict:
 
 if __name__ == "__main__":
     result = run(*sys.argv[1:])
-    Path(sys.argv[1], "result.json").write_text(json.dumps(result))
+    Path(sys.argv[1], f"result-{RANK}.json").write_text(json.dumps(result))
