@@ -5,7 +5,8 @@ replies follows from prompt and seed. SETTINGS are read again for each request, 
 
 delay: seconds of each reply; faults: what becomes of the next completions, each once, by the first that comes
 ("break", "hang", "500", "400", "text", "no ids", "prompt", "abort"); root, max_model_len: of its card; dev: whether it
-can be given weights; lies: it loads nothing; processed: whether the temperature is in its log-probabilities.
+can be given weights; lies: it loads nothing; blind: how often it does not see the folder; processed: whether the
+temperature is in its log-probabilities.
 """
 
 import json
@@ -21,7 +22,14 @@ import numpy as np
 PORT, SETTINGS = int(sys.argv[1]), Path(sys.argv[2])
 VOCABULARY = 300
 LOCK = threading.Lock()
-STATE = {"version": "default", "table": np.zeros((VOCABULARY, VOCABULARY)), "asked": [], "loaded": [], "faults": 0}
+STATE = {
+    "version": "default",
+    "table": np.zeros((VOCABULARY, VOCABULARY)),
+    "asked": [],
+    "loaded": [],
+    "faults": 0,
+    "looks": 0,
+}
 CACHE = {"filled": False}
 
 
@@ -71,6 +79,18 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/collective_rpc":
             folder = Path(body["kwargs"]["weights_path"])
+            STATE["looks"] += 1
+            if STATE["looks"] <= settings().get("blind", 0):
+                if body["kwargs"].get("is_checkpoint_format", True):
+                    os._exit(1)  # as vLLM, at the next request
+                self.answer({"error": {"message": "Repo id must be in the form"}}, 500)
+                return
+            if not body["kwargs"].get("is_checkpoint_format", True):
+                from safetensors.numpy import load_file
+
+                assert not any(map(load_file, folder.glob("*.safetensors"))) and list(folder.iterdir())
+                self.answer({"results": [None]})
+                return
             if not settings().get("lies"):
                 from safetensors.numpy import load_file
 

@@ -289,6 +289,21 @@ def test_what_is_unanswered_is_abandoned(tokenizer, tmp_path, shared_pair):
     engine.close()
 
 
+def test_a_server_sees_the_folder_late_or_never(tokenizer, tmp_path, monkeypatch):
+    """And lives: it is asked to load what it sees alone."""
+    monkeypatch.setattr("g2po_trl.rollout.served_weights.SEEING", 1.0)
+    with serving(tmp_path, {"blind": 2}) as (server,):
+        engine = make_engine(tokenizer, [server], tmp_path)
+        with engine.rollout():
+            assert len(server.read()["loaded"]) == 1
+        server.set(blind=1000)
+        with pytest.raises(RuntimeError, match="none of vllm_servers .* does not see .*: set vllm_weights_folder to"):
+            with engine.rollout():
+                pass
+        server.read()
+        engine.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -34,7 +34,7 @@ learning    --learning_rate X  --beta X (KL)  --gamma X  --value_lambda X  --ste
             --advantage_estimator g2po|gigpo|grpo|rloo|graphgpo|hgpo|crbc
 episodes    --max_turns N  --history_length N  --max_prompt_length N  --max_completion_length N
             --temperature X  --eval_temperature X  --invalid_action_penalty X
-generation  --use_vllm --vllm_mode colocate|server  --vllm_gpu_memory_utilization X
+generation  --use_vllm --vllm_mode colocate|server  --vllm_gpu_memory_utilization X  --vllm_servers URL …
 processes   --num_processes N          more than one: through Accelerate, a process a GPU (or CPU processes)
             --accelerate_config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
             several machines: accelerate launch … -m g2po_trl train …

@@ -312,7 +312,8 @@ class ServedVLLMEngine(Engine):
             except Exception as error:
                 if self.accelerator.num_processes == 1:
                     raise
-                outcome[1] = error if isinstance(error, (ValueError, RuntimeError)) else RuntimeError(repr(error))
+                kind = ValueError if isinstance(error, ValueError) else RuntimeError  # that can be sent
+                outcome[1] = kind(str(error) if isinstance(error, (ValueError, RuntimeError)) else repr(error))
         if self.accelerator.num_processes > 1:
             broadcast_object_list(outcome, from_process=0)
         if outcome[1] is not None:

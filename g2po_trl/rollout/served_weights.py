@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from .servers import Refused, Server, ServerLost
-from .weight_files import PREFIX
+from .weight_files import EMPTY, PREFIX
 
 if TYPE_CHECKING:
     from .served_vllm import Connection
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOADING = 1800.0  # seconds a server may take to load weights
+SEEING = 20.0  # until it sees a folder that another machine has written
 PROBE_TOKENS = 32
 # Nats, on average over the tokens of a prompt of random ones. bfloat16 makes 0.02 to 0.1, other weights several.
 LARGEST_DIFFERENCE = 0.3
@@ -210,23 +211,45 @@ class Receiver:
     def _load_all(self, server: Server) -> None:
         server.version = None
         if server.get("/weight_info")["weight_version"] != self.version.name:
+            self._wait_until_seen(server)
             try:
                 body = {"method": "reload_weights", "kwargs": {"weights_path": str(self.version)}}
                 server.post("/collective_rpc", body, LOADING)
             except ServerLost as lost:
                 raise ServerLost(
-                    f"loading {self.version} failed ({lost}). Does the server see this folder, and was it started "
-                    "with the model that is trained? Its log tells; it must be started again"
+                    f"loading {self.version} failed ({lost}). Was it started with the model that is trained? Its log "
+                    "tells; it must be started again"
                 ) from lost
             self._forget_prefixes(server)
             server.post("/update_weight_version", {"new_version": self.version.name}, LOADING)
         server.version = self.version.name
 
-    @staticmethod
-    def _forget_prefixes(server: Server) -> None:
+    def _wait_until_seen(self, server: Server) -> None:
+        """vLLM does not survive a folder that is not there, and that of another machine may come late. In the format
+        of its kernels it takes an empty file, and changes nothing.
+        """
+        arguments = {"weights_path": str(self.version / EMPTY), "is_checkpoint_format": False}
+        deadline = time.monotonic() + SEEING
+        while True:
+            try:
+                server.post("/collective_rpc", {"method": "reload_weights", "kwargs": arguments}, LOADING)
+                return
+            except ServerLost as lost:
+                if lost.status is None:
+                    raise
+                if time.monotonic() > deadline:
+                    raise ServerLost(
+                        f"it does not see {self.version}: set vllm_weights_folder to a folder that it and the trainer "
+                        f"reach by the same name ({lost})"
+                    ) from lost
+                time.sleep(0.5)
+
+    def _forget_prefixes(self, server: Server) -> None:
         """What the old weights computed of prompts. vLLM refuses while it still ends requests that were abandoned."""
         deadline = time.monotonic() + 30
         while not server.post("/reset_prefix_cache", {}, LOADING)["success"]:
+            if server.get("/weight_info")["weight_version"] == self.version.name:
+                return  # another rank was faster, and asks it already
             if time.monotonic() > deadline:
                 raise ServerLost("it cannot forget what the previous weights computed: somebody else asks it")
             time.sleep(0.1)

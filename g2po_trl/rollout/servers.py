@@ -22,7 +22,12 @@ KEPT = 3.0  # seconds that an idle connection is used again: vLLM closes one aft
 
 
 class ServerLost(Exception):
-    """A server that cannot be asked now: it refuses connections, breaks them, is late, or answers nonsense."""
+    """A server that cannot be asked now: it refuses connections, breaks them, is late, or answers nonsense.
+
+    `status`: of HTTP, if it has answered by an error of its own.
+    """
+
+    status: int | None = None
 
 
 class Refused(RuntimeError):
@@ -201,7 +206,9 @@ def _headers(has_body: bool) -> dict[str, str]:
 def _read(status: int, answer: bytes) -> Any:
     text = answer.decode(errors="replace")
     if status >= 500 or status in (408, 429):
-        raise ServerLost(f"HTTP {status}: {text[:500]}")
+        lost = ServerLost(f"HTTP {status}: {text[:500]}")
+        lost.status = status
+        raise lost
     if status >= 300:
         raise Refused(status, f"HTTP {status}: {text[:500]}")
     if not answer:

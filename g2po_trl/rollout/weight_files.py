@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 PREFIX = "g2po-weights-"
+EMPTY = "seen"  # beside the weights: a file without any, to be loaded without harm
 SHARD_BYTES = 4 * 2**30
 
 
@@ -68,6 +69,8 @@ class WeightFolder:
             save_file(shard, staged / f"{name}.safetensors")
             if adapter is not None:
                 adapter.save_pretrained(staged)
+            (staged / EMPTY).mkdir()
+            save_file({}, staged / EMPTY / "model.safetensors")
             staged.rename(version)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
