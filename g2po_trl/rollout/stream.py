@@ -50,29 +50,30 @@ class Stream:
         """Play each episode, whose `number` is its place, on its task. All of them are over when it returns."""
         self.pool.end()
         try:
-            self._play(episodes, dict(zip(self.pool.begin(tasks, groups), episodes)))
+            self._play(dict(zip(self.pool.begin(tasks, groups), episodes)))
         finally:
             self.pool.end()
 
-    def _play(self, episodes: Sequence[Episode], live: dict[int, Episode]) -> None:
+    def _play(self, live: dict[int, Episode]) -> None:
         slots = {episode.number: slot for slot, episode in live.items()}
-        stepping, told = len(live), None
+        stepping = len(live)
         while stepping or self.session.waiting:
+            before = self.stats.turns, len(live)
             seen = self._observations()
             stepping -= len(seen)
             for slot, answer in seen.items():
                 live[slot].take(answer)
             self.session.ask([live[slot] for slot in seen if self._goes_on(live[slot])])
             for slot in seen:
-                if not self._goes_on(live[slot]) and self.on_end:
-                    self.on_end(live[slot])
+                if not self._goes_on(live[slot]):
+                    ended = live.pop(slot)
+                    if self.on_end:
+                        self.on_end(ended)
             actions = self._actions(A_MOMENT if stepping else A_WHILE)
             self.pool.send({slots[number]: action for number, action in actions.items()})
             stepping += len(actions)
-            state = self.stats.turns, sum(map(self._goes_on, episodes))
-            if state != told and self.on_turn:
-                self.on_turn(*state)
-            told = state
+            if self.on_turn and before != (self.stats.turns, len(live)):
+                self.on_turn(self.stats.turns, len(live))
 
     def _goes_on(self, episode: Episode) -> bool:
         return episode.outcome is None and len(episode.steps) < self.max_turns
