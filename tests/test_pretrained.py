@@ -2,9 +2,7 @@
 
 import json
 import random
-import re
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,17 +10,15 @@ import torch
 from datasets import Dataset
 from families import alone, gradient, in_layout
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import SFTConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import add_fused_lm_head
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
 from g2po_envs.smollm2 import smollm2_in_cache
-from g2po_envs.teaching import Exam, as_dataset, teach
+from g2po_envs.teaching import as_dataset
 from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
 from g2po_trl.rollout.encoding import ChatEncoder
-from g2po_trl.rollout.sampling import Sampling
 
 FOLDER = smollm2_in_cache()
 pytestmark = [
@@ -157,88 +153,6 @@ def test_react_plays_and_the_viewer_shows_it(games, folder, tmp_path):
     )
     (played,) = Evaluation(output).sets()
     assert sum(len(task["episodes"]) for task in played.data()["tasks"]) == 2
-
-
-@pytest.fixture(scope="module")
-def start(shown, games, tokenizer, tmp_path_factory):
-    """The format, from 128 answers of ALFWorld's expert."""
-    folder = tmp_path_factory.mktemp("start")
-    args = SFTConfig(
-        str(folder),
-        per_device_train_batch_size=8,
-        learning_rate=1e-4,
-        lr_scheduler_type="linear",
-        train_sampling_strategy="group_by_length",
-        num_train_epochs=1,
-        max_length=None,
-        bf16=True,
-        use_cpu=not torch.cuda.is_available(),
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-        report_to="none",
-        model_init_kwargs={"dtype": torch.float32},
-    )
-    lessons = as_dataset(random.Random(0).sample(shown, 128), ALFWORLD_COMPACT_PROMPT, 2)
-    factory, sampling = partial(AlfworldEnvironment, games, intro=False), Sampling(max_tokens=32)
-    exam = Exam(factory, games.rows()[:2], ALFWORLD_COMPACT_PROMPT, 2, 4, sampling, target=1.0, every=1000)
-    model, (exam_of_two_games,) = teach(str(FOLDER), args, lessons, exam, tokenizer)
-    assert exam_of_two_games["valid_action_ratio"] > 0.8
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def test_the_treasure_is_found(start, tmp_path):
-    """The README's environment, which it has never seen: over 80 % within 15 iterations."""
-    (program,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
-    names = {"__name__": "readme"}
-    exec(program, names)
-    args = G2POConfig(
-        str(tmp_path / "run"),
-        per_device_train_batch_size=20,
-        num_generations=4,
-        steps_per_generation=1,
-        max_turns=10,
-        max_completion_length=32,
-        stop_sequences=["</action>"],
-        max_steps=15,
-        learning_rate=2e-5,
-        lr_scheduler_type="constant",
-        beta=0.0,
-        bf16=True,
-        use_cpu=not torch.cuda.is_available(),
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-        report_to="none",
-        num_environment_workers=1,
-        seed=0,
-    )
-    trainer = G2POTrainer(
-        str(start),
-        args,
-        Dataset.from_dict({"treasure": [1, 2, 5, 6, 7]}),
-        environment_factory=names["Treasure"],
-        callbacks=[StopWhenFound()],
-    )
-    trainer.train()
-    trainer.close()
-    success = [entry["episode/success_rate"] for entry in trainer.state.log_history if "episode/success_rate" in entry]
-    print("success of the iterations:", success)
-    assert success[0] < 0.8 < success[-1] and len(success) <= 15
-
-
-class StopWhenFound(TrainerCallback):
-    """Over 80 % in two iterations in a row."""
-
-    def __init__(self):
-        self.success = []
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if "episode/success_rate" in (logs or {}):
-            self.success.append(logs["episode/success_rate"])
-            control.should_training_stop = len(self.success) > 1 and min(self.success[-2:]) > 0.8
 
 
 def test_the_cache_says_where_it_is_from():
