@@ -2,7 +2,7 @@
 
 Reinforcement learning needs a policy that writes replies in the required format and wins now and then. A small
 pretrained model does neither. Some hundred single answers of an expert on training games teach SmolLM2-135M the
-format, and to win about one game in four (docs/log.md). What is best is then left for it to find out.
+format, and to win about one game in five (docs/log.md). What is best is then left for it to find out.
 """
 
 from __future__ import annotations

@@ -239,9 +239,8 @@ def _make_served_engine(trainer: GRPOTrainer, tokenizer: Any, options: dict[str,
         Sampling.for_training(args),
         args.vllm_importance_sampling_correction,
     )
-    folder = args.vllm_weights_folder or Path(
-        args.output_dir, "_vllm_weights"
-    )  # what begins so is not pushed to the Hub
+    # What begins with an underscore is not pushed to the Hub.
+    folder = args.vllm_weights_folder or Path(args.output_dir, "_vllm_weights")
     patience, reply_timeout = args.vllm_server_timeout, args.vllm_request_timeout
     return ServedVLLMEngine(
         tokenizer, trainer.eos_token_ids, args.vllm_servers, folder, connection, patience, reply_timeout, options

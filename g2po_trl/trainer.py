@@ -227,9 +227,10 @@ class G2POTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(rows)
         # A group is `num_generations` rows in a row, counted over all ranks.
         groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
-        played = self.refill.play(
-            lambda *members: self.play(members[0], groups=members[1]), rows, groups, self.iteration.number
-        )
+        with self._policy_in_engine():  # the weights are handed on once, also if groups are played again
+            played = self.refill.play(
+                lambda tasks, groups: self.play(tasks, groups=groups), rows, groups, self.iteration.number
+            )
         trajectories = played.trajectories
 
         clock = Clock()

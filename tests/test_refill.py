@@ -81,7 +81,10 @@ def test_training(make_trainer, tmp_path, refill):
     trainer = make_trainer(
         Countdown, dataset=Dataset.from_list(tasks), refill_groups=refill, max_steps=1, save_trajectories=True
     )
+    opened, rollout = [], trainer.player.actor.engine._open
+    trainer.player.actor.engine._open = lambda: opened.append(1) or rollout()
     trainer.train()
+    assert len(opened) == 1, "the engine gets the weights once"
     (entry,) = (log for log in trainer.state.log_history if "episode/success_rate" in log)
     first = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
     assert entry["rollout/episodes"] == first * refill, "all are paid the same, so all are replaced"

@@ -39,6 +39,7 @@ def trained(tmp_path):
         "eval-000004": [played("one", "ha", 10.0), played("two", "hb", 0.0), played("three", "hb", 0.0)],
         "test_hard-000004": [played("five", "x", 10.0)],
         "train-000001": [played("five", "ha", 10.0), played("five", "hb", 0.0)],
+        "replaced-000001": [played("five", "hb", 0.0), played("five", "hb", 0.0)],
     }
     for name, trajectories in files.items():
         for one in trajectories if name.startswith("train") else ():

@@ -15,7 +15,7 @@ from .generate import generation_config
 from .generation import Engine, LendModel, Reply
 from .sampling import Sampling
 
-STARTING = 600.0  # seconds its thread may take from one reply to the next
+A_WHILE = 60.0  # seconds between two looks for replies
 
 
 class ContinuousBatchingEngine(Engine):
@@ -55,7 +55,7 @@ class ContinuousBatchingEngine(Engine):
             for row, prompt in enumerate(prompts):
                 self.submit(row, prompt, sampling)
             while len(replies) < len(prompts):
-                replies.update(self.poll(STARTING))
+                replies.update(self.poll(A_WHILE))
         return [replies[row] for row in range(len(prompts))]
 
     def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:

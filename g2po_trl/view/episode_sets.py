@@ -87,7 +87,7 @@ def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Pr
     sets = []
     for path in folder.glob("trajectories/*.jsonl"):
         found = re.fullmatch(r"(.+)-(\d+)", path.stem)
-        if found and not re.match(r"train-\d", path.stem):
+        if found and found[1] not in ("train", "replaced"):
             panel, step = found[1], int(found[2])
             rate = rates.get((panel, step))
             sets.append(EpisodeSet(f"{panel}-{step}", panel, step, rate, [(None, path)], folder, prompts))
