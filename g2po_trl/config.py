@@ -121,6 +121,11 @@ class G2POConfig(GRPOConfig):
         refill_groups: play up to this many times as many groups in a rollout, until the episodes of every group differ
             in their reward; the others are replaced by groups of other tasks. What was replaced counts in success
             rates, costs and the number of episodes, and is saved in `trajectories/replaced-*.jsonl`. 1: off.
+        rollouts_ahead: groups of episodes go on from one rollout to the next, so that no place for an episode is empty
+            while others end. A rollout ends when as many groups are complete as a batch has; up to `1 +
+            rollouts_ahead` times as many are open. Steps are at most so many policy updates old when they are trained
+            on, and are corrected by `vllm_importance_sampling_*`, whatever the engine is. 0: rollouts end with all
+            their episodes, exactly on-policy. docs/speed.md says when it pays.
         stream_rollouts: ask each episode for its next action as soon as its observation is there, instead of all
             episodes once a turn. For colocated vLLM (one process per model), `vllm_servers` and continuous batching.
             `None`: with vLLM, unless `overlap_environments`; with continuous batching, whose requests have no seeds,
@@ -227,6 +232,9 @@ class G2POConfig(GRPOConfig):
     refill_groups: int = field(
         default=1, metadata={"help": "How many times a rollout's number of groups may be played. 1: none again."}
     )
+    rollouts_ahead: int = field(
+        default=0, metadata={"help": "How many policy updates old a step may be when it is trained on. 0: on-policy."}
+    )
     stream_rollouts: bool | None = field(
         default=None, metadata={"help": "No episode waits for another. None: with colocated vLLM and vllm_servers."}
     )
@@ -263,6 +271,13 @@ class G2POConfig(GRPOConfig):
     save_trajectories: bool = field(default=True, metadata={"help": "Write trajectories to output_dir."})
     log_trajectories_every: int = field(default=0, metadata={"help": "Iterations between tables of trajectories."})
     num_trajectories_logged: int = field(default=4, metadata={"help": "Trajectories per logged table."})
+    vllm_importance_sampling_mode: str | None = field(
+        default=None,
+        metadata={
+            "help": "token_truncate, token_mask, sequence_truncate or sequence_mask. None: sequence_mask, or "
+            "token_truncate with rollouts_ahead."
+        },
+    )
     stop_sequences: list[str] | None = field(
         default=None, metadata={"help": "Strings at which a completion ends, e.g. '</action>'."}
     )
@@ -313,6 +328,7 @@ class G2POConfig(GRPOConfig):
         self._check_estimator()
         _require(self.max_turns >= 1, "max_turns", self.max_turns, "an episode needs at least 1 turn")
         _require(self.refill_groups >= 1, "refill_groups", self.refill_groups, "set it to 1 (off) or more")
+        self._check_ahead()
         _require(self.history_length >= 0, "history_length", self.history_length, "set it to 0 or more")
         _require(
             self.max_prompt_length is None or self.max_prompt_length >= 1,
@@ -474,6 +490,19 @@ class G2POConfig(GRPOConfig):
                 self.vllm_max_model_length,
                 f"set it to max_prompt_length + max_completion_length = {needed} or more",
             )
+
+    def _check_ahead(self) -> None:
+        ahead, mode = self.rollouts_ahead, self.vllm_importance_sampling_mode
+        _require(ahead in (0, 1, 2), "rollouts_ahead", ahead, "set it to 0, 1 or 2")
+        if mode is None:
+            # The product of a completion's ratios says less and less, the older the policy that wrote it.
+            self.vllm_importance_sampling_mode = "token_truncate" if ahead else "sequence_mask"
+        if not ahead:
+            return
+        for name, off in (("refill_groups", 1), ("overlap_environments", False)):
+            value = getattr(self, name)
+            _require(value == off, name, value, f"rollouts_ahead is {ahead} as well; choose one of them")
+        self._check_filters()
 
     def _check_servers(self) -> None:
         servers = self.vllm_servers

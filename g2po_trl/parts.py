@@ -28,6 +28,7 @@ from .rollout.generation import Engine, TransformersEngine
 from .rollout.player import Player
 from .rollout.prompting import PromptTemplate
 from .rollout.refill import Refill
+from .rollout.rolling import Rolling
 from .rollout.sampling import Sampling
 from .runs.callbacks import callbacks_of
 from .runs.run_description import describe_run
@@ -194,6 +195,32 @@ def make_refill(trainer: GRPOTrainer) -> Refill:
     return Refill(args.refill_groups, trainer.train_dataset, args.seed, trainer.task_errors, gather_object)
 
 
+def make_rolling(trainer: GRPOTrainer) -> Rolling | None:
+    """Groups that go on from one rollout to the next, where `rollouts_ahead` asks for them.
+
+    Raises:
+        ValueError: where they cannot.
+    """
+    args, player, accelerator = trainer.args, trainer.player, trainer.accelerator
+    if not args.rollouts_ahead:
+        return None
+    if player.actor.is_collective:
+        raise ValueError(
+            f"rollouts_ahead is {args.rollouts_ahead}, and this engine generates for several processes together, but "
+            "their groups are not complete together: set vllm_servers, or use_vllm with vllm_mode='colocate' and "
+            "vllm_tensor_parallel_size=1 on models that are not sharded, or leave rollouts_ahead at 0"
+        )
+    rows = args.per_device_train_batch_size * args.steps_per_generation
+    if rows % args.num_generations:
+        raise ValueError(
+            f"rollouts_ahead is {args.rollouts_ahead}, and a process plays per_device_train_batch_size x "
+            f"steps_per_generation = {rows} episodes, which are not whole groups of num_generations="
+            f"{args.num_generations}: make it a multiple"
+        )
+    rank, tasks = accelerator.process_index, trainer.train_dataset
+    return Rolling(player, args.num_generations, args.rollouts_ahead, tasks, args.seed, rank, gather_object)
+
+
 def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
     """The engine that the options ask for: `generate` by default, `use_transformers_continuous_batching`, `use_vllm`
     with `vllm_mode` "colocate" or "server", or `vllm_servers`. `kind` asks for another: "vllm", "served", "continuous"
@@ -220,7 +247,14 @@ def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
     # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     return TransformersEngine(
-        tokenizer, ends, lend, args.generation_batch_tokens, sharded, trainer.accelerator.device, options
+        tokenizer,
+        ends,
+        lend,
+        args.generation_batch_tokens,
+        sharded,
+        trainer.accelerator.device,
+        options,
+        logprobs=args.rollouts_ahead > 0,
     )
 
 

@@ -46,6 +46,7 @@ from .parts import (
     make_credit,
     make_player,
     make_refill,
+    make_rolling,
     make_update,
     no_reward_function,
     settings_of_optimizer,
@@ -54,6 +55,7 @@ from .parts import (
 )
 from .rollout.prompting import PromptTemplate
 from .rollout.refill import Played
+from .rollout.rolling import ages
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
 from .rollout.tool_prompt import prompt_of
@@ -147,7 +149,8 @@ class G2POTrainer(GRPOTrainer):
             processing_class=processing_class,
             **kwargs,
         )
-        self.use_vllm = args.use_vllm or args.vllm_servers is not None  # TRL then corrects by vLLM's log-probabilities
+        # TRL then corrects by the engine's log-probabilities.
+        self.use_vllm = args.use_vllm or args.vllm_servers is not None or args.rollouts_ahead > 0
         check_trainer(self)
         self.card_facts = card_facts or {}
         self.prompt_template = prompt_template
@@ -156,12 +159,13 @@ class G2POTrainer(GRPOTrainer):
         self.update = make_update(self)
         self.task_errors = TaskErrors(args.task_error_patience)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
-        self.refill = make_refill(self)
+        self.refill, self.rolling = make_refill(self), make_rolling(self)
         self.player.pool.check(dict(train_dataset[0]))  # before any work is lost
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.iteration = Iteration(args.steps_per_generation, self.num_iterations, self._metrics["train"])
         parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
+        parts |= {"rolling": self.rolling} if self.rolling else {}
         self.resumption = Resumption({**parts, "credit": self.credit}, rank, num_ranks)
         self.sample_table = SampleTable(
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
@@ -228,9 +232,7 @@ class G2POTrainer(GRPOTrainer):
         # A group is `num_generations` rows in a row, counted over all ranks.
         groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
         with self._policy_in_engine():  # the weights are handed on once, also if groups are played again
-            played = self.refill.play(
-                lambda tasks, groups: self.play(tasks, groups=groups), rows, groups, self.iteration.number
-            )
+            played = self._play_groups(rows, groups)
         trajectories = played.trajectories
 
         clock = Clock()
@@ -253,6 +255,16 @@ class G2POTrainer(GRPOTrainer):
         clock.lap("time/logps")
         self._log_rollout(played, graph, clock.laps, update_metrics)
         return slices
+
+    def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Played:
+        number, size = self.iteration.number, self.args.num_generations
+        if self.rolling is None:
+            return self.refill.play(lambda tasks, groups: self.play(tasks, groups=groups), rows, groups, number)
+        bar = RolloutBar("rollout", len(rows) // size, len(rows), self.accelerator.is_main_process, "group")
+        try:
+            return Played(*self.rolling.play(rows, Sampling.for_training(self.args), number, bar))
+        finally:
+            bar.close()
 
     def _add_log_probs(self, slices: MicroBatches) -> None:
         micro_batches = [micro_batch for part in slices for micro_batch in part]
@@ -317,6 +329,7 @@ class G2POTrainer(GRPOTrainer):
                 **self.credit.statistics(graph),
                 **rollout_metrics(everyone, graph, self.args),
                 **stats.metrics(len(everyone)),
+                **(ages(everyone, self.iteration.number) if self.rolling else {}),
                 **times,
                 **update_metrics,
                 "episode/tasks_set_aside": len(self.task_errors.set_aside),
@@ -387,6 +400,8 @@ class G2POTrainer(GRPOTrainer):
         is_main, args = self.is_world_process_zero(), self.args
         check_unchanged(self._made_with, args)
         self.iteration.start_anew()
+        if self.rolling:
+            self.rolling.drop()
         if is_main:
             clear_staging(args.output_dir)
         checkpoint = find_checkpoint(resume_from_checkpoint, args.output_dir)

@@ -37,6 +37,7 @@ class Step:
         completion_truncated: the completion reached its maximum length.
         prompt: the last message, of agents that are asked by text.
         advantage: what the step was trained with; `None` if it was not trained.
+        policy_version: iteration whose policy wrote the completion, with `rollouts_ahead`; otherwise `None`.
     """
 
     observation: str
@@ -53,6 +54,7 @@ class Step:
     completion_truncated: bool = False
     prompt: str | None = None
     advantage: float | None = None
+    policy_version: int | None = None
 
     @property
     def key(self) -> str:

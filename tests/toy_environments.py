@@ -154,7 +154,7 @@ RESULTS = {
 class Countdown(TextEnvironment):
     """Ends after `turns` steps; pays and judges as told."""
 
-    def reset(self, turns, reward=10.0, success=None, truncates=False, failure_reason=None):
+    def reset(self, turns, reward=10.0, success=None, truncates=False, failure_reason=None, task_id=None):
         self.left, self.reward, self.truncates = turns, reward, truncates
         facts = {"success": success, "failure_reason": failure_reason}
         self.info = {name: fact for name, fact in facts.items() if fact is not None}

@@ -158,9 +158,7 @@ class EnvironmentPool:
         """
         prepared, groups = self._prepared(tasks, groups)
         self.end()
-        slots = self._fleet.begin(prepared, groups, [None] * len(prepared))
-        self._fleet.wait(None, slots)
-        return list(self._fleet.take(slots).values())
+        return list(self.take(self._fleet.begin(prepared, groups, [None] * len(prepared))).values())
 
     def step(self, actions: Mapping[int, str]) -> dict[int, StepResult | EnvironmentFailure]:
         """Play one action in each of the given slots, in parallel, and wait for all results.
@@ -172,10 +170,14 @@ class EnvironmentPool:
             ValueError: if a slot has no live episode, or owes an answer.
         """
         self.send(actions)
-        self._fleet.wait(None, list(actions))
-        return self._fleet.take(list(actions))
+        return self.take(list(actions))
 
-    def begin(self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None) -> list[int]:
+    def begin(
+        self,
+        tasks: Sequence[Mapping[str, Any]],
+        groups: Sequence[Hashable] | None = None,
+        family: Hashable | None = None,
+    ) -> list[int]:
         """Open an episode of each task beside those that are live, without waiting. `receive` gives their first
         observations.
 
@@ -184,8 +186,9 @@ class EnvironmentPool:
         Args:
             tasks: keyword arguments of `reset`, one mapping per episode.
             groups: group of each episode, which may have members already. Members share a worker unless steps are
-                slow; when two of a group have lost their worker in the reset of equal tasks, the others of that task
-                fail. Give a new name to a group that is played again. `None`: a group each.
+                slow. Give a new name to a group that is played again. `None`: a group each.
+            family: when two episodes of a family have lost their worker in the reset of equal tasks, its others of
+                that task fail. `None`: each group is one.
 
         Returns:
             The slot of each episode.
@@ -194,8 +197,7 @@ class EnvironmentPool:
             ValueError: if the numbers of tasks and groups differ, or a task cannot be pickled.
         """
         prepared, names = self._prepared(tasks, groups)
-        families = [object()] * len(prepared) if groups is None else names
-        return self._fleet.begin(prepared, names, families)
+        return self._fleet.begin(prepared, names, names if family is None else [family] * len(prepared))
 
     def send(self, actions: Mapping[int, str]) -> None:
         """Send actions to live episodes, without waiting. `receive` gives the results.
@@ -232,6 +234,25 @@ class EnvironmentPool:
         self._check_open()
         self._fleet.wait(timeout)
         return self._fleet.take()
+
+    def take(self, slots: Sequence[int]) -> dict[int, Observation | StepResult | EnvironmentFailure]:
+        """Wait for the answers of these slots, and take them; others are left there.
+
+        Args:
+            slots: of episodes that owe an answer, or whose answer was not received yet.
+
+        Returns:
+            slot -> answer, in the order of `slots`.
+
+        Raises:
+            ValueError: if a slot owes no answer.
+        """
+        self._check_open()
+        for slot in slots:
+            if slot not in self._fleet.owing and slot not in self._fleet.answers:
+                raise ValueError(f"slot {slot} owes no answer: send an action first")
+        self._fleet.wait(None, slots)
+        return self._fleet.take(slots)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait as `receive` does, and leave the answers there. Are there any?"""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
 
 from .sampling import Sampling
 
@@ -56,6 +56,7 @@ def generate_batch(
     config: GenerationConfig,
     synced_gpus: bool = False,
     device: torch.device | None = None,
+    record: SampledLogProbs | None = None,
 ) -> list[list[int]]:
     """One `generate` call: the new tokens of each prompt, in order, padded to the longest.
 
@@ -67,6 +68,7 @@ def generate_batch(
         prompts: token ids. With none, a dummy is generated: where weights are sharded every rank must make the call.
         synced_gpus: go on until all ranks are done, as sharded weights need it.
         device: of the inputs, if it is not the weights' own.
+        record: takes note of the log-probabilities of the new tokens.
     """
     rows = list(prompts) or [[config.pad_token_id]]
     width = max(map(len, rows))
@@ -83,8 +85,38 @@ def generate_batch(
             generation_config=config,
             synced_gpus=synced_gpus,
             tokenizer=tokenizer if config.stop_strings else None,
+            logits_processor=None if record is None else LogitsProcessorList([record]),
         )
+    if record is not None:
+        record.sampled(output[:, -1])
     return output[: len(prompts), width:].tolist()
+
+
+class SampledLogProbs(LogitsProcessor):
+    """Log-probabilities of the tokens that one `generate` call samples, without keeping the logits of all.
+
+    transformers asks it for each next token, before temperature and filters: it then sees what the last one was.
+    """
+
+    def __init__(self, temperature: float):
+        self.temperature = temperature
+        self._of_next: torch.Tensor | None = None  # (rows, vocabulary)
+        self._found: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self._of_next is not None:
+            self.sampled(input_ids[:, -1])
+        self._of_next = torch.log_softmax(scores.float() / self.temperature, dim=-1)
+        return scores
+
+    def sampled(self, tokens: torch.Tensor) -> None:
+        """These were sampled, one a row."""
+        tokens = tokens.to(self._of_next.device)
+        self._found.append(self._of_next.gather(-1, tokens[:, None])[:, 0])
+
+    def values(self) -> list[list[float]]:
+        """[row][new token]."""
+        return torch.stack(self._found, dim=1).tolist()
 
 
 @contextmanager

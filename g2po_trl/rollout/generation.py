@@ -16,7 +16,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from .generate import generate_batch, generation_config
+from .generate import SampledLogProbs, generate_batch, generation_config
 from .sampling import Sampling
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Engine:
         self.ends = set(ends)
         self.options = options or {}
         self._is_open = False
+        self._asked: dict[int, tuple[Sequence[int], Sampling, int | None]] = {}
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
@@ -80,7 +81,7 @@ class Engine:
             with self._open():
                 yield
         finally:
-            self._is_open = False
+            self._is_open, self._asked = False, {}
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -105,16 +106,21 @@ class Engine:
 
     def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
         """Ask for one reply, whatever else is under way. Within `rollout`, which abandons what is unanswered."""
-        raise NotImplementedError
+        self._asked[key] = prompt, sampling, seed
 
     def poll(self, timeout: float) -> dict[int, Reply]:
         """Replies that are complete, by the keys of `submit`.
 
         Args:
             timeout: seconds to wait for the first one, where replies are computed elsewhere. An engine that computes
-                in the caller's thread goes on by a token of each reply instead.
+                in the caller's thread goes on by a token of each reply instead; one that does not stream answers all
+                there are.
         """
-        raise NotImplementedError
+        if not self._asked:
+            return {}
+        asked, self._asked = self._asked, {}
+        prompts, samplings, seeds = zip(*asked.values())
+        return dict(zip(asked, self.generate(prompts, samplings[0], None if None in seeds else seeds)))
 
     def _reply(self, sampling: Sampling, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> Reply:
         """Cut off what follows the end of a reply: padding."""
@@ -147,6 +153,7 @@ class TransformersEngine(Engine):
         is_collective: the weights are sharded, so all ranks must make the same calls.
         device: of the inputs, if it differs from that of the weights.
         options: further fields of transformers' `GenerationConfig`.
+        logprobs: replies come with their log-probabilities, at the sampling's temperature.
     """
 
     def __init__(
@@ -158,9 +165,10 @@ class TransformersEngine(Engine):
         is_collective: bool = False,
         device: torch.device | None = None,
         options: dict[str, Any] | None = None,
+        logprobs: bool = False,
     ):
         super().__init__(tokenizer, ends, options)
-        self.lend_model, self.batch_tokens = lend_model, batch_tokens
+        self.lend_model, self.batch_tokens, self.logprobs = lend_model, batch_tokens, logprobs
         self.is_collective, self.device = is_collective, device
 
     @classmethod
@@ -191,6 +199,7 @@ class TransformersEngine(Engine):
         config = generation_config(self.tokenizer, sampling, self.ends, **self.options)
         with self.lend_model(config) as model:
             for rows in batches:
+                record = SampledLogProbs(sampling.temperature) if self.logprobs and sampling.temperature else None
                 new = generate_batch(
                     model,
                     self.tokenizer,
@@ -198,9 +207,11 @@ class TransformersEngine(Engine):
                     config,
                     synced_gpus=self.is_collective,
                     device=self.device,
+                    record=record,
                 )
-                for row, ids in zip(rows, new):
-                    replies[row] = self._reply(sampling, ids)
+                logprobs = [None] * len(rows) if record is None else record.values()[: len(rows)]
+                for row, ids, of_ids in zip(rows, new, logprobs):
+                    replies[row] = self._reply(sampling, ids, of_ids)
         return replies
 
     def _batches(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:

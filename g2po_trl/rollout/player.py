@@ -37,6 +37,7 @@ class Player:
         set_aside: ids of tasks that are not played; their trajectories have outcome `"error"`.
         any_live: for sharded models, whose ranks must generate together: whether this rank has running episodes ->
             whether any rank has.
+        before_play: called before `play`, when others use the pool as well and must come to rest.
     """
 
     pool: EnvironmentPool
@@ -46,6 +47,7 @@ class Player:
     streams: bool = True
     set_aside: Container[str] = ()
     any_live: Callable[[bool], bool] = bool
+    before_play: Callable[[], None] | None = None
 
     def play(
         self,
@@ -71,8 +73,11 @@ class Player:
             One trajectory per task, in order, and the rollout's statistics. Failures of environments do not raise:
             such a trajectory has outcome `"error"` or `"lost"`.
         """
+        if self.before_play:
+            self.before_play()
         stats = RolloutStats()
         groups = range(len(tasks)) if groups is None else groups
+        new = {group: object() for group in groups}  # to the pool they are other groups than the last rollout's
         names = [task_id_of(task) for task in tasks]
         played = [place for place, name in enumerate(names) if name not in self.set_aside]
         episodes = [Episode(names[place], number) for number, place in enumerate(played)]
@@ -88,7 +93,7 @@ class Player:
                 play = Stream(self.pool, session, self.max_turns, stats, on_turn, on_end).play
             else:
                 play = Turns(self.pool, session, self.max_turns, stats, self.overlap, any_live, on_turn, on_end).play
-            play(episodes, [tasks[place] for place in played], [groups[place] for place in played])
+            play(episodes, [tasks[place] for place in played], [new[groups[place]] for place in played])
             stats.total_time = time.perf_counter() - started
         trajectories = [Trajectory(name, [], 0.0, "error", error=SET_ASIDE) for name in names]
         for place, episode in zip(played, episodes):

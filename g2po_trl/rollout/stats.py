@@ -32,6 +32,8 @@ class RolloutStats:
         server_logp_difference: the servers' log-probabilities of a fixed prompt against the trainer's, when they had
             got the weights: mean over its tokens, of the server where it is largest.
         weights_time: seconds until the servers had the weights.
+        places: episodes that may be live at a time, if others follow those that end; 0: none do.
+        place_seconds: seconds that live episodes have spent, summed over them; with `places`.
     """
 
     environment_time: float = 0.0
@@ -54,6 +56,9 @@ class RolloutStats:
     repeated_requests: int = 0
     server_logp_difference: float = 0.0
     weights_time: float = 0.0
+    # Of rollouts in which others follow the episodes that end.
+    places: int = 0
+    place_seconds: float = 0.0
 
     @classmethod
     def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
@@ -72,7 +77,9 @@ class RolloutStats:
         )
 
     def active_fraction(self, num_episodes: int) -> float:
-        """Share of (episode, turn) places in which an episode was live."""
+        """Share of (episode, turn) places in which an episode was live; with `places`, of their time."""
+        if self.places:
+            return self.place_seconds / max(1e-9, self.places * self.total_time)
         return self.live_steps / max(1, self.turns * num_episodes)
 
     def metrics(self, num_episodes: int) -> dict[str, float]:

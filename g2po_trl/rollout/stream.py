@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..environments.pool import EnvironmentPool
@@ -34,9 +34,13 @@ class Stream:
 
     Args:
         session: answers observations.
+        stats: what it cost is added to them. `environment_time` is that in which there was nothing else to do.
         on_turn: called with (turns of the longest episode, live episodes) whenever one of the two has changed.
         on_end: called once with each episode, as soon as it is over.
-        stats: what it cost is added to them. `environment_time` is that in which there was nothing else to do.
+        in_turns: wait for all environments before the session is asked for answers: it answers all at once.
+        policy_version: noted in each step.
+
+    `live` are the episodes under way, by the pool's slots.
     """
 
     pool: EnvironmentPool
@@ -45,51 +49,95 @@ class Stream:
     stats: RolloutStats
     on_turn: Callable[[int, int], None] | None = None
     on_end: Callable[[Episode], None] | None = None
+    in_turns: bool = False
+    policy_version: int | None = None
+    live: dict[int, Episode] = field(default_factory=dict, init=False)
+    _slots: dict[int, int] = field(default_factory=dict, init=False)  # by the episode's number
+    _ready: list[Episode] = field(default_factory=list, init=False)  # to be asked
 
-    def play(self, episodes: Sequence[Episode], tasks: Sequence[dict[str, Any]], groups: Sequence[int]) -> None:
-        """Play each episode, whose `number` is its place, on its task. All of them are over when it returns."""
-        self.pool.end()
+    def play(self, episodes: Sequence[Episode], tasks: Sequence[dict[str, Any]], groups: Sequence[Any]) -> None:
+        """Play each episode on its task. All of them are over when it returns."""
         try:
-            self._play(dict(zip(self.pool.begin(tasks, groups), episodes)))
+            self.begin(episodes, tasks, groups, family=object())
+            while self.live:
+                self.advance()
         finally:
-            self.pool.end()
+            self.pool.end(self.live)
 
-    def _play(self, live: dict[int, Episode]) -> None:
-        slots = {episode.number: slot for slot, episode in live.items()}
-        stepping = len(live)
-        while stepping or self.session.waiting:
-            before = self.stats.turns, len(live)
-            seen = self._observations()
-            stepping -= len(seen)
-            for slot, answer in seen.items():
-                live[slot].take(answer)
-            self.session.ask([live[slot] for slot in seen if self._goes_on(live[slot])])
-            for slot in seen:
-                if not self._goes_on(live[slot]):
-                    ended = live.pop(slot)
-                    if self.on_end:
-                        self.on_end(ended)
-            actions = self._actions(A_MOMENT if stepping else A_WHILE)
-            self.pool.send({slots[number]: action for number, action in actions.items()})
-            stepping += len(actions)
-            if self.on_turn and before != (self.stats.turns, len(live)):
-                self.on_turn(self.stats.turns, len(live))
+    def begin(
+        self,
+        episodes: Sequence[Episode],
+        tasks: Sequence[dict[str, Any]],
+        groups: Sequence[Any],
+        family: Any = None,
+    ) -> None:
+        """Open these beside those that are live; see `EnvironmentPool.begin`."""
+        for slot, episode in zip(self.pool.begin(tasks, groups, family), episodes):
+            self.live[slot], self._slots[episode.number] = episode, slot
+
+    def take_over(self, other: Stream) -> None:
+        """Go on with the episodes of another that is at rest."""
+        self.live, self._slots, self._ready = other.live, other._slots, other._ready
+
+    def advance(self) -> None:
+        """Look at what has come, ask about it, and send actions that are there. Waits for something to do."""
+        before = self.stats.turns, len(self.live)
+        self._observe()
+        asked, self._ready = self._ready, []
+        self.session.ask(asked)
+        self._end([episode for episode in asked if not self._goes_on(episode)])
+        self.act(A_MOMENT if len(self.live) > self.session.waiting else A_WHILE)
+        while self.in_turns and self.session.waiting:
+            self.act(A_WHILE)
+        if self.on_turn and before != (self.stats.turns, len(self.live)):
+            self.on_turn(self.stats.turns, len(self.live))
+
+    def act(self, timeout: float) -> None:
+        """Send the actions that are there, waiting for the first at most so many seconds."""
+        if not self.session.waiting:
+            return
+        actions = {}
+        for episode, step in self.session.answers(timeout):
+            step.policy_version = self.policy_version
+            episode.steps.append(step)
+            actions[self._slots[episode.number]] = step.action
+            self.stats.turns = max(self.stats.turns, len(episode.steps))
+        self.stats.live_steps += len(actions)
+        self.pool.send(actions)
+
+    def rest(self, environments: bool = False) -> None:
+        """Wait until the session has answered what it was asked; or until nothing is under way at all. Nobody is asked
+        again: `advance` goes on from there."""
+        while self.session.waiting:
+            self.act(A_WHILE)
+        while environments and len(self._ready) < len(self.live):
+            self._take(timeout=None)
+
+    def _observe(self) -> None:
+        """Take what environments have answered; wait for it where there is nothing else to do."""
+        clock, idle = time.perf_counter(), not self.session.waiting
+        self._take(timeout=None if idle and not self._ready else 0.0)
+        while self.in_turns and len(self._ready) < len(self.live):
+            self._take(timeout=None)
+        if idle:
+            self.stats.environment_time += time.perf_counter() - clock
+
+    def _take(self, timeout: float | None) -> None:
+        seen = self.pool.receive(timeout)
+        episodes = [self.live[slot] for slot in seen]
+        for episode, answer in zip(episodes, seen.values()):
+            episode.take(answer)
+        self._ready += [episode for episode in episodes if self._goes_on(episode)]
+        self._end([episode for episode in episodes if not self._goes_on(episode)])
 
     def _goes_on(self, episode: Episode) -> bool:
         return episode.outcome is None and len(episode.steps) < self.max_turns
 
-    def _observations(self) -> dict[int, Any]:
-        clock = time.perf_counter()
-        seen = self.pool.receive(timeout=0.0 if self.session.waiting else None)
-        if not self.session.waiting:
-            self.stats.environment_time += time.perf_counter() - clock
-        return seen
-
-    def _actions(self, timeout: float) -> dict[int, str]:
-        actions = {}
-        for episode, step in self.session.answers(timeout) if self.session.waiting else ():
-            episode.steps.append(step)
-            actions[episode.number] = step.action
-            self.stats.turns = max(self.stats.turns, len(episode.steps))
-        self.stats.live_steps += len(actions)
-        return actions
+    def _end(self, episodes: Sequence[Episode]) -> None:
+        """These are over; their slots are free, also of those that ran out of turns."""
+        slots = [self._slots.pop(episode.number) for episode in episodes]
+        self.pool.end(slots)
+        for slot, episode in zip(slots, episodes):
+            del self.live[slot]
+            if self.on_end:
+                self.on_end(episode)

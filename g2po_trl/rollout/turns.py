@@ -47,15 +47,23 @@ class Turns:
     any_live: Callable[[bool], bool] = bool
     on_turn: Callable[[int, int], None] | None = None
     on_end: Callable[[Episode], None] | None = None
+    _slots: list[int] = field(default_factory=list, init=False)  # by the episode's number
     _told: set[int] = field(default_factory=set, init=False)
     _stepping: dict[int, Future[float]] = field(default_factory=dict, init=False)
 
     def play(self, episodes: Sequence[Episode], tasks: Sequence[dict[str, Any]], groups: Sequence[int]) -> None:
         """Play each episode, whose `number` is its place, on its task. All of them are over when it returns."""
         clock = time.perf_counter()
-        for episode, seen in zip(episodes, self.pool.reset(tasks, groups)):
-            episode.open(seen)
-        self.stats.environment_time += time.perf_counter() - clock
+        self._slots = self.pool.begin(tasks, groups, family=object())
+        try:
+            for episode, seen in zip(episodes, self.pool.take(self._slots).values()):
+                episode.open(seen)
+            self.stats.environment_time += time.perf_counter() - clock
+            self._play(episodes)
+        finally:
+            self.pool.end(self._slots)
+
+    def _play(self, episodes: Sequence[Episode]) -> None:
         self._prepare(episodes)
         parts = [episodes[::2], episodes[1::2]] if self.overlap else [episodes]
         with ThreadPoolExecutor(1) if self.overlap else nullcontext() as thread:
@@ -94,7 +102,8 @@ class Turns:
     def _step(self, actions: dict[int, str], episodes: Sequence[Episode], asked_again: Sequence[Episode]) -> float:
         """What the environments answer; seconds it took. Then prepare those that there is another turn for."""
         clock = time.perf_counter()
-        for number, result in self.pool.step(actions).items():
+        results = self.pool.step({self._slots[number]: action for number, action in actions.items()})
+        for number, result in zip(actions, results.values()):
             episodes[number].advance(result)
         seconds = time.perf_counter() - clock
         self._prepare(asked_again)

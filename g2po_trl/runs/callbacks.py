@@ -114,19 +114,19 @@ class CollapseStop(TrainerCallback):
 
 
 class RolloutBar:
-    """A bar over the turns of a rollout's longest episode that shows how many are live.
+    """A bar that shows how far a rollout is, in turns of its longest episode or in groups, and how many are live.
 
     Silent when stderr is no terminal.
     """
 
-    def __init__(self, description: str, max_turns: int, num_episodes: int, enabled: bool):
+    def __init__(self, description: str, total: int, num_episodes: int, enabled: bool, unit: str = "turn"):
         hidden = not enabled or not sys.stderr.isatty()
-        self.bar = tqdm(total=max_turns, desc=description, unit="turn", leave=False, disable=hidden)
+        self.bar = tqdm(total=total, desc=description, unit=unit, leave=False, disable=hidden)
         self.num_episodes = num_episodes
 
-    def __call__(self, turn: int, live: int) -> None:
+    def __call__(self, done: int, live: int) -> None:
         self.bar.set_postfix_str(f"{live}/{self.num_episodes} episodes live")
-        self.bar.update(turn - self.bar.n)
+        self.bar.update(done - self.bar.n)
 
     def close(self) -> None:
         self.bar.close()

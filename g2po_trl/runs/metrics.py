@@ -53,7 +53,7 @@ def gather_rollout(
 
 def _without_texts(trajectory: Trajectory) -> Trajectory:
     """What `summarize` needs of a trajectory, small enough to gather."""
-    steps = [Step(observation="", action="", valid=step.valid) for step in trajectory.steps]
+    steps = [Step("", "", step.valid, policy_version=step.policy_version) for step in trajectory.steps]
     info = {name: value for name, value in trajectory.info.items() if is_score(name)}
     return Trajectory(
         trajectory.task_id,

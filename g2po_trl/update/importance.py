@@ -54,6 +54,7 @@ class SamplingStatistics:
     def __init__(self):
         self.differences: list[torch.Tensor] = []
         self.ratios: list[torch.Tensor] = []
+        self.weights: list[torch.Tensor] = []
         self.outside: list[torch.Tensor] = []
 
     def add(self, logps, sampling_logps, mask, ratio=None, outside=None) -> None:
@@ -64,21 +65,28 @@ class SamplingStatistics:
         if ratio is not None:
             rows = trained if ratio.shape == mask.shape else trained.any(-1, keepdim=True)
             self.ratios.append(ratio[rows].float().cpu())
+            self.weights.append(self.ratios[-1] ** 2)
             self.outside.append(outside[rows].float().cpu())
 
     def summary(self) -> dict[str, tuple[float, float, float, float]]:
         """(sum, count, min, max) of each quantity of this rank, small enough to gather."""
         return {
             name: (float(v.sum()), float(len(v)), float(v.min()), float(v.max()))
-            for name, parts in (("difference", self.differences), ("ratio", self.ratios), ("outside", self.outside))
+            for name, parts in (
+                ("difference", self.differences),
+                ("ratio", self.ratios),
+                ("ratio squared", self.weights),
+                ("outside", self.outside),
+            )
             if parts and len(v := torch.cat(parts))
         }
 
     @staticmethod
     def metrics(summaries: list[dict[str, tuple[float, float, float, float]]]) -> dict[str, float]:
-        """Metrics over all ranks' summaries, under TRL's names; `clipped_fraction` is ours."""
+        """Metrics over all ranks' summaries, under TRL's names; `clipped_fraction` and `effective_sample_size`, the
+        share of a sample of the same size from the trained policy that it is worth, are ours."""
         values = {}
-        for name in ("difference", "ratio", "outside"):
+        for name in ("difference", "ratio", "ratio squared", "outside"):
             parts = [summary[name] for summary in summaries if name in summary]
             if parts:
                 mean = sum(p[0] for p in parts) / sum(p[1] for p in parts)
@@ -91,4 +99,6 @@ class SamplingStatistics:
             for name, value in zip(("mean", "min", "max"), values["ratio"]):
                 metrics[f"sampling/importance_sampling_ratio/{name}"] = value
             metrics["sampling/importance_sampling_ratio/clipped_fraction"] = values["outside"][0]
+            squares = values["ratio squared"][0]
+            metrics["sampling/effective_sample_size"] = values["ratio"][0] ** 2 / squares if squares else 0.0
         return metrics

@@ -1,0 +1,245 @@
+"""Groups of episodes that go on from one rollout to the next, so that no place for an episode is ever empty.
+
+A rollout of `B` groups ends when `B` of up to `(1 + ahead) B` open groups are complete. The others rest while the
+policy is updated, and go on with the new one: their steps are by several policies, each a little older than the one
+that is trained. How old they get is decided by who is admitted, and nothing that was played is thrown away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..environments.tasks import task_id_of
+from ..trajectory import Trajectory
+from .episodes import Episode
+from .player import SET_ASIDE, Player
+from .sampling import Sampling, derived_seed
+from .stats import RolloutStats
+from .stream import Stream
+
+Row = dict[str, Any]
+
+
+@dataclass
+class OpenGroup:
+    """A group that was not trained on yet.
+
+    Args:
+        number: groups are numbered as they are opened.
+        version: of the policy, when it was opened.
+        completed: its place in the order in which groups are completed; `None` while it is played.
+    """
+
+    number: int
+    version: int
+    task: Row = field(default_factory=dict)
+    members: list[Episode] = field(default_factory=list)
+    left: int = 0
+    completed: int | None = None
+
+
+def next_batch(groups: Sequence[OpenGroup], size: int, version: int, ahead: int) -> list[OpenGroup] | None:
+    """The `size` groups that a policy is updated with, once they are complete: those completed first, as far as no
+    other group, to be trained on in a later batch of that size, would then be more than `ahead` versions old.
+
+    There must not be more than `(1 + ahead) size` groups at any time.
+
+    Returns:
+        The groups in the order of their numbers, or `None` while the groups that are needed are played.
+    """
+    complete = sorted((g for g in groups if g.completed is not None), key=lambda g: g.completed)
+    chosen: list[OpenGroup] = []
+    for later in range(ahead):
+        # They must be trained on by `version + later`, and `later` batches after this one can take some of them.
+        due = [g.number for g in groups if g.version + ahead <= version + later]
+        needed = len(due) - later * size - sum(g.number in due for g in chosen)
+        ready = [g for g in complete if g.number in due and g not in chosen]
+        if len(ready) < needed:
+            return None
+        chosen += ready[: max(0, needed)]
+    chosen += [g for g in complete if g not in chosen][: size - len(chosen)]
+    return sorted(chosen, key=lambda g: g.number) if len(chosen) == size else None
+
+
+class Rolling:
+    """Plays batches of groups, and keeps the groups that are not complete for the next one. For one rank.
+
+    Args:
+        player: hosts the environments, and knows who answers.
+        group_size: episodes of a group, all of one task.
+        ahead: how many versions of the policy a step may be old when it is trained on; at least 1.
+        tasks: the rows that tasks are drawn from, for the groups that the first rollout has open beside its own.
+        seed: of these draws, and of completions where the engine takes seeds.
+        rank, gather: this process, and a list of each rank -> the lists of all, joined.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        group_size: int,
+        ahead: int,
+        tasks: Sequence[Row],
+        seed: int,
+        rank: int = 0,
+        gather: Callable[[list], list] = list,
+    ):
+        self.player, self.group_size, self.ahead = player, group_size, ahead
+        self.tasks, self.seed, self.rank, self.gather = tasks, seed, rank, gather
+        self.queue: deque[Row] = deque()
+        self.groups: list[OpenGroup] = []
+        self._to_begin: deque[Episode] = deque()
+        self._group_of: dict[int, OpenGroup] = {}  # by the numbers of episodes that are not over
+        self._seeds: dict[int, int] = {}
+        self._episode_numbers, self._group_numbers = itertools.count(), itertools.count()
+        self._completed = itertools.count()
+        self._stream: Stream | None = None
+        player.before_play = self.settle
+
+    def play(
+        self,
+        rows: Sequence[Row],
+        sampling: Sampling,
+        version: int,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> tuple[list[Trajectory], RolloutStats]:
+        """Play until a batch of groups is complete, at most `len(rows)` episodes at a time.
+
+        Args:
+            rows: a batch's tasks, `group_size` times each. They are played after those that wait already.
+            version: of the policy; it grows by one from batch to batch.
+            on_progress: called with (complete groups, live episodes) when one of the two has changed.
+
+        Returns:
+            The trajectories of `len(rows) / group_size` groups, group by group, not in general of these tasks; and
+            what was played for this batch and later ones.
+        """
+        size, stats = len(rows) // self.group_size, RolloutStats(places=len(rows))
+        most = (1 + self.ahead) * size
+        self.queue.extend(dict(row) for row in rows[:: self.group_size])
+        self._draw(most - len(self.groups) - len(self.queue))
+        try:
+            with self.player.rollout():
+                started = time.perf_counter()
+                stream = self._new_stream(sampling, stats, version)
+                while True:
+                    self._fill(stream, len(rows), most, version)
+                    batch = next_batch(self.groups, size, version, self.ahead)
+                    if batch is not None:
+                        break
+                    self._advance(stream, on_progress)
+                stream.rest()
+                stats.total_time = time.perf_counter() - started
+        except BaseException:
+            self.drop()
+            raise
+        self.groups = [group for group in self.groups if group not in batch]
+        return [episode.trajectory() for group in batch for episode in group.members], stats
+
+    def settle(self) -> None:
+        """Wait for what environments are doing, so that others can play in the pool."""
+        if self._stream is not None:
+            self._stream.rest(environments=True)
+
+    def drop(self) -> None:
+        """End what is open. Its tasks will be played again, before all others."""
+        if self._stream is not None:
+            self.player.pool.end(self._stream.live)
+        self.queue.extendleft(group.task for group in reversed(self.groups))
+        self.groups, self._stream = [], None
+        for of_episodes in (self._to_begin, self._group_of, self._seeds):
+            of_episodes.clear()
+
+    def state(self) -> list[list[str]]:
+        """What a checkpoint keeps: of each rank the tasks that a resumed run plays first. All ranks call it."""
+        tasks = [*(group.task for group in self.groups), *self.queue]
+        return self.gather([[task_id_of(task) for task in tasks]])
+
+    def restore(self, state: Sequence[Sequence[str]]) -> None:
+        """Take up what `state` gave, by any number of ranks."""
+        ranks = len(self.gather([0]))
+        names = state[self.rank] if len(state) == ranks else list(itertools.chain(*state))[self.rank :: ranks]
+        self.drop()
+        wanted = set(names)
+        rows = {name: dict(row) for row in self.tasks if (name := task_id_of(row)) in wanted}
+        self.queue = deque(rows[name] for name in names if name in rows)
+
+    def _new_stream(self, sampling: Sampling, stats: RolloutStats, version: int) -> Stream:
+        """The one that goes on with what is open."""
+        player, before = self.player, self._stream
+        session = player.actor.session(sampling, self._seeds, stats)
+        in_turns = not (player.streams and player.actor.streams)
+        self._stream = Stream(player.pool, session, player.max_turns, stats, None, self._ended, in_turns, version)
+        if before is not None:
+            self._stream.take_over(before)
+        return self._stream
+
+    def _advance(self, stream: Stream, on_progress: Callable[[int, int], None] | None) -> None:
+        live, complete, clock = len(stream.live), self._num_complete, time.perf_counter()
+        stream.advance()
+        stream.stats.place_seconds += live * (time.perf_counter() - clock)
+        if on_progress and (live, complete) != (len(stream.live), self._num_complete):
+            on_progress(self._num_complete, len(stream.live))
+
+    @property
+    def _num_complete(self) -> int:
+        return sum(group.completed is not None for group in self.groups)
+
+    def _fill(self, stream: Stream, places: int, most: int, version: int) -> None:
+        """Begin episodes where there are places, of groups that are open or may be opened."""
+        begun: list[Episode] = []
+        while len(stream.live) + len(begun) < places:
+            if self._to_begin:
+                begun.append(self._to_begin.popleft())
+            elif self.queue and len(self.groups) < most:
+                self._open(self.queue.popleft(), version)
+            else:
+                break
+        if begun:
+            groups = [self._group_of[episode.number] for episode in begun]
+            names = [(id(self), group.number) for group in groups]
+            stream.begin(begun, [group.task for group in groups], names)
+
+    def _open(self, task: Row, version: int) -> None:
+        name, number = task_id_of(task), next(self._group_numbers)
+        members = [Episode(name, next(self._episode_numbers)) for _ in range(self.group_size)]
+        group = OpenGroup(number, version, task, members, len(members))
+        self.groups.append(group)
+        self._group_of |= {episode.number: group for episode in members}
+        self._seeds |= {
+            episode.number: derived_seed(self.seed, self.rank, number, place) for place, episode in enumerate(members)
+        }
+        if name not in self.player.set_aside:
+            self._to_begin.extend(members)
+            return
+        for episode in members:
+            episode.fail(SET_ASIDE)
+            self._ended(episode)
+
+    def _ended(self, episode: Episode) -> None:
+        group = self._group_of.pop(episode.number)
+        del self._seeds[episode.number]
+        group.left -= 1
+        if group.left == 0:
+            group.completed = next(self._completed)
+
+    def _draw(self, number: int) -> None:
+        """Queue so many more tasks, each before any is queued again."""
+        draws = random.Random(derived_seed(self.seed, self.rank, next(self._group_numbers)))
+        while number > 0:
+            places = draws.sample(range(len(self.tasks)), min(number, len(self.tasks)))
+            self.queue.extend(dict(self.tasks[place]) for place in places)
+            number -= len(places)
+
+
+def ages(trajectories: Sequence[Trajectory], version: int) -> Mapping[str, float]:
+    """`rollout/mean_age` and `rollout/max_age` of the steps that are trained on by a version of the policy."""
+    found = [version - step.policy_version for played in trajectories for step in played.steps]
+    if not found:
+        return {}
+    return {"rollout/mean_age": sum(found) / len(found), "rollout/max_age": max(found)}
