@@ -502,6 +502,13 @@ class G2POConfig(GRPOConfig):
         for name, off in (("refill_groups", 1), ("overlap_environments", False)):
             value = getattr(self, name)
             _require(value == off, name, value, f"rollouts_ahead is {ahead} as well; choose one of them")
+        mode = self.vllm_importance_sampling_mode
+        _require(
+            self.loss_type != "vespo" or mode.startswith("token"),
+            "vllm_importance_sampling_mode",
+            mode,
+            "loss_type='vespo' takes token_truncate or token_mask",
+        )
         self._check_filters()
 
     def _check_servers(self) -> None:

@@ -60,7 +60,7 @@ def test_a_signature_on_the_api_page_is_that_of_the_code():
 
 
 def test_every_metric_is_explained(tiny_model_dir, tmp_path):
-    options = {"environment": ScoredLetterEnvironment, "max_steps": 1, "eval_dataset": None, "value_lambda": "auto"}
+    options = {"environment": ScoredLetterEnvironment, "max_steps": 1, "value_lambda": "auto", "rollouts_ahead": 1}
     trainer = make_letter_trainer(tiny_model_dir, tmp_path, **options)
     trainer.train()
     logged = {name for entry in trainer.state.log_history for name in entry if "/" in name}
