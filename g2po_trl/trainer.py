@@ -53,6 +53,7 @@ from .parts import (
     settings_of_parts,
     write_run,
 )
+from .rollout.episodes import Episode
 from .rollout.prompting import PromptTemplate
 from .rollout.refill import Played
 from .rollout.rolling import ages
@@ -77,6 +78,7 @@ from .update.batch import StepBatch
 from .update.iteration import Clock, Iteration
 from .update.sharding import keep_outputs_exact
 from .update.update import MicroBatches
+from .while_playing import make_while_playing
 
 # TRL 1.16 asks a model for it at every rollout, under the name transformers 5 deprecates: nothing a user could act on.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -154,8 +156,8 @@ class G2POTrainer(GRPOTrainer):
         check_trainer(self)
         self.card_facts = card_facts or {}
         self.prompt_template = prompt_template
-        advantage_fn, self.estimator_name = self._choose_estimator(advantage_fn)
-        self.credit = make_credit(args, advantage_fn, state_key)
+        estimator, self.estimator_name = self._choose_estimator(advantage_fn)
+        self.credit = make_credit(args, estimator, state_key)
         self.update = make_update(self)
         self.task_errors = TaskErrors(args.task_error_patience)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
@@ -164,6 +166,7 @@ class G2POTrainer(GRPOTrainer):
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.iteration = Iteration(args.steps_per_generation, self.num_iterations, self._metrics["train"])
+        self.while_playing = make_while_playing(self, advantage_fn)
         parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
         parts |= {"rolling": self.rolling} if self.rolling else {}
         self.resumption = Resumption({**parts, "credit": self.credit}, rank, num_ranks)
@@ -197,6 +200,7 @@ class G2POTrainer(GRPOTrainer):
         groups: Sequence[int] | None = None,
         description: str = "rollout",
         seeds: Sequence[int] | None = None,
+        on_end: Callable[[Episode], None] | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each task with the current policy, on this rank. All ranks must call it together.
 
@@ -204,7 +208,7 @@ class G2POTrainer(GRPOTrainer):
             tasks: dataset rows.
             sampling: default: as in training. For another temperature with the same lengths and stop sequences:
                 `dataclasses.replace(Sampling.for_training(trainer.args), temperature=0)`.
-            groups, seeds: see `Player.play`.
+            groups, seeds, on_end: see `Player.play`.
             description: of the progress bar.
         """
         check_unchanged(self._made_with, self.args)
@@ -213,7 +217,7 @@ class G2POTrainer(GRPOTrainer):
         bar = RolloutBar(description, self.player.max_turns, played, self.accelerator.is_main_process)
         try:
             with self._policy_in_engine():
-                return self.player.play(tasks, sampling, groups, seeds, on_turn=bar)
+                return self.player.play(tasks, sampling, groups, seeds, on_turn=bar, on_end=on_end)
         finally:
             bar.close()
 
@@ -231,6 +235,7 @@ class G2POTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(rows)
         # A group is `num_generations` rows in a row, counted over all ranks.
         groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
+        self.update.log_probs.begin()
         with self._policy_in_engine():  # the weights are handed on once, also if groups are played again
             played = self._play_groups(rows, groups)
         trajectories = played.trajectories
@@ -249,6 +254,8 @@ class G2POTrainer(GRPOTrainer):
 
         note_advantages(trajectories, own, groups)
         batch = StepBatch.from_trajectories(trajectories, own, self.args.mask_truncated_completions)
+        if self.while_playing:
+            batch = self.while_playing.early.finish(batch, trajectories, own)
         slices, update_metrics = self.update.micro_batches(self.model, batch, self.iteration.step)
         clock.lap("time/batch")
         self._add_log_probs(slices)
@@ -259,7 +266,8 @@ class G2POTrainer(GRPOTrainer):
     def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Played:
         number, size = self.iteration.number, self.args.num_generations
         if self.rolling is None:
-            return self.refill.play(lambda tasks, groups: self.play(tasks, groups=groups), rows, groups, number)
+            play = self.while_playing.play if self.while_playing else lambda rows, groups: self.play(rows, groups=groups)
+            return self.refill.play(play, rows, groups, number)
         bar = RolloutBar("rollout", len(rows) // size, len(rows), self.accelerator.is_main_process, "group")
         try:
             return Played(*self.rolling.play(rows, Sampling.for_training(self.args), number, bar))
@@ -289,6 +297,8 @@ class G2POTrainer(GRPOTrainer):
             loss = self.update.backward(
                 model, iteration.slice, lambda rows: Trainer.training_step(self, model, rows, num_items_in_batch)
             )
+        if self.while_playing:
+            loss = loss + self.while_playing.early.take_loss()
         iteration.advance(time.perf_counter() - started)
         if iteration.is_complete:
             iteration.log(self.update.metrics())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ class Iteration:
         self.step = 0
         self.slices: MicroBatches = []
         self.update_time = 0.0
+        self._merging: tuple[dict[str, int], list[int]] | None = None
 
     @property
     def number(self) -> int:
@@ -52,7 +53,7 @@ class Iteration:
     def start_anew(self) -> None:
         """Training begins with a rollout, whatever an earlier one has left."""
         self.step += -self.step % self.length
-        self.slices = []
+        self.slices, self._merging = [], None
 
     def advance(self, seconds: float) -> None:
         """A training step was made in so many seconds."""
@@ -69,10 +70,40 @@ class Iteration:
 
     @contextmanager
     def one_value_each(self) -> Iterator[None]:
-        """Around a slice's losses: metrics get one value a slice, whatever number of micro-batches it was cut into."""
-        marks = {name: len(values) for name, values in self.metrics.items()}
+        """Around a slice's losses: metrics get one value a slice, whatever number of micro-batches it was cut into.
+
+        After `begin_with`, one for all slices.
+        """
+        marks, tokens = self._merging or (self._marks(), [])
         yield
-        merge_micro_batch_metrics(self.metrics, marks, [micro_batch["weight"] for micro_batch in self.slice])
+        tokens = tokens + [micro_batch["weight"] for micro_batch in self.slice]
+        if self._merging is None or (self.step + 1) % self.length == 0:
+            merge_micro_batch_metrics(self.metrics, marks, tokens)
+            self._merging = None
+        else:
+            self._merging = marks, tokens
+
+    def begin_with(self, values: Mapping[str, float], tokens: int) -> None:
+        """What the loss has logged, on so many tokens, before the first slice of this rollout."""
+        if tokens:
+            self._merging = self._marks(), [tokens]
+            self.log(values)
+
+    @contextmanager
+    def logged_aside(self) -> Iterator[dict[str, float]]:
+        """What the loss logs in here comes as a dictionary, and is not logged with the iteration."""
+        marks, logged = self._marks(), {}
+        yield logged
+        for name, values in list(self.metrics.items()):
+            mark = marks.get(name, 0)
+            if len(values) > mark:
+                logged[name] = values[-1]
+                del values[mark:]
+            if not values:
+                del self.metrics[name]
+
+    def _marks(self) -> dict[str, int]:
+        return {name: len(values) for name, values in self.metrics.items()}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: the place, and what was not logged yet. Plain data."""
@@ -101,16 +132,17 @@ def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, 
             if not values:
                 del metrics[name]
             continue
-        pairs = [(value, weight) for value, weight in zip(new, tokens) if not math.isnan(value)]
-        if not pairs:
-            merged = float("nan")
-        elif name.endswith("_min"):
-            merged = min(value for value, _ in pairs)
-        elif name.endswith("_max"):
-            merged = max(value for value, _ in pairs)
-        else:
-            merged = sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
-        values[mark:] = [merged]
+        values[mark:] = [merge(name, new, tokens)]
+
+
+def merge(name: str, values: Sequence[float], tokens: Sequence[int]) -> float:
+    """One value of a metric for those of parts with so many tokens."""
+    pairs = [(value, weight) for value, weight in zip(values, tokens, strict=True) if not math.isnan(value)]
+    if not pairs:
+        return math.nan
+    if name.endswith(("_min", "_max")):
+        return (min if name.endswith("_min") else max)(value for value, _ in pairs)
+    return sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
 
 
 class Clock:

@@ -66,9 +66,18 @@ class Update:
 
     def cut(self, local: StepBatch, step: int = 0) -> tuple[MicroBatches, dict[str, float]]:
         """`make_micro_batches` of all ranks' step samples; the same, however often those of a step are cut."""
-        accelerator, layout = self.accelerator, self.layout
-        cut = Cut(
-            self.num_slices,
+        accelerator, cut = self.accelerator, self.cut_into(self.num_slices)
+        rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
+        if accelerator.num_processes == 1:
+            return make_micro_batches([local], 0, cut, rng)
+        gather = lambda thing: gather_object([thing])  # noqa: E731
+        return cut_over_ranks(local, accelerator.process_index, cut, rng, gather, accelerator.device)
+
+    def cut_into(self, num_slices: int) -> Cut:
+        """How rows are cut into so many slices, as the layout is now."""
+        layout = self.layout
+        return Cut(
+            num_slices,
             self.max_tokens,
             self.loss_type,
             self.pad_token_id,
@@ -77,11 +86,6 @@ class Update:
             layout.row_tokens,
             self.log_probs.beta != 0.0,
         )
-        rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
-        if accelerator.num_processes == 1:
-            return make_micro_batches([local], 0, cut, rng)
-        gather = lambda thing: gather_object([thing])  # noqa: E731
-        return cut_over_ranks(local, accelerator.process_index, cut, rng, gather, accelerator.device)
 
     def add_log_probs(
         self,
