@@ -266,7 +266,7 @@ class G2POTrainer(GRPOTrainer):
     def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Played:
         number, size = self.iteration.number, self.args.num_generations
         if self.rolling is None:
-            play = self.while_playing.play if self.while_playing else lambda rows, groups: self.play(rows, groups=groups)
+            play = self.while_playing or (lambda tasks, groups: self.play(tasks, groups=groups))
             return self.refill.play(play, rows, groups, number)
         bar = RolloutBar("rollout", len(rows) // size, len(rows), self.accelerator.is_main_process, "group")
         try:

@@ -29,7 +29,7 @@ class WhilePlaying:
     def __init__(self, early: EarlyUpdate, trainer: G2POTrainer):
         self.early, self.trainer = early, trainer
 
-    def play(self, tasks: Sequence[dict[str, Any]], groups: Sequence[int]) -> Played:
+    def __call__(self, tasks: Sequence[dict[str, Any]], groups: Sequence[int]) -> Played:
         """One trajectory of each task, as `trainer.play`; the gradient of complete groups is computed meanwhile."""
         trainer, device = self.trainer, self.trainer.accelerator.device
         places = [place for place, task in enumerate(tasks) if task_id_of(task) not in trainer.task_errors]
