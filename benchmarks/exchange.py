@@ -2,8 +2,9 @@
 
     python -m torch.distributed.run --standalone --nproc_per_node 4 benchmarks/exchange.py --tokens 4000
 
-Real ranks over gloo; synthetic step samples: groups of 8 episodes, a quarter of a prompt the same in all of a group,
-40 pages that prompts of a group end in, replies of 150 random tokens with log-probabilities.
+Real ranks over gloo (`exchange_counted.py` counts for more of them); synthetic step samples: groups of 8 episodes, a
+quarter of a prompt the same in all of a group, 40 pages that prompts of a group end in, replies of 150 random tokens
+with log-probabilities.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 from g2po_trl.update.exchange import cut_over_ranks
 
 REPLY = 150
+CUT = Cut(4, 16384, "dapo", 0, None, "shared", 4096)
 
 
-def step_samples(rank: int, tokens: int, episodes: int, turns: int) -> StepBatch:
-    """Those that a rank has played."""
+def step_samples(rank: int, tokens: int, episodes: int, turns: int, pages: int = 40) -> StepBatch:
+    """Those that a rank has played. `pages`: of a group; 0: every prompt has one of its own."""
     rng, prompts, replies = np.random.default_rng(rank), [], []
     for episode in range(rank * episodes, (rank + 1) * episodes):
         group = episode // 8
         task = np.random.default_rng([7, group]).integers(0, 150_000, tokens // 4)
-        for page in rng.integers(40, size=turns).tolist():
-            words = np.random.default_rng([8, group, page]).integers(0, 150_000, tokens - REPLY - len(task))
+        for turn, page in enumerate(rng.integers(pages or 1, size=turns).tolist()):
+            words = np.random.default_rng([8, group, page] if pages else [9, episode, turn])
+            words = words.integers(0, 150_000, tokens - REPLY - len(task))
             prompts.append(np.concatenate([task, words]).astype(np.int32))
             replies.append(rng.integers(0, 150_000, REPLY).astype(np.int32))
     count = len(prompts)
@@ -65,15 +68,14 @@ def main() -> None:
         return all_to_all(output, sent, output_sizes, sent_sizes)
 
     dist.all_to_all_single = counted
-    cut = Cut(4, 16384, "dapo", 0, None, "shared", 4096)
     found, totals, seconds = {}, {}, {}
     for name in ("every sample to every rank", "samples to the rank that trains them"):
         received, started = 0, time.perf_counter()
         rng = np.random.default_rng(0)
         if name.startswith("every"):
-            found[name] = make_micro_batches(gather(local), rank, cut, rng)
+            found[name] = make_micro_batches(gather(local), rank, CUT, rng)
         else:
-            found[name] = cut_over_ranks(local, rank, cut, rng, gather, torch.device("cpu"))
+            found[name] = cut_over_ranks(local, rank, CUT, rng, gather, torch.device("cpu"))
         totals[name], seconds[name] = received, time.perf_counter() - started
     (one, _), (other, _) = found.values()
     for part, same in zip(one, other, strict=True):

@@ -1,4 +1,7 @@
+import pickle
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,10 @@ from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 from g2po_trl.update.exchange import cut_over_ranks
 from g2po_trl.update.ordering import Ordering, order_over_ranks
 from g2po_trl.update.packing import common_prefix
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import exchange_counted
 
 
 def on_ranks(parts, work):
@@ -80,7 +87,7 @@ def test_the_order_of_long_sequences_that_begin_alike():
     some = wanted.sort(rng.permutation(len(rows))[:30])
     found = wanted.neighbours(some, np.array([len(row) for row in shuffled]))
     assert found.tolist() == [0, *(common_prefix(shuffled[a], shuffled[b]) for a, b in zip(some, some[1:]))]
-    assert sum(len(row) for row in rows) * 4 > 5 * sum(part.hashes.nbytes for part in [ordering._Beginnings.of(rows)])
+    assert sum(len(row) for row in rows) * 4 > 5 * sum(part.hashes.nbytes for part in [ordering.Beginnings.of(rows)])
 
 
 @pytest.mark.parametrize("rows", [[], [3]])
@@ -142,3 +149,38 @@ def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_mak
         assert 0.3 < metrics["update/left_out_fraction"] < 0.6
     whole = sum(len(p) + 2 * len(c) for b in batches for p, c in zip(b.prompt_ids, b.completion_ids))
     assert sum(moved) <= whole, "each row goes to one rank"
+
+
+@pytest.mark.parametrize("layout", ["shared", "padded"])
+def test_slices_and_bytes_of_many_ranks_are_counted_as_they_are_sent(monkeypatch, layout):
+    """By one process for all of them; and slices do not depend on how many ranks there are."""
+    batches, options = ragged((30, 25, 0, 9), np.random.default_rng(0)), Cut(3, 200, "grpo", 0, None, layout, 90)
+    monkeypatch.setattr(exchange_counted, "CUT", options)
+    counted = exchange_counted.count(len(batches), batches.__getitem__)
+    assert counted["the same slices for these numbers of ranks"] == {"1": True, "8": True}
+
+    def cut(batch, rank, gather):
+        def gather_counted(thing):
+            pickles[rank].append(len(pickle.dumps([thing])))
+            return gather(thing)
+
+        def all_to_all(received, sent, received_sizes, sent_sizes):
+            parts = gather(sent.split(sent_sizes))
+            torch.cat([part[rank] for part in parts], out=received)
+            moved[rank] = [4 * (sum(sizes) - sizes[rank]) for sizes in (received_sizes, sent_sizes)]
+
+        exchanges[threading.get_ident()] = all_to_all
+        return cut_over_ranks(batch, rank, options, np.random.default_rng(0), gather_counted, "cpu")
+
+    exchanges, moved, pickles = {}, {}, {rank: [] for rank in range(len(batches))}
+    monkeypatch.setattr(
+        torch.distributed, "all_to_all_single", lambda *arguments: exchanges[threading.get_ident()](*arguments)
+    )
+    metrics = [metrics for _, metrics in on_ranks(batches, cut)]
+    assert {name: round(float(value), 4) for name, value in metrics[0].items()} == counted["metrics"]
+    raw = counted["raw"]
+    assert [moved[rank] for rank in range(len(batches))] == [list(pair) for pair in zip(raw["received"], raw["sent"])]
+    sent = [raw["pickled"][name] for name in ("lengths", "hashes", "deciding tokens")]
+    assert [pickles[rank] for rank in range(len(batches))] == [list(sizes) for sizes in zip(*sent)]
+    together = sum(max(sizes) * 3 for sizes in sent) + max(raw["received"])
+    assert counted["received by a rank, MB"]["together"] == pytest.approx(together / 1e6, abs=1e-3)

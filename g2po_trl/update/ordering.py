@@ -7,7 +7,8 @@ alone the next 32 tokens are sent too, and where sequences part is known to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ class Ordering:
 
 
 @dataclass
-class _Beginnings:
+class Beginnings:
     """Hashes of a rank's sequences, in their order: what a sequence has in common with the one before is left out.
 
     Args:
@@ -84,7 +85,7 @@ class _Beginnings:
     hashes: np.ndarray
 
     @classmethod
-    def of(cls, sequences: Sequence[np.ndarray]) -> _Beginnings:
+    def of(cls, sequences: Sequence[np.ndarray]) -> Beginnings:
         order, known, hashes, before = lexicographic(sequences), [], [], None
         for row in order:
             sequence = sequences[row]
@@ -104,6 +105,121 @@ class _Beginnings:
             np.array(hashes, dtype=np.uint64),
         )
 
+    def each(self) -> Iterator[tuple[int, int, int]]:
+        """(row, length, known) of each sequence."""
+        return zip(self.rows.tolist(), self.lengths.tolist(), self.known.tolist())
+
+
+@dataclass
+class PrefixTree:
+    """The prefix tree of all ranks' sequences, by 32 tokens. Each hash that was sent is an edge, from the beginning
+    32 tokens shorter (0: none).
+
+    Args:
+        ranks: what each has sent.
+        parents: (E,) uint64, by edge. first: (E,) number of the hash that was sent first of an edge.
+        edge_of: (H,) edge of each hash that was sent.
+        senders, rows, depths: (H,) of each hash: its rank, the sequence's number there, tokens before it by 32.
+        starts: (N + 1,) of each sequence, in the order sent, its first hash that was sent.
+        deciding: edges of places where the tree branches. Which of them a sequence takes decides its place; to end is
+            one of them.
+    """
+
+    ranks: Sequence[Beginnings]
+    parents: np.ndarray
+    first: np.ndarray
+    edge_of: np.ndarray
+    senders: np.ndarray
+    rows: np.ndarray
+    depths: np.ndarray
+    starts: np.ndarray
+    deciding: list[int]
+
+    @classmethod
+    def of(cls, ranks: Sequence[Beginnings]) -> PrefixTree:
+        known = np.concatenate([beginnings.known for beginnings in ranks])
+        sent = -(-np.concatenate([beginnings.lengths for beginnings in ranks]) // _BLOCK) - known
+        starts = np.append(0, np.cumsum(sent, dtype=np.int64))
+        hashes = np.concatenate([beginnings.hashes for beginnings in ranks])
+        # A hash's parent is the one that was sent before; a sequence's first, one of the sequences before.
+        parents = np.append(np.uint64(0), hashes)[: len(hashes)]
+        ended = np.zeros(len(sent), dtype=np.uint64)
+        n = 0
+        for beginnings in ranks:
+            path = np.zeros(0, dtype=np.uint64)
+            for _, _, depth in beginnings.each():
+                if sent[n]:
+                    parents[starts[n]] = path[depth - 1] if depth else 0
+                    path = np.concatenate([path[:depth], hashes[starts[n] : starts[n + 1]]])
+                ended[n] = path[-1] if len(path) else 0
+                n += 1
+        _, first, edge_of = np.unique(hashes, return_index=True, return_inverse=True)
+        of_edge = parents[first]
+        branches, count = np.unique(np.append(of_edge, np.unique(ended)), return_counts=True)
+        deciding = np.flatnonzero(np.isin(of_edge, branches[count > 1])).tolist()
+        senders = np.repeat(np.arange(len(ranks), dtype=np.int32), [len(beginnings.rows) for beginnings in ranks])
+        rows = np.concatenate([beginnings.rows for beginnings in ranks])
+        depths = np.arange(len(hashes)) - np.repeat(starts[:-1] - known, sent)
+        return cls(
+            ranks, of_edge, first, edge_of, np.repeat(senders, sent), np.repeat(rows, sent), depths, starts, deciding
+        )
+
+    def deciding_tokens(self, sequences: Sequence[np.ndarray], rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of those deciding edges that this rank was the first to send: their numbers, and all of them."""
+        sent = self.first[self.deciding]
+        blocks = [
+            sequences[self.rows[i]][self.depths[i] * _BLOCK : (self.depths[i] + 1) * _BLOCK].astype(np.int32)
+            for i in sent[self.senders[sent] == rank].tolist()
+        ]
+        return np.array([len(block) for block in blocks], dtype=np.uint8), np.concatenate([*blocks, _NOTHING])
+
+    def order(self, deciding_tokens: Sequence[tuple[np.ndarray, np.ndarray]]) -> Ordering:
+        """The ordering of all sequences, numbered by rank and then as given; from `deciding_tokens` of each rank."""
+        edges, parents = self.deciding, self.parents
+        queues = [iter(np.split(tokens, np.cumsum(sizes))) for sizes, tokens in deciding_tokens]
+        senders = self.senders[self.first[edges]].tolist()
+        block_of = {edge: next(queues[sender]) for edge, sender in zip(edges, senders)}
+        by_tokens = sorted(edges, key=lambda edge: (int(parents[edge]), block_of[edge].astype(">u4").tobytes()))
+        # Of a deciding edge, its place among its siblings (and others).
+        step_of = np.full(len(parents), -1, dtype=np.int64)
+        step_of[by_tokens] = np.arange(len(by_tokens))
+        overlap_of_step = [0] * len(by_tokens)
+        for step, (before, edge) in enumerate(zip(by_tokens, by_tokens[1:]), start=1):
+            if parents[before] == parents[edge]:
+                overlap_of_step[step] = common_prefix(block_of[before], block_of[edge])
+
+        # A sequence's key: its deciding edges. Keys have the order of sequences.
+        step_of_hash = step_of[self.edge_of]
+        deciding = np.flatnonzero(step_of_hash >= 0)
+        steps, depths = step_of_hash[deciding].tolist(), self.depths[deciding].tolist()
+        new = np.searchsorted(deciding, self.starts).tolist()
+        number, first_row = 0, 0
+        keys: list[list[int]] = [[]] * (len(new) - 1)
+        depths_of: list[list[int]] = [[]] * len(keys)
+        lengths = np.zeros(len(keys), dtype=np.int64)
+        for beginnings in self.ranks:
+            key: list[int] = []
+            key_depths: list[int] = []
+            for row, length, known in beginnings.each():
+                kept = bisect_left(key_depths, known)
+                key = key[:kept] + steps[new[number] : new[number + 1]]
+                key_depths = key_depths[:kept] + depths[new[number] : new[number + 1]]
+                keys[first_row + row], depths_of[first_row + row] = key, key_depths
+                lengths[first_row + row] = length
+                number += 1
+            first_row += len(beginnings.rows)
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        overlaps = [0]
+        for before, row in zip(order, order[1:]):
+            key, key_before = keys[row], keys[before]
+            same = next((i for i, (a, b) in enumerate(zip(key_before, key)) if a != b), min(len(key_before), len(key)))
+            if same == len(key):  # the same sequence
+                overlaps.append(int(lengths[row]))
+            else:
+                ends = same == len(key_before)
+                overlaps.append(depths_of[row][same] * _BLOCK + (0 if ends else overlap_of_step[key[same]]))
+        return Ordering.from_neighbours(order, overlaps[: len(order)], lengths)
+
 
 def order_over_ranks(sequences: Sequence[np.ndarray], rank: int, gather: Callable[[Any], list[Any]]) -> Ordering:
     """The ordering of all ranks' sequences, numbered by rank and then as given; all ranks call it together.
@@ -112,70 +228,8 @@ def order_over_ranks(sequences: Sequence[np.ndarray], rank: int, gather: Callabl
         sequences: those of this rank.
         gather: takes an object of each rank and returns them all, by rank, on each.
     """
-    ranks: list[_Beginnings] = gather(_Beginnings.of(sequences))
-    first_row = np.cumsum([0, *(len(beginnings.rows) for beginnings in ranks)])
-    # Each hash that was sent is an edge of a prefix tree, from the beginning 32 tokens shorter (0: none).
-    parents, depths, owners, ended = [], [], [], []
-    for r, beginnings in enumerate(ranks):
-        path: list[int] = []
-        hashes, sent = beginnings.hashes.tolist(), 0
-        for row, length, known in zip(*(a.tolist() for a in (beginnings.rows, beginnings.lengths, beginnings.known))):
-            del path[known:]
-            for depth in range(known, _num_hashes(length)):
-                parents.append(path[-1] if path else 0)
-                depths.append(depth)
-                owners.append((r, row))
-                path.append(hashes[sent])
-                sent += 1
-            ended.append(path[-1] if path else 0)
-    hashes = np.concatenate([beginnings.hashes for beginnings in ranks])
-    nodes, first, node_of = np.unique(hashes, return_index=True, return_inverse=True)
-    parents = np.array(parents, dtype=np.uint64)[first]
-    # Where a tree branches, which of several edges a sequence takes decides its place; to end is one of them.
-    branches, count = np.unique(np.append(parents, np.unique(np.array(ended, dtype=np.uint64))), return_counts=True)
-    deciding = np.isin(parents, branches[count > 1])
-    edges = np.flatnonzero(deciding).tolist()
-    own = [first[edge] for edge in edges if owners[first[edge]][0] == rank]
-    blocks = [sequences[owners[i][1]][depths[i] * _BLOCK : (depths[i] + 1) * _BLOCK].astype(np.int32) for i in own]
-    sent = gather((np.array([len(block) for block in blocks], dtype=np.uint8), np.concatenate([*blocks, _NOTHING])))
-    queues = [iter(np.split(tokens, np.cumsum(sizes))) for sizes, tokens in sent]
-    block_of = {edge: next(queues[owners[first[edge]][0]]) for edge in edges}
-
-    by_tokens = sorted(edges, key=lambda edge: (int(parents[edge]), block_of[edge].astype(">u4").tobytes()))
-    step_of = np.full(len(nodes), -1, dtype=np.int64)  # of a deciding edge, its place among its siblings (and others)
-    step_of[by_tokens] = np.arange(len(by_tokens))
-    overlap_of_step = [0] * len(by_tokens)
-    for step, (before, edge) in enumerate(zip(by_tokens, by_tokens[1:]), start=1):
-        if parents[before] == parents[edge]:
-            overlap_of_step[step] = common_prefix(block_of[before], block_of[edge])
-
-    # A sequence's key: its deciding edges. Keys have the order of sequences.
-    steps = step_of[node_of].tolist()
-    keys: list[bytes] = [b""] * first_row[-1]
-    decided: list[list[tuple[int, int]]] = [[]] * first_row[-1]
-    lengths = np.zeros(first_row[-1], dtype=np.int64)
-    sent = 0
-    for r, beginnings in enumerate(ranks):
-        taken: list[tuple[int, int]] = []
-        for row, length, known in zip(*(a.tolist() for a in (beginnings.rows, beginnings.lengths, beginnings.known))):
-            number = first_row[r] + row
-            new = _num_hashes(length) - known
-            taken = [(depth, step) for depth, step in taken if depth < known]
-            taken += [(known + i, step) for i, step in enumerate(steps[sent : sent + new]) if step >= 0]
-            sent += new
-            keys[number] = np.array([step for _, step in taken], dtype=">u4").tobytes()
-            decided[number], lengths[number] = taken, length
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    overlaps = [0]
-    for before, row in zip(order, order[1:]):
-        same = common_prefix(*(np.frombuffer(keys[number], dtype=">u4") for number in (before, row)))
-        if same == len(decided[row]):  # the same sequence
-            overlaps.append(int(lengths[row]))
-        else:
-            depth, step = decided[row][same]
-            ends = same == len(decided[before])
-            overlaps.append(depth * _BLOCK + (0 if ends else overlap_of_step[step]))
-    return Ordering.from_neighbours(order, overlaps[: len(order)], lengths)
+    tree = PrefixTree.of(gather(Beginnings.of(sequences)))
+    return tree.order(gather(tree.deciding_tokens(sequences, rank)))
 
 
 def _num_hashes(length: int) -> int:
