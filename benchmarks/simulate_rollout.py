@@ -12,7 +12,8 @@
    what the host does is measured on a CPU. Episodes have recorded turns (groups of a run, up to 15) or drawn ones (up
    to 50). No GPU has confirmed these numbers.
 
-`--record` takes turns and outcomes of the trajectories of runs, by group, instead.
+A second call with the same output adds the loops it is given to those that are there. `--record` takes turns and
+outcomes of the trajectories of runs, by group, instead.
 """
 
 from __future__ import annotations
@@ -183,6 +184,7 @@ def main() -> None:
     parser.add_argument("--wait", type=float, default=0.5, help="slow environments: a step waits 0 to so many seconds")
     parser.add_argument("--workers", type=int, default=64, help="of a rank with slow environments")
     parser.add_argument("--loops", nargs="+", default=[*LOOPS], help='"turns", "streams", "rolling 1", "rolling 2"')
+    parser.add_argument("--world", default="", help="only those with this in their name")
     parser.add_argument("--batches", type=int, default=1, help="rollouts that count")
     parser.add_argument("--record", type=Path, nargs="+", help="runs whose episodes' turns to take")
     options = parser.parse_args()
@@ -191,10 +193,12 @@ def main() -> None:
     if options.record:
         write_json(recorded, record(options.record) | {"runs": [folder.name for folder in options.record]})
         return
+    path = options.output / "results.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
     unit_costs = json.loads((options.output.parent / "cost_model" / "results.json").read_text())["unit costs"]
     known = json.loads((options.output / "streaming" / "results.json").read_text())
     results: dict[str, Any] = {
-        "command": "python benchmarks/simulate_rollout.py " + " ".join(sys.argv[1:]),
+        "commands": [*before.get("commands", []), "python benchmarks/simulate_rollout.py " + " ".join(sys.argv[1:])],
         "machine": f"{platform.machine()}, {os.cpu_count()} cores; other jobs beside it",
         "check": {
             name: check(json.loads((folder / "results.json").read_text()), known, unit_costs)
@@ -217,8 +221,10 @@ def main() -> None:
     cells += [(waiting, slow, *size) for size in grid if size[1] // size[0] <= 1024]
     for name, change in VARIED.items():
         cells.append((replace(long, name=f"50 turns, {name}", **change), slow if "wait" in change else fast, 8, 512))
-    results["predictions"] = []
+    results["predictions"] = [row for row in before.get("predictions", []) if row["loop"] not in options.loops]
     for world, pool, gpus, episodes in cells:
+        if options.world not in world.name:
+            continue
         at_once = limit(world, gpus, episodes, engine)
         for loop in options.loops:
             if loop not in LOOPS and episodes // 8 < gpus:
@@ -228,7 +234,7 @@ def main() -> None:
             found |= {"limit, seconds": round(at_once, 2), "of its limit": round(at_once / found["seconds"], 3)}
             results["predictions"].append(found)
             print(json.dumps(found), file=sys.stderr, flush=True)
-        write_json(options.output / "results.json", results, indent=1)
+        write_json(path, results, indent=1)
     report(results)
 
 
