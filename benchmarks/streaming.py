@@ -4,8 +4,9 @@
 
 The tiny model plays generated ALFWorld games. Every step takes 0 to `seconds` longer, every reply has 5 to `tokens`
 tokens computed (at least those it needs; what follows the action is not read); both are drawn from the episode and its
-turn, so that they are the same both ways. Then all prompts of the streaming rollout are handed to vLLM at once, with
-the same lengths and without turns or environments: the engine's own limit. In turn, `repetitions` times; then greedy
+turn, so that they are the same both ways. Then all prompts of the streaming rollout are handed to vLLM, with the same
+lengths and without turns or environments, all at once and as many at a time as there are episodes: the engine's own
+limits. In turn, `repetitions` times; then greedy
 rollouts, whose trajectories must be equal. Prints and writes OUTPUT/results.json: command, machine, raw seconds,
 medians, ratios; and what `simulate_rollout.py` predicts them from: tokens of each prompt and reply, the engine's times
 with so many sequences at once. Needs vLLM (on a CPU: the environment of `make test-vllm`).
@@ -84,6 +85,17 @@ class LongReplies(OfflineVLLMEngine):
             seed: (len(prompt), len(answer.outputs[0].token_ids)) for (prompt, _, seed), answer in zip(asked, answers)
         }
 
+    def all_noted(self, at_a_time: int) -> int:
+        """Everything noted, without environments: when one is answered the next is asked. How many requests."""
+        left = [(prompt, self._parameters(sampling, seed)) for prompt, sampling, seed in self.asked]
+        left, number, open_requests = left[::-1], len(left), 0
+        while left or open_requests:
+            while left and open_requests < at_a_time:
+                self.requests.submit(len(left), *left.pop())
+                open_requests += 1
+            open_requests -= len(self.requests.step())
+        return number
+
 
 def engine_times(engine: LongReplies, prompt: int = 110, tokens: int = 40, repetitions: int = 3) -> dict[str, dict]:
     """Seconds to read so many prompts, and of a decode step of so many sequences: medians."""
@@ -143,6 +155,10 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
                     }
                 engine.llm.reset_prefix_cache()
                 clock = time.perf_counter()
+                number = engine.all_noted(at_a_time=len(rows))
+                runs["as many at a time"] = {"seconds": time.perf_counter() - clock, "steps": number}
+                engine.llm.reset_prefix_cache()
+                clock = time.perf_counter()
                 sizes = engine.all_at_once()
                 runs["all at once"] = {"seconds": time.perf_counter() - clock, "steps": len(sizes)}
                 for name, run in runs.items():
@@ -181,7 +197,10 @@ def _medians(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     return {
         **{f"steps a second, {name}": round(value, 2) for name, value in rate.items()},
         "streams by turns": round(rate["streams"] / rate["turns"], 2),
-        "all at once by streams": round(rate["all at once"] / rate["streams"], 2),
+        **{
+            f"{name} by streams": round(rate[name] / rate["streams"], 2)
+            for name in ("all at once", "as many at a time")
+        },
         **{f"prefix cache, {name}": median(run["cached"] for run in runs[name]) for name in ("turns", "streams")},
     }
 
