@@ -6,9 +6,10 @@ The tiny ALFWorld model is trained (learning rate 0, so that every iteration is 
 elsewhere: an engine that answers each request after `seconds` x (0.5 to 1.5), as a server would that has room for all,
 and computes nothing here. 4 groups of 8 episodes; one that fails runs to `turns`, the others need 3 to a third of it,
 and those of task i fail with probability i / 8, so that some groups are complete long before the last episode ends and
-others are not. Lengths, replies and delays follow from episode and turn, the same in every iteration. Two settings of
-`seconds`, which make the update a larger or a smaller part of an iteration. Prints and writes OUTPUT/results.json:
-command, machine, raw seconds of each iteration, medians, and the share of the update that was made during the rollout.
+others are not. Lengths, replies and delays follow from episode and turn, the same in every iteration. `seconds`, of
+which there may be several, make the update a larger or a smaller part of an iteration. Prints and writes
+OUTPUT/results.json: command, machine, raw seconds of each iteration, medians, and the share of the update that was made
+during the rollout.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Elsewhere(Engine):
 
 
 class Interleaved(TrainerCallback):
-    """Every other iteration without it; the first four are not counted."""
+    """Every other iteration without it; the first two are not counted."""
 
     def __init__(self, trainer):
         self.trainer, self.playing, self.raw = trainer, trainer.while_playing, {"with": [], "without": []}
@@ -103,7 +104,7 @@ class Interleaved(TrainerCallback):
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.seconds, self.counted = time.perf_counter() - self.started, state.global_step > 4
+        self.seconds, self.counted = time.perf_counter() - self.started, state.global_step > 2
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "time/rollout" in logs and self.counted:
@@ -122,7 +123,7 @@ def measure(seconds: float, folder: str, options: argparse.Namespace) -> dict:
         max_turns=options.turns,
         max_completion_length=24,
         history_length=1,
-        max_steps=4 + 2 * options.repetitions,
+        max_steps=2 + 2 * options.repetitions,
         learning_rate=0.0,
         gradient_accumulation_steps=1,
         bf16=False,
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--seconds", type=float, nargs="+", default=[0.2, 0.6])
+    parser.add_argument("--seconds", type=float, nargs="+", default=[0.6])
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.output.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from letter_environment import BreakingEnvironment, PatchyEnvironment
 from letters_engine import LettersEngine
+from peft import LoraConfig
 from transformers import TrainerCallback
 
 from g2po_trl import G2POConfig, G2POTrainer, parts
@@ -74,6 +75,7 @@ def compare_logs(with_it, without, several_slices=False):
     return [entry["update/while_playing_fraction"] for entry in logs[0]]
 
 
+LORA = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
 TWO_SLICES = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 8}
 
 
@@ -92,6 +94,7 @@ TWO_SLICES = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_
         pytest.param(
             "dapo", {"mask_truncated_completions": True, "state_key_ignores": ["numbers"]}, marks=pytest.mark.slow
         ),
+        pytest.param("dapo", {"beta": 0.1, "peft_config": LORA, "disable_tqdm": False}, marks=pytest.mark.slow),
         pytest.param("bnpo", {"max_steps": 5, "gradient_checkpointing": True, "bf16": True}, marks=pytest.mark.slow),
     ],
 )
