@@ -7,9 +7,9 @@ elsewhere: an engine that answers each request after `seconds` x (0.5 to 1.5), a
 and computes nothing here. 4 groups of 8 episodes; one that fails runs to `turns`, the others need 3 to a third of it,
 and those of task i fail with probability i / 8, so that some groups are complete long before the last episode ends and
 others are not. Lengths, replies and delays follow from episode and turn, the same in every iteration; the gradient is
-next to nothing, since the importance ratios of invented log-probabilities are. `seconds`, of which there may be several,
-make the update a larger or a smaller part of an iteration. Prints and writes OUTPUT/results.json: command, machine, raw
-seconds of each iteration, medians, and the share of the update that was made during the rollout.
+next to nothing, since the importance ratios of invented log-probabilities are. `seconds`, of which there may be
+several, make the update a larger or a smaller part of an iteration. Prints and writes OUTPUT/results.json: command,
+machine, raw seconds of each iteration, medians, and the share of the update that was made during the rollout.
 """
 
 from __future__ import annotations
