@@ -12,7 +12,7 @@
    what the host does is measured on a CPU. Episodes have recorded turns (groups of a run, up to 15) or drawn ones (up
    to 50). No GPU has confirmed these numbers.
 
-A second call with the same output adds the loops it is given to those that are there. `--record` takes turns and
+A second call with the same output adds its rows to those that are there. `--record` takes turns and
 outcomes of the trajectories of runs, by group, instead.
 """
 
@@ -221,7 +221,7 @@ def main() -> None:
     cells += [(waiting, slow, *size) for size in grid if size[1] // size[0] <= 1024]
     for name, change in VARIED.items():
         cells.append((replace(long, name=f"50 turns, {name}", **change), slow if "wait" in change else fast, 8, 512))
-    results["predictions"] = [row for row in before.get("predictions", []) if row["loop"] not in options.loops]
+    rows = {_cell(row): row for row in before.get("predictions", [])}
     for world, pool, gpus, episodes in cells:
         if options.world not in world.name:
             continue
@@ -232,10 +232,15 @@ def main() -> None:
             seconds = update(world, gpus, episodes)
             found = predict(world, gpus, episodes, engine, pool, loop, seconds, options.batches)
             found |= {"limit, seconds": round(at_once, 2), "of its limit": round(at_once / found["seconds"], 3)}
-            results["predictions"].append(found)
+            rows[_cell(found)] = found
             print(json.dumps(found), file=sys.stderr, flush=True)
+        results["predictions"] = list(rows.values())
         write_json(path, results, indent=1)
     report(results)
+
+
+def _cell(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("world", "gpus", "episodes", "loop"))
 
 
 def on_h100(unit_costs: dict[str, float]) -> tuple[EngineCosts, PoolCosts, Callable[[World, int, int], float]]:
