@@ -1,6 +1,7 @@
 """Groups that go on from one rollout to the next: nothing is lost, and nothing gets too old."""
 
 import random
+import signal
 from collections import Counter
 from functools import partial
 
@@ -18,7 +19,7 @@ from g2po_trl.rollout.encoding import ChatEncoder
 from g2po_trl.rollout.generation import Reply
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.prompting import parse_plain
-from g2po_trl.rollout.rolling import OpenGroup, Rolling, next_batch
+from g2po_trl.rollout.rolling import OpenGroup, Rolling, _name_of, next_batch
 from g2po_trl.rollout.sampling import Sampling
 
 TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_reply=parse_plain)
@@ -159,6 +160,69 @@ def test_others_play_in_between(encode):
             assert [t.outcome for t in trajectories] == ["success"] * 6
 
 
+def test_places_are_filled_before_the_engine_is_asked(encode):
+    """An engine that is asked once a turn is asked about the episodes that follow those that have ended, too."""
+    tasks = [{"task_id": str(n), "turns": n} for n in (2, 3, 4, 5)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        actor, asked = make_actor(encode, ScriptedEngine), []
+        answer = actor.engine.answer
+        actor.engine.answer = lambda prompts: asked.append(len(prompts)) or answer(prompts)
+        rollouts, _ = roll(pool, actor, tasks, 8, max_turns=10)
+    assert sum(stats.live_steps for _, stats in rollouts) == sum(asked) and np.mean(asked) > 5.8
+
+
+def test_ctrl_c_while_environments_come_to_rest(encode):
+    """The pool has ended all episodes then: nobody waits for them."""
+    tasks = [{"task_id": str(n), "turns": n} for n in (2, 3, 4)]
+    with EnvironmentPool(partial(Slow, 0.2), num_workers=2) as pool:
+        rollouts, rolling = roll(pool, make_actor(encode), tasks, 1)
+        assert pool._fleet.owing
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                rolling.player.play([{"turns": 1}])
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert not rolling.groups and len(rolling.queue) == 2
+        (played,), _ = rolling.player.play([{"turns": 1}])
+        assert played.outcome == "success"
+
+
+def test_a_pool_that_somebody_else_has_emptied(encode):
+    """An error and a new start, instead of episodes that nobody plays any more."""
+    tasks = [{"task_id": str(n), "turns": n} for n in (2, 7, 3)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        _, rolling = roll(pool, make_actor(encode, ScriptedEngine), tasks, 1, max_turns=9)
+        assert rolling._stream.live
+        pool.end()
+        rows = [{"task_id": "2", "turns": 2}] * 6
+        with pytest.raises((RuntimeError, ValueError), match="ended"):
+            rolling.play(rows, Sampling(max_tokens=8), 3)
+        trajectories, _ = rolling.play(rows, Sampling(max_tokens=8), 3)
+        assert len(trajectories) == 6 and not {t.outcome for t in trajectories} & {"error", "lost"}
+
+
+def test_rows_that_share_a_task_id(encode):
+    tasks = [{"task_id": "a", "turns": n} for n in (1, 2)]
+    with EnvironmentPool(Countdown, num_workers=1) as pool:
+        first, second = (Rolling(Player(pool, make_actor(encode), 4), 3, 1, tasks, seed=0) for _ in range(2))
+        first.queue.extend(tasks)
+        second.restore(first.state())
+    assert list(second.queue) == tasks
+
+
+def test_a_resumed_run_has_other_seeds(encode):
+    """It numbers its groups from 0 again."""
+    task, seeds = {"task_id": "a", "turns": 1}, []
+    with EnvironmentPool(Countdown, num_workers=1) as pool:
+        for version in (1, 7):
+            rolling = Rolling(Player(pool, make_actor(encode), 4), 3, 1, [task], seed=0)
+            rolling._open(task, version)
+            seeds += rolling._seeds.values()
+    assert len(set(seeds)) == 6
+
+
 def test_environments_that_die(encode):
     """Their episodes are errors, of groups that are trained on like others."""
     tasks = [{"task_id": str(n), "turns": 3, "reward": 13.0 if n == 2 else 10.0} for n in range(4)]
@@ -171,7 +235,8 @@ def test_environments_that_die(encode):
 def test_tasks_that_are_set_aside_are_not_played(encode):
     tasks = [{"task_id": str(n), "turns": 2} for n in range(3)]
     with EnvironmentPool(Countdown, num_workers=2) as pool:
-        rolling = Rolling(Player(pool, make_actor(encode), 4, set_aside=["1"]), 3, 1, tasks, seed=0)
+        player = Player(pool, make_actor(encode, ScriptedEngine), 4, set_aside=["1"])
+        rolling = Rolling(player, 3, 1, tasks, seed=0)
         trajectories, _ = rolling.play([tasks[1]] * 3 + [tasks[0]] * 3, Sampling(max_tokens=8), 1)
     assert len(trajectories) == 6 and {t.task_id for t in trajectories} > {"1"}
     found = {(t.task_id == "1", t.outcome, len(t.steps)) for t in trajectories}
@@ -187,12 +252,13 @@ def test_after_an_error_open_tasks_come_first(encode):
         with pytest.raises(ZeroDivisionError):
             rolling.play([tasks[3]] * 3 + [tasks[1]] * 3, Sampling(max_tokens=8), 1)
         (waiting,) = rolling.state()
-        assert not pool._fleet.episodes and waiting[:2] == ["3", "1"] and len(waiting) == 4
+        assert not pool._fleet.episodes and len(waiting) == 4
+        assert [task["task_id"] for task in rolling.queue][:2] == ["3", "1"]
         actor.engine.answer = answer
         for rank, number in ((0, 1), (1, 2)):  # of as many processes as before, or more
             other = Rolling(Player(pool, actor, 4), 3, 1, tasks, 0, rank, lambda own, number=number: own * number)
             other.restore([waiting])
-            assert [task["task_id"] for task in other.queue] == waiting[rank::number]
+            assert list(other.queue) == list(rolling.queue)[rank::number]
 
 
 def test_log_probabilities_of_generate(tiny_model_dir):
@@ -275,8 +341,10 @@ def test_resuming(make_trainer, tmp_path):
 
     def watched(state):
         restore(state)
-        restored.extend(task["task_id"] for task in second.rolling.queue)
+        restored.extend(dict(task) for task in second.rolling.queue)
 
     second.rolling.restore = watched
     second.train(resume_from_checkpoint="latest")
-    assert restored == waiting and second.state.global_step == 4
+    assert [_name_of(task) for task in restored] == waiting and second.state.global_step == 4
+    with pytest.raises(ValueError, match="rollouts_ahead was 1 and is 0"):
+        make_trainer(**{**options, "rollouts_ahead": 0}, max_steps=6).train(resume_from_checkpoint="latest")

@@ -113,7 +113,7 @@ class Rolling:
         Args:
             rows: a batch's tasks, `group_size` times each. They are played after those that wait already.
             version: of the policy; it grows by one from batch to batch.
-            on_progress: called with (complete groups, live episodes) when one of the two has changed.
+            on_progress: called with (complete groups, live episodes) now and then.
 
         Returns:
             The trajectories of `len(rows) / group_size` groups, group by group, not in general of these tasks; and
@@ -127,13 +127,11 @@ class Rolling:
             with self.player.rollout():
                 started = time.perf_counter()
                 stream = self._new_stream(sampling, stats, version)
-                while True:
-                    self._fill(stream, len(rows), most, version)
-                    batch = next_batch(self.groups, size, version, self.ahead)
-                    if batch is not None:
-                        break
-                    self._advance(stream, on_progress)
-                stream.rest()
+                while (batch := self._observe(stream, size, most, version)) is None:
+                    self._timed(stream, stream.answer)
+                    if on_progress:
+                        on_progress(sum(group.completed is not None for group in self.groups), len(stream.live))
+                self._timed(stream, stream.rest)
                 stats.total_time = time.perf_counter() - started
         except BaseException:
             self.drop()
@@ -143,8 +141,12 @@ class Rolling:
 
     def settle(self) -> None:
         """Wait for what environments are doing, so that others can play in the pool."""
-        if self._stream is not None:
-            self._stream.rest(environments=True)
+        try:
+            if self._stream is not None:
+                self._stream.rest(environments=True)
+        except BaseException:  # the pool has ended everything
+            self.drop()
+            raise
 
     def drop(self) -> None:
         """End what is open. Its tasks will be played again, before all others."""
@@ -158,7 +160,7 @@ class Rolling:
     def state(self) -> list[list[str]]:
         """What a checkpoint keeps: of each rank the tasks that a resumed run plays first. All ranks call it."""
         tasks = [*(group.task for group in self.groups), *self.queue]
-        return self.gather([[task_id_of(task) for task in tasks]])
+        return self.gather([[_name_of(task) for task in tasks]])
 
     def restore(self, state: Sequence[Sequence[str]]) -> None:
         """Take up what `state` gave, by any number of ranks."""
@@ -166,7 +168,7 @@ class Rolling:
         names = state[self.rank] if len(state) == ranks else list(itertools.chain(*state))[self.rank :: ranks]
         self.drop()
         wanted = set(names)
-        rows = {name: dict(row) for row in self.tasks if (name := task_id_of(row)) in wanted}
+        rows = {name: dict(row) for row in self.tasks if (name := _name_of(row)) in wanted}
         self.queue = deque(rows[name] for name in names if name in rows)
 
     def _new_stream(self, sampling: Sampling, stats: RolloutStats, version: int) -> Stream:
@@ -179,19 +181,23 @@ class Rolling:
             self._stream.take_over(before)
         return self._stream
 
-    def _advance(self, stream: Stream, on_progress: Callable[[int, int], None] | None) -> None:
-        live, complete, clock = len(stream.live), self._num_complete, time.perf_counter()
-        stream.advance()
+    def _observe(self, stream: Stream, size: int, most: int, version: int) -> list[OpenGroup] | None:
+        """What environments have answered, also for episodes that follow those that have ended by it: who answers is
+        asked about all of them together. The batch, if there is one now."""
+        places = size * self.group_size
+        self._fill(stream, places, most, version)
+        self._timed(stream, stream.observe)
+        while self._fill(stream, places, most, version):
+            self._timed(stream, stream.observe)
+        return next_batch(self.groups, size, version, self.ahead)
+
+    def _timed(self, stream: Stream, do: Callable[[], None]) -> None:
+        live, clock = len(stream.live), time.perf_counter()
+        do()
         stream.stats.place_seconds += live * (time.perf_counter() - clock)
-        if on_progress and (live, complete) != (len(stream.live), self._num_complete):
-            on_progress(self._num_complete, len(stream.live))
 
-    @property
-    def _num_complete(self) -> int:
-        return sum(group.completed is not None for group in self.groups)
-
-    def _fill(self, stream: Stream, places: int, most: int, version: int) -> None:
-        """Begin episodes where there are places, of groups that are open or may be opened."""
+    def _fill(self, stream: Stream, places: int, most: int, version: int) -> bool:
+        """Begin episodes where there are places, of groups that are open or may be opened. Did any begin?"""
         begun: list[Episode] = []
         while len(stream.live) + len(begun) < places:
             if self._to_begin:
@@ -204,6 +210,7 @@ class Rolling:
             groups = [self._group_of[episode.number] for episode in begun]
             names = [(id(self), group.number) for group in groups]
             stream.begin(begun, [group.task for group in groups], names)
+        return bool(begun)
 
     def _open(self, task: Row, version: int) -> None:
         name, number = task_id_of(task), next(self._group_numbers)
@@ -211,8 +218,10 @@ class Rolling:
         group = OpenGroup(number, version, task, members, len(members))
         self.groups.append(group)
         self._group_of |= {episode.number: group for episode in members}
+        # By the version, too: a resumed run numbers its groups from 0 again.
         self._seeds |= {
-            episode.number: derived_seed(self.seed, self.rank, number, place) for place, episode in enumerate(members)
+            episode.number: derived_seed(self.seed, self.rank, version, number, place)
+            for place, episode in enumerate(members)
         }
         if name not in self.player.set_aside:
             self._to_begin.extend(members)
@@ -235,6 +244,11 @@ class Rolling:
             places = draws.sample(range(len(self.tasks)), min(number, len(self.tasks)))
             self.queue.extend(dict(self.tasks[place]) for place in places)
             number -= len(places)
+
+
+def _name_of(row: Row) -> str:
+    """Of its whole content: rows may share a `task_id`."""
+    return task_id_of({"row": row})
 
 
 def ages(trajectories: Sequence[Trajectory], version: int) -> Mapping[str, float]:

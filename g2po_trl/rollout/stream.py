@@ -14,6 +14,10 @@ from .stats import RolloutStats
 
 A_MOMENT = 0.005  # seconds to wait for the engine while environments may answer
 A_WHILE = 1.0  # and while none will
+_GONE = (
+    "somebody else has ended the live episodes of this pool: use no EnvironmentPool.reset, check or end() beside a "
+    "trainer, but Player.play"
+)
 
 
 class StreamingSession(Protocol):
@@ -72,7 +76,11 @@ class Stream:
         family: Any = None,
     ) -> None:
         """Open these beside those that are live; see `EnvironmentPool.begin`."""
-        for slot, episode in zip(self.pool.begin(tasks, groups, family), episodes):
+        slots = self.pool.begin(tasks, groups, family)
+        if not self.live.keys().isdisjoint(slots):
+            self.pool.end(slots)
+            raise RuntimeError(_GONE)
+        for slot, episode in zip(slots, episodes):
             self.live[slot], self._slots[episode.number] = episode, slot
 
     def take_over(self, other: Stream) -> None:
@@ -82,15 +90,19 @@ class Stream:
     def advance(self) -> None:
         """Look at what has come, ask about it, and send actions that are there. Waits for something to do."""
         before = self.stats.turns, len(self.live)
-        self._observe()
+        self.observe()
+        self.answer()
+        if self.on_turn and before != (self.stats.turns, len(self.live)):
+            self.on_turn(self.stats.turns, len(self.live))
+
+    def answer(self) -> None:
+        """Ask about what `observe` has taken, and send actions that are there."""
         asked, self._ready = self._ready, []
         self.session.ask(asked)
         self._end([episode for episode in asked if not self._goes_on(episode)])
         self.act(A_MOMENT if len(self.live) > self.session.waiting else A_WHILE)
         while self.in_turns and self.session.waiting:
             self.act(A_WHILE)
-        if self.on_turn and before != (self.stats.turns, len(self.live)):
-            self.on_turn(self.stats.turns, len(self.live))
 
     def act(self, timeout: float) -> None:
         """Send the actions that are there, waiting for the first at most so many seconds."""
@@ -113,7 +125,7 @@ class Stream:
         while environments and len(self._ready) < len(self.live):
             self._take(timeout=None)
 
-    def _observe(self) -> None:
+    def observe(self) -> None:
         """Take what environments have answered; wait for it where there is nothing else to do."""
         clock, idle = time.perf_counter(), not self.session.waiting
         self._take(timeout=None if idle and not self._ready else 0.0)
@@ -124,6 +136,8 @@ class Stream:
 
     def _take(self, timeout: float | None) -> None:
         seen = self.pool.receive(timeout)
+        if timeout is None and self.live and not seen:  # none is owed: this would go on for ever
+            raise RuntimeError(_GONE)
         episodes = [self.live[slot] for slot in seen]
         for episode, answer in zip(episodes, seen.values()):
             episode.take(answer)
