@@ -10,6 +10,8 @@ import math
 import re
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
 
 from trl import GRPOConfig
 
@@ -538,12 +540,13 @@ class G2POConfig(GRPOConfig):
         )
         for server in servers:
             _require(
-                bool(_ADDRESS.fullmatch(server)),
+                _is_address(server),
                 "vllm_servers",
                 server,
                 "an address is http://HOST:PORT or https://HOST:PORT, and nothing else",
             )
-        _require(len(set(servers)) == len(servers), "vllm_servers", servers, "name each server once")
+        different = {server.rstrip("/").lower() for server in servers}
+        _require(len(different) == len(servers), "vllm_servers", servers, "name each server once")
         for name in ("use_vllm", "use_transformers_continuous_batching"):
             _require(not getattr(self, name), name, True, "vllm_servers is set as well; choose one engine")
         for name in ("vllm_request_timeout", "vllm_server_timeout"):
@@ -581,6 +584,17 @@ def _as_lambda(value: float | str) -> float | str:
         number = math.nan
     _require(0 <= number <= 1, "value_lambda", value, "set it between 0 and 1 (1 is the paper), or to 'auto'")
     return number
+
+
+def _is_address(server: Any) -> bool:
+    if not isinstance(server, str) or not _ADDRESS.fullmatch(server):
+        return False
+    try:
+        parts = urlsplit(server)
+        parts.hostname.encode("idna")
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def _require(condition: bool, name: str, value, remedy: str) -> None:

@@ -4,9 +4,10 @@ Its model says the next token by the last one: a table of logits, read from the 
 replies follows from prompt and seed. SETTINGS are read again for each request, so that a test changes them under way:
 
 delay: seconds of each reply; faults: what becomes of the next completions, each once, by the first that comes
-("break", "hang", "500", "400", "text", "no ids", "prompt", "abort"); root, max_model_len: of its card; dev: whether it
-can be given weights; lies: it loads nothing; blind: how often it does not see the folder; processed: whether the
-temperature is in its log-probabilities.
+("break", "hang", "500", "400", "text", "no ids", "prompt", "abort", "nan", "unknown", "empty", "long"); root,
+max_model_len: of its card; dev: whether it can be given weights; stuck: loading takes a minute; other: it is something
+else than vLLM; lies: it loads nothing; blind: how often it does not see the folder; processed: whether the temperature
+is in its log-probabilities.
 """
 
 import json
@@ -64,7 +65,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self):
-        if self.path == "/v1/models":
+        if settings().get("other") and self.path != "/asked":
+            self.answer("<html>welcome</html>")
+        elif self.path == "/v1/models":
             card = {"id": "toy", "root": settings().get("root", "toy"), "parent": None}
             self.answer({"data": [{**card, "max_model_len": settings().get("max_model_len", 1000)}]})
         elif self.path == "/weight_info" and settings().get("dev", True):
@@ -77,8 +80,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/collective_rpc":
+        if settings().get("other"):
+            self.answer("<html>welcome</html>")
+        elif self.path == "/collective_rpc":
             folder = Path(body["kwargs"]["weights_path"])
+            if settings().get("stuck"):
+                time.sleep(60)
             STATE["looks"] += 1
             if STATE["looks"] <= settings().get("blind", 0):
                 if body["kwargs"].get("is_checkpoint_format", True):
@@ -128,11 +135,18 @@ class Handler(BaseHTTPRequestHandler):
             return
         CACHE["filled"] = True
         prompt = body["prompt"]
+        assert body["top_p"] == 1 and body["top_k"] == body["min_p"] == 0 and body["repetition_penalty"] == 1
         ids = reply_ids(prompt, body["seed"] or 0, body["max_tokens"])
         logits = STATE["table"][[prompt[-1], *ids[:-1]]]
         if settings().get("processed", True):
             logits = logits / (body["temperature"] or 1)
         logprobs = [float(log_softmax(row)[token]) for row, token in zip(logits, ids)]
+        if fault == "unknown":
+            ids[-1] = VOCABULARY
+        elif fault in ("empty", "long"):
+            ids, logprobs = (ids * 9, logprobs * 9) if fault == "long" else ([], [])
+        elif fault == "nan":
+            logprobs[-1] = float("nan")
         choice = {
             "token_ids": None if fault == "no ids" else ids,
             "prompt_token_ids": prompt[1:] if fault == "prompt" else prompt,

@@ -1,6 +1,7 @@
 """Rollouts by servers in processes of their own, that die, hang, answer nonsense and come back."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from conftest import build_tokenizer
 from g2po_trl import G2POConfig
 from g2po_trl.rollout.sampling import Sampling
 from g2po_trl.rollout.served_vllm import Connection, ServedVLLMEngine
-from g2po_trl.rollout.servers import Servers
+from g2po_trl.rollout.servers import Abandoned, Server, ServerLost, Servers
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.rollout.weight_files import WeightFolder
 
@@ -238,7 +239,10 @@ def test_a_server_that_was_started_again_unseen_is_not_asked(tokenizer, tmp_path
         engine.close()
 
 
-@pytest.mark.parametrize("fault", ["break", "hang", "500", "text", "no ids", "prompt", "abort"])
+FAULTS = ("break", "hang", "500", "text", "no ids", "prompt", "abort", "nan", "unknown", "empty", "long")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_answer_is_asked_of_another(tokenizer, tmp_path, shared_pair, fault):
     good, bad = shared_pair
     model = Table()
@@ -342,6 +346,69 @@ def test_what_is_refused_before_anything_is_lost(tokenizer, tmp_path, shared_pai
     bad.set()
 
 
+def test_a_folder_that_cannot_be_written(tokenizer, tmp_path, shared_pair):
+    (tmp_path / "weights").write_text("a file")
+    with pytest.raises(ValueError, match="vllm_weights_folder is '.*/weights', which cannot be written .*: set it to"):
+        make_engine(tokenizer, shared_pair, tmp_path)
+
+
+def test_what_is_no_longer_vllm_is_left_out(tokenizer, tmp_path, shared_pair):
+    """At the end of a rollout, at the beginning of the next, and when nobody else is left."""
+    good, bad = shared_pair
+    good.set(), bad.set()
+    engine = make_engine(tokenizer, (good, bad), tmp_path)
+    with engine.rollout():
+        bad.set(other=True)
+    with engine.rollout():
+        assert noted(engine) == 1 and "not vLLM's" in engine.servers.all[1].lost
+        assert len(engine.generate(PROMPTS, SAMPLING, SEEDS)) == 24
+        good.set(other=True)
+        with pytest.raises(RuntimeError, match="none of vllm_servers answers, for 0.3 s"):
+            engine.generate(PROMPTS, SAMPLING, SEEDS)
+    good.set(), bad.set()
+    engine.close()
+
+
+def test_interrupted_while_a_server_loads(tokenizer, tmp_path):
+    """Ctrl-C does not wait for a server that hangs."""
+    with serving(tmp_path, {"stuck": True}) as servers:
+        engine = make_engine(tokenizer, servers, tmp_path)
+        threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), engine.rollout():
+            pass
+        assert time.monotonic() - started < 10
+        engine.close()
+
+
+def test_nobody_asks_while_a_server_gets_weights(tokenizer, tmp_path):
+    """It has come back with weights of its own, and a request that waited for it connects before it has the newest."""
+    with serving(tmp_path, {}) as (server,):
+        engine = make_engine(tokenizer, [server], tmp_path)
+        with engine.rollout():
+            server.kill()
+            server.start(stuck=True).wait()
+            (of_engine,) = engine.servers.all
+            loading = threading.Thread(target=lambda: engine.receiver.load(of_engine), daemon=True)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(threading, "excepthook", lambda failed: None)
+                loading.start()
+                time.sleep(0.3)
+                with pytest.raises(ServerLost, match="other weights"):
+                    of_engine.post("/v1/completions", {"prompt": [1]}, 1.0)
+                of_engine.interrupt()
+                loading.join()
+            assert not server.read()["asked"]
+        engine.close()
+
+
+def test_what_nobody_wants_is_not_asked():
+    """A request that is about to be sent as the rollout ends."""
+    server = Server("http://127.0.0.1:9")
+    with pytest.raises(Abandoned):
+        server.post("/v1/completions", {}, 1.0, wanted=lambda: False)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -349,6 +416,9 @@ def test_what_is_refused_before_anything_is_lost(tokenizer, tmp_path, shared_pai
         ({"vllm_servers": ["10.0.0.2:8000"]}, "vllm_servers is '10.0.0.2:8000': an address is"),
         ({"vllm_servers": ["http://user@host:1"]}, "an address is"),
         ({"vllm_servers": ["http://a:1", "http://a:1"]}, "name each server once"),
+        ({"vllm_servers": ["http://a:1", "http://A:1/"]}, "name each server once"),
+        ({"vllm_servers": ["http://a:99999"]}, "an address is"),
+        ({"vllm_servers": [8000]}, "vllm_servers is 8000: an address is"),
         ({"vllm_servers": ["http://a:1"], "use_vllm": True}, "use_vllm is True: vllm_servers is set as well"),
         ({"vllm_servers": ["http://a:1"], "use_transformers_continuous_batching": True}, "choose one engine"),
         ({"vllm_servers": ["http://a:1"], "top_p": 0.9}, "top_p=0.9 with vllm_importance_sampling_correction"),
@@ -366,6 +436,7 @@ def test_versions_of_weights_are_complete_or_not_there(tmp_path):
     (tmp_path / ".g2po-weights-old-4").mkdir()
     (tmp_path / "mine").mkdir()
     folder = WeightFolder(tmp_path, writes=True, shard_bytes=100)
+    folder.open()
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     weights = {f"w{n}": torch.full((15,), float(n)) for n in range(4)}
     first = folder.save(weights.items())
@@ -388,10 +459,20 @@ def test_versions_of_weights_are_complete_or_not_there(tmp_path):
     with pytest.raises(Exception, match="No such file"):
         folder.save(until_the_disk_is_full())
     assert len(iterated) == 4, "other ranks gather weights until the end"
+    nowhere = WeightFolder(tmp_path / "nowhere", writes=True)
+    with pytest.raises(FileNotFoundError):
+        nowhere.save((iterated.append(name) or (name, value)) for name, value in weights.items())
+    assert len(iterated) == 8, "also if there is nowhere to write to"
     assert sorted(path.name for path in tmp_path.iterdir()) == [first.name, "gone", "mine"]
     second = folder.save(weights.items())
     folder.keep_only(second)
     assert sorted(path.name for path in tmp_path.iterdir()) == [second.name, "gone", "mine"]
+    another_run = WeightFolder(tmp_path, writes=True)
+    its = another_run.save(weights.items())
+    folder.keep_only(None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([its.name, "gone", "mine"])
+    second = folder.save(weights.items())
+    another_run.keep_only(None)
     others = WeightFolder(tmp_path, writes=False)
     others.save(weights.items())
     assert sorted(path.name for path in tmp_path.iterdir()) == [second.name, "gone", "mine"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -111,6 +112,7 @@ class ServedVLLMEngine(Engine):
         facts = self._on_main(lambda: self.receiver.check(self.servers.all, patience))
         self.receiver.takes_adapters, self.receiver.names = facts
         self.files = WeightFolder(folder, self.accelerator.is_main_process)
+        self._on_main(self._open_folder)
         self.synced, self._rollouts = Synced(), 0
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "g2po-request")
         self._answers: queue.SimpleQueue[tuple[int, Asked, Any]] = queue.SimpleQueue()
@@ -171,7 +173,7 @@ class ServedVLLMEngine(Engine):
                 if server is None:
                     break
                 try:
-                    result = self._ask_one(server, asked)
+                    result = self._ask_one(server, asked, wanted=lambda: rollout == self._rollouts)
                 except ServerLost as lost:
                     self.servers.leave_out(server, str(lost))
                     asked.repeats += 1
@@ -188,10 +190,10 @@ class ServedVLLMEngine(Engine):
             result = error
         self._answers.put((rollout, asked, result))
 
-    def _ask_one(self, server: Server, asked: Asked) -> Reply:
+    def _ask_one(self, server: Server, asked: Asked, wanted: Callable[[], bool]) -> Reply:
         body = {"model": self.receiver.model_name(server), **asked.body}
         try:
-            answer = server.post("/v1/completions", body, self.reply_timeout)
+            answer = server.post("/v1/completions", body, self.reply_timeout, wanted)
         except Refused as error:
             if error.status == 404:  # of an adapter: it was started again, and knows the base alone
                 raise ServerLost(f"it has no model {body['model']!r} any more: {error}") from error
@@ -209,12 +211,24 @@ class ServedVLLMEngine(Engine):
                 raise ServerLost("it has read another prompt than it was sent")
             if not all(type(token) is int for token in ids) or len(logprobs) != len(ids):
                 raise TypeError(f"{len(ids)} tokens with {len(logprobs)} log-probabilities")
-            reply = self._reply(asked.sampling, ids, [float(value) for value in logprobs])
+            logprobs = [float(value) for value in logprobs]
+            self._check(asked.body["max_tokens"], ids, logprobs)
+            reply = self._reply(asked.sampling, ids, logprobs)
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ServerLost(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
         reply.cached_tokens, reply.repeats = details.get("cached_tokens"), asked.repeats
         return reply
+
+    def _check(self, longest: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Raises ServerLost for what the model cannot have said; trained, it would end the run or spoil the model."""
+        if not 1 <= len(ids) <= longest:
+            raise ServerLost(f"its reply has {len(ids)} tokens, and 1 to {longest} were asked for")
+        vocabulary = self.receiver.vocabulary
+        if unknown := next((token for token in ids if not 0 <= token < vocabulary), None):
+            raise ServerLost(f"its reply has token {unknown}, and the model's vocabulary has {vocabulary}")
+        if not all(map(math.isfinite, logprobs)):
+            raise ServerLost("its reply has log-probabilities that are not finite: look into its log")
 
     def note(self, stats: RolloutStats) -> None:
         stats.servers = len(self.servers.all)
@@ -244,6 +258,15 @@ class ServedVLLMEngine(Engine):
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.accelerator.is_main_process:
             self.files.keep_only(None)
+
+    def _open_folder(self) -> None:
+        try:
+            self.files.open()
+        except OSError as error:
+            raise ValueError(
+                f"vllm_weights_folder is {str(self.files.path)!r}, which cannot be written ({error}): set it to a "
+                "folder that this process and the servers reach by the same name"
+            ) from error
 
     def _sync(self) -> None:
         """The policy of now to all servers that answer; those left out before are asked again."""

@@ -26,6 +26,8 @@ SEEING = 20.0  # until it sees a folder that another machine has written
 PROBE_TOKENS = 32
 # Nats, on average over the tokens of a prompt of random ones. bfloat16 makes 0.02 to 0.1, other weights several.
 LARGEST_DIFFERENCE = 0.3
+# What a request leaves open, vLLM takes from the checkpoint's generation_config.json.
+NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 SHAPE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
 
@@ -67,9 +69,9 @@ class Receiver:
         self.tokenizer, self.trainer, self.has_adapter = tokenizer, trainer, has_adapter
         self.takes_adapters, self.version, self.probe = False, None, None
         self.names: dict[str, str] = {}
-        self._syncs = 0
-        vocabulary = min(len(tokenizer), trainer.model().config.get_text_config().vocab_size)
-        usable = sorted(set(range(vocabulary)) - set(tokenizer.all_special_ids))
+        self._syncs, self._is_loading = 0, True
+        self.vocabulary = trainer.model().config.get_text_config().vocab_size
+        usable = sorted(set(range(min(len(tokenizer), self.vocabulary))) - set(tokenizer.all_special_ids))
         self.probe_ids = random.Random(0).choices(usable, k=PROBE_TOKENS)
 
     def model_name(self, server: Server) -> str:
@@ -176,7 +178,14 @@ class Receiver:
 
         while True:
             with ThreadPoolExecutor(len(servers)) as threads:
-                lost = list(threads.map(load, servers))
+                try:
+                    self._is_loading = True
+                    lost = list(threads.map(load, servers))
+                except BaseException:  # Ctrl-C; or it would wait for those that are still at it
+                    self._is_loading = False
+                    for server in servers:
+                        server.interrupt()
+                    raise
             if differences:
                 break
             if time.monotonic() > deadline:
@@ -207,21 +216,28 @@ class Receiver:
             return self._compare(server)
         except Refused as error:
             raise ServerLost(str(error)) from error
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ServerLost(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
+
+    def _get(self, server: Server, path: str) -> Any:
+        return server.control.get(path, wanted=lambda: self._is_loading)
+
+    def _post(self, server: Server, path: str, body: dict[str, Any]) -> Any:
+        return server.control.post(path, body, LOADING, wanted=lambda: self._is_loading)
 
     def _load_all(self, server: Server) -> None:
-        server.version = None
-        if server.get("/weight_info")["weight_version"] != self.version.name:
+        if self._get(server, "/weight_info")["weight_version"] != self.version.name:
             self._wait_until_seen(server)
             try:
                 body = {"method": "reload_weights", "kwargs": {"weights_path": str(self.version)}}
-                server.post("/collective_rpc", body, LOADING)
+                self._post(server, "/collective_rpc", body)
             except ServerLost as lost:
                 raise ServerLost(
                     f"loading {self.version} failed ({lost}). Was it started with the model that is trained? Its log "
                     "tells; it must be started again"
                 ) from lost
             self._forget_prefixes(server)
-            server.post("/update_weight_version", {"new_version": self.version.name}, LOADING)
+            self._post(server, "/update_weight_version", {"new_version": self.version.name})
         server.version = self.version.name
 
     def _wait_until_seen(self, server: Server) -> None:
@@ -232,7 +248,7 @@ class Receiver:
         deadline = time.monotonic() + SEEING
         while True:
             try:
-                server.post("/collective_rpc", {"method": "reload_weights", "kwargs": arguments}, LOADING)
+                self._post(server, "/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
                 return
             except ServerLost as lost:
                 if lost.status is None:
@@ -247,8 +263,8 @@ class Receiver:
     def _forget_prefixes(self, server: Server) -> None:
         """What the old weights computed of prompts. vLLM refuses while it still ends requests that were abandoned."""
         deadline = time.monotonic() + 30
-        while not server.post("/reset_prefix_cache", {}, LOADING)["success"]:
-            if server.get("/weight_info")["weight_version"] == self.version.name:
+        while not self._post(server, "/reset_prefix_cache", {})["success"]:
+            if self._get(server, "/weight_info")["weight_version"] == self.version.name:
                 return  # another rank was faster, and asks it already
             if time.monotonic() > deadline:
                 raise ServerLost("it cannot forget what the previous weights computed: somebody else asks it")
@@ -256,19 +272,20 @@ class Receiver:
 
     def _load_adapter(self, server: Server) -> None:
         """Beside the base, under a name of its own, so that nothing cached of another version fits."""
-        loaded = [model["id"] for model in server.get("/v1/models")["data"]]
+        loaded = [model["id"] for model in self._get(server, "/v1/models")["data"]]
         if self.version.name not in loaded:
             body = {"lora_name": self.version.name, "lora_path": str(self.version)}
-            server.post("/v1/load_lora_adapter", body, LOADING)
+            self._post(server, "/v1/load_lora_adapter", body)
         for name in loaded:
             if name.startswith(PREFIX) and name != self.version.name:
-                server.post("/v1/unload_lora_adapter", {"lora_name": name}, LOADING)
+                self._post(server, "/v1/unload_lora_adapter", {"lora_name": name})
 
     def _compare(self, server: Server) -> float:
         probe, sampling = self.probe, self.trainer.sampling
         body = {"model": self.model_name(server), "prompt": probe.ids, "max_tokens": 1, "seed": 0, "logprobs": 0}
         body |= {"prompt_logprobs": 0, "return_token_ids": True, "temperature": sampling.temperature}
-        answer = server.post("/v1/completions", body, LOADING)
+        body |= NO_FILTERS
+        answer = server.post("/v1/completions", body, LOADING, wanted=lambda: self._is_loading)
         try:
             (choice,) = answer["choices"]
             found = [at[str(token)]["logprob"] for token, at in zip(probe.ids[1:], choice["prompt_logprobs"][1:])]
@@ -296,13 +313,10 @@ class Receiver:
         if self.takes_adapters:
             return
         for server in servers:
-            version, server.version = server.version, None
             try:
-                found = server.get("/weight_info")["weight_version"]
-            except (ServerLost, Refused):
+                found = str(server.control.get("/weight_info")["weight_version"])
+            except (ServerLost, Refused, LookupError, TypeError):
                 continue  # it has died since
-            finally:
-                server.version = version
             if found.startswith(PREFIX) and found != self.version.name:
                 raise RuntimeError(
                     f"{server.url} has the weights of another run ({found}, not {self.version.name}): give each run "

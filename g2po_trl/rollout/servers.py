@@ -10,7 +10,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,10 +46,11 @@ class Server:
     """One server, asked from many threads, each with a connection of its own, kept for the next request.
 
     `version`: of the weights that its process must have. Each new connection asks for it, since a server that was
-    started again is another process, with other weights, behind the same address. `lost`: why it is left out.
+    started again is another process, with other weights, behind the same address. `control`: the same server for
+    those that give it weights, who speak to whichever process is there. `lost`: why it is left out.
     """
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, has_control: bool = True):
         self.url, self.parts = url.rstrip("/"), urlsplit(url)
         self.version: str | None = None
         self.lost: str | None = None
@@ -57,20 +58,33 @@ class Server:
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         self._busy: set[http.client.HTTPConnection] = set()
         self._lock, self._call = threading.Lock(), 0
+        self.control = Server(url, has_control=False) if has_control else self
 
-    def get(self, path: str, timeout: float = TELLING) -> Any:
-        return self.call("GET", path, None, timeout)
+    def get(self, path: str, timeout: float = TELLING, wanted: Callable[[], bool] | None = None) -> Any:
+        return self.call("GET", path, None, timeout, wanted)
 
-    def post(self, path: str, body: dict[str, Any], timeout: float) -> Any:
-        return self.call("POST", path, body, timeout)
+    def post(self, path: str, body: dict[str, Any], timeout: float, wanted: Callable[[], bool] | None = None) -> Any:
+        return self.call("POST", path, body, timeout, wanted)
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> Any:
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        timeout: float,
+        wanted: Callable[[], bool] | None = None,
+    ) -> Any:
         """The JSON of the answer; `None` for an empty one, the text of any other.
+
+        Args:
+            wanted: does anybody wait for it still? Whoever calls `interrupt` makes it False before.
 
         Raises:
             ServerLost, Refused, Abandoned: see there.
         """
         call, data = self._call, None if body is None else json.dumps(body).encode()
+        if wanted is not None and not wanted():
+            raise Abandoned
         try:
             connection = self._kept() or self._connect(call)
             return self._exchange(connection, call, method, path, data, timeout)
@@ -92,6 +106,8 @@ class Server:
             for connection, _ in self._idle:
                 connection.close()
             self._idle.clear()
+        if self.control is not self:
+            self.control.interrupt()
 
     def _kept(self) -> http.client.HTTPConnection | None:
         with self._lock:

@@ -17,7 +17,7 @@ SHARD_BYTES = 4 * 2**30
 
 
 class WeightFolder:
-    """Versions of a run's weights. The folder belongs to one run at a time: those of others are removed.
+    """Versions of a run's weights. The folder belongs to one run at a time: `open` removes those of others.
 
     Args:
         path: that the engines see under the same name.
@@ -28,9 +28,15 @@ class WeightFolder:
     def __init__(self, path: str | Path, writes: bool, shard_bytes: int = SHARD_BYTES):
         self.path, self.writes, self.shard_bytes = Path(path).absolute(), writes, shard_bytes
         self._run, self._number = secrets.token_hex(4), 0
-        if writes:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.keep_only(None)
+
+    def open(self) -> None:
+        """Make the folder, and remove what runs that crashed have left there.
+
+        Raises:
+            OSError: as the disk does.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._remove(PREFIX)
 
     def save(self, weights: Iterable[tuple[str, torch.Tensor]], adapter: Any = None) -> Path:
         """The next version, complete when it has its name.
@@ -46,8 +52,11 @@ class WeightFolder:
         version = self.path / f"{PREFIX}{self._run}-{self._number}"
         staged = version.with_name(f".{version.name}")
         error, shard, shards = None, {}, 0
-        if self.writes:
-            staged.mkdir()
+        try:
+            if self.writes:
+                staged.mkdir()
+        except OSError as failure:
+            error = failure
         for name, tensor in weights:
             if not self.writes or error is not None:
                 continue
@@ -78,8 +87,11 @@ class WeightFolder:
         return version
 
     def keep_only(self, version: Path | None) -> None:
-        """Remove all other versions, also those that were begun."""
-        for found in self.path.glob(f"{PREFIX}*"), self.path.glob(f".{PREFIX}*"):
+        """Remove this run's other versions, also those that were begun."""
+        self._remove(f"{PREFIX}{self._run}-", version)
+
+    def _remove(self, prefix: str, but: Path | None = None) -> None:
+        for found in self.path.glob(f"{prefix}*"), self.path.glob(f".{prefix}*"):
             for other in found:
-                if version is None or other.name != version.name:
+                if but is None or other.name != but.name:
                     shutil.rmtree(other, ignore_errors=True)
