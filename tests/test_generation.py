@@ -21,6 +21,7 @@ from g2po_trl.rollout.generation import Engine
 from g2po_trl.rollout.player import RolloutStats
 from g2po_trl.rollout.sampling import Sampling
 from g2po_trl.rollout.vllm_engine import VLLMEngine
+from g2po_trl.rollout.vllm_requests import RequestEngine, Requests
 from g2po_trl.update.importance import SamplingStatistics, importance_ratio
 
 
@@ -274,6 +275,18 @@ def test_what_a_rollout_leaves_unanswered_is_abandoned(vllm_module):
     with pytest.raises(ZeroDivisionError):
         engine.generate([[1], [2]], Sampling())
     assert vllm.events[-1] == "abort 2"
+
+
+def test_a_vllm_that_is_not_trained_forgets_an_interrupted_rollout(vllm_module):
+    vllm = RecordingVLLM()
+    engine = RequestEngine(SimpleNamespace(decode=lambda ids: ""), [7])
+    engine.requests = Requests(vllm.llm)
+    with pytest.raises(RuntimeError, match="broken"), engine.rollout():
+        engine.submit(3, [1], Sampling(), seed=3)
+        raise RuntimeError("broken")
+    assert vllm.events == ["abort 1"]
+    with engine.rollout():
+        assert engine.poll(0.0) == {}, "of the rollout before"
 
 
 def test_vllm_of_two_ranks_is_awake_too(monkeypatch):

@@ -51,7 +51,10 @@ def test_groups_are_replaced_until_all_have_spread():
     assert [trajectory.task_id for trajectory in played.trajectories[2:4]] == ["B", "B"]
     assert rollouts.calls[1] == [(0, order[0]), (0, order[0]), (2, order[1]), (2, order[1])]
     replaced = [trajectory.task_id for trajectory in played.replaced]
-    assert replaced[:4] == ["a", "a", "c", "c"] and played.replaced_groups[:4] == [0, 0, 2, 2]
+    assert replaced[:4] == ["a", "a", "c", "c"]
+    assert played.replaced_groups[:4] == [(1, 0), (1, 0), (1, 2), (1, 2)]
+    tasks = set(zip(played.replaced_groups, replaced))
+    assert len(tasks) == len(set(played.replaced_groups)) > 2, "states of two tasks are never merged as one group's"
     assert len(played.all) == sum(map(len, rollouts.calls)) == played.stats.live_steps
     assert (played.stats.turns, played.stats.total_time) == (3, len(rollouts.calls))
 

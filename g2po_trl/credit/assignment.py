@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -43,7 +43,7 @@ class Credit:
         self.state_key = make_state_key(state_key, state_key_ignores)
         self.state_similarity, self.gather = state_similarity, gather
 
-    def records(self, trajectories: Sequence[Trajectory], groups: Sequence[int]) -> list[TrajectoryRecord]:
+    def records(self, trajectories: Sequence[Trajectory], groups: Sequence[Hashable]) -> list[TrajectoryRecord]:
         """What all ranks' graph is made of: each rank brings its trajectories, in order of their groups' numbers.
 
         Sets the steps' `state_key` where they are not the environment's own.

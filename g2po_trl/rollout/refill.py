@@ -19,12 +19,15 @@ Play = Callable[[Sequence[Row], Sequence[int]], tuple[list[Trajectory], RolloutS
 
 @dataclass
 class Played:
-    """A rollout: of each row a trajectory, what gave way to it, and what all of them cost."""
+    """A rollout: of each row a trajectory, what gave way to it, and what all of them cost.
+
+    `replaced_groups`: of each replaced trajectory (which time its group was replaced, its group): each of one task.
+    """
 
     trajectories: list[Trajectory]
     stats: RolloutStats
     replaced: list[Trajectory] = field(default_factory=list)
-    replaced_groups: list[int] = field(default_factory=list)
+    replaced_groups: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def all(self) -> list[Trajectory]:
@@ -63,7 +66,7 @@ class Refill:
         if self.times == 1:
             return played
         others = self._other_tasks(self.gather([task_id_of(row) for row in rows]), number)
-        left = (self.times - 1) * len(set(self.gather(list(groups))))
+        left, time = (self.times - 1) * len(set(self.gather(list(groups)))), 0
         while left > 0:
             again = without_spread(self.gather(_rewards(played.trajectories, groups)))[:left]
             if not again:
@@ -78,7 +81,8 @@ class Refill:
             new, stats = play([task_of[group] for group in own], own)
             played.stats = played.stats.and_then(stats)
             played.replaced += [played.trajectories[place] for place in places]
-            played.replaced_groups += own
+            time += 1
+            played.replaced_groups += [(time, group) for group in own]
             for place, trajectory in zip(places, new):
                 played.trajectories[place] = trajectory
         return played

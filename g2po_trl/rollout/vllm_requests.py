@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .generation import Engine, Reply
@@ -69,6 +70,13 @@ class RequestEngine(Engine):
     streams = True
     requests: Requests
     tells_cached_tokens = False
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        try:
+            yield
+        finally:  # what an error has left would answer the next rollout's episodes
+            self.requests.abandon()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
