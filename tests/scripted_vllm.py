@@ -5,9 +5,9 @@ replies follows from prompt and seed. SETTINGS are read again for each request, 
 
 delay: seconds of each reply; faults: what becomes of the next completions, each once, by the first that comes
 ("break", "hang", "500", "400", "text", "no ids", "prompt", "abort", "nan", "unknown", "empty", "long"); root,
-max_model_len: of its card; dev: whether it can be given weights; stuck: loading takes a minute; other: it is something
-else than vLLM; lies: it loads nothing; blind: how often it does not see the folder; processed: whether the temperature
-is in its log-probabilities.
+max_model_len: of its card; dev: whether it can be given weights; stuck: loading takes a minute; refuses: to load;
+other: it is something else than vLLM; lies: it loads nothing; blind: how often it does not see the folder; processed:
+whether the temperature is in its log-probabilities.
 """
 
 import json
@@ -84,6 +84,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer("<html>welcome</html>")
         elif self.path == "/collective_rpc":
             folder = Path(body["kwargs"]["weights_path"])
+            if settings().get("refuses"):
+                self.answer({"error": {"message": "LoRA rank 64 is greater than max_lora_rank 16"}}, 400)
+                return
             if settings().get("stuck"):
                 time.sleep(60)
             STATE["looks"] += 1

@@ -381,6 +381,19 @@ def test_interrupted_while_a_server_loads(tokenizer, tmp_path):
         engine.close()
 
 
+def test_a_server_that_refuses_the_first_weights_ends_the_run_at_once(tokenizer, tmp_path, shared_pair):
+    for server in shared_pair:
+        server.set(refuses=True)
+    engine = make_engine(tokenizer, shared_pair, tmp_path, patience=60)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="has not loaded .*rank 64 is greater than max_lora_rank"), engine.rollout():
+        pass
+    assert time.monotonic() - started < 20
+    for server in shared_pair:
+        server.set()
+    engine.close()
+
+
 def test_nobody_asks_while_a_server_gets_weights(tokenizer, tmp_path):
     """It has come back with weights of its own, and a request that waited for it connects before it has the newest."""
     with serving(tmp_path, {}) as (server,):

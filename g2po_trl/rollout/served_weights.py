@@ -186,17 +186,21 @@ class Receiver:
                     for server in servers:
                         server.interrupt()
                     raise
-            if differences:
+            # At first all have just answered: it is not the machine that fails, and waiting does not help.
+            if differences or self._syncs == 1:
                 break
             if time.monotonic() > deadline:
                 reasons = "; ".join(f"{server.url}: {reason}" for server, reason in zip(servers, lost))
                 raise RuntimeError(f"none of vllm_servers can be given the weights of {self.version}: {reasons}")
             time.sleep(min(1.0, patience / 10))
         for server, reason in zip(servers, lost):
+            if reason is not None and self._syncs == 1:
+                raise RuntimeError(
+                    f"vllm_servers has {server.url}, which has not loaded {self.version}: {reason}. Mend it, or "
+                    "remove it"
+                )
             if reason is not None:
                 logger.warning("%s is left out of this rollout: %s", server.url, reason)
-                if self._syncs == 1:  # it has just answered: it is not the machine that fails
-                    raise RuntimeError(f"{server.url} has not loaded {self.version}: {reason}")
         return lost, max(differences)
 
     def load(self, server: Server) -> float:
