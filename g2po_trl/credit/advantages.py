@@ -20,7 +20,8 @@ and off the value of the node it led to in A_NC.
 
 V are the values of the graph: mean returns, the papers' V, unless it was made with a `value_lambda` below 1.
 
-Steps of trajectories with outcome `"error"` or `"lost"` have advantage 0 and enter no set.
+Steps of trajectories with outcome `"error"` or `"lost"` have advantage 0 and enter no set. Branches have no A_EP and
+are in none of its sets: they were not drawn from the beginning.
 """
 
 from __future__ import annotations
@@ -115,11 +116,12 @@ def rloo(graph: StateGraph, invalid_action_penalty: float = 0.0) -> np.ndarray:
     Returns:
         (S,) float64, not scaled: in units of reward.
     """
-    counted = graph.trajectory_counted
-    size = np.bincount(graph.trajectory_group, counted, minlength=graph.num_groups)[graph.trajectory_group]
-    total = np.bincount(graph.trajectory_group, graph.rewards, minlength=graph.num_groups)[graph.trajectory_group]
+    used = graph.trajectory_counted & graph.from_beginning
+    size = np.bincount(graph.trajectory_group, used, minlength=graph.num_groups)[graph.trajectory_group]
+    total = np.bincount(graph.trajectory_group, graph.rewards * used, minlength=graph.num_groups)
+    total = total[graph.trajectory_group]
     others = (total - graph.rewards) / np.maximum(size - 1, 1)
-    advantage = np.where(size > 1, graph.rewards - others, 0.0)[graph.trajectory]
+    advantage = np.where(used & (size > 1), graph.rewards - others, 0.0)[graph.trajectory]
     return np.where(graph.counted, advantage - invalid_action_penalty * ~graph.valid, 0.0)
 
 
@@ -141,17 +143,18 @@ def episode_advantage(
         ValueError: for an unknown `episode_statistics`.
     """
     penalty = invalid_action_penalty * (graph.counted & ~graph.valid)
-    rewards = graph.rewards[graph.trajectory]
+    rewards, whole = graph.rewards[graph.trajectory], graph.from_beginning[graph.trajectory]
     if episode_statistics == "step":
-        return compare(graph, rewards - penalty, graph.group, scale_by_std, invalid_action_penalty)
+        sets = np.where(whole, graph.group, graph.num_groups)  # what branches would be compared with is not used
+        return whole * compare(graph, rewards - penalty, sets, scale_by_std, invalid_action_penalty)
     if episode_statistics != "trajectory":
         raise ValueError(
             f"episode_statistics is {episode_statistics!r}; set it to 'trajectory' (the paper: each episode counts "
             "once) or 'step' (the released code: each step counts once)"
         )
-    used = graph.trajectory_counted
+    used = graph.trajectory_counted & graph.from_beginning
     mean, std = mean_and_std(graph.rewards[used], graph.trajectory_group[used], graph.num_groups)
-    return standardise(graph, rewards, mean[graph.group], std[graph.group], scale_by_std) - penalty
+    return whole * standardise(graph, rewards, mean[graph.group], std[graph.group], scale_by_std) - penalty
 
 
 def node_advantage(

@@ -15,6 +15,9 @@ node (◉) of its own, which is worth what the episode paid.
   from the values of the states that followed (`values.py`).
 - A trajectory without steps has no node. If it failed with a `failure_reason` (its first prompt could not be made to
   fit), it counts in A_EP's statistics with its reward; otherwise it is refused.
+- A *branch* is an episode that continues an earlier one of its group, its *parent*, from the state before some step.
+  Its steps are those after that point; they are visits like others. The parent's steps up to there have one more way
+  on, and their return is the mean over all of them. A_EP compares whole episodes, without branches.
 - Trajectories with outcome `"error"` or `"lost"` keep their place in the arrays, so that arrays line up with
   the input, but are in no node (-1), have return 0 and are masked out by `counted`. Nothing else depends on them.
 
@@ -47,6 +50,7 @@ class TrajectoryRecord:
         valid: for each step, whether its completion had the required format.
         reward, outcome, failure_reason: as in `Trajectory`.
         actions: hash of each step's action, 8 bytes; `None` if not needed.
+        parent, start: as in `Trajectory`.
     """
 
     task_id: str
@@ -56,6 +60,8 @@ class TrajectoryRecord:
     outcome: str
     failure_reason: str | None = None
     actions: list[bytes] | None = None
+    parent: int | None = None
+    start: int = 0
 
     @property
     def counted(self) -> bool:
@@ -78,6 +84,8 @@ def record(trajectory: Trajectory, with_actions: bool = False) -> TrajectoryReco
         [xxhash.xxh3_64_digest(step.action.encode("utf-8", "surrogatepass")) for step in trajectory.steps]
         if with_actions
         else None,
+        trajectory.parent,
+        trajectory.start,
     )
 
 
@@ -99,11 +107,15 @@ class StateGraph:
         position: (S,) index of a step in its trajectory, from 0.
         valid: (S,) bool, whether the completion had the required format.
         counted: (S,) bool, whether the step's trajectory is counted.
-        returns: (S,) gamma^(T-j+1) R with j = position + 1, for any `value_lambda`; 0 if not counted.
+        returns: (S,) gamma^(T-j+1) R with j = position + 1, for any `value_lambda`; 0 if not counted. Of steps that
+            branches continue, the mean over all ways on.
         rewards: (M,) R; 0 if not counted.
         lengths: (M,) T, number of steps.
         trajectory_group: (M,) group of a trajectory.
         trajectory_counted: (M,) bool, whether it is counted.
+        trajectory_success: (M,) bool, whether its outcome is `"success"`.
+        trajectory_parent: (M,) trajectory that a branch continues; -1 for an episode from the beginning.
+        trajectory_start: (M,) position in the parent of a branch's first step.
         node_values: (N + M,) value of each node, then of the end of each trajectory (R).
         node_group: (N,) group of a node.
         node_visits: (N,) number of steps taken in a node.
@@ -125,6 +137,9 @@ class StateGraph:
     lengths: np.ndarray
     trajectory_group: np.ndarray
     trajectory_counted: np.ndarray
+    trajectory_success: np.ndarray
+    trajectory_parent: np.ndarray
+    trajectory_start: np.ndarray
     node_values: np.ndarray
     node_group: np.ndarray
     node_visits: np.ndarray
@@ -166,6 +181,11 @@ class StateGraph:
         trajectory_counted = np.array([r.counted for r in records], dtype=bool)
         rewards = np.array([r.reward if r.counted else 0.0 for r in records], dtype=np.float64)
 
+        first_of_group = np.repeat([0, *np.cumsum([len(group) for group in groups])[:-1]], [len(g) for g in groups])
+        place = np.array([-1 if r.parent is None else r.parent for r in records], dtype=np.int64)
+        parent = np.where(place < 0, -1, first_of_group + place)
+        start = np.array([r.start for r in records], dtype=np.int64)
+
         trajectory = np.repeat(np.arange(len(records)), lengths)
         group = trajectory_group[trajectory]
         counted = trajectory_counted[trajectory]
@@ -173,6 +193,7 @@ class StateGraph:
         valid = np.fromiter(chain.from_iterable(r.valid for r in records), dtype=bool, count=len(trajectory))
         steps_left = lengths[trajectory] - position  # T - j + 1
         returns = np.where(counted, gamma**steps_left * rewards[trajectory], 0.0)
+        _add_ways_on(returns, parent, start, lengths, trajectory_counted, gamma)
 
         keys = np.frombuffer(b"".join(chain.from_iterable(r.keys for r in records)), dtype=np.uint64).reshape(-1, 2)
         node = np.full(len(trajectory), -1)
@@ -205,6 +226,9 @@ class StateGraph:
             lengths=lengths,
             trajectory_group=trajectory_group,
             trajectory_counted=trajectory_counted,
+            trajectory_success=np.array([r.outcome == "success" for r in records], dtype=bool),
+            trajectory_parent=parent,
+            trajectory_start=start,
             node_values=node_values,
             node_group=node_group,
             node_visits=node_visits,
@@ -219,6 +243,11 @@ class StateGraph:
     def num_nodes(self) -> int:
         """N, the nodes of all groups, without the ends of trajectories."""
         return len(self.node_group)
+
+    @property
+    def from_beginning(self) -> np.ndarray:
+        """(M,) bool, whether a trajectory is no branch."""
+        return self.trajectory_parent < 0
 
     @property
     def values(self) -> np.ndarray:
@@ -284,6 +313,28 @@ def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.n
     return node, group[np.sort(first_visit)]
 
 
+def _add_ways_on(
+    returns: np.ndarray,
+    parent: np.ndarray,
+    start: np.ndarray,
+    lengths: np.ndarray,
+    counted: np.ndarray,
+    gamma: float,
+) -> None:
+    """Where a trajectory was continued by branches, the return of its steps before is the mean over all ways on."""
+    first = np.cumsum(lengths) - lengths
+    branches = [m for m in np.flatnonzero(parent >= 0) if counted[m] and counted[parent[m]] and lengths[m]]
+    points: dict[tuple[int, int], list[int]] = {}
+    for m in branches:
+        points.setdefault((int(parent[m]), int(start[m])), []).append(int(m))
+    # From the ends: a branch comes after its parent, and a later point changes what an earlier one continues with.
+    for m, position in sorted(points, reverse=True):
+        here = first[m] + position
+        ways = [returns[here], *(returns[first[branch]] for branch in points[m, position])]
+        before = np.arange(position)
+        returns[first[m] + before] = gamma ** (position - before) * np.mean(ways)
+
+
 def _actions(records: Sequence[TrajectoryRecord]) -> np.ndarray | None:
     if any(r.actions is None for r in records):
         return None
@@ -311,6 +362,11 @@ def _check(groups: Sequence[Sequence[TrajectoryRecord]], gamma: float, value_lam
             )
         for place, r in enumerate(group):
             name = f"trajectory {place} of group {number} (task {r.task_id})"
+            if r.parent is not None and not (0 <= r.parent < place and 0 < r.start < len(group[r.parent].keys)):
+                raise ValueError(
+                    f"{name} has parent {r.parent} and start {r.start}; it must branch from an earlier trajectory of "
+                    "its group, after its first step and before its end"
+                )
             if len(r.keys) != len(r.valid):
                 raise ValueError(f"{name} has {len(r.keys)} keys and {len(r.valid)} validity flags")
             if not r.counted:
