@@ -123,6 +123,10 @@ class G2POConfig(GRPOConfig):
         refill_groups: play up to this many times as many groups in a rollout, until the episodes of every group differ
             in their reward; the others are replaced by groups of other tasks. What was replaced counts in success
             rates, costs and the number of episodes, and is saved in `trajectories/replaced-*.jsonl`. 1: off.
+        branch_share: fraction of a group's episodes that are held back until the others have ended, and then continue
+            them from the states that a rule chooses (`choose_branches` of the trainer; by default the least visited
+            states of groups in which every episode failed). Those that it does not choose begin like the others. Only
+            for environments that come to the same states when the same actions are played again. 0: off.
         rollouts_ahead: groups of episodes go on from one rollout to the next, so that no place for an episode is empty
             while others end. A rollout ends when as many groups are complete as a batch has; up to `1 +
             rollouts_ahead` times as many are open. Steps are at most so many policy updates old when they are trained
@@ -240,6 +244,9 @@ class G2POConfig(GRPOConfig):
     refill_groups: int = field(
         default=1, metadata={"help": "How many times a rollout's number of groups may be played. 1: none again."}
     )
+    branch_share: float = field(
+        default=0.0, metadata={"help": "Fraction of a group's episodes that may continue others. 0: none."}
+    )
     rollouts_ahead: int = field(
         default=0, metadata={"help": "How many policy updates old a step may be when it is trained on. 0: on-policy."}
     )
@@ -340,6 +347,7 @@ class G2POConfig(GRPOConfig):
         _require(self.max_turns >= 1, "max_turns", self.max_turns, "an episode needs at least 1 turn")
         _require(self.refill_groups >= 1, "refill_groups", self.refill_groups, "set it to 1 (off) or more")
         self._check_ahead()
+        self._check_branches()
         _require(self.history_length >= 0, "history_length", self.history_length, "set it to 0 or more")
         _require(
             self.max_prompt_length is None or self.max_prompt_length >= 1,
@@ -521,6 +529,33 @@ class G2POConfig(GRPOConfig):
             "loss_type='vespo' takes token_truncate or token_mask",
         )
         self._check_filters()
+
+    @property
+    def num_branches(self) -> int:
+        """Episodes of a group that may be branches."""
+        return round(self.branch_share * self.num_generations)
+
+    def _check_branches(self) -> None:
+        share, size = self.branch_share, self.num_generations
+        _require(0 <= share < 1, "branch_share", share, "set it to 0 (off) or more, and below 1")
+        if not share:
+            return
+        _require(
+            1 <= self.num_branches <= size - 2,
+            "branch_share",
+            share,
+            f"of num_generations={size} episodes it makes {self.num_branches}; leave at least 1, and 2 of the others",
+        )
+        for name, off in (("rollouts_ahead", 0), ("refill_groups", 1), ("update_while_playing", False)):
+            value = getattr(self, name)
+            _require(not value or value == off, name, value, f"branch_share is {share} as well; choose one of them")
+        _require(
+            self.advantage_estimator not in ("grpo", "rloo", "gae"),
+            "branch_share",
+            share,
+            f"advantage_estimator={self.advantage_estimator!r} compares whole episodes, and a branch is none; use 0",
+        )
+        _require(self.value_lambda != "auto", "value_lambda", "auto", f"branch_share is {share}; set a number")
 
     def _check_servers(self) -> None:
         servers = self.vllm_servers

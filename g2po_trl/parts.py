@@ -19,9 +19,11 @@ from trl.models import unwrap_model_for_generation
 
 from .config import G2POConfig
 from .credit.assignment import Credit
+from .credit.branching import ChooseBranches, least_visited
 from .environments.contract import TextEnvironment
 from .environments.pool import EnvironmentPool
 from .rollout.actor import PromptActor
+from .rollout.branching import Branching
 from .rollout.chat_template import template_of, tokenizer_of
 from .rollout.encoding import ChatEncoder
 from .rollout.generation import Engine, TransformersEngine
@@ -193,6 +195,34 @@ def make_refill(trainer: GRPOTrainer) -> Refill:
     """Which groups are played again, as configured."""
     args = trainer.args
     return Refill(args.refill_groups, trainer.train_dataset, args.seed, trainer.task_errors, gather_object)
+
+
+def make_branching(trainer: GRPOTrainer, choose: ChooseBranches | None) -> Branching | None:
+    """Episodes that continue others, where `branch_share` asks for them.
+
+    Raises:
+        ValueError: where they cannot.
+    """
+    args, credit = trainer.args, trainer.credit
+    if not args.num_branches:
+        if choose is not None:
+            raise ValueError("choose_branches is set and branch_share is 0: set branch_share, or remove it")
+        return None
+    rows = args.per_device_train_batch_size * args.steps_per_generation
+    if rows % args.num_generations:
+        raise ValueError(
+            f"branch_share is {args.branch_share}, and a process plays per_device_train_batch_size x "
+            f"steps_per_generation = {rows} episodes, which are not whole groups of num_generations="
+            f"{args.num_generations}: make it a multiple"
+        )
+    rule = least_visited if choose is None else choose
+    own_keys = credit.state_key is None and args.state_similarity == 1
+    return Branching(
+        args.num_branches,
+        args.num_generations,
+        lambda groups, budget: rule(credit.graph_of_rank(groups), budget),
+        compares_keys=own_keys,
+    )
 
 
 def make_rolling(trainer: GRPOTrainer) -> Rolling | None:
@@ -367,6 +397,7 @@ def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
     Raises:
         RuntimeError: when more than `max_error_rate` of them are errors, or ended before their first step.
     """
+    records = [r for r in records if r.parent is None]
     not_begun = [r.failure_reason for r in records if r.counted and not r.keys]
     if len(not_begun) / len(records) > max_error_rate:
         raise RuntimeError(

@@ -32,6 +32,7 @@ from trl import GRPOTrainer
 
 from .config import G2POConfig
 from .credit.assignment import advantages_of_rank
+from .credit.branching import ChooseBranches
 from .credit.estimators import estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .environments.contract import TextEnvironment
@@ -43,6 +44,7 @@ from .parts import (
     check_errors,
     check_trainer,
     check_unchanged,
+    make_branching,
     make_credit,
     make_player,
     make_refill,
@@ -53,7 +55,7 @@ from .parts import (
     settings_of_parts,
     write_run,
 )
-from .rollout.episodes import Episode
+from .rollout.episodes import Branch, Episode
 from .rollout.prompting import PromptTemplate
 from .rollout.refill import Played
 from .rollout.rolling import ages
@@ -102,6 +104,8 @@ class G2POTrainer(GRPOTrainer):
             `prompt_template`; without one, `TOOL_PROMPT` for a class with tool methods, otherwise `DEFAULT_PROMPT`.
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
         state_key: `Step -> str`, replaces the environment's own state key.
+        choose_branches: with `branch_share`, `(StateGraph, budget of a group) -> [(trajectory, position), …]`: where
+            episodes begin that continue others. Default: `g2po_trl.credit.branching.least_visited`.
         processing_class: the tokenizer, with a chat template; for a multimodal checkpoint, its processor.
         card_facts: additional rows of the model card, e.g. the version of the data.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
@@ -126,6 +130,7 @@ class G2POTrainer(GRPOTrainer):
         prompt_template: PromptTemplate | None = None,
         advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
         state_key: Callable[[Step], str] | None = None,
+        choose_branches: ChooseBranches | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         card_facts: dict[str, str] | None = None,
         **kwargs,
@@ -162,6 +167,7 @@ class G2POTrainer(GRPOTrainer):
         self.task_errors = TaskErrors(args.task_error_patience)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.refill, self.rolling = make_refill(self), make_rolling(self)
+        self.branching = make_branching(self, choose_branches)
         self.player.pool.check(dict(train_dataset[0]))  # before any work is lost
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
@@ -169,6 +175,7 @@ class G2POTrainer(GRPOTrainer):
         self.while_playing = make_while_playing(self, advantage_fn)
         parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
         parts |= {"rolling": self.rolling} if self.rolling else {}
+        parts |= {"branching": self.branching} if self.branching else {}
         self.resumption = Resumption({**parts, "credit": self.credit}, rank, num_ranks)
         self.sample_table = SampleTable(
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
@@ -201,6 +208,7 @@ class G2POTrainer(GRPOTrainer):
         description: str = "rollout",
         seeds: Sequence[int] | None = None,
         on_end: Callable[[Episode], None] | None = None,
+        branches: Sequence[Branch | None] | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each task with the current policy, on this rank. All ranks must call it together.
 
@@ -208,7 +216,7 @@ class G2POTrainer(GRPOTrainer):
             tasks: dataset rows.
             sampling: default: as in training. For another temperature with the same lengths and stop sequences:
                 `dataclasses.replace(Sampling.for_training(trainer.args), temperature=0)`.
-            groups, seeds, on_end: see `Player.play`.
+            groups, seeds, on_end, branches: see `Player.play`.
             description: of the progress bar.
         """
         check_unchanged(self._made_with, self.args)
@@ -217,7 +225,7 @@ class G2POTrainer(GRPOTrainer):
         bar = RolloutBar(description, self.player.max_turns, played, self.accelerator.is_main_process)
         try:
             with self._policy_in_engine():
-                return self.player.play(tasks, sampling, groups, seeds, on_turn=bar, on_end=on_end)
+                return self.player.play(tasks, sampling, groups, seeds, bar, on_end, branches)
         finally:
             bar.close()
 
@@ -265,6 +273,9 @@ class G2POTrainer(GRPOTrainer):
 
     def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Played:
         number, size = self.iteration.number, self.args.num_generations
+        if self.branching:
+            play = lambda tasks, groups, branches: self.play(tasks, groups=groups, branches=branches)  # noqa: E731
+            return Played(*self.branching.play(play, rows, groups))
         if self.rolling is None:
             play = self.while_playing or (lambda tasks, groups: self.play(tasks, groups=groups))
             return self.refill.play(play, rows, groups, number)
@@ -336,6 +347,7 @@ class G2POTrainer(GRPOTrainer):
         self.iteration.log(
             {
                 "rollout/episodes": len(everyone),
+                **({"rollout/branches": sum(t.parent is not None for t in everyone)} if self.branching else {}),
                 **self.credit.statistics(graph),
                 **rollout_metrics(everyone, graph, self.args),
                 **stats.metrics(len(everyone)),

@@ -223,3 +223,14 @@ class Dying(Countdown):
         if self.reward == 13.0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+
+class Forgetful(Countdown):
+    """Its last observation but one is another each time, so that nobody can return to it."""
+
+    def step(self, action):
+        result = super().step(action)
+        if self.left == 1:
+            seen = Observation(f"left 1 at {time.monotonic_ns()}", admissible_actions=["go"])
+            return StepResult(seen, result.reward, result.terminated)
+        return result

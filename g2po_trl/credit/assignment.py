@@ -56,6 +56,15 @@ class Credit:
         with_actions = self.value_lambda == "auto"
         return self.gather([record(trajectory, with_actions) for trajectory in trajectories])
 
+    def graph_of_rank(self, groups: Sequence[Sequence[Trajectory]]) -> StateGraph:
+        """The graph of a rank's own groups, with mean returns. Changes no step, and gathers nothing."""
+        if self.state_key is not None:
+            groups = [
+                [replace(t, steps=[replace(s, state_key=self.state_key(s)) for s in t.steps]) for t in group]
+                for group in groups
+            ]
+        return StateGraph.from_groups(groups, self.gamma)
+
     def graph(self, records: Sequence[TrajectoryRecord]) -> StateGraph:
         """The graph of all ranks' groups, with the values that are asked for."""
         groups = groups_of(records, self.num_generations)

@@ -191,5 +191,5 @@ def prompt_contents(episode: Episode, history_length: int) -> dict[str, Any]:
         "task": episode.task,
         "admissible_actions": episode.observation.admissible_actions,
         "history": episode.history[-history_length:] if history_length else [],
-        "steps_taken": len(episode.steps),
+        "steps_taken": episode.turns,
     }

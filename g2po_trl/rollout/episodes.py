@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..environments.contract import Observation, StepResult
 from ..environments.pool import EnvironmentFailure
 from ..trajectory import Step, Trajectory
+
+NOT_RETURNED = "its beginning cannot be reached again"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Where an episode begins that continues another.
+
+    Args:
+        parent: the other one's place in the group.
+        steps: those of the parent up to the one in whose state the branch begins; the last is not played.
+        compares_keys: whether the state keys of `steps` are the environment's own, and are compared.
+    """
+
+    parent: int
+    steps: Sequence[Step]
+    compares_keys: bool = True
 
 
 @dataclass
@@ -29,6 +47,17 @@ class Episode:
     error: str | None = None
     failure_reason: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    branch: Branch | None = None
+
+    @property
+    def start(self) -> int:
+        """Steps of its parent that are played again before its first."""
+        return 0 if self.branch is None else len(self.branch.steps) - 1
+
+    @property
+    def turns(self) -> int:
+        """Of the game, those that its parent played included."""
+        return self.start + len(self.steps)
 
     def open(self, seen: Observation | EnvironmentFailure) -> None:
         """Take what the environment's reset answered."""
@@ -95,4 +124,6 @@ class Episode:
             self.info,
             self.failure_reason,
             task=self.task or None,
+            parent=None if self.branch is None else self.branch.parent,
+            start=self.start,
         )

@@ -14,7 +14,7 @@ from ..environments.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory
 from .actor import Actor
-from .episodes import Episode
+from .episodes import Branch, Episode
 from .sampling import Sampling
 from .stats import RolloutStats
 from .stream import Stream
@@ -57,6 +57,7 @@ class Player:
         seeds: Sequence[int] | None = None,
         on_turn: Callable[[int, int], None] | None = None,
         on_end: Callable[[Episode], None] | None = None,
+        branches: Sequence[Branch | None] | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each task, all concurrently.
 
@@ -68,6 +69,7 @@ class Player:
                 state.
             on_turn: called after each turn with its number and the number of running episodes.
             on_end: called once with each episode, as soon as it has ended.
+            branches: where each episode begins, if it continues another. `None`: all begin with their task.
 
         Returns:
             One trajectory per task, in order, and the rollout's statistics. Failures of environments do not raise:
@@ -80,7 +82,8 @@ class Player:
         new = {group: object() for group in groups}  # to the pool they are other groups than the last rollout's
         names = [task_id_of(task) for task in tasks]
         played = [place for place, name in enumerate(names) if name not in self.set_aside]
-        episodes = [Episode(names[place], number) for number, place in enumerate(played)]
+        begin = branches or [None] * len(tasks)
+        episodes = [Episode(names[place], number, branch=begin[place]) for number, place in enumerate(played)]
         streams = self.streams and self.actor.streams
         if streams and seeds is None:  # which reply comes first must not decide what it says
             seeds = torch.randint(2**62, (len(tasks),)).tolist()

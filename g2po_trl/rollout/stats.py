@@ -32,6 +32,7 @@ class RolloutStats:
         server_logp_difference: the servers' log-probabilities of a fixed prompt against the trainer's, when they had
             got the weights: mean over its tokens, of the server where it is largest.
         weights_time: seconds until the servers had the weights.
+        replayed_steps: steps that were played again to return to a state.
         places: episodes that may be live at a time, if others follow those that end; 0: none do.
         place_seconds: seconds that live episodes have spent, summed over them; with `places`.
     """
@@ -56,6 +57,7 @@ class RolloutStats:
     repeated_requests: int = 0
     server_logp_difference: float = 0.0
     weights_time: float = 0.0
+    replayed_steps: int = 0
     # Of rollouts in which others follow the episodes that end.
     places: int = 0
     place_seconds: float = 0.0
@@ -87,6 +89,7 @@ class RolloutStats:
         cache = {}
         if self.cacheable_tokens:
             cache["rollout/prefix_cache_hit_fraction"] = self.cached_tokens / self.cacheable_tokens
+        replayed = {"rollout/replayed_steps": self.replayed_steps} if self.replayed_steps else {}
         servers = {}
         if self.servers:
             servers = {
@@ -107,5 +110,6 @@ class RolloutStats:
             "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
             "rollout/tokenized_fraction": self.tokenized_tokens / max(1, self.prompt_tokens),
             **cache,
+            **replayed,
             **servers,
         }

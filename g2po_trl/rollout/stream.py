@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..environments.pool import EnvironmentPool
 from ..trajectory import Step
 from .episodes import Episode
+from .returning import bring_back
 from .stats import RolloutStats
 
 A_MOMENT = 0.005  # seconds to wait for the engine while environments may answer
@@ -63,6 +64,7 @@ class Stream:
         """Play each episode on its task. All of them are over when it returns."""
         try:
             self.begin(episodes, tasks, groups, family=object())
+            self._bring_back([episode for episode in episodes if episode.branch is not None])
             while self.live:
                 self.advance()
         finally:
@@ -125,6 +127,18 @@ class Stream:
         while environments and len(self._ready) < len(self.live):
             self._take(timeout=None)
 
+    def _bring_back(self, branches: Sequence[Episode]) -> None:
+        if not branches:
+            return
+        clock = time.perf_counter()
+        by_slot = {self._slots[episode.number]: episode for episode in branches}
+        for episode, seen in zip(branches, self.pool.take(list(by_slot)).values()):
+            episode.open(seen)
+        self.stats.replayed_steps += bring_back(self.pool, by_slot)
+        self._ready += [episode for episode in branches if self._goes_on(episode)]
+        self._end([episode for episode in branches if not self._goes_on(episode)])
+        self.stats.environment_time += time.perf_counter() - clock
+
     def observe(self) -> None:
         """Take what environments have answered; wait for it where there is nothing else to do."""
         clock, idle = time.perf_counter(), not self.session.waiting
@@ -145,7 +159,7 @@ class Stream:
         self._end([episode for episode in episodes if not self._goes_on(episode)])
 
     def _goes_on(self, episode: Episode) -> bool:
-        return episode.outcome is None and len(episode.steps) < self.max_turns
+        return episode.outcome is None and episode.turns < self.max_turns
 
     def _end(self, episodes: Sequence[Episode]) -> None:
         """These are over; their slots are free, also of those that ran out of turns."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ..environments.pool import EnvironmentPool
 from ..trajectory import Step
 from .episodes import Episode
+from .returning import bring_back
 from .stats import RolloutStats
 
 
@@ -58,6 +59,8 @@ class Turns:
         try:
             for episode, seen in zip(episodes, self.pool.take(self._slots).values()):
                 episode.open(seen)
+            branches = {self._slots[e.number]: e for e in episodes if e.branch is not None}
+            self.stats.replayed_steps += bring_back(self.pool, branches)
             self.stats.environment_time += time.perf_counter() - clock
             self._play(episodes)
         finally:
@@ -83,7 +86,7 @@ class Turns:
     ) -> bool:
         """One turn of a half, once its environments have answered. False: no live episode, here or elsewhere."""
         self._wait(part, members)
-        live = [episode for episode in members if episode.outcome is None]
+        live = [episode for episode in members if self._goes_on(episode)]
         if not self.any_live(bool(live)):
             return False
         actions = {}
@@ -117,9 +120,12 @@ class Turns:
         self._tell_ended(members)
 
     def _prepare(self, members: Sequence[Episode]) -> None:
-        live = [episode for episode in members if episode.outcome is None]
+        live = [episode for episode in members if self._goes_on(episode)]
         if live:
             self.session.prepare(live)
+
+    def _goes_on(self, episode: Episode) -> bool:
+        return episode.outcome is None and episode.turns < self.max_turns
 
     def _tell_ended(self, members: Sequence[Episode], all_of_them: bool = False) -> None:
         for episode in members:

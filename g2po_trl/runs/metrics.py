@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: G2POConfig) -> dict[str, float]:
-    """`episode/*`, `graph/*` and `advantage/*` of a rollout, all ranks' trajectories."""
+    """`episode/*`, without branches, `graph/*` and `advantage/*` of a rollout, all ranks' trajectories."""
     scale, penalty = args.scale_by_std, args.invalid_action_penalty
     parts = {
         "episode": episode_advantage(graph, scale, penalty, args.episode_statistics),
         "node": node_advantage(graph, scale, penalty if args.episode_statistics == "step" else 0.0),
         "edge": edge_advantage(graph, scale),
     }
-    summary = summarize(trajectories)
+    summary = summarize([trajectory for trajectory in trajectories if trajectory.parent is None])
     return {
         **{f"episode/{name}": value for name, value in summary.items() if not isinstance(value, dict)},
         **{f"graph/{name}": value for name, value in graph.statistics().items()},
@@ -62,6 +62,8 @@ def _without_texts(trajectory: Trajectory) -> Trajectory:
         trajectory.outcome,
         info=info,
         failure_reason=trajectory.failure_reason,
+        parent=trajectory.parent,
+        start=trajectory.start,
     )
 
 

@@ -34,6 +34,8 @@ class TaskErrors:
         failed: dict[str, bool] = {}
         not_known = set()
         for record in records:
+            if record.parent is not None:  # that a state cannot be returned to is another thing
+                continue
             if record.outcome == "lost":  # says nothing about its task
                 not_known.add(record.task_id)
                 continue
