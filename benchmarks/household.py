@@ -87,10 +87,19 @@ class Rollout:
 
 
 def play(
-    house: Household, logits: np.ndarray, episodes: int, turns: int, slip: float, rng: np.random.Generator
+    house: Household,
+    logits: np.ndarray,
+    episodes: int,
+    turns: int,
+    slip: float,
+    rng: np.random.Generator,
+    start: np.ndarray | None = None,
 ) -> Rollout:
-    """Episodes of the softmax policy over admissible actions; with probability `slip` an action has no effect."""
-    state = np.full(episodes, house.start)
+    """Episodes of the softmax policy over admissible actions; with probability `slip` an action has no effect.
+
+    `start`: (episodes,) states they begin in. `None`: all in the house's first.
+    """
+    state = np.full(episodes, house.start) if start is None else start
     states, actions = np.zeros((episodes, turns), dtype=np.int64), np.zeros((episodes, turns), dtype=np.int64)
     length, won = np.full(episodes, turns), np.zeros(episodes, dtype=bool)
     for turn in range(turns):
