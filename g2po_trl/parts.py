@@ -119,6 +119,12 @@ def check_trainer(trainer: GRPOTrainer) -> None:
         )
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
+    groups, tasks = trainer.args.generation_batch_size // trainer.args.num_generations, len(trainer.train_dataset)
+    if tasks < groups:
+        raise ValueError(
+            f"train_dataset has {tasks} row(s), and a rollout plays {groups} groups (generation_batch_size / "
+            "num_generations) of different tasks: add tasks, or set a smaller per_device_train_batch_size"
+        )
     nothing = {"advantages": (), "completion_mask": torch.zeros(0)}
     loss_scale(trainer.args.loss_type, nothing, 1, 1, 1, 1)  # known type?
 

@@ -339,6 +339,11 @@ def test_dataset_without_the_columns_of_reset(make_trainer):
         make_trainer(dataset=Dataset.from_list([{"house": 1}]))
 
 
+def test_fewer_tasks_than_groups_of_a_rollout(make_trainer):
+    with pytest.raises(ValueError, match=r"train_dataset has 1 row\(s\), and a rollout plays 2 groups"):
+        make_trainer(dataset=Dataset.from_list([{"seed": 1}]))
+
+
 def test_model_without_chat_template(make_trainer, tiny_model_dir, tmp_path):
     bare = tmp_path / "bare"
     AutoModelForCausalLM.from_pretrained(tiny_model_dir).save_pretrained(bare)
