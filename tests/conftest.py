@@ -2,12 +2,16 @@
 
 import os
 import shutil
+import signal
 import tempfile
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background by a shell; some tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = (
     "task you are in the room hall cellar attic garden kitchen go to north south east west take key open door "

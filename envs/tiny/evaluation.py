@@ -6,7 +6,7 @@ What a training run measures is the trainer's own evaluation; this is for making
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,18 @@ class _LocalPool:
     def __init__(self, make_environment: Callable[[], TextEnvironment], size: int):
         self.environments = [make_environment() for _ in range(size)]
 
-    def reset(self, tasks: Sequence[dict[str, Any]], groups: Sequence[int]) -> list[Observation]:
-        return [environment.reset(**task) for environment, task in zip(self.environments, tasks)]
+    def begin(self, tasks: Sequence[dict[str, Any]], groups: Sequence[Any], family: Any = None) -> list[int]:
+        self.first = dict(enumerate(e.reset(**task) for e, task in zip(self.environments, tasks)))
+        return list(self.first)
+
+    def take(self, slots: Sequence[int]) -> dict[int, Observation]:
+        return {slot: self.first[slot] for slot in slots}
 
     def step(self, actions: Mapping[int, str]) -> dict[int, StepResult]:
         return {slot: self.environments[slot].step(action) for slot, action in actions.items()}
+
+    def end(self, slots: Iterable[int]) -> None:
+        """Nothing holds them."""
 
 
 def play(

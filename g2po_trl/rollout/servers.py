@@ -86,8 +86,16 @@ class Server:
         if wanted is not None and not wanted():
             raise Abandoned
         try:
-            connection = self._kept() or self._connect(call)
-            return self._exchange(connection, call, method, path, data, timeout)
+            kept = self._kept()
+            if kept is None:
+                return self._exchange(self._connect(call), call, method, path, data, timeout)
+            try:
+                return self._exchange(kept, call, method, path, data, timeout)
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+                if self.control is not self:  # a reply: the next server gives it
+                    raise
+                # Perhaps closed while it was idle, and what is told a server may be told twice.
+                return self._exchange(self._connect(call), call, method, path, data, timeout)
         except TimeoutError as error:
             raise ServerLost(f"no answer in {timeout:g} s") from error
         except (OSError, http.client.HTTPException) as error:
