@@ -203,6 +203,16 @@ def make_refill(trainer: GRPOTrainer) -> Refill:
     return Refill(args.refill_groups, trainer.train_dataset, args.seed, trainer.task_errors, gather_object)
 
 
+def _check_whole_groups(args: G2POConfig, option: str) -> None:
+    rows = args.per_device_train_batch_size * args.steps_per_generation
+    if rows % args.num_generations:
+        raise ValueError(
+            f"{option} is {getattr(args, option)}, and a process plays per_device_train_batch_size x "
+            f"steps_per_generation = {rows} episodes, which are not whole groups of num_generations="
+            f"{args.num_generations}: make it a multiple"
+        )
+
+
 def make_branching(trainer: GRPOTrainer, choose: ChooseBranches | None) -> Branching | None:
     """Episodes that continue others, where `branch_share` asks for them.
 
@@ -214,13 +224,7 @@ def make_branching(trainer: GRPOTrainer, choose: ChooseBranches | None) -> Branc
         if choose is not None:
             raise ValueError("choose_branches is set and branch_share is 0: set branch_share, or remove it")
         return None
-    rows = args.per_device_train_batch_size * args.steps_per_generation
-    if rows % args.num_generations:
-        raise ValueError(
-            f"branch_share is {args.branch_share}, and a process plays per_device_train_batch_size x "
-            f"steps_per_generation = {rows} episodes, which are not whole groups of num_generations="
-            f"{args.num_generations}: make it a multiple"
-        )
+    _check_whole_groups(args, "branch_share")
     rule = least_visited if choose is None else choose
     own_keys = credit.state_key is None and args.state_similarity == 1
     return Branching(
@@ -246,13 +250,7 @@ def make_rolling(trainer: GRPOTrainer) -> Rolling | None:
             "their groups are not complete together: set vllm_servers, or use_vllm with vllm_mode='colocate' and "
             "vllm_tensor_parallel_size=1 on models that are not sharded, or leave rollouts_ahead at 0"
         )
-    rows = args.per_device_train_batch_size * args.steps_per_generation
-    if rows % args.num_generations:
-        raise ValueError(
-            f"rollouts_ahead is {args.rollouts_ahead}, and a process plays per_device_train_batch_size x "
-            f"steps_per_generation = {rows} episodes, which are not whole groups of num_generations="
-            f"{args.num_generations}: make it a multiple"
-        )
+    _check_whole_groups(args, "rollouts_ahead")
     rank, tasks = accelerator.process_index, trainer.train_dataset
     return Rolling(player, args.num_generations, args.rollouts_ahead, tasks, args.seed, rank, gather_object)
 
