@@ -238,7 +238,7 @@ def test_ppo_wants_its_own_configuration_and_no_advantage_fn(tiny_model_dir, tmp
         PPOTrainer(
             str(tiny_model_dir),
             PPOConfig(str(tmp_path), **OPTIONS),
-            train_dataset=Dataset.from_list([{"seed": 0}]),
+            train_dataset=Dataset.from_list([{"seed": 0}, {"seed": 1}]),
             environment_factory=LetterEnvironment,
             prompt_template=LETTER_PROMPT,
             advantage_fn=lambda graph: graph.returns,
@@ -254,7 +254,7 @@ def test_a_model_from_nowhere_needs_a_critic_named(tiny_model_dir, tmp_path):
         PPOTrainer(
             model,
             PPOConfig(str(tmp_path), **{**OPTIONS, "beta": 0.0}),
-            train_dataset=Dataset.from_list([{"seed": 0}]),
+            train_dataset=Dataset.from_list([{"seed": 0}, {"seed": 1}]),
             environment_factory=LetterEnvironment,
             prompt_template=LETTER_PROMPT,
             processing_class=AutoTokenizer.from_pretrained(tiny_model_dir),
