@@ -87,6 +87,7 @@ def make_trainer(setting: str, model: Path, groups: int, folder: Path) -> tuple[
     known = {field.name for field in fields(G2POConfig)}
     own = {"output_dir": str(folder / "out"), "beta": 0.0, "save_strategy": "no", "save_trajectories": False}
     own |= {"num_environment_workers": 1, "disable_tqdm": True, "use_cpu": True}
+    own["per_device_train_batch_size"] = GROUP * min(groups, values["per_device_train_batch_size"] // GROUP)
     args = G2POConfig(**{name: value for name, value in values.items() if name in known} | own)
     if args.temperature != 1:
         raise ValueError(f"temperature is {args.temperature}: this benchmark is about gradients at temperature 1")
