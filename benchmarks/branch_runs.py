@@ -1,0 +1,181 @@
+"""Do branches pay where wins are scarce? The tiny model in large rooms, with and without `branch_share`.
+
+    python benchmarks/branch_runs.py --work WORK [--seeds 0 1 2 3 4] [--jobs 1]
+    python benchmarks/branch_runs.py --report
+
+recipes/alfworld/tiny-long.yaml with 18 turns, in which its start wins one game in twenty, and 40 iterations: groups
+of 8, against groups of 5 and up to 3 branches. Compared at equal numbers of generated tokens, those of branches
+included; steps that were played again generate none. The primary number is how many it takes until 30 % of the
+episodes from the beginning are won, mean of five iterations. Each run is one small file,
+benchmarks/results/branch_runs/runs/ARM-seedN.json; an interrupted one goes on when the command is given again. At the
+end, and with `--report`: table.md and curves.svg beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from recipe_runs import ROOT, Busy, RecipeRunner, code
+
+from g2po_trl import read_jsonl
+from g2po_trl.json_text import write_json
+
+RESULTS = ROOT / "benchmarks/results/branch_runs"
+TRAIN = ["recipes/train_alfworld.py", "--config", "recipes/alfworld/tiny-long.yaml", "--max_turns", "18"]
+TRAIN += ["--max_steps", "40", "--eval_before", "false", "--save_total_limit", "1", "--report_to", "none"]
+TRAIN += ["--num_environment_workers", "1"]
+ARMS = {"plain": [], "branches": ["--branch_share", "0.375"]}
+WINDOW, ASKED = 5, 0.30
+
+
+def collected(folder: Path) -> dict:
+    """What is kept of a run: lists with a value for each iteration."""
+    state = max(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+    entries = [entry for entry in json.loads(state.read_text())["log_history"] if "time/rollout" in entry]
+    tokens, steps = [], []
+    for number in range(1, len(entries) + 1):
+        path = folder / "trajectories" / f"train-{number:06d}.jsonl"
+        played = [step for trajectory in read_jsonl(path) for step in trajectory.steps]
+        tokens.append(sum(len(step.completion_ids) for step in played))
+        steps.append(len(played))
+    (evaluation,) = [json.loads(line) for line in (folder / "evaluations.jsonl").open()]
+    return {
+        "success": [round(entry["episode/success_rate"], 6) for entry in entries],
+        "generated_tokens": tokens,
+        "steps": steps,
+        "branches": [int(entry.get("rollout/branches", 0)) for entry in entries],
+        "replayed_steps": [int(entry.get("rollout/replayed_steps", 0)) for entry in entries],
+        "held_out": evaluation["success_rate"],
+        "games": evaluation["episodes"],
+    }
+
+
+def curve(run: dict) -> tuple[np.ndarray, np.ndarray]:
+    """Generated tokens until each iteration's end, from the `WINDOW`th on; mean success of the last `WINDOW`."""
+    tokens, success = np.cumsum(run["generated_tokens"]), np.asarray(run["success"])
+    return tokens[WINDOW - 1 :], np.convolve(success, np.full(WINDOW, 1 / WINDOW), "valid")
+
+
+def tokens_until(run: dict, asked: float) -> float:
+    """Generated tokens until `asked` of the episodes are won; infinity if they never are."""
+    tokens, success = curve(run)
+    reached = np.flatnonzero(success >= asked - 1e-9)
+    return float(tokens[reached[0]]) if len(reached) else float("inf")
+
+
+def interval(differences: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of a mean."""
+    draws = np.random.default_rng(seed).integers(len(differences), size=(10_000, len(differences)))
+    low, high = np.percentile(differences[draws].mean(1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def mean_until(run: dict, tokens: float) -> float:
+    """Mean success over the first `tokens` generated tokens."""
+    ends = np.cumsum(run["generated_tokens"])
+    used = np.minimum(ends, tokens) - np.minimum(np.r_[0, ends[:-1]], tokens)
+    return float(np.average(run["success"], weights=used))
+
+
+def report() -> str:
+    """The table of what is there, also written to table.md, and the curves."""
+    runs = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))}
+    seeds = sorted({run["seed"] for run in runs.values() if all(f"{arm}-seed{run['seed']}" in runs for arm in ARMS)})
+    lines = ["No seed has both runs yet.", ""]
+    if seeds:
+        of = {arm: [runs[f"{arm}-seed{seed}"] for seed in seeds] for arm in ARMS}
+        most = min(sum(run["generated_tokens"]) for runs_of_arm in of.values() for run in runs_of_arm)
+        lines = [
+            f"Million generated tokens until {ASKED:.0%} of the episodes from the beginning are won (mean of {WINDOW} "
+            f"iterations), and mean success in percent over the first {most / 1e6:.2f} million.",
+            "",
+            "| seed | plain: tokens | branches: tokens | plain: success | branches: success | branches played |",
+            "|---|---|---|---|---|---|",
+        ]
+        until = {arm: np.array([tokens_until(run, ASKED) for run in of[arm]]) for arm in ARMS}
+        means = {arm: np.array([mean_until(run, most) for run in of[arm]]) for arm in ARMS}
+        for row, seed in enumerate(seeds):
+            cells = [f"{until[arm][row] / 1e6:.2f}" if np.isfinite(until[arm][row]) else "not reached" for arm in ARMS]
+            cells += [f"{100 * means[arm][row]:.1f}" for arm in ARMS] + [str(sum(of["branches"][row]["branches"]))]
+            lines.append(f"| {seed} | {' | '.join(cells)} |")
+        reached = np.isfinite(until["plain"]) & np.isfinite(until["branches"])
+        told = []
+        if reached.all():
+            logs = np.log(until["branches"] / until["plain"])
+            low, high = interval(logs)
+            told.append(
+                f"tokens, branches by plain: {np.exp(logs.mean()):.2f} [{np.exp(low):.2f}, {np.exp(high):.2f}]"
+            )
+        difference = 100 * (means["branches"] - means["plain"])
+        low, high = interval(difference)
+        told.append(f"success, branches minus plain: {difference.mean():+.1f} [{low:+.1f}, {high:+.1f}] points")
+        lines += ["", f"Paired, {len(seeds)} seeds, 95 % bootstrap intervals: {'; '.join(told)}.", ""]
+    draw(runs)
+    text = "\n".join(lines)
+    (RESULTS / "table.md").write_text(text)
+    return text
+
+
+def draw(runs: dict[str, dict]) -> None:
+    """Each run's success by generated tokens."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for arm, colour in zip(ARMS, ("tab:grey", "tab:green")):
+        for number, run in enumerate(run for run in runs.values() if run["arm"] == arm):
+            tokens, success = curve(run)
+            axes.plot(tokens / 1e6, 100 * success, color=colour, lw=1, label=None if number else arm)
+    axes.axhline(100 * ASKED, color="black", lw=0.5, ls=":")
+    axes.set(xlabel="generated tokens (million)", ylabel=f"success (%), mean of {WINDOW} iterations")
+    axes.legend()
+    figure.savefig(RESULTS / "curves.svg", bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="checkpoints and trajectories")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
+    parser.add_argument("--report", action="store_true", help="write the table of what is there, play nothing")
+    args = parser.parse_args()
+    if not args.report and args.work is None:
+        parser.error("--work is missing: name a folder for checkpoints")
+    (RESULTS / "runs").mkdir(parents=True, exist_ok=True)
+    runner = RecipeRunner()
+    for kind in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(kind, runner.stop)
+
+    def run(seed: int, arm: str) -> None:
+        path = RESULTS / "runs" / f"{arm}-seed{seed}.json"
+        if path.exists() or runner.stopping.is_set():
+            return
+        folder, command = args.work / f"{arm}-{seed}", [*TRAIN, "--seed", str(seed), *ARMS[arm]]
+        commit, _ = code(("g2po_trl", "envs", *TRAIN[:1], TRAIN[2]))
+        try:
+            attempts = runner.run(folder, command, commit)
+        except Busy:
+            return
+        if attempts is not None:
+            facts = {"arm": arm, "seed": seed, "command": command, "attempts": attempts}
+            write_json(path, {**facts, **collected(folder)})
+
+    with ThreadPoolExecutor(args.jobs) as threads:
+        wanted = [] if args.report else [threads.submit(run, seed, arm) for seed in args.seeds for arm in ARMS]
+    for each in wanted:
+        each.result()
+    print(report())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
