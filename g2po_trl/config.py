@@ -123,7 +123,7 @@ class G2POConfig(GRPOConfig):
         refill_groups: play up to this many times as many groups in a rollout, until the episodes of every group differ
             in their reward; the others are replaced by groups of other tasks. What was replaced counts in success
             rates, costs and the number of episodes, and is saved in `trajectories/replaced-*.jsonl`. 1: off.
-        branch_share: fraction of a group's episodes that are held back until the others have ended, and then continue
+        branch_share: fraction of a group's episodes that are held back until its others have ended, and then continue
             them from the states that a rule chooses (`choose_branches` of the trainer; by default the least visited
             states of groups in which every episode failed). Those that it does not choose begin like the others. Only
             for environments that come to the same states when the same actions are played again. 0: off.
@@ -544,18 +544,15 @@ class G2POConfig(GRPOConfig):
             1 <= self.num_branches <= size - 2,
             "branch_share",
             share,
-            f"of num_generations={size} episodes it makes {self.num_branches}; leave at least 1, and 2 of the others",
+            f"of num_generations={size} episodes it may make {self.num_branches} branches; that must be at least 1, "
+            "and leave at least 2",
         )
-        for name, off in (("rollouts_ahead", 0), ("refill_groups", 1), ("update_while_playing", False)):
-            value = getattr(self, name)
-            _require(not value or value == off, name, value, f"branch_share is {share} as well; choose one of them")
         _require(
             self.advantage_estimator not in ("grpo", "rloo", "gae"),
             "branch_share",
             share,
             f"advantage_estimator={self.advantage_estimator!r} compares whole episodes, and a branch is none; use 0",
         )
-        _require(self.value_lambda != "auto", "value_lambda", "auto", f"branch_share is {share}; set a number")
 
     def _check_servers(self) -> None:
         servers = self.vllm_servers

@@ -232,6 +232,7 @@ def make_branching(trainer: GRPOTrainer, choose: ChooseBranches | None) -> Branc
         args.num_generations,
         lambda groups, budget: rule(credit.graph_of_rank(groups), budget),
         compares_keys=own_keys,
+        gather=gather_object,
     )
 
 
@@ -251,8 +252,8 @@ def make_rolling(trainer: GRPOTrainer) -> Rolling | None:
             "vllm_tensor_parallel_size=1 on models that are not sharded, or leave rollouts_ahead at 0"
         )
     _check_whole_groups(args, "rollouts_ahead")
-    rank, tasks = accelerator.process_index, trainer.train_dataset
-    return Rolling(player, args.num_generations, args.rollouts_ahead, tasks, args.seed, rank, gather_object)
+    size, tasks, rank = args.num_generations, trainer.train_dataset, accelerator.process_index
+    return Rolling(player, size, args.rollouts_ahead, tasks, args.seed, rank, gather_object, trainer.branching)
 
 
 def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:

@@ -55,6 +55,7 @@ from .parts import (
     settings_of_parts,
     write_run,
 )
+from .rollout.branching import Branching
 from .rollout.episodes import Branch, Episode
 from .rollout.prompting import PromptTemplate
 from .rollout.refill import Played
@@ -67,7 +68,7 @@ from .runs import hub
 from .runs.callbacks import RolloutBar
 from .runs.checkpoint import Resumption, Staging, check_complete, clear_staging, find_checkpoint
 from .runs.evaluation import summarize
-from .runs.metrics import evaluation_metrics, gather_rollout, rollout_metrics
+from .runs.metrics import branch_metrics, evaluation_metrics, gather_rollout, rollout_metrics
 from .runs.model_card import card_of
 from .runs.panel import play_panel
 from .runs.run_description import identity_of
@@ -166,8 +167,8 @@ class G2POTrainer(GRPOTrainer):
         self.update = make_update(self)
         self.task_errors = TaskErrors(args.task_error_patience)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
-        self.refill, self.rolling = make_refill(self), make_rolling(self)
         self.branching = make_branching(self, choose_branches)
+        self.refill, self.rolling = make_refill(self), make_rolling(self)
         self.player.pool.check(dict(train_dataset[0]))  # before any work is lost
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
@@ -209,6 +210,7 @@ class G2POTrainer(GRPOTrainer):
         seeds: Sequence[int] | None = None,
         on_end: Callable[[Episode], None] | None = None,
         branches: Sequence[Branch | None] | None = None,
+        branching: Branching | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each task with the current policy, on this rank. All ranks must call it together.
 
@@ -216,7 +218,7 @@ class G2POTrainer(GRPOTrainer):
             tasks: dataset rows.
             sampling: default: as in training. For another temperature with the same lengths and stop sequences:
                 `dataclasses.replace(Sampling.for_training(trainer.args), temperature=0)`.
-            groups, seeds, on_end, branches: see `Player.play`.
+            groups, seeds, on_end, branches, branching: see `Player.play`.
             description: of the progress bar.
         """
         check_unchanged(self._made_with, self.args)
@@ -225,7 +227,7 @@ class G2POTrainer(GRPOTrainer):
         bar = RolloutBar(description, self.player.max_turns, played, self.accelerator.is_main_process)
         try:
             with self._policy_in_engine():
-                return self.player.play(tasks, sampling, groups, seeds, bar, on_end, branches)
+                return self.player.play(tasks, sampling, groups, seeds, bar, on_end, branches, branching)
         finally:
             bar.close()
 
@@ -273,11 +275,8 @@ class G2POTrainer(GRPOTrainer):
 
     def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Played:
         number, size = self.iteration.number, self.args.num_generations
-        if self.branching:
-            play = lambda tasks, groups, branches: self.play(tasks, groups=groups, branches=branches)  # noqa: E731
-            return Played(*self.branching.play(play, rows, groups))
         if self.rolling is None:
-            play = self.while_playing or (lambda tasks, groups: self.play(tasks, groups=groups))
+            play = self.while_playing or (lambda tasks, of: self.play(tasks, groups=of, branching=self.branching))
             return self.refill.play(play, rows, groups, number)
         bar = RolloutBar("rollout", len(rows) // size, len(rows), self.accelerator.is_main_process, "group")
         try:
@@ -347,7 +346,7 @@ class G2POTrainer(GRPOTrainer):
         self.iteration.log(
             {
                 "rollout/episodes": len(everyone),
-                **({"rollout/branches": sum(t.parent is not None for t in everyone)} if self.branching else {}),
+                **(branch_metrics(everyone, stats) if self.branching else {}),
                 **self.credit.statistics(graph),
                 **rollout_metrics(everyone, graph, self.args),
                 **stats.metrics(len(everyone)),

@@ -33,7 +33,8 @@ class WhilePlaying:
         """One trajectory of each task, as `trainer.play`; the gradient of complete groups is computed meanwhile."""
         trainer, device = self.trainer, self.trainer.accelerator.device
         places = [place for place, task in enumerate(tasks) if task_id_of(task) not in trainer.task_errors]
-        run = lambda on_end: trainer.play(tasks, groups=groups, on_end=on_end)  # noqa: E731
+        branching = trainer.branching
+        run = lambda on_end: trainer.play(tasks, groups=groups, on_end=on_end, branching=branching)  # noqa: E731
         with Background(run, device) as rollout:
 
             def ended(wait: bool) -> list[tuple[int, Trajectory]] | None:

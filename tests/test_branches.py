@@ -2,12 +2,14 @@
 
 import random
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
 from scripted_actors import ScriptedActor, ScriptedEngine, ScriptedStream
-from toy_environments import Countdown, Forgetful
+from toy_environments import Countdown, Forgetful, Slow
 
 from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
 from g2po_trl.rollout.actor import PromptActor
@@ -86,14 +88,15 @@ def test_a_parent_that_was_longer_than_the_episode(encode):
 class Plays:
     """Stands for the player: every episode has three steps; tells what it was asked for."""
 
-    def __init__(self, outcome="failure", error=None):
-        self.calls, self.outcome, self.error = [], outcome, error
+    def __init__(self, rows, outcome="failure", error=None):
+        self.rows, self.calls, self.outcome, self.error = rows, [], outcome, error
 
-    def __call__(self, rows, groups, branches):
+    def __call__(self, places, branches):
         from g2po_trl import Step, Trajectory
         from g2po_trl.rollout.stats import RolloutStats
 
-        self.calls.append([(row["task_id"], group, branch) for row, group, branch in zip(rows, groups, branches)])
+        rows = [self.rows[place] for place in places]
+        self.calls.append([(row["task_id"], branch) for row, branch in zip(rows, branches)])
         played = []
         for row, branch in zip(rows, branches):
             error = self.error if branch else None
@@ -106,23 +109,21 @@ class Plays:
 
 
 def test_what_is_held_back_is_played_as_the_rule_says():
-    rows, groups = [{"task_id": name} for name in "xxxxyyyy"], [7] * 4 + [8] * 4
-    seen = []
+    plays, seen = Plays([{"task_id": name} for name in "xxxxyyyy"]), []
 
     def choose(groups, budget):
         seen.append(([[t.task_id for t in group] for group in groups], budget))
         return [(3, 1)]
 
-    plays = Plays()
-    trajectories, stats = Branching(2, 4, choose).play(plays, rows, groups)
+    trajectories, stats = Branching(2, 4, choose).play(plays, 8)
     assert seen == [([["x", "x"], ["y", "y"]], 2)]
     first, second = plays.calls
-    assert first == [("x", 7, None)] * 2 + [("y", 8, None)] * 2
-    assert [(name, group, branch and (branch.parent, len(branch.steps))) for name, group, branch in second] == [
-        ("x", 7, None),
-        ("x", 7, None),
-        ("y", 8, (1, 2)),
-        ("y", 8, None),
+    assert first == [("x", None)] * 2 + [("y", None)] * 2
+    assert [(name, branch and (branch.parent, len(branch.steps))) for name, branch in second] == [
+        ("x", None),
+        ("x", None),
+        ("y", (1, 2)),
+        ("y", None),
     ]
     assert [(t.task_id, t.parent) for t in trajectories] == [("x", None)] * 4 + [("y", None)] * 2 + [
         ("y", 1),
@@ -132,12 +133,11 @@ def test_what_is_held_back_is_played_as_the_rule_says():
 
 
 def test_a_task_that_cannot_be_returned_to_is_not_branched_again():
-    rows, groups = [{"task_id": "x"}] * 4, [0] * 4
     branching = Branching(1, 4, lambda groups, budget: [(0, 1)])
     for expected in (True, False):
-        plays = Plays(error=f"{NOT_RETURNED}: whatever")
-        branching.play(plays, rows, groups)
-        assert (plays.calls[1][0][2] is not None) == expected
+        plays = Plays([{"task_id": "x"}] * 4, error=f"{NOT_RETURNED}: whatever")
+        branching.play(plays, 4)
+        assert (plays.calls[1][0][1] is not None) == expected
     again = Branching(1, 4, branching.choose)
     again.restore(branching.state())
     assert again.no_return == {"x"}
@@ -147,7 +147,93 @@ def test_a_task_that_cannot_be_returned_to_is_not_branched_again():
 def test_a_rule_that_names_what_is_not_there(point):
     branching = Branching(1, 4, lambda groups, budget: [point])
     with pytest.raises(ValueError, match=f"choose_branches returned trajectory {point[0]}, position {point[1]}"):
-        branching.play(Plays(), [{"task_id": "x"}] * 4, [0] * 4)
+        branching.play(Plays([{"task_id": "x"}] * 4), 4)
+
+
+@pytest.mark.parametrize("chosen", [None, [3], [(1, 1.0)], [(1, 1, 1)], "ab"])
+def test_a_rule_that_returns_something_else(chosen):
+    with pytest.raises(ValueError, match=r"choose_branches returned .*: return pairs of whole numbers"):
+        Branching(1, 4, lambda groups, budget: chosen).play(Plays([{"task_id": "x"}] * 4), 4)
+
+
+def test_numbers_of_numpy_do_not_get_into_files():
+    plays = Plays([{"task_id": "x"}] * 4)
+    branch = Branching(1, 4, lambda groups, budget: np.array([[1, 2]])).play(plays, 4)[0][3]
+    assert type(branch.parent) is int and branch.parent == 1
+
+
+def test_a_rank_without_groups_plays_as_often_as_others():
+    """A refilled rollout may have none for it."""
+    plays = Plays([])
+    assert Branching(1, 4, lambda groups, budget: 1 / 0).play(plays, 0)[0] == [] and plays.calls == [[], []]
+
+
+def test_checkpoints_know_of_all_ranks():
+    branching = Branching(1, 4, None, no_return={"b"}, gather=lambda own: [*own, "a", "b"])
+    assert branching.state() == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_group_branches_when_its_first_episodes_have_ended(encode, kind):
+    """Where nothing waits for others, long before those of another group have. Its number is an episode's place."""
+    tasks = [{"turns": 2, "reward": 0.0, "task_id": "a"}] * 4 + [{"turns": 12, "task_id": "b"}] * 4
+    branching = Branching(2, 4, lambda groups, budget: [(0, 1)] if groups[0][0].task_id == "a" else [])
+    ended = []
+    with EnvironmentPool(partial(Slow, 0.01), num_workers=2) as pool:
+        player = make_player(pool, encode, kind, max_turns=20)
+        groups = [0] * 4 + [1] * 4
+        found, stats = player.play(tasks, groups=groups, branching=branching, on_end=ended.append)
+    assert [(t.task_id, t.parent, t.start, len(t.steps), t.outcome) for t in found] == [
+        *[("a", None, 0, 2, "failure")] * 2,
+        ("a", 0, 1, 1, "failure"),
+        ("a", None, 0, 2, "failure"),
+        *[("b", None, 0, 12, "success")] * 4,
+    ]
+    assert stats.replayed_steps == 1 and stats.live_steps == 7 + 48 and len(ended) == 8
+    if kind is ScriptedStream:
+        assert {e.number for e in ended[:4]} == {0, 1, 2, 3}
+
+
+def test_groups_that_taught_nothing_with_their_branches_are_replaced(make_trainer):
+    """Branches first: a failed group is continued, and gives way to another task if that helped nothing either."""
+    tasks = [{"turns": 3, "reward": 10.0 * (n > 2), "task_id": str(n)} for n in range(8)]
+    trainer = make_trainer(Countdown, dataset=Dataset.from_list(tasks), branch_share=0.5, refill_groups=2, max_steps=1)
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "rollout/episodes" in entry)
+    assert entry["rollout/episodes"] == 16, "all episodes of a group are paid the same here"
+    played = [t for path in Path(trainer.args.output_dir, "trajectories").glob("*.jsonl") for t in read_jsonl(path)]
+    branches = [t for t in played if t.parent is not None]
+    assert (
+        len(played) == 16
+        and entry["rollout/branches"]
+        == len(branches)
+        == 2 * entry["rollout/episodes"] / 4 - sum(t.reward > 0 for t in played) / 2
+    )
+    assert all(t.reward == 0 for t in branches)
+
+
+def test_rates_are_about_as_many_episodes_of_each_task(make_trainer):
+    """Where a group has won, all of it begins at the beginning: half of the tasks are won, but two thirds of those."""
+    tasks = [{"turns": 3, "reward": 10.0 * (n % 2), "task_id": str(n)} for n in range(8)]
+    trainer = make_trainer(
+        Countdown,
+        dataset=Dataset.from_list(tasks),
+        branch_share=0.5,
+        max_steps=4,
+        shuffle_dataset=False,
+        value_lambda="auto",
+        learning_rate=0.0,
+    )
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "rollout/episodes" in entry]
+    assert len(entries) == 4
+    for entry in entries:
+        assert entry["episode/success_rate"] == 0.5 and entry["episode/episodes"] == 4
+        assert (
+            entry["rollout/episodes"] == 8 and entry["rollout/branches"] == 2 and entry["rollout/branch_errors"] == 0
+        )
+        assert entry["rollout/steps"] == entry["update/step_samples"] == 8 * 3 - entry["rollout/replayed_steps"] < 24
+        assert entry["rollout/reply_tokens"] <= entry["rollout/steps"] * trainer.args.max_completion_length
 
 
 def test_training(make_trainer, tmp_path):
@@ -169,12 +255,9 @@ def test_training(make_trainer, tmp_path):
     ("options", "message"),
     [
         ({"branch_share": 1.0}, "branch_share is 1.0"),
-        ({"branch_share": 0.1}, "it makes 0"),
-        ({"branch_share": 0.75}, "it makes 3"),
-        ({"branch_share": 0.5, "rollouts_ahead": 1}, "rollouts_ahead is 1"),
-        ({"branch_share": 0.5, "refill_groups": 2}, "refill_groups is 2"),
+        ({"branch_share": 0.1}, "may make 0"),
+        ({"branch_share": 0.75}, "may make 3"),
         ({"branch_share": 0.5, "advantage_estimator": "grpo", "step_advantage_weight": 1.0}, "compares whole"),
-        ({"branch_share": 0.5, "value_lambda": "auto"}, "value_lambda is 'auto'"),
     ],
 )
 def test_what_is_refused(make_trainer, options, message):

@@ -94,6 +94,7 @@ TWO_SLICES = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_
             for loss_type in ("cispo", "vespo", "sapo", "dr_grpo", "luspo")
             for options in ({"beta": 0.0, "token_layout": "packed"}, {"beta": 0.1, **TWO_SLICES})
         ),
+        pytest.param("dapo", {"branch_share": 0.5}, marks=pytest.mark.slow),
         pytest.param("dapo", {"importance_sampling_level": "sequence"}, marks=pytest.mark.slow),
         pytest.param(
             "dapo", {"mask_truncated_completions": True, "state_key_ignores": ["numbers"]}, marks=pytest.mark.slow

@@ -70,7 +70,9 @@ class Credit:
         groups = groups_of(records, self.num_generations)
         if self.value_lambda != "auto":
             return StateGraph.from_records(groups, self.gamma, self.value_lambda)
-        chosen = self.lambda_choice.choose(StateGraph.from_records(groups, self.gamma))
+        # A branch's return is part of its parent's, so neither can be predicted as if it were left out.
+        whole = [[r for r in group if r.parent is None] for group in groups]
+        chosen = self.lambda_choice.choose(StateGraph.from_records(whole, self.gamma))
         return StateGraph.from_records(groups, self.gamma, chosen)
 
     def of_group(self, trajectories: Sequence[Trajectory]) -> np.ndarray:

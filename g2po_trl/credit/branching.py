@@ -11,6 +11,7 @@ group failed, say little about a single step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from zlib import crc32
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def least_visited(graph: StateGraph, budget: int) -> Branches:
 
 def uniform(graph: StateGraph, budget: int, seed: int = 0) -> Branches:
     """In every group, states drawn at random, each with the same probability. See `least_visited`."""
-    draws, chosen = np.random.default_rng(seed), []
+    draws, chosen = _draws(graph, seed), []
     for group in range(graph.num_groups):
         steps = _first_visits(graph, group)
         chosen += _points(graph, draws.permutation(steps)[:budget])
@@ -67,7 +68,7 @@ def highest_spread(graph: StateGraph, budget: int) -> Branches:
 
 def last_steps(graph: StateGraph, budget: int, number: int = 3, seed: int = 0) -> Branches:
     """In every group, states drawn from the last `number` steps of its episodes. See `least_visited`."""
-    draws, chosen = np.random.default_rng(seed), []
+    draws, chosen = _draws(graph, seed), []
     left = graph.lengths[graph.trajectory] - graph.position
     for group in range(graph.num_groups):
         steps = np.flatnonzero(_may_branch(graph, group) & (left <= number))
@@ -90,6 +91,11 @@ def all_failed(graph: StateGraph) -> np.ndarray:
     played = np.bincount(graph.trajectory_group[used], minlength=graph.num_groups)
     won = graph.trajectory_group[used & graph.trajectory_success]
     return (played > 0) & (np.bincount(won, minlength=graph.num_groups) == 0)
+
+
+def _draws(graph: StateGraph, seed: int) -> np.random.Generator:
+    """The same of the same graph, and others of another: a rule is called again and again."""
+    return np.random.default_rng([seed, crc32(graph.node.tobytes()), crc32(graph.returns.tobytes())])
 
 
 def _may_branch(graph: StateGraph, group: int) -> np.ndarray:

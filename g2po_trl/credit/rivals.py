@@ -103,10 +103,15 @@ def hgpo(
     returns = graph.returns / graph.gamma
     context = np.maximum(graph.node, 0)
     total, weights = np.zeros(graph.num_steps), np.zeros(graph.num_steps)
+    # A branch's first step comes after its parent's.
+    number = graph.position + graph.trajectory_start[graph.trajectory]
+    parent = graph.trajectory_parent[graph.trajectory]
+    first = np.cumsum(graph.lengths) - graph.lengths
+    previous = np.where((graph.position == 0) & (parent >= 0), first[parent] + number, np.arange(graph.num_steps)) - 1
     for depth in range(history + 1):
         if depth > 0:  # number the pairs (context of the step before, node); a step without so many before is alone
             alone = graph.num_steps + np.arange(graph.num_steps)
-            before = np.where(graph.position >= depth, np.roll(context, 1), alone)
+            before = np.where(number >= depth, context[previous], alone)
             context = np.unique(before * (graph.num_nodes + 1) + graph.node, return_inverse=True)[1].reshape(-1)
         part = compare(graph, returns, context, scale_by_std, ddof=0)
         # Not `part != 0`: a step at its set's mean is in the comparison, and rounding may not decide whether.

@@ -41,7 +41,7 @@ def analyse(run: Path, gamma: float) -> tuple[dict, dict]:
                 "nodes": graph.num_nodes,
                 "group_size": visited,
                 "value_variation": varied,
-                "value_errors": analysis.value_errors(graph),
+                "value_errors": analysis.value_errors(iteration.whole.graph(gamma)),
                 "turns_to_finish": float(won.mean()) if len(won) else None,
             }
         )

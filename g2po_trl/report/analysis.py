@@ -41,6 +41,11 @@ class Iteration:
         """Its state graph."""
         return StateGraph.from_groups(self.groups, gamma)
 
+    @property
+    def whole(self) -> Iteration:
+        """Without branches: what compares episodes, or takes each for an independent draw, is about those."""
+        return Iteration(self.number, [[t for t in group if t.parent is None] for group in self.groups])
+
 
 def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
     """Read the trajectories of a run, the files of all ranks together.
@@ -137,8 +142,8 @@ def group_sizes(graph: StateGraph) -> dict[str, float | np.ndarray]:
 
 
 def turns_to_finish(trajectories: Iterable[Trajectory]) -> np.ndarray:
-    """(number of successful episodes,) their numbers of steps."""
-    return np.array([len(t.steps) for t in trajectories if t.success], dtype=np.int64)
+    """(number of successful episodes,) their numbers of steps, without branches: they are the end of another one."""
+    return np.array([len(t.steps) for t in trajectories if t.success and t.parent is None], dtype=np.int64)
 
 
 def value_errors(graph: StateGraph) -> dict[str, float]:

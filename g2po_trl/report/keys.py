@@ -44,9 +44,12 @@ KEYS_HELP = 'docs/environments.md, "What counts as one state"'
 
 
 def measure(iterations: Sequence[Iteration], gamma: float) -> tuple[LeftOutErrors, np.ndarray, np.ndarray]:
-    """Errors and `same_action_spread` of all iterations as one batch of groups; (groups,) the iteration of each."""
+    """Errors and `same_action_spread` of all iterations as one batch of groups; (groups,) the iteration of each.
+
+    Branches are left out: their returns are part of their parents'.
+    """
     of_group = np.repeat(np.arange(len(iterations)), [len(iteration.groups) for iteration in iterations])
-    groups = [group for iteration in iterations for group in iteration.groups]
+    groups = [group for iteration in iterations for group in iteration.whole.groups]
     parts, spread = [], []
     for start in range(0, len(groups), _TOGETHER):
         graph = StateGraph.from_groups(groups[start : start + _TOGETHER], gamma, with_actions=True)

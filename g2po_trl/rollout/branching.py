@@ -1,25 +1,24 @@
-"""Rollouts in two parts: some episodes of each group from the beginning, the others from where they teach more."""
+"""Groups in two parts: some episodes from the beginning, then the others, from where they teach more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import index
 
 from ..trajectory import Trajectory
-from .episodes import NOT_RETURNED, Branch
+from .episodes import NOT_RETURNED, Branch, Episode
 from .stats import RolloutStats
 
-Row = dict[str, Any]
-# (rows, groups, branches) -> a trajectory of each row, and what they cost. All ranks call it together.
-Play = Callable[[Sequence[Row], Sequence[int], Sequence[Branch | None]], tuple[list[Trajectory], RolloutStats]]
+# (places, branches) -> a trajectory of each place, and what they cost. All ranks call it together.
+Play = Callable[[Sequence[int], Sequence[Branch | None]], tuple[list[Trajectory], RolloutStats]]
 # (groups of trajectories, branches of a group at most) -> (place among all trajectories, position) of each branch
 Choose = Callable[[Sequence[Sequence[Trajectory]], int], Sequence[tuple[int, int]]]
 
 
 @dataclass
 class Branching:
-    """Holds back some episodes of each group until the others have ended, and branches where a rule says so.
+    """Holds back some episodes of each group until its others have ended, and branches where a rule says so.
 
     Args:
         held_back: episodes of a group that may become branches. Those that do not are played from the beginning.
@@ -28,6 +27,7 @@ class Branching:
         compares_keys: compare the environment's state keys, too, when a state is returned to.
         no_return: ids of tasks whose environment came to other states when the same actions were played again. They
             are not branched any more.
+        gather: a list of each rank -> the lists of all, joined.
     """
 
     held_back: int
@@ -35,45 +35,101 @@ class Branching:
     choose: Choose
     compares_keys: bool = True
     no_return: set[str] = field(default_factory=set)
+    gather: Callable[[list], list] = list
 
-    def play(self, play: Play, rows: Sequence[Row], groups: Sequence[int]) -> tuple[list[Trajectory], RolloutStats]:
-        """A trajectory of each row. The branches of a group come last in it."""
-        size = self.group_size - self.held_back
-        first = [place for place in range(len(rows)) if place % self.group_size < size]
-        later = [place for place in range(len(rows)) if place % self.group_size >= size]
-        whole, stats = play([rows[i] for i in first], [groups[i] for i in first], [None] * len(first))
-        of_group = self._branches([whole[i : i + size] for i in range(0, len(whole), size)])
-        branches = [next(of_group[place // self.group_size], None) for place in later]
-        more, further = play([rows[i] for i in later], [groups[i] for i in later], branches)
-        self.no_return |= {t.task_id for t in more if (t.error or "").startswith(NOT_RETURNED)}
+    @property
+    def first(self) -> int:
+        """Episodes of each group that are not held back: whatever happens, as many of each task."""
+        return self.group_size - self.held_back
+
+    def play(self, play: Play, number: int) -> tuple[list[Trajectory], RolloutStats]:
+        """A trajectory of each of so many places, whole groups: held-back ones when all others have ended."""
+        size = self.first
+        first = [place for place in range(number) if place % self.group_size < size]
+        later = [place for place in range(number) if place % self.group_size >= size]
+        whole, stats = play(first, [None] * len(first))
+        of_group = list(map(iter, self.branches([whole[i : i + size] for i in range(0, len(whole), size)])))
+        more, further = play(later, [next(of_group[place // self.group_size], None) for place in later])
+        self.note(more)
         trajectories = dict(zip([*first, *later], [*whole, *more]))
-        return [trajectories[place] for place in range(len(rows))], stats.and_then(further)
+        return [trajectories[place] for place in range(number)], stats.and_then(further)
 
-    def state(self) -> list[str]:
-        """What a checkpoint keeps. Plain data."""
-        return sorted(self.no_return)
+    def branches(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Branch]]:
+        """Those of each group, whose first episodes are given.
 
-    def restore(self, state: Sequence[str]) -> None:
-        """Take up what `state` gave."""
-        self.no_return |= set(state)
-
-    def _branches(self, groups: Sequence[Sequence[Trajectory]]) -> list[Iterator[Branch]]:
-        """The branches of each group."""
-        size = len(groups[0])
+        Raises:
+            ValueError: if the rule names what is not there.
+        """
         found: list[list[Branch]] = [[] for _ in groups]
-        for place, position in self.choose(groups, self.held_back):
-            group, parent = divmod(place, size)
+        for place, position in self._chosen(groups) if groups else ():
+            group, parent = divmod(place, self.first)
             if not 0 <= group < len(groups) or len(found[group]) == self.held_back:
                 self._refuse(place, position)
             trajectory = groups[group][parent]
             if not trajectory.counted or not 0 < position < len(trajectory.steps):
                 self._refuse(place, position)
-            if trajectory.task_id not in self.no_return:
-                found[group].append(Branch(parent, trajectory.steps[: position + 1], self.compares_keys))
-        return [iter(branches) for branches in found]
+            found[group].append(Branch(parent, trajectory.steps[: position + 1], self.compares_keys))
+        return [[] if group[0].task_id in self.no_return else branches for group, branches in zip(groups, found)]
+
+    def note(self, played: Iterable[Trajectory]) -> None:
+        """Take note of what cannot be returned to, once branches have ended."""
+        self.no_return |= {t.task_id for t in played if (t.error or "").startswith(NOT_RETURNED)}
+
+    def state(self) -> list[str]:
+        """What a checkpoint keeps: of all ranks. Plain data. All ranks call it."""
+        return sorted(set(self.gather(sorted(self.no_return))))
+
+    def restore(self, state: Sequence[str]) -> None:
+        """Take up what `state` gave."""
+        self.no_return |= set(state)
+
+    def _chosen(self, groups: Sequence[Sequence[Trajectory]]) -> list[tuple[int, int]]:
+        """What the rule returned, as plain numbers: numpy's would get into files."""
+        chosen = self.choose(groups, self.held_back)
+        try:
+            return [(index(place), index(position)) for place, position in chosen]
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"choose_branches returned {str(chosen)[:200]} ({error}): return pairs of whole numbers, (trajectory, "
+                "position)"
+            ) from error
 
     def _refuse(self, place: int, position: int) -> None:
         raise ValueError(
             f"choose_branches returned trajectory {place}, position {position}: name trajectories with a result, "
             f"positions after the first step and before the end, and at most {self.held_back} of a group"
         )
+
+
+class HeldBack:
+    """Which episodes of a rollout may begin: of each group the first ones, and the others when those have ended.
+
+    Args:
+        branching: knows how many are held back, and where they begin.
+        episodes: whole groups, one after the other.
+    """
+
+    def __init__(self, branching: Branching, episodes: Sequence[Episode]):
+        self.branching, size = branching, branching.group_size
+        self._groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
+        self._group_of = {e.number: group for group, members in enumerate(self._groups) for e in members}
+        self._left = [branching.first] * len(self._groups)
+        self._may_begin = [e for members in self._groups for e in members[: branching.first]]
+
+    def take(self) -> list[Episode]:
+        """Those that may begin by now. Each is there once."""
+        taken, self._may_begin = self._may_begin, []
+        return taken
+
+    def ended(self, episode: Episode) -> None:
+        """Take note of an episode that is over."""
+        group = self._group_of[episode.number]
+        self._left[group] -= 1
+        if episode.branch is not None:
+            self.branching.note([episode.trajectory()])
+        elif self._left[group] == 0:
+            members, first = self._groups[group], self.branching.first
+            (branches,) = self.branching.branches([[member.trajectory() for member in members[:first]]])
+            for member, branch in zip(members[first:], branches):
+                member.branch = branch
+            self._may_begin += members[first:]

@@ -14,6 +14,7 @@ from ..environments.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory
 from .actor import Actor
+from .branching import Branching, HeldBack
 from .episodes import Branch, Episode
 from .sampling import Sampling
 from .stats import RolloutStats
@@ -58,6 +59,7 @@ class Player:
         on_turn: Callable[[int, int], None] | None = None,
         on_end: Callable[[Episode], None] | None = None,
         branches: Sequence[Branch | None] | None = None,
+        branching: Branching | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each task, all concurrently.
 
@@ -70,6 +72,8 @@ class Player:
             on_turn: called after each turn with its number and the number of running episodes.
             on_end: called once with each episode, as soon as it has ended.
             branches: where each episode begins, if it continues another. `None`: all begin with their task.
+            branching: holds back some episodes of each group, which are `group_size` tasks in a row, and decides where
+                they begin: when the first ones of their group have ended, or of all groups, where nothing streams.
 
         Returns:
             One trajectory per task, in order, and the rollout's statistics. Failures of environments do not raise:
@@ -77,14 +81,15 @@ class Player:
         """
         if self.before_play:
             self.before_play()
-        stats = RolloutStats()
+        stats, streams = RolloutStats(), self.streams and self.actor.streams
+        if branching is not None and not streams:
+            return self._play_in_two_parts(branching, tasks, sampling, groups, seeds, on_turn, on_end)
         groups = range(len(tasks)) if groups is None else groups
         new = {group: object() for group in groups}  # to the pool they are other groups than the last rollout's
         names = [task_id_of(task) for task in tasks]
         played = [place for place, name in enumerate(names) if name not in self.set_aside]
         begin = branches or [None] * len(tasks)
         episodes = [Episode(names[place], number, branch=begin[place]) for number, place in enumerate(played)]
-        streams = self.streams and self.actor.streams
         if streams and seeds is None:  # which reply comes first must not decide what it says
             seeds = torch.randint(2**62, (len(tasks),)).tolist()
         seeds = None if seeds is None else [seeds[place] for place in played]
@@ -92,16 +97,28 @@ class Player:
             started = time.perf_counter()
             session = self.actor.session(sampling or Sampling(), seeds, stats)
             any_live = self.any_live if self.actor.is_collective else bool
+            begun = [tasks[place] for place in played], [new[groups[place]] for place in played]
             if streams:
-                play = Stream(self.pool, session, self.max_turns, stats, on_turn, on_end).play
+                held_back = None if branching is None else HeldBack(branching, episodes)
+                Stream(self.pool, session, self.max_turns, stats, on_turn, on_end).play(episodes, *begun, held_back)
             else:
-                play = Turns(self.pool, session, self.max_turns, stats, self.overlap, any_live, on_turn, on_end).play
-            play(episodes, [tasks[place] for place in played], [new[groups[place]] for place in played])
+                turns = Turns(self.pool, session, self.max_turns, stats, self.overlap, any_live, on_turn, on_end)
+                turns.play(episodes, *begun)
             stats.total_time = time.perf_counter() - started
         trajectories = [Trajectory(name, [], 0.0, "error", error=SET_ASIDE) for name in names]
         for place, episode in zip(played, episodes):
             trajectories[place] = episode.trajectory()
         return trajectories, stats
+
+    def _play_in_two_parts(
+        self, branching: Branching, tasks: Sequence[dict[str, Any]], sampling, groups, seeds, on_turn, on_end
+    ) -> tuple[list[Trajectory], RolloutStats]:
+        def play(places: Sequence[int], branches: Sequence[Branch | None]) -> tuple[list[Trajectory], RolloutStats]:
+            own_groups, own_seeds = (None if of is None else [of[i] for i in places] for of in (groups, seeds))
+            own = [tasks[i] for i in places]
+            return self.play(own, sampling, own_groups, own_seeds, on_turn, on_end, branches)
+
+        return branching.play(play, len(tasks))
 
     def rollout(self) -> AbstractContextManager[None]:
         """A context for several `play` calls with the same weights: the engine is given the weights once."""

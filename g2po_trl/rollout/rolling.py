@@ -17,6 +17,7 @@ from typing import Any
 
 from ..environments.tasks import task_id_of
 from ..trajectory import Trajectory
+from .branching import Branching
 from .episodes import Episode
 from .player import SET_ASIDE, Player
 from .sampling import Sampling, derived_seed
@@ -33,6 +34,8 @@ class OpenGroup:
     Args:
         number: groups are numbered as they are opened.
         version: of the policy, when it was opened.
+        members: its episodes. left: how many of them are not over.
+        held_back: of these, those that may be branches and begin when the others have ended.
         completed: its place in the order in which groups are completed; `None` while it is played.
     """
 
@@ -41,6 +44,7 @@ class OpenGroup:
     task: Row = field(default_factory=dict)
     members: list[Episode] = field(default_factory=list)
     left: int = 0
+    held_back: list[Episode] = field(default_factory=list)
     completed: int | None = None
 
 
@@ -77,6 +81,7 @@ class Rolling:
         tasks: the rows that tasks are drawn from, for the groups that the first rollout has open beside its own.
         seed: of these draws, and of completions where the engine takes seeds.
         rank, gather: this process, and a list of each rank -> the lists of all, joined.
+        branching: which episodes of a group are held back until its others have ended, and where they begin then.
     """
 
     def __init__(
@@ -88,9 +93,11 @@ class Rolling:
         seed: int,
         rank: int = 0,
         gather: Callable[[list], list] = list,
+        branching: Branching | None = None,
     ):
         self.player, self.group_size, self.ahead = player, group_size, ahead
         self.tasks, self.seed, self.rank, self.gather = tasks, seed, rank, gather
+        self.branching = branching
         self.queue: deque[Row] = deque()
         self.groups: list[OpenGroup] = []
         self._to_begin: deque[Episode] = deque()
@@ -215,7 +222,8 @@ class Rolling:
     def _open(self, task: Row, version: int) -> None:
         name, number = task_id_of(task), next(self._group_numbers)
         members = [Episode(name, next(self._episode_numbers)) for _ in range(self.group_size)]
-        group = OpenGroup(number, version, task, members, len(members))
+        first = self.branching.first if self.branching else len(members)
+        group = OpenGroup(number, version, task, members, len(members), members[first:])
         self.groups.append(group)
         self._group_of |= {episode.number: group for episode in members}
         # By the version, too: a resumed run numbers its groups from 0 again.
@@ -224,8 +232,9 @@ class Rolling:
             for place, episode in enumerate(members)
         }
         if name not in self.player.set_aside:
-            self._to_begin.extend(members)
+            self._to_begin.extend(members[:first])
             return
+        group.held_back = []
         for episode in members:
             episode.fail(SET_ASIDE)
             self._ended(episode)
@@ -233,9 +242,23 @@ class Rolling:
     def _ended(self, episode: Episode) -> None:
         group = self._group_of.pop(episode.number)
         del self._seeds[episode.number]
+        if episode.branch is not None:
+            self.branching.note([episode.trajectory()])
         group.left -= 1
+        if group.held_back and group.left == len(group.held_back):
+            self._begin_held_back(group)
         if group.left == 0:
             group.completed = next(self._completed)
+
+    def _begin_held_back(self, group: OpenGroup) -> None:
+        """Its first episodes have ended. The others are next, but for those of older groups."""
+        first = group.members[: -len(group.held_back)]
+        (branches,) = self.branching.branches([[episode.trajectory() for episode in first]])
+        for episode, branch in zip(group.held_back, branches):
+            episode.branch = branch
+        waiting = [*group.held_back, *self._to_begin]
+        self._to_begin = deque(sorted(waiting, key=lambda episode: self._group_of[episode.number].number))
+        group.held_back = []
 
     def _draw(self, number: int) -> None:
         """Queue so many more tasks, each before any is queued again."""

@@ -89,7 +89,6 @@ class RolloutStats:
         cache = {}
         if self.cacheable_tokens:
             cache["rollout/prefix_cache_hit_fraction"] = self.cached_tokens / self.cacheable_tokens
-        replayed = {"rollout/replayed_steps": self.replayed_steps} if self.replayed_steps else {}
         servers = {}
         if self.servers:
             servers = {
@@ -104,12 +103,14 @@ class RolloutStats:
             "time/generation": self.generation_time,
             "time/prompts": self.prompt_time,
             "rollout/active_fraction": self.active_fraction(num_episodes),
+            "rollout/steps": self.live_steps,
+            "rollout/prompt_tokens": self.prompt_tokens,
+            "rollout/reply_tokens": self.generated_tokens,
             "rollout/truncated_prompts": self.truncated_prompts,
             "rollout/truncated_replies": self.truncated_replies,
             "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.live_steps),
             "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
             "rollout/tokenized_fraction": self.tokenized_tokens / max(1, self.prompt_tokens),
             **cache,
-            **replayed,
             **servers,
         }

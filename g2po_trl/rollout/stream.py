@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ..environments.pool import EnvironmentPool
 from ..trajectory import Step
+from .branching import HeldBack
 from .episodes import Episode
 from .returning import bring_back
 from .stats import RolloutStats
@@ -60,14 +61,37 @@ class Stream:
     _slots: dict[int, int] = field(default_factory=dict, init=False)  # by the episode's number
     _ready: list[Episode] = field(default_factory=list, init=False)  # to be asked
 
-    def play(self, episodes: Sequence[Episode], tasks: Sequence[dict[str, Any]], groups: Sequence[Any]) -> None:
-        """Play each episode on its task. All of them are over when it returns."""
+    def play(
+        self,
+        episodes: Sequence[Episode],
+        tasks: Sequence[dict[str, Any]],
+        groups: Sequence[Any],
+        held_back: HeldBack | None = None,
+    ) -> None:
+        """Play each episode on its task. All of them are over when it returns.
+
+        Args:
+            held_back: says when each of them begins. `None`: at once.
+        """
+        place, family, on_end = {e.number: i for i, e in enumerate(episodes)}, object(), self.on_end
+
+        def ended(episode: Episode) -> None:
+            held_back.ended(episode)
+            if on_end:
+                on_end(episode)
+
+        self.on_end = ended if held_back else on_end
+        begin = held_back.take() if held_back else episodes
         try:
-            self.begin(episodes, tasks, groups, family=object())
-            self._bring_back([episode for episode in episodes if episode.branch is not None])
-            while self.live:
-                self.advance()
+            while begin or self.live:
+                if begin:
+                    places = [place[episode.number] for episode in begin]
+                    self.begin(begin, [tasks[i] for i in places], [groups[i] for i in places], family)
+                if self.live:
+                    self.advance()
+                begin = held_back.take() if held_back else ()
         finally:
+            self.on_end = on_end
             self.pool.end(self.live)
 
     def begin(
@@ -77,13 +101,15 @@ class Stream:
         groups: Sequence[Any],
         family: Any = None,
     ) -> None:
-        """Open these beside those that are live; see `EnvironmentPool.begin`."""
+        """Open these beside those that are live; see `EnvironmentPool.begin`. Waits until branches are where they
+        begin."""
         slots = self.pool.begin(tasks, groups, family)
         if not self.live.keys().isdisjoint(slots):
             self.pool.end(slots)
             raise RuntimeError(_GONE)
         for slot, episode in zip(slots, episodes):
             self.live[slot], self._slots[episode.number] = episode, slot
+        self._bring_back([episode for episode in episodes if episode.branch is not None])
 
     def take_over(self, other: Stream) -> None:
         """Go on with the episodes of another that is at rest."""

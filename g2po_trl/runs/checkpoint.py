@@ -197,7 +197,8 @@ class Resumption:
                 f"{self.num_ranks}. Resume with {then} processes, or from a checkpoint of the end of an iteration."
             )
         for name, part in self.parts.items():
-            part.restore(state[name])
+            if name in state:  # the run may not have had it then: branches
+                part.restore(state[name])
         for part in self.kept_in_files:
             part.load(str(folder))
         return slices

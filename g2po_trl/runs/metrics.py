@@ -19,18 +19,33 @@ if TYPE_CHECKING:
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: G2POConfig) -> dict[str, float]:
-    """`episode/*`, without branches, `graph/*` and `advantage/*` of a rollout, all ranks' trajectories."""
+    """`episode/*`, `graph/*` and `advantage/*` of a rollout, all ranks' trajectories in whole groups.
+
+    `episode/*` is about the episodes that are not held back for branches: as many of each task. More of them begin at
+    the beginning where a group has won, so that all of those together would be too good.
+    """
     scale, penalty = args.scale_by_std, args.invalid_action_penalty
     parts = {
         "episode": episode_advantage(graph, scale, penalty, args.episode_statistics),
         "node": node_advantage(graph, scale, penalty if args.episode_statistics == "step" else 0.0),
         "edge": edge_advantage(graph, scale),
     }
-    summary = summarize([trajectory for trajectory in trajectories if trajectory.parent is None])
+    size, first = args.num_generations, args.num_generations - args.num_branches
+    summary = summarize([played for place, played in enumerate(trajectories) if place % size < first])
     return {
         **{f"episode/{name}": value for name, value in summary.items() if not isinstance(value, dict)},
         **{f"graph/{name}": value for name, value in graph.statistics().items()},
         **{f"advantage/{name}_abs_mean": float(np.abs(a).mean()) if len(a) else 0.0 for name, a in parts.items()},
+    }
+
+
+def branch_metrics(trajectories: Sequence[Trajectory], stats: RolloutStats) -> dict[str, float]:
+    """What `branch_share` adds to the log."""
+    branches = [played for played in trajectories if played.parent is not None]
+    return {
+        "rollout/branches": len(branches),
+        "rollout/branch_errors": sum(not played.counted for played in branches),
+        "rollout/replayed_steps": stats.replayed_steps,
     }
 
 

@@ -15,9 +15,10 @@ COLUMNS = ("iteration", "task", "outcome", "reward", "turns", "transcript")
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """What was seen and replied, step by step."""
-    lines = []
-    for number, step in enumerate(trajectory.steps, 1):
+    """What was seen and replied, step by step, with the steps' numbers in the game."""
+    branch, first = trajectory.parent is not None, trajectory.start + 1
+    lines = [f"(branch of trajectory {trajectory.parent + 1} of its group from step {first})"] if branch else []
+    for number, step in enumerate(trajectory.steps, first):
         lines += [f"[{number}] {step.observation}", f"> {step.reply if step.reply is not None else step.action}"]
     return "\n".join([*lines, trajectory.error or trajectory.final_observation or ""])
 

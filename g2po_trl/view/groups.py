@@ -37,8 +37,9 @@ def group_data(
 
     Returns:
         Plain data. A step has `trained`, the advantage it was trained with (`None` if the run did not store it), and
-        with G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now; `adds_up` says whether they sum to `trained`
-        (`None` for other estimators, whose advantages have no such parts).
+        with G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now; a branch's A_EP is `None`, but for a penalty.
+        `adds_up` says whether they sum to `trained` (`None` for other estimators, whose advantages have no parts).
+        `whole`, `success`: episodes from the beginning, and how many of them won. A branch has `parent` and `start`.
     """
     graph = StateGraph.from_groups([group], settings.get("gamma", 0.95), value_lambda)
     parts = _parts(graph, settings) if is_g2po(settings) else None
@@ -52,12 +53,13 @@ def group_data(
                 **step_data(steps[i], texts, prompt_of),
                 "node": int(graph.node[i]),
                 "next": int(graph.next_node[i]),
-                "adv": None if parts is None else [round(float(x), 4) for x in parts[i]],
+                "adv": None if parts is None else _shown(parts[i], trajectory),
                 "trained": None if steps[i].advantage is None else round(steps[i].advantage, 4),
             }
             for i in mine
         ]
-        trajectories.append({**episode_data(trajectory, texts), "steps": read})
+        origin = {} if trajectory.parent is None else {"parent": trajectory.parent, "start": trajectory.start}
+        trajectories.append({**episode_data(trajectory, texts), **origin, "steps": read})
     nodes = [
         {"o": None, "v": round(float(value), 4), "visits": int(visits), "actions": None}
         for value, visits in zip(graph.node_values, graph.node_visits)
@@ -73,7 +75,8 @@ def group_data(
         "task": group[0].task,
         "stored": any(step.advantage is not None for step in steps),
         "adds_up": None if parts is None else _adds_up(steps, parts),
-        "success": sum(t.success for t in group),
+        "whole": sum(t.parent is None for t in group),
+        "success": sum(t.success for t in group if t.parent is None),
         "trajectories": trajectories,
         "nodes": nodes,
     }
@@ -92,6 +95,12 @@ def disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     edge = (g, step["node"], step["next"])
                     found.setdefault(edge, {"group": g, "trajectory": t, "step": s, "by": round(gain - local, 3)})
     return sorted(found.values(), key=lambda one: -one["by"])[:NUM_DISAGREEMENTS]
+
+
+def _shown(parts: np.ndarray, trajectory: Trajectory) -> list[float | None]:
+    """A step's parts. A branch is compared with no episode."""
+    episode, *local = (round(float(x), 4) for x in parts)
+    return [episode if trajectory.parent is None or episode else None, *local]
 
 
 def _parts(graph: StateGraph, settings: Mapping[str, Any]) -> np.ndarray:

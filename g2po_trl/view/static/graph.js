@@ -19,9 +19,10 @@ function edgesOf(one) {
     const ends = s === trajectory.steps.length - 1;
     const to = ends ? trajectory.outcome : step.next;
     const key = `${step.node}>${to}`;
-    if (!edges.has(key)) edges.set(key, { from: step.node, to, count: 0, advantage: 0, actions: new Map() });
+    if (!edges.has(key)) edges.set(key, { from: step.node, to, count: 0, whole: 0, advantage: 0, actions: new Map() });
     const edge = edges.get(key);
     edge.count += 1;
+    edge.whole += isBranch(trajectory) ? 0 : 1;
     edge.advantage += total(step) ?? NaN;
     edge.actions.set(step.a, (edge.actions.get(step.a) || 0) + 1);
   }));
@@ -29,10 +30,20 @@ function edgesOf(one) {
   return [...edges.values()];
 }
 
+// The states that branches begin in, and how many do.
+function branchPoints(one) {
+  const points = new Map();
+  for (const t of one.trajectories) {
+    const node = isBranch(t) && t.steps.length ? t.steps[0].node : -1;
+    if (node >= 0) points.set(node, (points.get(node) || 0) + 1);
+  }
+  return points;
+}
+
 // Columns by distance from where episodes begin; rows so that neighbours are near each other.
 function places(one, edges) {
   const level = new Map();
-  let front = [...new Set(one.trajectories.filter((t) => t.steps.length && t.steps[0].node >= 0)
+  let front = [...new Set(one.trajectories.filter((t) => t.steps.length && t.steps[0].node >= 0 && !isBranch(t))
     .map((t) => t.steps[0].node))];
   front.forEach((n) => level.set(n, 0));
   while (front.length) {

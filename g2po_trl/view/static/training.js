@@ -11,7 +11,7 @@ async function choose(number, groupNumber = 0) {
   $("used").textContent = howTrained();
   $("groups").replaceChildren(...shown.groups.map((one, g) => make("button", {
     type: "button", role: "option", title: `${taskName(one)} (${one.id})`, onclick: () => showGroup(g) },
-    `${g + 1}: ${one.success}/${one.trajectories.length} `, one.task ? make("span", { class: "of" }, one.task) : null)));
+    `${g + 1}: ${one.success}/${one.whole} `, one.task ? make("span", { class: "of" }, one.task) : null)));
   $("cases").hidden = shown.value_lambda === null;
   $("case-list").replaceChildren(...shown.disagreements.map((one) => {
     const step = shown.groups[one.group].trajectories[one.trajectory].steps[one.step];
@@ -50,12 +50,14 @@ function showGroup(number) {
   const values = group.nodes.map((n) => n.v);
   const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 0];  // none: all errors
   const part = (v) => (high > low ? (v - low) / (high - low) : 0.5);
+  const begun = branchPoints(group);
   const nodes = group.nodes.map((node, i) => ({
     id: i, ...at.get(i), label: node.v.toFixed(1), shape: "dot", size: 8 + 4 * Math.sqrt(node.visits),
-    title: `V ${node.v.toFixed(2)}, ${node.visits} visits\n${shown.texts[node.o].slice(0, 500)}`,
-    color: { background: valueColour(part(node.v)), border: css("--soft"),
+    title: `V ${node.v.toFixed(2)}, ${node.visits} visits` + (begun.has(i) ? `, ${amountOf(begun.get(i), "branch")} from here` : "") +
+      `\n${shown.texts[node.o].slice(0, 500)}`,
+    color: { background: valueColour(part(node.v)), border: begun.has(i) ? css("--accent") : css("--soft"),
       highlight: { background: valueColour(part(node.v)), border: css("--accent") } },
-    font: { color: css("--text"), size: 15, strokeWidth: 4, strokeColor: css("--card") }, borderWidth: 1, borderWidthSelected: 4,
+    font: { color: css("--text"), size: 15, strokeWidth: 4, strokeColor: css("--card") }, borderWidth: begun.has(i) ? 3 : 1, borderWidthSelected: 4,
   })).filter((node) => at.has(node.id));
   for (const [id, place] of at) {
     if (typeof id !== "string") continue;
@@ -70,7 +72,7 @@ function showGroup(number) {
       highlight: css("--accent"), hover: css("--accent") },
     title: `${ofEdge(edge)}\n` +
       [...edge.actions].map(([action, count]) => `${count}× ${action}`).join("\n"),
-    smooth: { type: "curvedCW", roundness: 0.12 }, selfReference: { size: 14, angle: 0.8 },
+    dashes: edge.whole ? false : [6, 5], smooth: { type: "curvedCW", roundness: 0.12 }, selfReference: { size: 14, angle: 0.8 },
   }));
   if (network) network.destroy();
   network = new vis.Network($("graph"), { nodes, edges: lines }, {
@@ -88,6 +90,7 @@ function showGroup(number) {
       make("i", { style: `background:linear-gradient(90deg,${valueColour(0)},${valueColour(1)})` }), high.toFixed(1)),
     hasAdvantages() ? make("span", {}, "advantage of an edge: below", make("i", { style:
       `background:linear-gradient(90deg,${advantageColour(-2)},${advantageColour(0)},${advantageColour(2)})` }), "above") : "",
+    begun.size ? make("span", {}, "blue border: branches begin here; dashed: taken by branches alone") : "",
     make("span", {}, "size: visits; left to right: steps from the start"));
   showOverview();
 }
@@ -107,6 +110,11 @@ const hasAdvantages = () => hasParts() || group.stored;
 const heads = () => [...(hasParts() ? ["A_EP", "A_NC", "A_EC"] : []),
   !hasParts() ? `A of ${estimator()}` : group.stored ? "trained" : "sum"];
 const numbers = (step) => [...(step.adv || []), total(step)];
+const amountOf = (n, what) => `${n} ${what}${n === 1 ? "" : what.endsWith("ch") ? "es" : "s"}`;
+const isBranch = (trajectory) => trajectory.parent !== undefined;
+// A step's number in the game: a branch goes on where its parent was.
+const turnOf = (t, s) => s + 1 + (group.trajectories[t].start || 0);
+const branchOrigin = (trajectory) => `branch of episode ${trajectory.parent + 1} from step ${trajectory.start + 1}`;
 const ofEdge = (edge) => (edge.advantage === null ? "" : `advantage ${signed(edge.advantage)}, `) +
   `taken ${edge.count} time${edge.count === 1 ? "" : "s"}`;
 
@@ -115,7 +123,7 @@ function steps(rows) {
   return make("table", {}, make("thead", {}, make("tr", {}, ...names)), make("tbody", {},
     ...rows.map(([step, t, s]) => make("tr", { tabindex: 0, onclick: () => showTrajectory(t, s) },
       make("td", {}, step.a), ...numbers(step).map(number),
-      make("td", { class: group.trajectories[t].outcome }, `${t + 1}, step ${s + 1}`)))));
+      make("td", { class: group.trajectories[t].outcome }, `${t + 1}, step ${turnOf(t, s)}`)))));
 }
 
 function allSteps(wanted) {
@@ -135,16 +143,22 @@ function showOverview() {
   const visited = group.nodes.map((node, i) => [node, i]).filter(([node]) => node.visits)
     .sort((a, b) => b[0].visits - a[0].visits);
   fill(make("h2", {}, taskName(group)), group.task ? make("p", { class: "note" }, `Task ${group.id}`) : null,
-    make("p", {}, `${group.success} of ${group.trajectories.length} episodes won; ${group.nodes.length} states. ` +
+    make("p", {}, `${group.success} of ${group.whole} episodes won` + wonByBranches() + `; ${group.nodes.length} states. ` +
       "Click a state or an edge, or read an episode:"),
     make("div", {}, ...group.trajectories.map((t, i) => make("button", { type: "button", class: t.outcome,
       style: "margin: 0 6px 6px 0", onclick: () => showTrajectory(i, 0) }, `${i + 1}: ${ENDS[t.outcome] || t.outcome}, ` +
-      `${t.steps.length} steps`))),
+      amountOf(t.steps.length, "step") + (isBranch(t) ? `, ${branchOrigin(t)}` : "")))),
     ...notes.map((note) => make("p", { class: "note" }, note)),
     visited.length ? make("details", {}, make("summary", {}, "states, most visits first"), make("table", {},
       make("tbody", {}, ...visited.map(([node, i]) => make("tr", { tabindex: 0, onclick: () => showNode(i) },
         make("td", {}, shown.texts[node.o].slice(0, 120)), make("td", {}, `V ${node.v.toFixed(2)}`),
         make("td", {}, `${node.visits}×`)))))) : null);
+}
+
+function wonByBranches() {
+  const branches = group.trajectories.filter(isBranch);
+  if (!branches.length) return "";
+  return `, and ${branches.filter((t) => t.outcome === "success").length} of ${amountOf(branches.length, "branch")}`;
 }
 
 function showNode(node) {
@@ -169,7 +183,7 @@ function showTrajectory(t, at) {
   const trajectory = group.trajectories[t];
   const names = heads();
   const cards = trajectory.steps.map((step, s) => make("div", { class: s === at ? "step here" : "step" },
-    make("div", { class: "adv" }, `${s + 1}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`,
+    make("div", { class: "adv" }, `${turnOf(t, s)}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`,
       step.ok ? "" : " ", step.ok ? null : make("span", { class: "tag" }, "invalid reply")),
     make("pre", {}, shown.texts[step.o]), make("div", { class: "act" }, `→ ${step.a}`),
     hasAdvantages() ? make("div", { class: "adv" },
@@ -182,6 +196,9 @@ function showTrajectory(t, at) {
     make("div", {}, make("button", { type: "button", onclick: move(-1) }, "‹ previous"), " ",
       make("button", { type: "button", onclick: move(1) }, "next ›"), " ",
       make("button", { type: "button", onclick: showOverview }, "group")),
+    isBranch(trajectory) ? make("p", { class: "note" }, "This is a ",
+      make("button", { type: "button", onclick: () => showTrajectory(trajectory.parent, trajectory.start) }, branchOrigin(trajectory)),
+      ". The steps before were played again as they were, and are no visits of its own. It is compared with no whole episode: it has no A_EP.") : null,
     trajectory.error ? make("pre", { class: "error" }, trajectory.error) : null, ...cards,
     trajectory.final === null ? null : make("pre", {}, shown.texts[trajectory.final]));
   const here = trajectory.steps[at];
