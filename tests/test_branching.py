@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from g2po_trl import StateGraph, Step, Trajectory, edge_advantage, episode_advantage, g2po, gigpo, grpo, rloo
+from g2po_trl import StateGraph, Step, Trajectory, edge_advantage, episode_advantage, g2po, gigpo, grpo, hgpo, rloo
 from g2po_trl.credit.branching import RULES, all_failed, highest_spread, last_steps, least_visited, uniform
 
 GAMMA = 0.5
@@ -146,3 +146,16 @@ def test_no_rule_branches_from_branches_or_errors():
     graph = graph_of([*roots, episode("bcx", 0.0, 0, 1)])
     for rule in RULES.values():
         assert {m for m, _ in rule(graph, 99)} <= {0, 2}
+
+
+def test_hgpo_knows_what_came_before_a_branch():
+    """A branch from c, that came from b, is compared at c with those that came to c from b, and not with the third."""
+    group = [episode("abcd"), episode("abc", 8.0), episode("axc", 4.0), episode("ce", 8.0, 0, 2)]
+    (depth_0, depth_1) = (hgpo(graph_of(group), scale_by_std=False, history=n) for n in (0, 1))
+    graph = graph_of(group)
+    at_c = np.flatnonzero(graph.node == 2)
+    returns = graph.returns[at_c] / GAMMA
+    np.testing.assert_allclose(depth_0[at_c], returns - returns.mean())
+    from_b = [0, 1, 3]
+    wanted = (returns - returns.mean())[from_b] / 3 + (returns[from_b] - returns[from_b].mean()) * 2 / 3
+    np.testing.assert_allclose(depth_1[at_c][from_b], wanted)

@@ -17,6 +17,7 @@ import g2po_trl
 from g2po_trl import read_jsonl
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.runs.evaluation import summarize
+from g2po_trl.runs.metrics import branch_metrics
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -69,7 +70,7 @@ def test_every_metric_is_explained(tiny_model_dir, tmp_path):
     unexplained = {n for n in logged if n not in named and f"{n.split('/')[0]}/*" not in named}
     assert len(logged) > 30 and not unexplained
     ours = {"episode", "graph", "advantage", "rollout", "update", "time"}
-    elsewhere = set(RolloutStats(cacheable_tokens=1, servers=1, replayed_steps=1).metrics(1)) | {"rollout/branches"}
+    elsewhere = set(RolloutStats(cacheable_tokens=1, servers=1).metrics(1)) | set(branch_metrics([], RolloutStats()))
     elsewhere |= {"time/update_while_playing", "update/while_playing_fraction"}  # tests/test_while_playing.py
     gone = {n for n in named if n.split("/")[0] in ours and "/" in n} - logged - elsewhere
     assert not gone, "explained, but not logged"

@@ -50,7 +50,7 @@ class Branching:
         whole, stats = play(first, [None] * len(first))
         of_group = list(map(iter, self.branches([whole[i : i + size] for i in range(0, len(whole), size)])))
         more, further = play(later, [next(of_group[place // self.group_size], None) for place in later])
-        self.note(more)
+        self.note([*whole, *more])
         trajectories = dict(zip([*first, *later], [*whole, *more]))
         return [trajectories[place] for place in range(number)], stats.and_then(further)
 
@@ -72,7 +72,7 @@ class Branching:
         return [[] if group[0].task_id in self.no_return else branches for group, branches in zip(groups, found)]
 
     def note(self, played: Iterable[Trajectory]) -> None:
-        """Take note of what cannot be returned to, once branches have ended."""
+        """Take note of what cannot be returned to, once all episodes of some groups have ended."""
         self.no_return |= {t.task_id for t in played if (t.error or "").startswith(NOT_RETURNED)}
 
     def state(self) -> list[str]:
@@ -113,7 +113,7 @@ class HeldBack:
         self.branching, size = branching, branching.group_size
         self._groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
         self._group_of = {e.number: group for group, members in enumerate(self._groups) for e in members}
-        self._left = [branching.first] * len(self._groups)
+        self._left = [size] * len(self._groups)
         self._may_begin = [e for members in self._groups for e in members[: branching.first]]
 
     def take(self) -> list[Episode]:
@@ -124,11 +124,11 @@ class HeldBack:
     def ended(self, episode: Episode) -> None:
         """Take note of an episode that is over."""
         group = self._group_of[episode.number]
+        members, first = self._groups[group], self.branching.first
         self._left[group] -= 1
-        if episode.branch is not None:
-            self.branching.note([episode.trajectory()])
-        elif self._left[group] == 0:
-            members, first = self._groups[group], self.branching.first
+        if self._left[group] == 0:
+            self.branching.note([member.trajectory() for member in members])
+        elif self._left[group] == self.branching.held_back:
             (branches,) = self.branching.branches([[member.trajectory() for member in members[:first]]])
             for member, branch in zip(members[first:], branches):
                 member.branch = branch

@@ -242,13 +242,13 @@ class Rolling:
     def _ended(self, episode: Episode) -> None:
         group = self._group_of.pop(episode.number)
         del self._seeds[episode.number]
-        if episode.branch is not None:
-            self.branching.note([episode.trajectory()])
         group.left -= 1
         if group.held_back and group.left == len(group.held_back):
             self._begin_held_back(group)
         if group.left == 0:
             group.completed = next(self._completed)
+            if self.branching:
+                self.branching.note([member.trajectory() for member in group.members])
 
     def _begin_held_back(self, group: OpenGroup) -> None:
         """Its first episodes have ended. The others are next, but for those of older groups."""
