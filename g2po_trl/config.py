@@ -553,6 +553,13 @@ class G2POConfig(GRPOConfig):
             share,
             f"advantage_estimator={self.advantage_estimator!r} compares whole episodes, and a branch is none; use 0",
         )
+        weight = "crbc_step_weight" if self.advantage_estimator == "crbc" else "step_advantage_weight"
+        _require(
+            getattr(self, weight) != 0 or self.advantage_estimator == "hgpo",
+            "branch_share",
+            share,
+            f"{weight} is 0, so that only whole episodes are compared, and a branch is none; use 0",
+        )
 
     def _check_servers(self) -> None:
         servers = self.vllm_servers

@@ -1,10 +1,13 @@
 """Episodes that continue others: the same states to the letter, the turns that are left, and what is counted."""
 
+import json
+import os
 import random
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
@@ -258,6 +261,7 @@ def test_training(make_trainer, tmp_path):
         ({"branch_share": 0.1}, "may make 0"),
         ({"branch_share": 0.75}, "may make 3"),
         ({"branch_share": 0.5, "advantage_estimator": "grpo", "step_advantage_weight": 1.0}, "compares whole"),
+        ({"branch_share": 0.5, "step_advantage_weight": 0.0}, "step_advantage_weight is 0"),
     ],
 )
 def test_what_is_refused(make_trainer, options, message):
@@ -311,3 +315,32 @@ def test_real_environments_are_returned_to(environment, tmp_path):
         first = trajectory.steps[0] if trajectory.steps else None
         assert first is None or (first.observation, first.state_key) == (point.observation, point.state_key)
         assert trajectory.start == len(branch.steps) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("none", {}), ("none", {"rollouts_ahead": 1}), ("none", {"refill_groups": 2}), ("fsdp2", {"refill_groups": 2})],
+)
+def test_two_ranks(kind, options, tiny_model_dir, tmp_path):
+    """The same weights, all counts over both, and what one rank cannot return to is kept for all."""
+    script, env = Path(__file__).parent / "branches_script.py", {**os.environ, "ACCELERATE_USE_CPU": "true"}
+    given = {"per_device_train_batch_size": 8, **options}
+    arguments = [script, tiny_model_dir, tmp_path / "out", kind, json.dumps(given)]
+    run = programs.run_ranks(2, *arguments, env={**env, "OMP_NUM_THREADS": "1"})
+    assert run.returncode == 0, run.stderr[-3000:]
+    ranks = [json.loads(line) for line in run.stdout.splitlines() if line.startswith('{"weights"')]
+    assert len(ranks) == 2 and [rank["known"] for rank in ranks] == [["7"]] * 2
+    if kind == "none":
+        assert ranks[0]["weights"] == ranks[1]["weights"]
+    log, other = (rank["log"] for rank in ranks)
+    assert [e["rollout/branches"] for e in log] == [e["rollout/branches"] for e in other]
+    assert len(log) == 3 and sum(entry["rollout/branches"] for entry in log) > 0
+    for number, entry in enumerate(log, 1):
+        files = (tmp_path / "out" / "trajectories").glob(f"*-{number:06}-rank*.jsonl")
+        played = [t for file in files for t in read_jsonl(file)]
+        assert entry["rollout/episodes"] == len(played) >= 16 and entry["rollout/branch_errors"] == 0
+        assert entry["rollout/branches"] == sum(t.parent is not None for t in played)
+        assert entry["episode/episodes"] == len(played) / 2
+        if "rollouts_ahead" not in options:
+            assert entry["rollout/replayed_steps"] == sum(t.start for t in played)
