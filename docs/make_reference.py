@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from g2po_trl import G2POConfig, PPOConfig
 from g2po_trl.cli import COMMANDS
 from g2po_trl.cli import HELP as COMMANDS_HELP
-from g2po_trl.config import _REFUSED
+from g2po_trl.config_checks import REFUSED
 
 PAGE = Path(__file__).with_name("configuration.md")
 CLI_PAGE = Path(__file__).with_name("cli.md")
@@ -97,7 +97,7 @@ def table(config: type, parent: type) -> list[str]:
 
 
 def page() -> str:
-    refused = [f"- `{name}`: {reason}." for name, (_, reason) in _REFUSED.items()]
+    refused = [f"- `{name}`: {reason}." for name, (_, reason) in REFUSED.items()]
     parts = [
         HEAD,
         "## G2POConfig\n",

@@ -6,56 +6,15 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
-import math
-import re
-from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
-from typing import Any
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from .config_checks import ESTIMATORS, as_lambda, check, check_advantage_fn, check_afterwards, check_estimator
 from .credit.state_keys import IGNORABLE
-from .installing import how_to_install
-from .runs.sample_table import BACKENDS
 from .update.packing import LAYOUTS
 
-# GRPO options that do not apply: field -> (the only value that means "not used", why). Set otherwise, they are
-# refused: an option that is accepted and ignored costs its user a run.
-_REFUSED = {
-    "reward_weights": (None, "the reward comes from the environment's `step`; scale it there"),
-    "multi_objective_aggregation": ("sum_then_normalize", "an episode has one reward"),
-    "max_tool_calling_iterations": (None, "an episode's length is `max_turns`"),
-    "log_completions": (False, "`save_trajectories` writes every prompt and reply to output_dir/trajectories"),
-    "top_entropy_quantile": (1.0, "its threshold would depend on the split into micro-batches"),
-    "entropy_coef": (0.0, "the bonus would depend on the split into micro-batches"),
-    "use_adaptive_entropy": (False, "the bonus would depend on the split into micro-batches"),
-    "use_transformers_paged": (False, "transformers calls it use_transformers_continuous_batching now"),
-    "use_liger_kernel": (
-        False,
-        "TRL's fused LM head is used; load kernels with model_init_kwargs={'use_kernels': True}",
-    ),
-}
-_ESTIMATORS = ("g2po", "gigpo", "grpo", "rloo", "graphgpo", "hgpo", "crbc")
 _ITERATIONS_PER_CHECKPOINT = 10
-_ADDRESS = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
-_EPISODE_STATISTICS = ("trajectory", "step")
-# What an `advantage_fn` takes the place of. Keys of states and `gamma` are not among them: they make its graph.
-_READ_BY_ESTIMATORS = (
-    "advantage_estimator",
-    "use_node_advantage",
-    "use_edge_advantage",
-    "use_group_aggregation",
-    "step_advantage_weight",
-    "graphgpo_omega",
-    "hgpo_depth_exponent",
-    "crbc_step_weight",
-    "crbc_gamma",
-    "crbc_least_std",
-    "invalid_action_penalty",
-    "episode_statistics",
-    "scale_rewards",
-)
 
 
 @dataclass
@@ -194,7 +153,7 @@ class G2POConfig(GRPOConfig):
     value_lambda: str = field(
         default=1.0, metadata={"help": "Node values: 1 (mean return) to 0 (values of next states), or 'auto'."}
     )
-    advantage_estimator: str = field(default="g2po", metadata={"help": f"One of {', '.join(_ESTIMATORS)}."})
+    advantage_estimator: str = field(default="g2po", metadata={"help": f"One of {', '.join(ESTIMATORS)}."})
     use_node_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_NC."})
     use_edge_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_EC."})
     use_group_aggregation: bool = field(
@@ -308,97 +267,14 @@ class G2POConfig(GRPOConfig):
     collapse_patience: int = field(default=5, metadata={"help": "Log lines over which the two limits above average."})
 
     def __post_init__(self):
-        for name, (unused, reason) in _REFUSED.items():
-            if getattr(self, name) != unused:
-                raise ValueError(f"{name}={getattr(self, name)!r} has no effect in G2PO: {reason}.")
-        if self.num_generations is None or self.num_generations < 2:
-            raise ValueError(
-                f"num_generations is {self.num_generations}: a group needs at least 2 trajectories of one task to "
-                "compare. Set it to 2 or more (the paper uses 8)."
-            )
-        _require(0 < self.gamma <= 1, "gamma", self.gamma, "set it above 0 and at most 1 (the paper uses 0.95)")
-        self.value_lambda = _as_lambda(self.value_lambda)
-        _require(self.step_advantage_weight >= 0, "step_advantage_weight", self.step_advantage_weight, "set it >= 0")
-        _require(0 < self.graphgpo_omega < 1, "graphgpo_omega", self.graphgpo_omega, "set it above 0 and below 1")
-        _require(self.hgpo_depth_exponent >= 0, "hgpo_depth_exponent", self.hgpo_depth_exponent, "set it >= 0")
-        _require(self.crbc_step_weight >= 0, "crbc_step_weight", self.crbc_step_weight, "set it >= 0")
-        _require(self.crbc_least_std >= 0, "crbc_least_std", self.crbc_least_std, "set it >= 0")
-        _require(0 < self.crbc_gamma <= 1, "crbc_gamma", self.crbc_gamma, "set it above 0 and at most 1")
-        _require(
-            self.invalid_action_penalty >= 0, "invalid_action_penalty", self.invalid_action_penalty, "set it >= 0"
-        )
-        _require(
-            self.episode_statistics in _EPISODE_STATISTICS,
-            "episode_statistics",
-            self.episode_statistics,
-            f"choose one of {', '.join(_EPISODE_STATISTICS)}",
-        )
-        for name in self.state_key_ignores or ():
-            _require(name in IGNORABLE, "state_key_ignores", name, f"choose from {', '.join(IGNORABLE)}")
-        similarity = self.state_similarity
-        _require(0 < similarity <= 1, "state_similarity", similarity, "set it above 0 and at most 1 (1: equal keys)")
-        _require(
-            similarity == 1 or find_spec("datasketch") is not None,
-            "state_similarity",
-            similarity,
-            f"below 1 it needs datasketch: {how_to_install('similarity')}",
-        )
+        self.value_lambda = as_lambda(self.value_lambda)
         self._check_estimator()
-        _require(self.max_turns >= 1, "max_turns", self.max_turns, "an episode needs at least 1 turn")
-        _require(self.refill_groups >= 1, "refill_groups", self.refill_groups, "set it to 1 (off) or more")
-        self._check_ahead()
-        self._check_branches()
-        _require(self.history_length >= 0, "history_length", self.history_length, "set it to 0 or more")
-        _require(
-            self.max_prompt_length is None or self.max_prompt_length >= 1,
-            "max_prompt_length",
-            self.max_prompt_length,
-            "set it to 1 or more, or to None for no limit",
-        )
-        _require(self.eval_temperature >= 0, "eval_temperature", self.eval_temperature, "set it to 0 (greedy) or more")
-        for name in ("max_error_rate", "min_valid_action_ratio", "min_success_of_best"):
-            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "set it between 0 and 1")
-        _require(self.task_error_patience >= 1, "task_error_patience", self.task_error_patience, "set it to 1 or more")
-        limits = ("load_timeout", "episode_timeout", "worker_resets", "worker_memory_mb")
-        for name in (f"environment_{limit}" for limit in limits):
-            value = getattr(self, name)
-            _require(value is None or value > 0, name, value, "set it above 0, or to None")
-        for name in ("log_trajectories_every", "num_trajectories_logged"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "set it to 0 (none) or more")
-        _require(self.collapse_patience >= 1, "collapse_patience", self.collapse_patience, "set it to 1 or more")
-        _require(
-            self.eval_top_p is None or 0 < self.eval_top_p <= 1, "eval_top_p", self.eval_top_p, "set it in (0, 1]"
-        )
-        _require(self.eval_top_k is None or self.eval_top_k >= 0, "eval_top_k", self.eval_top_k, "set it >= 0")
-        _require(
-            not isinstance(self.stop_sequences, str) and all(self.stop_sequences or ()),
-            "stop_sequences",
-            self.stop_sequences,
-            "pass a list of texts that are not empty, e.g. ['</action>']",
-        )
-        _require(
-            self.token_layout in LAYOUTS, "token_layout", self.token_layout, f"choose one of {', '.join(LAYOUTS)}"
-        )
-        row_tokens = self.packed_row_tokens
-        _require(
-            row_tokens is None or row_tokens >= 1, "packed_row_tokens", row_tokens, "set it to 1 or more, or None"
-        )
-        _require(
-            row_tokens is None or self.token_layout != "padded",
-            "packed_row_tokens",
-            row_tokens,
-            "token_layout='padded' has no packed rows; leave it at None",
-        )
-        if self.use_vllm:
-            self._check_vllm()
-        self._check_servers()
-        if "seed" in (self.generation_kwargs or {}):
-            raise ValueError(
-                f"generation_kwargs has seed={self.generation_kwargs['seed']}: all replies to a prompt would be the "
-                "same, and the episodes of a group with them. Set `seed` or `eval_seed` instead."
-            )
-        for name in ("max_completion_length", "max_tokens_per_micro_batch", "generation_batch_tokens"):
-            _require((getattr(self, name) or 0) >= 1, name, getattr(self, name), "set it to 1 or more")
+        check(self)
+        if self.vllm_importance_sampling_mode is None:
+            # The product of a completion's ratios says less and less, the older the policy that wrote it.
+            self.vllm_importance_sampling_mode = "token_truncate" if self.rollouts_ahead else "sequence_mask"
+        if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
+            self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
         # TRL wants whole groups in an evaluation batch; ours plays each panel row on its own.
         self.num_generations_eval = self.num_generations_eval or 1
         # Defaults that depend on what the parent works out: one line an iteration, a checkpoint every ten.
@@ -410,73 +286,16 @@ class G2POConfig(GRPOConfig):
             self.metric_for_best_model = self.metric_for_best_model or "success_rate"
         super().__post_init__()
         self.load_best_model_at_end = load_best
-        _require(
-            self.log_trajectories_every == 0 or bool(set(self.report_to) & set(BACKENDS)),
-            "log_trajectories_every",
-            self.log_trajectories_every,
-            f"report_to is {self.report_to}: tables go to {', '.join(BACKENDS)}",
-        )
-        if self.scale_rewards not in ("group", "none"):
-            raise ValueError(
-                f"scale_rewards is {self.scale_rewards!r}: groups never mix in G2PO. Set it to 'group' (divide "
-                "advantages by their standard deviation) or 'none'."
-            )
         if logging_steps is None:
             self.logging_steps = self.optimizer_steps_per_iteration
         if save_steps is None:
             self.save_steps = _ITERATIONS_PER_CHECKPOINT * self.optimizer_steps_per_iteration
             if load_best and self.eval_strategy == "steps":
                 self.save_steps = self.eval_steps
-        if load_best:
-            self._check_best_model()
-
-    def _check_best_model(self) -> None:
-        strategies = {self.eval_strategy, self.save_strategy}
-        _require(
-            strategies == {"steps"} or strategies == {"epoch"} or self.save_strategy == "best",
-            "load_best_model_at_end",
-            True,
-            f"the best model is a checkpoint made when it was evaluated, but eval_strategy is "
-            f"{str(self.eval_strategy)!r} and save_strategy {str(self.save_strategy)!r}; set both to 'steps'",
-        )
-        if strategies == {"steps"}:
-            _require(
-                self.eval_steps % self.save_steps == 0,
-                "save_steps",
-                self.save_steps,
-                f"with load_best_model_at_end every evaluation (eval_steps={self.eval_steps}) needs a checkpoint; set "
-                "eval_steps to a multiple of save_steps",
-            )
+        check_afterwards(self)
 
     def _check_estimator(self) -> None:
-        name = self.advantage_estimator
-        _require(name in _ESTIMATORS, "advantage_estimator", name, f"choose one of {', '.join(_ESTIMATORS)}")
-        without_meaning = {
-            field: default
-            for field, default, estimators in (
-                ("value_lambda", 1.0, ("g2po",)),
-                ("use_node_advantage", True, ("g2po",)),
-                ("use_edge_advantage", True, ("g2po",)),
-                ("use_group_aggregation", True, ("g2po",)),
-                ("step_advantage_weight", 1.0, ("g2po", "gigpo", "graphgpo")),
-                ("graphgpo_omega", 0.1, ("graphgpo",)),
-                ("hgpo_depth_exponent", 1.0, ("hgpo",)),
-                ("crbc_step_weight", 5.0, ("crbc",)),
-                ("crbc_gamma", 0.98, ("crbc",)),
-                ("crbc_least_std", 0.01, ("crbc",)),
-                ("state_key_ignores", None, ("g2po", "gigpo", "graphgpo", "hgpo", "crbc")),
-                ("state_similarity", 1.0, ("g2po", "gigpo", "graphgpo", "hgpo", "crbc")),
-                ("episode_statistics", "trajectory", ("g2po", "gigpo", "grpo", "graphgpo", "crbc")),
-            )
-            if name not in estimators
-        }
-        for field_name, default in without_meaning.items():
-            _require(
-                getattr(self, field_name) == default,
-                field_name,
-                getattr(self, field_name),
-                f"advantage_estimator={name!r} does not use it; leave it at {default!r}",
-            )
+        check_estimator(self)
 
     def check_advantage_fn(self) -> None:
         """Refuse what only the built-in estimators read: with an `advantage_fn` it would be ignored.
@@ -484,124 +303,12 @@ class G2POConfig(GRPOConfig):
         Raises:
             ValueError: for the first such field that is not at its default.
         """
-        defaults = {field.name: field.default for field in fields(self)}
-        for name in _READ_BY_ESTIMATORS:
-            value, default = getattr(self, name), defaults[name]
-            _require(
-                value == default,
-                name,
-                value,
-                f"advantage_fn replaces the estimator, and nothing else reads {name}. Apply it inside advantage_fn, "
-                f"e.g. functools.partial(g2po_trl.g2po, …), and leave it at {default!r}; or remove advantage_fn",
-            )
-
-    def _check_vllm(self) -> None:
-        if self.use_transformers_continuous_batching:
-            raise ValueError("use_vllm and use_transformers_continuous_batching are both True: choose one engine")
-        self._check_filters()
-        if self.max_prompt_length is not None:
-            needed = self.max_prompt_length + self.max_completion_length
-            if self.vllm_max_model_length is None:
-                self.vllm_max_model_length = needed
-            _require(
-                self.vllm_max_model_length >= needed,
-                "vllm_max_model_length",
-                self.vllm_max_model_length,
-                f"set it to max_prompt_length + max_completion_length = {needed} or more",
-            )
-
-    def _check_ahead(self) -> None:
-        ahead, mode = self.rollouts_ahead, self.vllm_importance_sampling_mode
-        _require(ahead in (0, 1, 2), "rollouts_ahead", ahead, "set it to 0, 1 or 2")
-        if mode is None:
-            # The product of a completion's ratios says less and less, the older the policy that wrote it.
-            self.vllm_importance_sampling_mode = "token_truncate" if ahead else "sequence_mask"
-        if not ahead:
-            return
-        for name, off in (("refill_groups", 1), ("overlap_environments", False)):
-            value = getattr(self, name)
-            _require(value == off, name, value, f"rollouts_ahead is {ahead} as well; choose one of them")
-        mode = self.vllm_importance_sampling_mode
-        _require(
-            self.loss_type != "vespo" or mode.startswith("token"),
-            "vllm_importance_sampling_mode",
-            mode,
-            "loss_type='vespo' takes token_truncate or token_mask",
-        )
-        self._check_filters()
+        check_advantage_fn(self)
 
     @property
     def num_branches(self) -> int:
         """Episodes of a group that may be branches."""
         return round(self.branch_share * self.num_generations)
-
-    def _check_branches(self) -> None:
-        share, size = self.branch_share, self.num_generations
-        _require(0 <= share < 1, "branch_share", share, "set it to 0 (off) or more, and below 1")
-        if not share:
-            return
-        _require(
-            1 <= self.num_branches <= size - 2,
-            "branch_share",
-            share,
-            f"of num_generations={size} episodes it may make {self.num_branches} branches; that must be at least 1, "
-            "and leave at least 2",
-        )
-        _require(
-            self.advantage_estimator not in ("grpo", "rloo", "gae"),
-            "branch_share",
-            share,
-            f"advantage_estimator={self.advantage_estimator!r} compares whole episodes, and a branch is none; use 0",
-        )
-        weight = "crbc_step_weight" if self.advantage_estimator == "crbc" else "step_advantage_weight"
-        _require(
-            getattr(self, weight) != 0 or self.advantage_estimator == "hgpo",
-            "branch_share",
-            share,
-            f"{weight} is 0, so that only whole episodes are compared, and a branch is none; use 0",
-        )
-
-    def _check_servers(self) -> None:
-        servers = self.vllm_servers
-        _require(
-            self.vllm_weights_folder is None or servers is not None,
-            "vllm_weights_folder",
-            self.vllm_weights_folder,
-            "only vllm_servers read weights from a folder; set them, or leave it at None",
-        )
-        if servers is None:
-            return
-        _require(
-            isinstance(servers, (list, tuple)) and len(servers) > 0,
-            "vllm_servers",
-            servers,
-            "pass a list of addresses, e.g. ['http://10.0.0.2:8000'], or None",
-        )
-        for server in servers:
-            _require(
-                _is_address(server),
-                "vllm_servers",
-                server,
-                "an address is http://HOST:PORT or https://HOST:PORT, and nothing else",
-            )
-        different = {server.rstrip("/").lower() for server in servers}
-        _require(len(different) == len(servers), "vllm_servers", servers, "name each server once")
-        for name in ("use_vllm", "use_transformers_continuous_batching"):
-            _require(not getattr(self, name), name, True, "vllm_servers is set as well; choose one engine")
-        for name in ("vllm_request_timeout", "vllm_server_timeout"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "set it above 0")
-        self._check_filters()
-
-    def _check_filters(self) -> None:
-        filters = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-        changed = [f"{name}={getattr(self, name)}" for name, off in filters.items() if getattr(self, name) != off]
-        if changed and self.vllm_importance_sampling_correction:
-            raise ValueError(
-                f"{', '.join(changed)} with vllm_importance_sampling_correction=True: vLLM's log-probabilities are "
-                "those of the filtered distribution, the trainer's those of the whole one, so every ratio between "
-                f"them would be biased. Set {', '.join(f'{name}={off}' for name, off in filters.items())} (evaluation "
-                "has eval_top_p and eval_top_k), or vllm_importance_sampling_correction=False."
-            )
 
     @property
     def optimizer_steps_per_iteration(self) -> int:
@@ -611,31 +318,3 @@ class G2POConfig(GRPOConfig):
     @property
     def scale_by_std(self) -> bool:
         return self.scale_rewards == "group"
-
-
-def _as_lambda(value: float | str) -> float | str:
-    """A number in [0, 1], or `"auto"`."""
-    if value == "auto":
-        return value
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    _require(0 <= number <= 1, "value_lambda", value, "set it between 0 and 1 (1 is the paper), or to 'auto'")
-    return number
-
-
-def _is_address(server: Any) -> bool:
-    if not isinstance(server, str) or not _ADDRESS.fullmatch(server):
-        return False
-    try:
-        parts = urlsplit(server)
-        parts.hostname.encode("idna")
-        return parts.port != 0
-    except ValueError:
-        return False
-
-
-def _require(condition: bool, name: str, value, remedy: str) -> None:
-    if not condition:
-        raise ValueError(f"{name} is {value!r}: {remedy}.")

@@ -3,7 +3,8 @@ import re
 import pytest
 from transformers import HfArgumentParser
 
-from g2po_trl.config import _REFUSED, G2POConfig
+from g2po_trl.config import G2POConfig
+from g2po_trl.config_checks import REFUSED
 
 CPU = {"bf16": False, "use_cpu": True, "report_to": "none"}
 
@@ -85,7 +86,7 @@ USED = {
 }
 
 
-@pytest.mark.parametrize("field", sorted(_REFUSED))
+@pytest.mark.parametrize("field", sorted(REFUSED))
 def test_options_without_meaning_are_refused(tmp_path, field):
     with pytest.raises(ValueError, match=field):
         make(tmp_path, **{field: USED.get(field, True)})
