@@ -40,10 +40,6 @@ from .environments.tasks import check_datasets, task_id_of, tasks_hash
 from .environments.tools import text_environment_factory
 from .parts import (
     add_callbacks,
-    check_arguments,
-    check_errors,
-    check_trainer,
-    check_unchanged,
     make_branching,
     make_credit,
     make_player,
@@ -51,8 +47,6 @@ from .parts import (
     make_rolling,
     make_update,
     no_reward_function,
-    settings_of_optimizer,
-    settings_of_parts,
     write_run,
 )
 from .rollout.branching import Branching
@@ -76,6 +70,14 @@ from .runs.run_folder import RunFolder
 from .runs.sample_table import SampleTable
 from .runs.task_errors import TaskErrors
 from .runs.task_order import TaskSampler
+from .trainer_checks import (
+    check_arguments,
+    check_errors,
+    check_trainer,
+    check_unchanged,
+    settings_of_optimizer,
+    settings_of_parts,
+)
 from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
 from .update.iteration import Clock, Iteration
