@@ -281,8 +281,10 @@ class G2POTrainer(GRPOTrainer):
             play = self.while_playing or (lambda tasks, of: self.play(tasks, groups=of, branching=self.branching))
             return self.refill.play(play, rows, groups, number)
         bar = RolloutBar("rollout", len(rows) // size, len(rows), self.accelerator.is_main_process, "group")
+        steps_left = self.state.max_steps - self.state.global_step
+        batches_left = math.ceil(steps_left / self.args.optimizer_steps_per_iteration)
         try:
-            return Played(*self.rolling.play(rows, Sampling.for_training(self.args), number, bar))
+            return Played(*self.rolling.play(rows, Sampling.for_training(self.args), number, bar, batches_left))
         finally:
             bar.close()
 

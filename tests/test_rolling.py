@@ -136,6 +136,15 @@ def test_rollouts_in_a_row(encode, kind, streams, ahead):
     assert sum(taught.values()) == 16
 
 
+def test_no_group_is_opened_that_nobody_would_train_on(encode):
+    tasks = [{"task_id": str(n), "turns": n} for n in (1, 3)]
+    rows = [task for task in tasks for _ in range(3)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        rolling = Rolling(Player(pool, make_actor(encode, ScriptedStream), max_turns=4), 3, 1, tasks, seed=0)
+        played = [rolling.play(rows, Sampling(max_tokens=8), number, None, 4 - number)[0] for number in (1, 2, 3)]
+        assert not rolling.groups and [len(batch) for batch in played] == [6, 6, 6]
+
+
 def test_some_steps_are_by_an_older_policy(encode):
     tasks = [{"task_id": str(n), "turns": n} for n in (1, 4)]
     with EnvironmentPool(Countdown, num_workers=2) as pool:

@@ -8,6 +8,7 @@ that is trained. How old they get is decided by who is admitted, and nothing tha
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections import deque
@@ -114,6 +115,7 @@ class Rolling:
         sampling: Sampling,
         version: int,
         on_progress: Callable[[int, int], None] | None = None,
+        batches_left: int | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
         """Play until a batch of groups is complete, at most `len(rows)` episodes at a time.
 
@@ -121,13 +123,15 @@ class Rolling:
             rows: a batch's tasks, `group_size` times each. They are played after those that wait already.
             version: of the policy; it grows by one from batch to batch.
             on_progress: called with (complete groups, live episodes) now and then.
+            batches_left: to be trained on, this one included; no groups are opened that would be left over. `None`:
+                many.
 
         Returns:
             The trajectories of `len(rows) / group_size` groups, group by group, not in general of these tasks; and
             what was played for this batch and later ones.
         """
         size, stats = len(rows) // self.group_size, RolloutStats(places=len(rows))
-        most = (1 + self.ahead) * size
+        most = size * min(1 + self.ahead, batches_left or math.inf)
         self.queue.extend(dict(row) for row in rows[:: self.group_size])
         self._draw(most - len(self.groups) - len(self.queue))
         try:
