@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .placement import STEP
+from .placement import RESTORE, STEP
 from .process import Job, WorkerProcess
 
 
@@ -22,6 +22,13 @@ class EnvironmentFailure:
 
     kind: str
     message: str
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Takes the place of an action: what `save` returned, for `restore`."""
+
+    state: bytes | str
 
 
 @dataclass
@@ -47,8 +54,8 @@ class Episode:
     group: Hashable
     family: Hashable
     worker: WorkerProcess | None = None
-    action: str | None = None
-    actions: list[str] = field(default_factory=list)
+    action: str | Restore | None = None
+    actions: list[str | Restore] = field(default_factory=list)
     marks: list[bytes] = field(default_factory=list)
     moves: int = 0
     lost_workers: int = 0
@@ -60,9 +67,13 @@ class Episode:
         first = self.marks[0] if self.marks else None
         reset = Job(self.number, self.slot, "reset", self.pickled, first, reset_timeout, kind)
         played = zip(self.actions, self.marks[1:])
-        return [reset, *(self.step(action, step_timeout, mark) for action, mark in played)]
+        return [reset, *(self.step(action, reset_timeout, step_timeout, mark) for action, mark in played)]
 
-    def step(self, action: str, step_timeout: float, expected: bytes | None = None) -> Job:
+    def step(
+        self, action: str | Restore, reset_timeout: float, step_timeout: float, expected: bytes | None = None
+    ) -> Job:
+        if isinstance(action, Restore):
+            return Job(self.number, self.slot, "restore", action.state, expected, reset_timeout, RESTORE)
         return Job(self.number, self.slot, "step", action, expected, step_timeout, STEP)
 
     def move(self, why: str) -> None:
@@ -73,8 +84,8 @@ class Episode:
         """Take down a new answer. Was the episode played again for it?"""
         again = bool(self.why_moved and self.marks)
         self.marks.append(mark)
-        if job.command == "step":
-            self.actions.append(job.argument)
+        if job.command != "reset":
+            self.actions.append(self.action)
         self.moves = self.lost_workers = self.timeouts = 0
         self.action, self.why_moved = None, ""
         return again

@@ -8,6 +8,7 @@ from operator import index
 
 from ..trajectory import Trajectory
 from .episodes import NOT_RETURNED, Branch, Episode
+from .returning import forget_states
 from .stats import RolloutStats
 
 # (places, branches) -> a trajectory of each place, and what they cost. All ranks call it together.
@@ -72,7 +73,10 @@ class Branching:
         return [[] if group[0].task_id in self.no_return else branches for group, branches in zip(groups, found)]
 
     def note(self, played: Iterable[Trajectory]) -> None:
-        """Take note of what cannot be returned to, once all episodes of some groups have ended."""
+        """Take note of what cannot be returned to, once all episodes of some groups have ended, and forget the states
+        that were saved for their branches."""
+        played = list(played)
+        forget_states(played)
         self.no_return |= {t.task_id for t in played if (t.error or "").startswith(NOT_RETURNED)}
 
     def state(self) -> list[str]:
