@@ -1,6 +1,6 @@
 """Are the values of states the same with branches? On random decision processes, whose values are known exactly.
 
-    python benchmarks/branches_unbiased.py [--episodes 1000000] [--groups 20000] [--jobs 2]
+    python benchmarks/branches_unbiased.py [--episodes 1000000] [--groups 10000] [--processes 3] [--jobs 2]
 
 A process has ten states, two ends, and random transitions; without loops, they lead on only. Two questions:
 
@@ -11,13 +11,13 @@ A process has ten states, two ends, and random transitions; without loops, they 
 2. *Groups of eight.* Six episodes and two that a rule may make branches, against eight plain ones: the mean over
    groups of a node's value, and the mean over all its visits in all groups, each divided by the exact value.
 
-Writes RESULTS/table.md and RESULTS/results.json, and prints the table.
+Each process and rule is a line of RESULTS/results.jsonl, and what is there is not run again. Prints and writes
+RESULTS/table.md.
 """
 
 import argparse
 import json
-import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ import numpy as np
 from g2po_trl import StateGraph
 from g2po_trl.credit.branching import RULES
 from g2po_trl.credit.graph import TrajectoryRecord
+from g2po_trl.credit.values import lambda_values
 
 RESULTS = Path(__file__).with_name("results") / "branches_unbiased"
 STATES, REWARD, GAMMA = 10, 8.0, 0.95
@@ -34,7 +35,6 @@ LAMBDAS = (1.0, 0.5, 0.0)
 BATCHES = 100
 LIMIT = 6  # turns, where they are limited
 SIZE, HELD_BACK = 8, 2
-LIMITED = 2  # processes of each kind where turns are limited, and where groups have eight episodes
 KEYS = [state.to_bytes(16, "little") for state in range(STATES)]
 Points = list[tuple[int, int]]
 
@@ -97,6 +97,14 @@ def node_states(graph: StateGraph, records: list[TrajectoryRecord]) -> np.ndarra
     return found
 
 
+def values_of(graph: StateGraph, value_lambda: float) -> np.ndarray:
+    """(N,) values of the nodes of a graph made with lambda 1: what `StateGraph` computes, and its arrays only once."""
+    if value_lambda == 1:
+        return graph.node_values[: graph.num_nodes]
+    ends = graph.node, graph.next_node, graph.rewards, graph.node_group
+    return lambda_values(*ends, graph.gamma, value_lambda)
+
+
 def large_groups(seed: int, loops: bool, limit: int | None, episodes: int) -> dict:
     """The values of a process from plain and from branched episodes: means and standard errors over batches."""
     process, draws = Process(seed, loops), np.random.default_rng([seed, loops, 1])
@@ -111,10 +119,11 @@ def large_groups(seed: int, loops: bool, limit: int | None, episodes: int) -> di
         sums = np.bincount(states[visited], returns, minlength=STATES)
         plain.append(sums / np.maximum(1, np.bincount(states[visited], minlength=STATES)))
         records = branched_group(process, draws, size // 2, limit)
+        graph = StateGraph.from_records([records], GAMMA)
+        state = node_states(graph, records)
         for value_lambda in LAMBDAS:
-            graph = StateGraph.from_records([records], GAMMA, value_lambda)
             values = np.zeros(STATES)
-            values[node_states(graph, records)] = graph.node_values[: graph.num_nodes]
+            values[state] = values_of(graph, value_lambda)
             branched[value_lambda].append(values)
     used = np.all(plain, 0) & np.all(branched[1.0], 0)  # some states are never come to
     if limit is not None:
@@ -177,10 +186,10 @@ def groups_of_eight(seed: int, loops: bool, arm: str, groups: int, chunk: int = 
             fresh = iter(records_of(process.play(np.zeros(sum(missing), dtype=np.int64), draws)))
             for group, number_missing in zip(grouped, missing):
                 group += [next(fresh) for _ in range(number_missing)]
+        graph = StateGraph.from_records(grouped, GAMMA)
+        state = node_states(graph, [record for group in grouped for record in group])
         for value_lambda in LAMBDAS:
-            graph = StateGraph.from_records(grouped, GAMMA, value_lambda)
-            state = node_states(graph, [record for group in grouped for record in group])
-            values = graph.node_values[: graph.num_nodes]
+            values = values_of(graph, value_lambda)
             for row, weights in enumerate((np.ones(len(values)), values, values**2)):
                 of_groups[value_lambda][row] += np.bincount(state, weights, minlength=STATES)
             for row, weights in enumerate((graph.node_visits, graph.node_visits * values)):
@@ -211,12 +220,12 @@ def report(large: list[dict], small: list[dict]) -> str:
         for loops in (False, True):
             some = [found for found in large if (found["loops"], found["limit"]) == (loops, limit)]
             name = ("loops" if loops else "no loops") + (f", {limit} turns" if limit else "")
-            plain = np.concatenate([found["plain"] for found in some])
+            plain = np.concatenate([found["plain"] for found in some]).reshape(-1, 2)
             exact = np.concatenate([found["exact"] for found in some])
             if limit is None:
                 lines.append(f"| {name}: plain | exact | {beyond((plain[:, 0] - exact) / plain[:, 1])} |")
             for value_lambda in map(str, LAMBDAS):
-                values = np.concatenate([found["branched"][value_lambda] for found in some])
+                values = np.concatenate([found["branched"][value_lambda] for found in some]).reshape(-1, 2)
                 label = f"| {name}: branches, λ = {float(value_lambda):g} |"
                 if limit is None:
                     lines.append(f"{label} exact | {beyond((values[:, 0] - exact) / values[:, 1])} |")
@@ -244,30 +253,33 @@ def report(large: list[dict], small: list[dict]) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--episodes", type=int, default=1_000_000, help="of a process, plain and branched each")
-    parser.add_argument("--groups", type=int, default=20_000, help="groups of eight, for each rule")
-    parser.add_argument("--processes", type=int, default=4, help="random processes with and without loops each")
+    parser.add_argument("--groups", type=int, default=10_000, help="groups of eight, for each rule and process")
+    parser.add_argument("--processes", type=int, default=3, help="random processes with and without loops each")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
-    started, kinds = time.perf_counter(), [(seed, loops) for seed in range(args.processes) for loops in (False, True)]
-    with ProcessPoolExecutor(args.jobs) as pool:
-        large = [
-            pool.submit(large_groups, seed, loops, limit, args.episodes)
-            for limit, of_kinds in ((None, kinds), (LIMIT, kinds[: 2 * LIMITED]))
-            for seed, loops in of_kinds
-        ]
-        small = [
-            pool.submit(groups_of_eight, seed, loops, arm, args.groups)
-            for arm in ARMS
-            for seed, loops in kinds[: 2 * LIMITED]
-        ]
-        large, small = [job.result() for job in large], [job.result() for job in small]
-    text = report(large, small)
+    kinds = [(seed, loops) for seed in range(args.processes) for loops in (False, True)]
+    jobs = [("large", *kind, None, args.episodes) for kind in kinds]
+    jobs += [("small", *kind, arm, args.groups) for kind in kinds[:4] for arm in ARMS]
+    jobs += [("large", *kind, LIMIT, args.episodes) for kind in kinds[:2]]
+    file = args.out / "results.jsonl"
+    done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    missing = [job for job in jobs if list(job) not in [found["job"] for found in done]]
     args.out.mkdir(parents=True, exist_ok=True)
-    sizes = {"episodes": args.episodes, "groups": args.groups, "seconds": round(time.perf_counter() - started)}
+    with ProcessPoolExecutor(args.jobs) as pool, file.open("a") as lines:
+        for finished in as_completed([pool.submit(run, job) for job in missing]):
+            done.append(finished.result())
+            lines.write(json.dumps(done[-1]) + "\n")
+            lines.flush()
+    found = [next(result for result in done if result["job"] == list(job)) for job in jobs]
+    text = report(*([one for one in found if one["job"][0] == size] for size in ("large", "small")))
     (args.out / "table.md").write_text(text + "\n")
-    (args.out / "results.json").write_text(json.dumps({**sizes, "large": large, "small": small}) + "\n")
     print(text)
+
+
+def run(job: tuple) -> dict:
+    size, *arguments = job
+    return {"job": list(job), **(large_groups if size == "large" else groups_of_eight)(*arguments)}
 
 
 if __name__ == "__main__":

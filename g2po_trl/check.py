@@ -10,7 +10,7 @@ address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 if there is a
 `check_environment` checks the contract in this process. `examine` checks it in worker processes with time limits, as
 in training, and plays random episodes to find out whether the environment can be learned: does a task start the same
 in another process, are admissible actions admissible, how fast is a step, do states recur so that there is a graph,
-do random actions ever succeed?
+do random actions ever succeed, do the same actions lead to the same states (as branches need them to)?
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from .environments.in_worker import FailedError, WorkerEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
 from .environments.tools import random_call, text_environment_factory
 from .objects import load
+from .rollout.returning import rehearse
 from .trajectory import Step, Trajectory
 
 LEVELS = ("error", "warning", "ok")
@@ -77,19 +78,20 @@ def examine(
         environment_factory = text_environment_factory(environment_factory, turns)
         for task in tasks:
             check_task_columns(environment_factory, task)
-        with EnvironmentPool(environment_factory, reset_timeout=timeout, **options) as pool:
+        with EnvironmentPool(environment_factory, reset_timeout=timeout, saves_states=True, **options) as pool:
             starts, failures = _tried(pool, tasks)
-        for failure in failures:
-            if failure.kind in ("timeout", "crash"):
-                return [Finding("error", f"in a worker process it {_said(failure)}")]
-        with WorkerEnvironment(environment_factory, reset_timeout=10 * timeout, **options) as environment:
-            findings += _contract(environment, tasks, starts, failures)
-            if not any(finding.level == "error" for finding in findings):
-                findings += _admissible(environment, tasks[0])
-                played = _play(environment, tasks, episodes, turns, random.Random(seed))
-                findings += [*_speed(played), *_texts(played), *_after_the_end(played)]
-                if played.lists_actions:
-                    findings += [*_graph(played, episodes), *_outcomes(played, turns)]
+            for failure in failures:
+                if failure.kind in ("timeout", "crash"):
+                    return [Finding("error", f"in a worker process it {_said(failure)}")]
+            with WorkerEnvironment(environment_factory, reset_timeout=10 * timeout, **options) as environment:
+                findings += _contract(environment, tasks, starts, failures)
+                if not any(finding.level == "error" for finding in findings):
+                    findings += _admissible(environment, tasks[0])
+                    played = _play(environment, tasks, episodes, turns, random.Random(seed))
+                    findings += [*_speed(played), *_texts(played), *_after_the_end(played)]
+                    findings += _returned_to(pool, tasks, played)
+                    if played.lists_actions:
+                        findings += [*_graph(played, episodes), *_outcomes(played, turns)]
     except FailedError as failed:
         return [
             Finding("error", f"a random episode {_said(failed.failure)}. Return an observation instead of raising.")
@@ -198,7 +200,14 @@ def _play(
                 else:
                     played.lists_actions &= observation.admissible_actions is not None
                     action = rng.choice(observation.admissible_actions or ["look"])
-                steps.append(Step(observation.text, action, state_key=observation.state_key))
+                steps.append(
+                    Step(
+                        observation.text,
+                        action,
+                        state_key=observation.state_key,
+                        admissible_actions=observation.admissible_actions,
+                    )
+                )
                 started = time.perf_counter()
                 result = environment.step(action)
                 played.step_seconds.append(time.perf_counter() - started)
@@ -212,6 +221,33 @@ def _play(
             group.append(Trajectory(str(number), steps, reward, outcome))
         played.groups.append(group)
     return played
+
+
+def _returned_to(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: _Played) -> list[Finding]:
+    """Do the actions of each task's longest episode lead to the same states again, in another process?"""
+    restores = False
+    for task, group in zip(tasks, played.groups):
+        steps = max((trajectory.steps for trajectory in group), key=len)
+        different, restores = rehearse(pool, task, steps)
+        if different and restores:
+            return [
+                Finding(
+                    "warning",
+                    f"restore does not come back to what save saved: {different}. Branches (branch_share) need it: "
+                    "save all that a step depends on, or remove both, and actions are played again.",
+                )
+            ]
+        if different:
+            return [
+                Finding(
+                    "warning",
+                    f"the same actions do not lead to the same states again: {different}. Branches (branch_share) and "
+                    "episodes whose worker is lost need it: seed all randomness from the task, and leave clocks and "
+                    "random names out of observations.",
+                )
+            ]
+    how = "by restore, and by playing their actions again" if restores else "by playing their actions again"
+    return [Finding("ok", f"states can be returned to {how}, also in another process (branch_share).")]
 
 
 def _after_the_end(played: _Played) -> list[Finding]:

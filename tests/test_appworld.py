@@ -14,6 +14,7 @@ from pathlib import Path
 import fake_appworld
 import psutil
 import pytest
+from returning import check_returned_everywhere, return_everywhere
 
 from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installation
 from g2po_envs.appworld.environment import called_functions
@@ -336,3 +337,36 @@ class TestRealWorlds:
         )
         assert run.returncode == 0, run.stderr[-3000:]
         assert "iteration   2/2" in run.stdout and "success: all" in run.stdout
+
+    def test_branches_return_to_states_by_running_the_code_again(self):
+        """Databases, variables, tokens, the clock, chance, and the order of a set, in servers of their own."""
+        actions = [
+            f"{LOGIN}\nprint(token)",
+            "import datetime, random\nprint(datetime.datetime.now(), random.random(), {'a', 'b', 'c'}, hash('e'))",
+            "note = apis.simple_note.create_note(access_token=token, title='New', content='x')\nprint(note)",
+            "print(missing)",
+            "print(apis.simple_note.search_notes(access_token=token, query=''))",
+            "apis.supervisor.complete_task(answer=3)",
+        ]
+        factory = partial(AppworldEnvironment, INSTALLATION, key="output and calls")
+        parent = check_returned_everywhere(factory, {"task_id": "tiny000_1"}, actions, max_turns=9)
+        assert parent.success and len(parent.steps) == 6
+
+    def test_code_that_prints_what_nobody_can_foresee_is_not_returned_to(self):
+        actions = ["x = 1", "import uuid\nprint(uuid.uuid4())", "print(x)", "print(x)"]
+        _, found = return_everywhere(partial(AppworldEnvironment, INSTALLATION), {"task_id": "tiny000_1"}, actions)
+        assert [trajectory.error is None for trajectory in found] == [True, False, False]
+        assert "before step 3, the observation is" in found[1].error
+
+    def test_what_appworld_saves_is_not_the_state(self):
+        """Why worlds have no `save` and `restore`: its databases come back, the variables of the code do not."""
+        world, task = AppworldEnvironment(INSTALLATION), "tiny000_1"
+        world.reset(task)
+        notes = "print(len(apis.simple_note.search_notes(access_token=token, query='')))"
+        world.step(f"{LOGIN}\nx = 1")
+        world._server.call("save_state", task_id=task, state_id="here")
+        world.step("x = 2\nnote = apis.simple_note.create_note(access_token=token, title='New', content='x')")
+        assert world.step(notes).observation.text == "4"
+        world._server.call("load_state", task_id=task, state_id="here")
+        assert world.step(notes).observation.text == "3" and world.step("print(x)").observation.text == "2"
+        world.close()

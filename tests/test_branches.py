@@ -5,6 +5,7 @@ import os
 import random
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import programs
@@ -284,6 +285,26 @@ def test_training(make_trainer, tmp_path):
         branches = [t for t in played if t.parent is not None]
         assert len(played) == 8 and len(branches) == 4 and {t.start + len(t.steps) for t in branches} == {3}
         assert entry["update/step_samples"] == sum(len(t.steps) for t in played)
+
+
+def test_success_rates_are_those_of_episodes_from_the_beginning():
+    """Branches that won, lost and were long change nothing of `episode/*`."""
+    from g2po_trl import StateGraph, Step, Trajectory
+    from g2po_trl.runs.metrics import rollout_metrics
+
+    def episode(names, won, **origin):
+        steps = [Step(name, "go") for name in names]
+        return Trajectory("x", steps, 10.0 * won, "success" if won else "failure", info={"score": 0.5}, **origin)
+
+    roots = [episode("abc", True), episode("abd", False), episode("ab", False)]
+    branches = [episode("bcdefgh", True, parent=1, start=1), episode("d", True, parent=1, start=2)]
+    args = SimpleNamespace(scale_by_std=True, invalid_action_penalty=0.0, episode_statistics="trajectory")
+    plain, branched = (
+        rollout_metrics(some, StateGraph.from_groups([some]), args) for some in (roots, [*roots, *branches])
+    )
+    names = [name for name in plain if name.startswith("episode/")]
+    assert {name: branched[name] for name in names} == {name: plain[name] for name in names}
+    assert plain["episode/success_rate"] == pytest.approx(1 / 3) and branched["graph/nodes"] > plain["graph/nodes"]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,30 @@ def test_episodes_are_compared_without_branches(statistics):
         assert estimator(branched)[number:].any(), "what branches teach is which steps to take"
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_episodes_are_compared_without_branches_whatever_these_are(seed):
+    """Random groups: branches of branches, won and lost ones, errors among them."""
+    draws, groups = np.random.default_rng(seed), []
+    for _ in range(6):
+        group = []
+        for number in range(9):
+            longer = [m for m, t in enumerate(group) if len(t.steps) > 1]
+            parent = int(draws.choice(longer)) if number > 4 and longer else None
+            start = 0 if parent is None else int(draws.integers(1, len(group[parent].steps)))
+            names = draws.choice(list("abcde"), draws.integers(1, 7)).tolist()
+            outcome = "error" if draws.random() < 0.1 else None
+            group.append(episode(names, 8.0 * (draws.random() < 0.4), parent, start, outcome))
+        groups.append(group)
+    roots = [[t for t in group if t.parent is None] for group in groups]
+    of_root = np.concatenate([np.full(len(t.steps), t.parent is None) for group in groups for t in group])
+    for value_lambda in (1.0, 0.5):
+        plain, branched = (graph_of(*some, value_lambda=value_lambda) for some in (roots, groups))
+        for estimator in (episode_advantage, grpo, rloo):
+            found = estimator(branched)
+            np.testing.assert_array_equal(found[of_root], estimator(plain))
+            assert not found[~of_root].any() and found[of_root].any()
+
+
 def test_other_groups_are_not_touched_by_branches():
     other = [episode("abc", 8.0), episode("ab")]
     plain = graph_of(other, [episode("abc"), episode("abd")])
@@ -108,8 +132,8 @@ def test_values_with_branches_are_those_of_plain_episodes(loops, value_lambda):
     wanted = dict(zip("123", truth.node_values))
     roots = [episode(*walk) for walk in walks(3000, 2, loops)]
     draws = np.random.default_rng(3)
-    places = draws.choice([m for m, t in enumerate(roots) if len(t.steps) > 1], 3000)
-    points = [(int(m), int(draws.integers(1, len(roots[m].steps)))) for m in places]
+    visits = [(m, p) for m, t in enumerate(roots) for p in range(1, len(t.steps))]
+    points = [visits[place] for place in draws.integers(len(visits), size=3000)]
     again = walks(0, 4, loops, [int(roots[m].steps[p].observation) for m, p in points])
     branches = [episode(*walk, m, p) for walk, (m, p) in zip(again, points)]
     found = graph_of([*roots, *branches], gamma=0.9, value_lambda=value_lambda)

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install -e ".[gymnasium]"')
 
 from games_of_gymnasium import TextWalk
+from returning import check_returned_everywhere
 
 from g2po_trl import EnvironmentPool, GymnasiumEnvironment
 from g2po_trl.check import examine, main
@@ -142,3 +143,19 @@ def test_trained_on_and_described_for_evaluation(make_trainer):
     described = json.loads((folder / "run.json").read_text())["environment"]
     assert described["kwargs"] == {"env_id": LETTERS, "task": "go"}
     assert load_object(described)().reset(seed=3).task == "go"
+
+
+@pytest.mark.parametrize(
+    ("options", "actions"),
+    [
+        ({"env_id": "games_of_gymnasium:Dice-v0"}, ["a", "b", "go north", "c", "a"]),
+        (
+            {**LAKE, "make_options": {"render_mode": "ansi", "is_slippery": True}},
+            ["right", "down", "fly"] + ["up"] * 6,
+        ),
+        ({"env_id": "Taxi-v4", "make_options": {"render_mode": "ansi"}}, ["0", "1", "2", "3", "4", "5"]),
+    ],
+)
+def test_branches_return_to_states_that_chance_led_to(options, actions):
+    """Chance of the game's own generator, and of Python's, which its neighbours in the worker use as well."""
+    check_returned_everywhere(partial(GymnasiumEnvironment, **options), {"seed": 5}, actions)

@@ -136,6 +136,12 @@ def test_a_restored_episode_whose_worker_is_killed_is_restored_again():
     with EnvironmentPool(Snapshots, num_workers=1, saves_states=True) as pool:
         (first,) = pool.reset([{"turns": 9}])
         assert first.saved == "9 0"
+        assert (
+            first
+            == Observation("left 9", "k9", ["go"], "TASK")
+            == first
+            != Observation("left 9", "k8", ["go"], "TASK")
+        )
         saved = [pool.step({0: "go"})[0].observation.saved for _ in range(3)][-1]
         pool.end()
         pool.reset([{"turns": 9}])

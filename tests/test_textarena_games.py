@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("textarena", reason="textarena is not installed: pip install -e '.[textarena]'")
 
+from returning import check_returned_everywhere
+
 from g2po_trl import TextArenaEnvironment
 from g2po_trl.check import examine
 
@@ -130,3 +132,18 @@ def test_checked_and_trained_on(make_trainer):
     assert {one["outcome"] for one in played} <= {"success", "failure", "truncated"}
     assert any(one["reward"] > 0 for one in played)
     assert max(len(one["steps"]) for one in played) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env_id", "actions"),
+    [
+        ("2048-v0-3x3", MOVES * 3),
+        ("TowerOfHanoi-v0", HANOI),
+        ("FrozenLake-v0", ["right", "down", "nowhere", "down", "nowhere"]),
+        ("GuessTheNumber-v0", ["1", "20", "7", "x", "3"]),
+    ],
+)
+def test_branches_return_to_states(env_id, actions):
+    key = "history" if env_id.startswith("Guess") else "observation"
+    check_returned_everywhere(partial(TextArenaEnvironment, env_id, state_key=key), {"seed": 4}, actions)

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("verifiers", reason="verifiers is not installed: make test-verifiers")
 
 from letter_environment import LETTER_PROMPT
+from returning import check_returned_everywhere
 
 from g2po_trl import EnvironmentPool, VerifiersEnvironment
 from g2po_trl.check import examine
@@ -145,3 +146,24 @@ def test_checked_trained_on_and_described(make_trainer):
     environment = load_object(described)()
     assert environment.reset(example_id=1).task.endswith("Go to the cellar.")
     environment.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "actions"),
+    [
+        ("maze", ["go attic", "fly", "go hall", "go attic", "go garden"]),
+        (
+            "adder",
+            [
+                "".join(
+                    f'<tool_call>{{"name": "add", "arguments": {{"a": {a}, "b": 2}}}}</tool_call>' for a in (1, 2)
+                ),
+                '<tool_call>{"name": "none"}</tool_call>',
+                "42",
+            ],
+        ),
+    ],
+)
+def test_branches_return_to_states(name, actions):
+    factory = partial(VerifiersEnvironment, f"games_of_verifiers:{name}", state_key="history")
+    check_returned_everywhere(factory, {"example_id": 0, "seed": 2}, actions)

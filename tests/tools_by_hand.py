@@ -1,6 +1,8 @@
 """Environments in TRL's style, in a module that does not import torch."""
 
 import asyncio
+import random
+import uuid
 
 from g2po_trl.environments.tools import BrokenEnvironmentError
 
@@ -82,3 +84,31 @@ class Telephone:
         self.server.close()
         self.writer.close()
         self.hung_up = True
+
+
+class Counter:
+    """Numbers its tickets, draws from a generator of its own, and stamps with what nobody can foresee."""
+
+    def reset(self, seed: int, **row) -> str:
+        self.tickets, self.chance = 0, random.Random(seed)
+        return "Next, please."
+
+    async def ticket(self, who: str) -> str:
+        """
+        Draw a ticket.
+
+        Args:
+            who: whose.
+        """
+        await asyncio.sleep(0)
+        self.tickets += 1
+        return f"ticket {self.tickets} of {who}: window {self.chance.randrange(100)}"
+
+    def stamp(self) -> str:
+        """
+        Stamp a ticket.
+        """
+        return f"stamped {uuid.uuid4()}"
+
+    def get_reward(self) -> float:
+        return float(self.tickets)

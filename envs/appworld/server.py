@@ -55,7 +55,9 @@ class Installation:
         """Environment variables of its processes: nothing of ours, no token, no password."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         cache = str(Path(self.directory, "cache"))
-        return {**kept, "HOME": cache, "APPWORLD_ROOT": str(self.root), "APPWORLD_CACHE": cache}
+        # What code prints of a set must not depend on the server: a state is returned to by running its code again.
+        same = {"PYTHONHASHSEED": "0"}
+        return {**kept, **same, "HOME": cache, "APPWORLD_ROOT": str(self.root), "APPWORLD_CACHE": cache}
 
     def check(self) -> None:
         """Raises FileNotFoundError when something is missing, with what to do."""

@@ -16,7 +16,7 @@ more methods, which are called if both are there and only for branches:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -37,11 +37,17 @@ class Observation:
     task: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SavedObservation(Observation):
-    """An observation, and what the environment's `save` returned then. Made by workers of a pool that saves states."""
+    """An observation, and what the environment's `save` returned then. Made by workers of a pool that saves states;
+    equal to the observation without it."""
 
     saved: bytes | str = b""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Observation):
+            return NotImplemented
+        return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(Observation))
 
 
 @dataclass(frozen=True)

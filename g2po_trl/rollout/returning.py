@@ -3,12 +3,13 @@ environment saved there, and what is found there compared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..environments.contract import StepResult
 from ..environments.pool import EnvironmentFailure, EnvironmentPool
 from ..trajectory import Step, Trajectory
-from .episodes import NOT_RETURNED, Episode
+from .episodes import NOT_RETURNED, Branch, Episode
 
 
 def bring_back(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> int:
@@ -28,6 +29,49 @@ def bring_back(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> int:
     saved = {slot: episode for slot, episode in episodes.items() if episode.branch.steps[-1].saved is not None}
     _restore(pool, saved)
     return _play_again(pool, {slot: episode for slot, episode in episodes.items() if slot not in saved})
+
+
+def rehearse(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> tuple[str | None, bool]:
+    """Can a branch return to the states of an episode? Its actions are played again; and if the environment saves its
+    states, the one in the middle is restored and played on from.
+
+    Args:
+        pool: plays nothing else, and saves states.
+        task: of the episode.
+        steps: the episode's.
+
+    Returns:
+        What is different, if anything is; and whether a state was restored (nothing was different before).
+    """
+    middle = len(steps) // 2
+    different, saved = _rehearse(pool, task, steps)
+    if different or saved[middle] is None:
+        return different, False
+    return _rehearse(pool, task, steps, middle, saved[middle])[0], True
+
+
+def _rehearse(
+    pool: EnvironmentPool,
+    task: dict[str, Any],
+    steps: Sequence[Step],
+    first: int = 0,
+    state: bytes | str | None = None,
+) -> tuple[str | None, list[bytes | str | None]]:
+    """What is different from that step on; and what was saved before each."""
+    episode = Episode("", branch=Branch(0, steps))
+    seen = pool.reset([task])[0]
+    if state is not None and not isinstance(seen, EnvironmentFailure):
+        seen = pool.restore({0: state})[0]
+    episode.open(seen)
+    saved = [getattr(seen, "saved", None)]
+    for number, step in enumerate(steps[first:], first):
+        if not _as_before(episode, number, "restored and " if first else ""):
+            return episode.error.removeprefix(f"{NOT_RETURNED}: "), saved
+        if number < len(steps) - 1:
+            result = pool.step({0: step.action})[0]
+            _replayed(episode, step.action, result)
+            saved.append(getattr(episode.observation, "saved", None))
+    return None, saved
 
 
 def forget_states(trajectories: Iterable[Trajectory]) -> None:
