@@ -79,11 +79,11 @@ class TextEnvironment:
     An environment lives in a worker process and plays many episodes, one after the other. It is made without
     arguments; pass those it needs by `functools.partial`.
 
-    It may also have `save()` and `restore(state)`; neither is defined here. `save` returns the present state as bytes
-    or a text of at most 1 MB (of a larger one, where it is kept), and is called after each reset and step of a run
-    with branches. `restore` is called after a `reset` to the same task, of any environment of the factory on the same
-    machine, some of them more than once with one state, and returns the `Observation` of that state; from there on,
-    all goes as it went on from the state itself.
+    It may also have `save()` and `restore(state)`; neither is defined here. `save()` returns the present state as
+    bytes or a text of at most 1 MB (of a larger one, where it is kept), and is called after each reset and step of a
+    run with branches. `restore(state)` is called after a `reset` to the same task, of any environment of the factory
+    on the same machine, possibly several times with one state. It returns the `Observation` of that state, and from
+    there on the same actions lead to the same states as they did from the state itself.
     """
 
     prompt_template: Any = None

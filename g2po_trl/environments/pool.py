@@ -54,8 +54,8 @@ class EnvironmentPool:
             by the measured times. Results do not depend on it.
         load_timeout: maximum seconds to import the environment. `None`: `reset_timeout`, at least 60.
         environment_variables: names of variables to pass although they look like secrets (`HF_TOKEN`, …).
-        saves_states: let environments that have `save` and `restore` save each state: observations that are not the
-            last are `SavedObservation`s then, whose `saved` goes to `restore`.
+        saves_states: let environments that have `save()` and `restore(state)` save each state: observations that are
+            not the last are `SavedObservation`s then, whose `saved` goes to `restore`.
 
     Raises:
         ValueError: if the factory cannot be pickled, a number is out of range, or a variable is not set.
@@ -184,7 +184,7 @@ class EnvironmentPool:
         Raises:
             ValueError: if a slot has no live episode, or owes an answer.
         """
-        self.send({slot: Restore(state) for slot, state in states.items()})
+        self._send({slot: Restore(state) for slot, state in states.items()})
         return self.take(list(states))
 
     def begin(
@@ -214,7 +214,7 @@ class EnvironmentPool:
         prepared, names = self._prepared(tasks, groups)
         return self._fleet.begin(prepared, names, names if family is None else [family] * len(prepared))
 
-    def send(self, actions: Mapping[int, str | Restore]) -> None:
+    def send(self, actions: Mapping[int, str]) -> None:
         """Send actions to live episodes, without waiting. `receive` gives the results.
 
         Args:
@@ -223,6 +223,9 @@ class EnvironmentPool:
         Raises:
             ValueError: if a slot has no live episode, or owes an answer. Nothing is sent then.
         """
+        self._send(actions)
+
+    def _send(self, actions: Mapping[int, str | Restore]) -> None:
         self._check_open()
         for slot, action in actions.items():
             if slot in self._fleet.owing or slot in self._fleet.answers:
