@@ -1,6 +1,6 @@
 """Are the values of states the same with branches? On random decision processes, whose values are known exactly.
 
-    python benchmarks/branches_unbiased.py [--episodes 1000000] [--groups 10000] [--processes 3] [--jobs 2]
+    python benchmarks/branches_unbiased.py [--episodes 1000000] [--groups 30000] [--processes 3] [--jobs 2]
 
 A process has ten states, two ends, and random transitions; without loops, they lead on only. Two questions:
 
@@ -32,7 +32,7 @@ from g2po_trl.credit.values import lambda_values
 RESULTS = Path(__file__).with_name("results") / "branches_unbiased"
 STATES, REWARD, GAMMA = 10, 8.0, 0.95
 LAMBDAS = (1.0, 0.5, 0.0)
-BATCHES = 100
+BATCHES = 100  # of episodes, and of groups
 LIMIT = 6  # turns, where they are limited
 SIZE, HELD_BACK = 8, 2
 KEYS = [state.to_bytes(16, "little") for state in range(STATES)]
@@ -163,50 +163,50 @@ def everywhere(graph: StateGraph, budget: int) -> Points:
 ARMS = {"plain": None, **RULES, "least_visited, in all groups": everywhere}
 
 
-def groups_of_eight(seed: int, loops: bool, arm: str, groups: int, chunk: int = 50) -> dict:
-    """Sums over groups of a state's values, and of its visits' returns, by lambda."""
-    process, draws = Process(seed, loops, winning=0.12), np.random.default_rng([seed, loops, 2])
-    size = SIZE - HELD_BACK if ARMS[arm] else SIZE
-    of_groups = {value_lambda: np.zeros((3, STATES)) for value_lambda in LAMBDAS}
-    of_visits = {value_lambda: np.zeros((2, STATES)) for value_lambda in LAMBDAS}
+def groups_of_eight(seed: int, loops: bool, arm: str, groups: int) -> dict:
+    """The values in each batch of groups by the exact ones: [mean over groups, mean over visits], by lambda.
+
+    Six episodes of a group are the same for all rules.
+    """
+    process, size, chunk = Process(seed, loops, winning=0.12), SIZE - HELD_BACK, 50
+    of_groups, of_visits = (np.zeros((BATCHES, len(LAMBDAS), 2, STATES)) for _ in range(2))  # numbers, sums
     failed = branches = 0
     for number in range(groups // chunk):
-        first = process.play(np.zeros(chunk * size, dtype=np.int64), draws)
+        shared, own = (np.random.default_rng([seed, loops, number, stream]) for stream in (2, 3))
+        first = process.play(np.zeros(chunk * size, dtype=np.int64), shared)
         roots = records_of(first)
         grouped = [roots[i : i + size] for i in range(0, len(roots), size)]
         failed += int((~first[2].reshape(chunk, size).any(1)).sum())
+        points: Points = []
         if ARMS[arm]:
             rule = partial(ARMS[arm], seed=number) if arm in ("uniform", "last_steps") else ARMS[arm]
             points = rule(StateGraph.from_records(grouped, GAMMA), HELD_BACK)
-            branches += len(points)
-            more = records_of(continued(process, first, points, draws), [(m % size, p) for m, p in points])
-            for (m, _), record in zip(points, more):
-                grouped[m // size].append(record)
-            missing = [SIZE - len(group) for group in grouped]
-            fresh = iter(records_of(process.play(np.zeros(sum(missing), dtype=np.int64), draws)))
-            for group, number_missing in zip(grouped, missing):
-                group += [next(fresh) for _ in range(number_missing)]
+        branches += len(points)
+        more = records_of(continued(process, first, points, own), [(m % size, p) for m, p in points]) if points else []
+        for (m, _), record in zip(points, more):
+            grouped[m // size].append(record)
+        missing = [SIZE - len(group) for group in grouped]
+        fresh = iter(records_of(process.play(np.zeros(sum(missing), dtype=np.int64), own)))
+        for group, number_missing in zip(grouped, missing):
+            group += [next(fresh) for _ in range(number_missing)]
         graph = StateGraph.from_records(grouped, GAMMA)
         state = node_states(graph, [record for group in grouped for record in group])
-        for value_lambda in LAMBDAS:
+        for place, value_lambda in enumerate(LAMBDAS):
             values = values_of(graph, value_lambda)
-            for row, weights in enumerate((np.ones(len(values)), values, values**2)):
-                of_groups[value_lambda][row] += np.bincount(state, weights, minlength=STATES)
-            for row, weights in enumerate((graph.node_visits, graph.node_visits * values)):
-                of_visits[value_lambda][row] += np.bincount(state, weights, minlength=STATES)
+            for sums, weights in ((of_groups, np.ones(len(values))), (of_visits, graph.node_visits)):
+                here = sums[number % BATCHES, place]
+                here[0] += np.bincount(state, weights, minlength=STATES)
+                here[1] += np.bincount(state, weights * values, minlength=STATES)
     played = groups // chunk * chunk
+    used = of_groups[:, 0, 0].sum(0) > played / 20  # of the others little is known
     found = {"loops": loops, "arm": arm, "failed": failed / played, "branches": branches / played}
-    for value_lambda in LAMBDAS:
-        (number, sums, squares), (visits, weighted) = of_groups[value_lambda], of_visits[value_lambda]
-        used = number > played / 100  # of the others little is known
-        mean = sums[used] / number[used]
-        error = np.sqrt((squares[used] / number[used] - mean**2) / number[used])
-        exact = process.values[used]
-        found[str(value_lambda)] = {
-            "groups": (mean.sum() / exact.sum()).item(),
-            "error": (np.sqrt((error**2).sum()) / exact.sum()).item(),
-            "visits": ((weighted / np.maximum(1, visits))[used].sum() / exact.sum()).item(),
-        }
+    for place, value_lambda in enumerate(LAMBDAS):
+        ratios = []
+        for sums in (of_groups, of_visits):
+            number, total = sums[:, place, 0][:, used], sums[:, place, 1][:, used]
+            exact = np.where(number > 0, process.values[used], 0.0)
+            ratios.append((total / np.maximum(1, number)).sum(1) / exact.sum(1))
+        found[str(value_lambda)] = np.stack(ratios, 1).tolist()
     return found
 
 
@@ -231,18 +231,18 @@ def report(large: list[dict], small: list[dict]) -> str:
                     lines.append(f"{label} exact | {beyond((values[:, 0] - exact) / values[:, 1])} |")
                 difference = (values[:, 0] - plain[:, 0]) / np.hypot(values[:, 1], plain[:, 1])
                 lines.append(f"{label} plain | {beyond(difference)} |")
-    columns = " | ".join(f"λ = {v:g}: groups | visits" for v in LAMBDAS)
-    lines += ["", f"| Groups of eight | all failed | branches | {columns} |", "|---|---|---|" + "---|---|" * 3]
+    columns = " | ".join(f"λ = {v:g}: groups | minus plain | visits | minus plain" for v in LAMBDAS)
+    lines += ["", f"| Groups of eight | failed | branches | {columns} |", "|---|---|---|" + "---|" * 12]
     for loops in (False, True):
+        plain = [found for found in small if (found["loops"], found["arm"]) == (loops, "plain")]
         for arm in ARMS:
             some = [found for found in small if (found["loops"], found["arm"]) == (loops, arm)]
             cells = []
             for value_lambda in map(str, LAMBDAS):
-                groups, error, visits = (
-                    np.array([found[value_lambda][name] for found in some]) for name in ("groups", "error", "visits")
-                )
-                wide = 1.96 * np.sqrt((error**2).sum()) / len(some)
-                cells += [f"{groups.mean():.3f} ± {wide:.3f}", f"{visits.mean():.3f}"]
+                ratios, of_plain = (np.array([one[value_lambda] for one in those]) for those in (some, plain))
+                for column in (0, 1):
+                    difference = mean_and_width(ratios[..., column] - of_plain[..., column])
+                    cells += [mean_and_width(ratios[..., column], ""), difference if arm != "plain" else ""]
             failed = np.mean([found["failed"] for found in some])
             branches = np.mean([found["branches"] for found in some])
             name = f"{'loops' if loops else 'no loops'}: {arm}"
@@ -250,10 +250,16 @@ def report(large: list[dict], small: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def mean_and_width(values: np.ndarray, sign: str = "+") -> str:
+    """(processes, batches) -> mean over all, and its 95 % interval over batches."""
+    width = 1.96 * np.sqrt((values.var(1, ddof=1) / values.shape[1]).sum()) / len(values)
+    return f"{values.mean():{sign}.3f} ± {width:.3f}"
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--episodes", type=int, default=1_000_000, help="of a process, plain and branched each")
-    parser.add_argument("--groups", type=int, default=10_000, help="groups of eight, for each rule and process")
+    parser.add_argument("--groups", type=int, default=30_000, help="groups of eight, for each rule and process")
     parser.add_argument("--processes", type=int, default=3, help="random processes with and without loops each")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)

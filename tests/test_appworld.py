@@ -348,19 +348,20 @@ class TestRealWorlds:
             "print(apis.simple_note.search_notes(access_token=token, query=''))",
             "apis.supervisor.complete_task(answer=3)",
         ]
-        factory = partial(AppworldEnvironment, INSTALLATION, key="output and calls")
-        parent = check_returned_everywhere(factory, {"task_id": "tiny000_1"}, actions, max_turns=9)
+        factory = partial(AppworldEnvironment, INSTALLATION, key="output and calls", start_timeout=300.0)
+        parent = check_returned_everywhere(factory, {"task_id": "tiny000_1"}, actions, max_turns=9, at=[2, 5])
         assert parent.success and len(parent.steps) == 6
 
     def test_code_that_prints_what_nobody_can_foresee_is_not_returned_to(self):
         actions = ["x = 1", "import uuid\nprint(uuid.uuid4())", "print(x)", "print(x)"]
-        _, found = return_everywhere(partial(AppworldEnvironment, INSTALLATION), {"task_id": "tiny000_1"}, actions)
-        assert [trajectory.error is None for trajectory in found] == [True, False, False]
+        factory = partial(AppworldEnvironment, INSTALLATION, start_timeout=300.0)
+        _, found = return_everywhere(factory, {"task_id": "tiny000_1"}, actions, at=[1, 3])
+        assert [trajectory.error is None for trajectory in found] == [True, False]
         assert "before step 3, the observation is" in found[1].error
 
     def test_what_appworld_saves_is_not_the_state(self):
         """Why worlds have no `save` and `restore`: its databases come back, the variables of the code do not."""
-        world, task = AppworldEnvironment(INSTALLATION), "tiny000_1"
+        world, task = AppworldEnvironment(INSTALLATION, start_timeout=300.0), "tiny000_1"
         world.reset(task)
         notes = "print(len(apis.simple_note.search_notes(access_token=token, query='')))"
         world.step(f"{LOGIN}\nx = 1")

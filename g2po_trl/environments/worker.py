@@ -91,9 +91,9 @@ class Host:
         return result
 
     def restore(self, episode: int, state: bytes | str):
-        environment = self.playing.pop(episode)
-        if not can_restore(environment):
+        if not can_restore(self.playing[episode]):
             raise EnvironmentContractError(f"{self.name} has no save and restore: its states cannot be restored")
+        environment = self.playing.pop(episode)
         with self._closed_on_failure(environment):
             observation = checked_observation(environment.restore(state), f"{self.name}.restore", self.max_characters)
         self.playing[episode] = environment
