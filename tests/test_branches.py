@@ -287,8 +287,8 @@ def test_training(make_trainer, tmp_path):
         assert entry["update/step_samples"] == sum(len(t.steps) for t in played)
 
 
-def test_success_rates_are_those_of_episodes_from_the_beginning():
-    """Branches that won, lost and were long change nothing of `episode/*`."""
+def test_success_rates_are_those_of_the_first_episodes():
+    """Branches that won and were long change nothing of `episode/*`."""
     from g2po_trl import StateGraph, Step, Trajectory
     from g2po_trl.runs.metrics import rollout_metrics
 
@@ -299,9 +299,12 @@ def test_success_rates_are_those_of_episodes_from_the_beginning():
     roots = [episode("abc", True), episode("abd", False), episode("ab", False)]
     branches = [episode("bcdefgh", True, parent=1, start=1), episode("d", True, parent=1, start=2)]
     args = SimpleNamespace(scale_by_std=True, invalid_action_penalty=0.0, episode_statistics="trajectory")
-    plain, branched = (
-        rollout_metrics(some, StateGraph.from_groups([some]), args) for some in (roots, [*roots, *branches])
-    )
+
+    def metrics(played, held_back):
+        args.num_generations, args.num_branches = len(played), held_back
+        return rollout_metrics(played, StateGraph.from_groups([played]), args)
+
+    plain, branched = metrics(roots, 0), metrics([*roots, *branches], 2)
     names = [name for name in plain if name.startswith("episode/")]
     assert {name: branched[name] for name in names} == {name: plain[name] for name in names}
     assert plain["episode/success_rate"] == pytest.approx(1 / 3) and branched["graph/nodes"] > plain["graph/nodes"]
