@@ -13,7 +13,7 @@ import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
 from scripted_actors import ScriptedActor, ScriptedEngine, ScriptedStream
-from toy_environments import Countdown, Forgetful, Slow, Snapshots
+from toy_environments import Countdown, Dying, Forgetful, Slow, Snapshots
 
 from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
 from g2po_trl.rollout.actor import PromptActor
@@ -74,6 +74,17 @@ def test_an_environment_that_nobody_can_return_to(encode, kind):
     assert [t.outcome for t in found] == ["success", "success", "error"]
     assert found[2].error.startswith(f"{NOT_RETURNED}: before step 4, the observation is 'left 1 ")
     assert not found[2].steps
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_process_that_ends_says_nothing_about_returning(encode, kind):
+    """The task may be branched again; what became of the environment is said as in any other episode."""
+    with EnvironmentPool(Dying, num_workers=1) as pool:
+        player = make_player(pool, encode, kind)
+        (parent,), _ = player.play([{"turns": 4}])
+        (found,), _ = player.play([{"turns": 4, "reward": 13.0}], branches=[Branch(0, parent.steps[:3])])
+    assert parent.outcome == "success" and found.outcome == "error" and not found.steps
+    assert found.error.startswith("crash: ") and NOT_RETURNED not in found.error
 
 
 def test_a_parent_that_was_longer_than_the_episode(encode):

@@ -62,7 +62,7 @@ class Episode:
     def open(self, seen: Observation | EnvironmentFailure) -> None:
         """Take what the environment's reset answered."""
         if isinstance(seen, EnvironmentFailure):
-            self._end_without_result(seen)
+            self.end_without_result(seen)
         else:
             self.observation, self.task = seen, seen.task or ""
 
@@ -86,7 +86,7 @@ class Episode:
     def advance(self, result: StepResult | EnvironmentFailure) -> None:
         """Take what the environment answered to the last step."""
         if isinstance(result, EnvironmentFailure):
-            self._end_without_result(result)
+            self.end_without_result(result)
             return
         self.history.append((self.observation.text, self.steps[-1].action))
         self.observation = result.observation
@@ -107,7 +107,8 @@ class Episode:
         """End as a failure of the agent, with the reward paid so far. `reason`: "kind" or "kind: detail"."""
         self.outcome, self.failure_reason = "failure", reason
 
-    def _end_without_result(self, failure: EnvironmentFailure) -> None:
+    def end_without_result(self, failure: EnvironmentFailure) -> None:
+        """Its environment answers no more."""
         self.fail(f"{failure.kind}: {failure.message}")
         if failure.kind == "lost":
             self.outcome = "lost"

@@ -87,7 +87,7 @@ def _restore(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> None:
     for slot, seen in pool.restore(states).items() if states else ():
         episode = begun[slot]
         if isinstance(seen, EnvironmentFailure):
-            episode.fail(f"{NOT_RETURNED}: {seen.kind}: {seen.message}")
+            _failed(episode, seen)
             continue
         *before, _ = episode.branch.steps
         episode.history += [(step.observation, step.action) for step in before]
@@ -111,13 +111,22 @@ def _play_again(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> int:
 
 def _replayed(episode: Episode, action: str, result: StepResult | EnvironmentFailure) -> None:
     if isinstance(result, EnvironmentFailure):
-        episode.fail(f"{NOT_RETURNED}: {result.kind}: {result.message}")
+        _failed(episode, result)
         return
     episode.history.append((episode.observation.text, action))
     episode.observation = result.observation
     episode.reward += result.reward
     if result.terminated or result.truncated:
         episode.fail(f"{NOT_RETURNED}: the episode ended after {action!r}, and its parent's went on")
+
+
+def _failed(episode: Episode, failure: EnvironmentFailure) -> None:
+    """What raises where it did not for the parent follows from something else than the actions. A process that ends or
+    takes too long says nothing of that kind."""
+    if failure.kind in ("exception", "invalid"):
+        episode.fail(f"{NOT_RETURNED}: {failure.kind}: {failure.message}")
+    else:
+        episode.end_without_result(failure)
 
 
 def _as_before(episode: Episode, number: int, how: str = "") -> bool:
