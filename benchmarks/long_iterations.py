@@ -14,9 +14,9 @@ other time:
     one ahead         stream_rollouts, rollouts_ahead 1
 
 The first iteration of a process is not counted (games are loaded). With rollouts ahead it also plays more than one
-rollout, so that the others are what a long run has. Prints and writes OUTPUT/SIZE.json: command, machine, versions,
-raw seconds of each iteration by phase, medians, ratios to `turns`. Needs vLLM (on a CPU: the environment of
-`make test-vllm`).
+rollout, so that the others are what a long run has. Episodes differ in length from game to game, so arms are compared
+by steps a second of the whole iteration. Prints and writes OUTPUT/SIZE.json: command, machine, versions, raw seconds
+of each iteration by phase, means. Needs vLLM (on a CPU: the environment of `make test-vllm`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import time
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import mean
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
@@ -54,7 +54,7 @@ ARMS = {
     "one ahead": {"stream_rollouts": True, "rollouts_ahead": 1},
 }
 PHASES = ("rollout", "generation", "environment", "prompts", "advantage", "batch", "logps", "update")
-MORE = ("episode/success_rate", "episode/length", "rollout/mean_age", "rollout/active_fraction")
+MORE = ("episode/success_rate", "episode/turns", "rollout/steps", "rollout/mean_age", "rollout/active_fraction")
 MORE += ("update/while_playing_fraction", "rollout/episodes")
 
 
@@ -134,13 +134,14 @@ def train(arm: str, options: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def summary(raw: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Medians of each arm, and the seconds of an iteration in turns by its own."""
+    """Means of each arm, and how many steps it plays and trains on in a second, by those of turns."""
     table = {
-        arm: {name: round(median(each.get(name, 0.0) for each in runs), 3) for name in runs[0]}
+        arm: {name: round(mean(each.get(name, 0.0) for each in runs), 3) for name in runs[0]}
         for arm, runs in raw.items()
     }
     for row in table.values():
-        row["turns by it"] = round(table["turns"]["seconds"] / row["seconds"], 2)
+        row["steps a second"] = round(row["rollout/steps"] / row["seconds"], 2)
+        row["by turns"] = round(row["steps a second"] / table["turns"]["steps a second"], 2)
     return table
 
 
@@ -172,11 +173,11 @@ def main() -> None:
         "command": "python benchmarks/long_iterations.py " + " ".join(sys.argv[1:]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",
         "versions": {name: version(name) for name in ("trl", "transformers", "torch")},
-        "medians": summary(raw),
+        "means": summary(raw),
         "raw": raw,
     }
     write_json(options.output / f"{options.size}.json", result, indent=1)
-    print(json.dumps(result["medians"], indent=1))
+    print(json.dumps(result["means"], indent=1))
 
 
 if __name__ == "__main__":
