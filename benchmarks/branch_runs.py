@@ -92,8 +92,8 @@ def report() -> str:
         of = {arm: [runs[f"{arm}-seed{seed}"] for seed in seeds] for arm in ARMS}
         most = min(sum(run["generated_tokens"]) for runs_of_arm in of.values() for run in runs_of_arm)
         lines = [
-            f"Million generated tokens until {ASKED:.0%} of the episodes from the beginning are won (mean of {WINDOW} "
-            f"iterations), and mean success in percent over the first {most / 1e6:.2f} million.",
+            f"Thousand generated tokens until {ASKED:.0%} of the episodes from the beginning are won (mean of {WINDOW} "
+            f"iterations), and mean success in percent over the first {most / 1e3:.0f} thousand.",
             "",
             "| seed | plain: tokens | branches: tokens | plain: success | branches: success | branches played |",
             "|---|---|---|---|---|---|",
@@ -101,7 +101,7 @@ def report() -> str:
         until = {arm: np.array([tokens_until(run, ASKED) for run in of[arm]]) for arm in ARMS}
         means = {arm: np.array([mean_until(run, most) for run in of[arm]]) for arm in ARMS}
         for row, seed in enumerate(seeds):
-            cells = [f"{until[arm][row] / 1e6:.2f}" if np.isfinite(until[arm][row]) else "not reached" for arm in ARMS]
+            cells = [f"{until[arm][row] / 1e3:.0f}" if np.isfinite(until[arm][row]) else "not reached" for arm in ARMS]
             cells += [f"{100 * means[arm][row]:.1f}" for arm in ARMS] + [str(sum(of["branches"][row]["branches"]))]
             lines.append(f"| {seed} | {' | '.join(cells)} |")
         reached = np.isfinite(until["plain"]) & np.isfinite(until["branches"])
@@ -133,9 +133,9 @@ def draw(runs: dict[str, dict]) -> None:
     for arm, colour in zip(ARMS, ("tab:grey", "tab:green")):
         for number, run in enumerate(run for run in runs.values() if run["arm"] == arm):
             tokens, success = curve(run)
-            axes.plot(tokens / 1e6, 100 * success, color=colour, lw=1, label=None if number else arm)
+            axes.plot(tokens / 1e3, 100 * success, color=colour, lw=1, label=None if number else arm)
     axes.axhline(100 * ASKED, color="black", lw=0.5, ls=":")
-    axes.set(xlabel="generated tokens (million)", ylabel=f"success (%), mean of {WINDOW} iterations")
+    axes.set(xlabel="generated tokens (thousand)", ylabel=f"success (%), mean of {WINDOW} iterations")
     axes.legend()
     figure.savefig(RESULTS / "curves.svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
