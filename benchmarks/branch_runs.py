@@ -92,7 +92,7 @@ def report() -> str:
         of = {arm: [runs[f"{arm}-seed{seed}"] for seed in seeds] for arm in ARMS}
         most = min(sum(run["generated_tokens"]) for runs_of_arm in of.values() for run in runs_of_arm)
         lines = [
-            f"Thousand generated tokens until {ASKED:.0%} of the episodes from the beginning are won (mean of {WINDOW} "
+            f"Thousand generated tokens until {ASKED:.0%} of the first episodes of groups are won (mean of {WINDOW} "
             f"iterations), and mean success in percent over the first {most / 1e3:.0f} thousand.",
             "",
             "| seed | plain: tokens | branches: tokens | plain: success | branches: success | branches played |",
