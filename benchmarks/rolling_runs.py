@@ -1,11 +1,11 @@
-"""What do steps of an older policy cost? The default recipe with `rollouts_ahead: 1`, corrected and not.
+"""What do steps of an older policy cost? The default recipe with `rollouts_ahead: 1`, and how they are corrected.
 
     python benchmarks/rolling_runs.py --work WORK [--seeds 0 1 2]
     python benchmarks/rolling_runs.py --report
 
-The runs without rollouts ahead are those of G2PO in `methods.py`, with the same flags and seeds. Each run is one small
-file, benchmarks/results/rolling/runs/ARM-seedN.json; an interrupted one goes on when the command is given again. At
-the end, and with `--report`: table.md beside them.
+Arms: weights of at most 3 (TRL's), none, and weights of at most 1. The runs without rollouts ahead are those of G2PO in
+`methods.py`, with the same flags and seeds. Each run is one small file, benchmarks/results/rolling/runs/ARM-seedN.json;
+an interrupted one goes on when the command is given again. At the end, and with `--report`: table.md beside them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ TRAIN += ["--eval_before", "false", "--save_total_limit", "1", "--report_to", "n
 ARMS = {
     "corrected": ["--rollouts_ahead", "1"],
     "uncorrected": ["--rollouts_ahead", "1", "--vllm_importance_sampling_correction", "false"],
+    "at-most-1": ["--rollouts_ahead", "1", "--vllm_importance_sampling_clip_max", "1.0"],
 }
 KEPT = {
     "success": "episode/success_rate",
+    "kl": "kl",
     "mean_age": "rollout/mean_age",
     "max_age": "rollout/max_age",
     "active_fraction": "rollout/active_fraction",
@@ -55,12 +57,12 @@ def report() -> str:
     lines = [
         "Success in percent: mean over training iterations / 576 held-out games at the end.",
         "",
-        "| seed | rollouts_ahead 0 | 1, corrected | 1, not corrected | mean age | least effective sample size |",
-        "|---|---|---|---|---|---|",
+        "| seed | rollouts_ahead 0 | 1, weights of at most 3 | 1, no weights | 1, weights of at most 1 |",
+        "|---|---|---|---|---|",
     ]
     runs = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))}
     for seed in sorted({run["seed"] for run in runs.values()}):
-        cells, corrected = [], runs.get(f"corrected-seed{seed}")
+        cells = []
         before = ON_POLICY / f"g2po-seed{seed}.json"
         if before.exists():
             run = json.loads(before.read_text())
@@ -71,10 +73,17 @@ def report() -> str:
             run = runs.get(f"{arm}-seed{seed}")
             told = run and f"{100 * mean(run['training']['success']):.1f} / {100 * run['held_out']:.1f}"
             cells.append(told or "–")
-        if corrected:
-            training = corrected["training"]
-            cells += [f"{mean(training['mean_age']):.2f}", f"{min(training['effective_sample_size']):.3f}"]
         lines.append(f"| {seed} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Largest KL divergence of an iteration from the start, least effective sample size of the weights:",
+        "",
+    ]
+    lines += ["| run | KL | effective sample size |", "|---|---|---|"]
+    for name, run in runs.items():
+        training = run["training"]
+        size = f"{min(training['effective_sample_size']):.3f}" if training["effective_sample_size"] else "–"
+        lines.append(f"| {name} | {max(training['kl']):.2f} | {size} |")
     text = "\n".join(lines) + "\n"
     (RESULTS / "table.md").write_text(text)
     return text
