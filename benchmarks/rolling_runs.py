@@ -3,9 +3,9 @@
     python benchmarks/rolling_runs.py --work WORK [--seeds 0 1 2]
     python benchmarks/rolling_runs.py --report
 
-Arms: weights of at most 3 (TRL's), none, and weights of at most 1. The runs without rollouts ahead are those of G2PO in
-`methods.py`, with the same flags and seeds. Each run is one small file, benchmarks/results/rolling/runs/ARM-seedN.json;
-an interrupted one goes on when the command is given again. At the end, and with `--report`: table.md beside them.
+Arms: weights of at most 3 (TRL's), none, and weights of at most 1. The runs without rollouts ahead are those of G2PO
+in `methods.py`, with the same flags and seeds. Each run is one small file, results/rolling/runs/ARM-seedN.json here; an
+interrupted one goes on when the command is given again. At the end, and with `--report`: table.md beside them.
 """
 
 from __future__ import annotations
