@@ -4,7 +4,7 @@
     python benchmarks/rolling_runs.py --report
 
 Arms: weights of at most 3 (TRL's), none, and weights of at most 1. The runs without rollouts ahead are those of G2PO
-in `methods.py`, with the same flags and seeds. Each run is one small file, results/rolling/runs/ARM-seedN.json here; an
+in `methods.py`, with the same flags and seeds. Each run is one file, results/rolling/runs/ARM-seedN.json here; an
 interrupted one goes on when the command is given again. At the end, and with `--report`: table.md beside them.
 """
 
