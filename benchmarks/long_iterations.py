@@ -13,10 +13,10 @@ other time:
     while playing     update_while_playing as well
     one ahead         stream_rollouts, rollouts_ahead 1
 
-The first iteration of a process is not counted (games are loaded). With rollouts ahead it also plays more than one
-rollout, so that the others are what a long run has. Episodes differ in length from game to game, so arms are compared
-by steps a second of the whole iteration. Prints and writes OUTPUT/SIZE.json: command, machine, versions, raw seconds
-of each iteration by phase, means. Needs vLLM (on a CPU: the environment of `make test-vllm`).
+All iterations count, the first too: with rollouts ahead it plays more than its own batch, and the last one less.
+Episodes differ in length from game to game, so arms are compared by steps a second: those that were trained on, by the
+seconds of the whole run. Prints and writes OUTPUT/SIZE.json: command, machine, versions, raw seconds of each iteration
+by phase, means. Needs vLLM (on a CPU: the environment of `make test-vllm`).
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class SlowAlfworld(AlfworldEnvironment):
 
 
 def train(arm: str, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Seconds of each iteration after the first."""
+    """Seconds of each iteration."""
     from datasets import Dataset
     from transformers import TrainerCallback
 
     from g2po_trl import G2POConfig, G2POTrainer
 
-    generate_games(options.games, "train", 4 * (options.iterations + 4), seed=0, size=options.size, progress=False)
+    generate_games(options.games, "train", 4 * (options.iterations + 2), seed=0, size=options.size, progress=False)
     manifest, iterations = Manifest.scan(options.games), []
 
     class Watch(TrainerCallback):
@@ -102,7 +102,7 @@ def train(arm: str, options: argparse.Namespace) -> list[dict[str, float]]:
             max_prompt_length=512,
             max_completion_length=24,
             stop_sequences=["</action>"],
-            max_steps=options.iterations + 1,
+            max_steps=options.iterations,
             learning_rate=0.0,
             beta=0.0,
             bf16=False,
@@ -130,7 +130,7 @@ def train(arm: str, options: argparse.Namespace) -> list[dict[str, float]]:
         )
         trainer.train()
         trainer.close()
-    return [{name: round(value, 4) for name, value in each.items()} for each in iterations[1:]]
+    return [{name: round(value, 4) for name, value in each.items()} for each in iterations]
 
 
 def summary(raw: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
@@ -139,8 +139,10 @@ def summary(raw: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float
         arm: {name: round(mean(each.get(name, 0.0) for each in runs), 3) for name in runs[0]}
         for arm, runs in raw.items()
     }
+    for arm, row in table.items():
+        steps = sum(each["episode/turns"] * each["rollout/episodes"] for each in raw[arm])
+        row["steps a second"] = round(steps / sum(each["seconds"] for each in raw[arm]), 2)
     for row in table.values():
-        row["steps a second"] = round(row["rollout/steps"] / row["seconds"], 2)
         row["by turns"] = round(row["steps a second"] / table["turns"]["steps a second"], 2)
     return table
 
@@ -149,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--iterations", type=int, default=3, help="counted, of each process")
+    parser.add_argument("--iterations", type=int, default=3, help="of each process")
     parser.add_argument("--episodes", type=int, default=32)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=0.5)
