@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
-from .config_checks import ESTIMATORS, as_lambda, check, check_advantage_fn, check_afterwards, check_estimator
+from .config_checks import (
+    ESTIMATORS,
+    as_bound,
+    as_lambda,
+    check,
+    check_advantage_fn,
+    check_afterwards,
+    check_estimator,
+)
 from .credit.state_keys import IGNORABLE
 from .update.packing import LAYOUTS
 
@@ -126,6 +134,9 @@ class G2POConfig(GRPOConfig):
         log_trajectories_every: log a table of sample trajectories every so many iterations to Trackio, W&B or
             TensorBoard. 0: never.
         num_trajectories_logged: number of trajectories per logged table.
+        vllm_importance_sampling_clip_max: largest importance weight of tokens sampled by another policy or engine.
+            `None`: no limit. `"auto"`: TRL's 3, but 1 with `rollouts_ahead` and `"token_truncate"`, since a group's
+            advantages are those of the policy that played it (docs/speed.md).
         stop_sequences: strings at which a completion ends, e.g. `["</action>"]`. The string stays part of it.
         save_steps: optimizer steps between checkpoints. A checkpoint contains weights and optimizer, 12 bytes per
             parameter in float32 (6 GB for 0.5 B); a crash loses the work since the last one. `None`: every tenth
@@ -255,6 +266,10 @@ class G2POConfig(GRPOConfig):
             "token_truncate with rollouts_ahead."
         },
     )
+    # A float, None or "auto"; see value_lambda.
+    vllm_importance_sampling_clip_max: str = field(
+        default="auto", metadata={"help": "Largest ratio; None: any. auto: 3, or 1 with rollouts_ahead."}
+    )
     stop_sequences: list[str] | None = field(
         default=None, metadata={"help": "Strings at which a completion ends, e.g. '</action>'."}
     )
@@ -273,6 +288,7 @@ class G2POConfig(GRPOConfig):
         if self.vllm_importance_sampling_mode is None:
             # The product of a completion's ratios says less and less, the older the policy that wrote it.
             self.vllm_importance_sampling_mode = "token_truncate" if self.rollouts_ahead else "sequence_mask"
+        self.vllm_importance_sampling_clip_max = as_bound(self)
         if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
             self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
         # TRL wants whole groups in an evaluation batch; ours plays each panel row on its own.

@@ -344,6 +344,21 @@ def as_lambda(value: float | str) -> float | str:
     return number
 
 
+def as_bound(args: G2POConfig) -> float | None:
+    """The largest importance weight: a number above 0, or `None`."""
+    value = args.vllm_importance_sampling_clip_max
+    if value == "auto":
+        return 1.0 if args.rollouts_ahead and args.vllm_importance_sampling_mode == "token_truncate" else 3.0
+    if value is None or str(value).lower() in ("none", "null"):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    _require(number > 0, "vllm_importance_sampling_clip_max", value, "set it above 0, to None, or to 'auto'")
+    return number
+
+
 def _is_address(server: Any) -> bool:
     if not isinstance(server, str) or not _ADDRESS.fullmatch(server):
         return False

@@ -117,6 +117,26 @@ def test_value_lambda_is_a_number_or_auto(tmp_path, given, value):
     assert HfArgumentParser(G2POConfig).parse_args_into_dataclasses(flags)[0].value_lambda == value
 
 
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ({}, 3.0),
+        ({"rollouts_ahead": 1}, 1.0),
+        ({"rollouts_ahead": 1, "vllm_importance_sampling_mode": "token_mask"}, 3.0),
+        ({"rollouts_ahead": 1, "vllm_importance_sampling_clip_max": "2.5"}, 2.5),
+        ({"vllm_importance_sampling_clip_max": None, "vllm_importance_sampling_clip_min": 0.5}, None),
+    ],
+)
+def test_the_largest_importance_weight(tmp_path, options, bound):
+    assert make(tmp_path, **options).vllm_importance_sampling_clip_max == bound
+
+
+def test_an_importance_weight_of_nothing(tmp_path):
+    for value in (0, -1, "x"):
+        with pytest.raises(ValueError, match=f"vllm_importance_sampling_clip_max is {value!r}"):
+            make(tmp_path, vllm_importance_sampling_clip_max=value)
+
+
 def test_vllm_options(tmp_path):
     args = make(tmp_path, use_vllm=True, max_prompt_length=100, max_completion_length=20)
     assert args.vllm_max_model_length == 120
