@@ -26,7 +26,7 @@ ON_POLICY = ROOT / "benchmarks/results/methods/runs/short"
 TRAIN = ["recipes/train_alfworld.py", "--config", "recipes/alfworld/tiny.yaml", "--num_eval_games", "576"]
 TRAIN += ["--eval_before", "false", "--save_total_limit", "1", "--report_to", "none", "--num_environment_workers", "1"]
 ARMS = {
-    "corrected": ["--rollouts_ahead", "1"],
+    "corrected": ["--rollouts_ahead", "1", "--vllm_importance_sampling_clip_max", "3.0"],
     "uncorrected": ["--rollouts_ahead", "1", "--vllm_importance_sampling_correction", "false"],
     "at-most-1": ["--rollouts_ahead", "1", "--vllm_importance_sampling_clip_max", "1.0"],
 }
