@@ -55,7 +55,7 @@ class RecordedTrainer(G2POTrainer):
 
         self.accelerator.backward = measured
 
-    def play(self, tasks, sampling=None, groups=None, description="rollout"):
+    def play(self, tasks, **options):
         first = self.accelerator.process_index * len(tasks)
         return [recorded(first + i) for i in range(len(tasks))], RolloutStats()
 
