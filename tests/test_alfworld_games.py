@@ -1,15 +1,18 @@
 """The generator of ALFWorld games."""
 
+import itertools
 import json
 import random
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 pytest.importorskip("alfworld")
 
-from g2po_envs.alfworld import OBJECT_TYPES, RECEPTACLE_TYPES, TASK_TYPES, AlfworldEnvironment, Manifest
+from g2po_envs.alfworld import OBJECT_TYPES, RECEPTACLE_TYPES, TASK_TYPES, AlfworldEnvironment, Manifest, games
 from g2po_envs.alfworld.engine import read_game
 from g2po_envs.alfworld.games import SIZES, SPLITS, draw_room, generate_games, layout_of_game, split_of_layout
 from g2po_envs.alfworld.vocabulary import HOLDS
@@ -105,6 +108,24 @@ def test_made_games_are_found_again_and_damage_is_repaired(made, monkeypatch):
         assert make().hash == manifest.hash
     next(folder.glob("*/*/game.tw-pddl")).unlink()
     assert make().hash == manifest.hash
+
+
+def test_games_of_a_faster_process_are_left_alone(made, tmp_path, monkeypatch):
+    folder, manifest = made["held-out"]
+    inodes = {}
+
+    def write(scratch, number):
+        if number == 0:  # meanwhile another process, which began before us, is done
+            shutil.copytree(folder, tmp_path / "games")
+            inodes.update({path: path.stat().st_ino for path in (tmp_path / "games").glob("*/*/*")})
+
+    monkeypatch.setattr(games, "Planners", nullcontext)
+    monkeypatch.setattr(games, "_solved_games", lambda *args: itertools.repeat(()))
+    monkeypatch.setattr(games, "_write", write)
+    again = generate_games(tmp_path / "games", "held-out", NUMBER, seed=3, size="tiny", progress=False)
+    assert again.hash == manifest.hash and inodes
+    assert {path: path.stat().st_ino for path in inodes} == inodes
+    assert [path.name for path in tmp_path.iterdir()] == ["games"]
 
 
 def test_bad_arguments(tmp_path):

@@ -173,12 +173,14 @@ def _is_complete(directory: Path, made_of: dict) -> bool:
 
 
 def _put_in_place(scratch: Path, directory: Path, made_of: dict) -> None:
+    if _is_complete(directory, made_of):  # another process was faster and reads its games, which are the same
+        return
     if directory.exists():
         shutil.rmtree(directory)
     try:
         scratch.rename(directory)
     except OSError:
-        if not _is_complete(directory, made_of):  # another process was faster: its games are the same
+        if not _is_complete(directory, made_of):
             raise
 
 
