@@ -105,6 +105,8 @@ def make_trainer(
         def advantage_fn(graph):  # it never wins: something must be better than something else
             return np.linspace(-1, 1, graph.num_steps)
 
+    if mode == "branches":  # few turns: in most groups every episode fails
+        defaults |= {"branch_share": 0.375, "max_turns": 5}
     args = G2POConfig(f"{folder}/out", **{**defaults, **options})
     pretend()
     return G2POTrainer(
