@@ -211,7 +211,7 @@ def _play(
                 started = time.perf_counter()
                 result = environment.step(action)
                 played.step_seconds.append(time.perf_counter() - started)
-                reward, observation = reward + result.reward, result.observation
+                reward, observation, steps[-1].reward = reward + result.reward, result.observation, result.reward
                 if result.terminated or result.truncated:
                     won = result.info.get("success", reward > 0)
                     outcome = "truncated" if result.truncated else "success" if won else "failure"

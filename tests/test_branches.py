@@ -13,7 +13,7 @@ import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
 from scripted_actors import ScriptedActor, ScriptedEngine, ScriptedStream
-from toy_environments import Countdown, Dying, Forgetful, Slow, Snapshots
+from toy_environments import Countdown, Dying, Forgetful, Slow, Snapshots, Uneven
 
 from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
 from g2po_trl.rollout.actor import PromptActor
@@ -239,6 +239,30 @@ def test_a_group_branches_when_its_first_episodes_have_ended(encode, kind):
     assert stats.replayed_steps == 1 and stats.live_steps == 7 + 48 and len(ended) == 8
     if kind is ScriptedStream:
         assert {e.number for e in ended[:4]} == {0, 1, 2, 3}
+
+
+def test_nobody_waits_while_a_branch_is_brought_back(encode):
+    tasks = [{"turns": 5, "reward": 0.0, "task_id": "a"}] * 4 + [{"turns": 60, "task_id": "b"}] * 4
+    branching = Branching(2, 4, lambda groups, budget: [(0, 4), (1, 4)] if groups[0][0].task_id == "a" else [])
+    told = []  # prompts, and episodes that have ended
+    with EnvironmentPool(Uneven, num_workers=2) as pool:
+        player = make_player(pool, encode, ScriptedStream, max_turns=60, watch=told.append)
+        found, stats = player.play(tasks, groups=[0] * 4 + [1] * 4, branching=branching, on_end=told.append)
+    assert [t.start for t in found[:4]] == [0, 0, 4, 4] and stats.replayed_steps == 8
+    ends = [place for place, one in enumerate(told) if getattr(one, "task_id", "b") == "a"]
+    begins = next(place for place in range(ends[1], len(told)) if "user\n4|" in str(told[place]))
+    assert begins - ends[1] > 10, "prompts of others, while eight steps were played again"
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_what_is_paid_on_the_way_is_compared(encode, kind):
+    with EnvironmentPool(Uneven, num_workers=1) as pool:
+        player, task = make_player(pool, encode, kind), {"turns": 3, "random_rewards": True}
+        (parent,), _ = player.play([task])
+        found, _ = player.play([task] * 2, branches=[None, Branch(0, parent.steps[:3])])
+    paid = parent.steps[0].reward
+    assert found[0].error is None and found[1].outcome == "error" and not found[1].steps
+    assert f"{NOT_RETURNED}: 'go' paid 0." in found[1].error and f"its parent {paid:g}" in found[1].error
 
 
 def test_groups_that_taught_nothing_with_their_branches_are_replaced(make_trainer):

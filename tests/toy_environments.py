@@ -5,10 +5,12 @@ Workers import this module: it imports nothing that takes long.
 
 import enum
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from g2po_trl import Observation, StepResult, TextEnvironment
@@ -181,6 +183,19 @@ class Slow(Countdown):
     def step(self, action):
         time.sleep(self.seconds)
         return super().step(action)
+
+
+class Uneven(Countdown):
+    """Games of more than ten turns have faster ones. Each step pays something else where that is asked for."""
+
+    def reset(self, random_rewards=False, **task):
+        self.random_rewards, self.seconds = random_rewards, 0.005 if task["turns"] > 10 else 0.03
+        return super().reset(**task)
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        result = super().step(action)
+        return replace(result, reward=random.random()) if self.random_rewards else result
 
 
 class Overwhelming(TextEnvironment):

@@ -184,7 +184,7 @@ class EnvironmentPool:
         Raises:
             ValueError: if a slot has no live episode, or owes an answer.
         """
-        self._send({slot: Restore(state) for slot, state in states.items()})
+        self.send({slot: Restore(state) for slot, state in states.items()})
         return self.take(list(states))
 
     def begin(
@@ -214,18 +214,15 @@ class EnvironmentPool:
         prepared, names = self._prepared(tasks, groups)
         return self._fleet.begin(prepared, names, names if family is None else [family] * len(prepared))
 
-    def send(self, actions: Mapping[int, str]) -> None:
+    def send(self, actions: Mapping[int, str | Restore]) -> None:
         """Send actions to live episodes, without waiting. `receive` gives the results.
 
         Args:
-            actions: slot -> action.
+            actions: slot -> action, or a `Restore` of a state, see `restore`.
 
         Raises:
             ValueError: if a slot has no live episode, or owes an answer. Nothing is sent then.
         """
-        self._send(actions)
-
-    def _send(self, actions: Mapping[int, str | Restore]) -> None:
         self._check_open()
         for slot, action in actions.items():
             if slot in self._fleet.owing or slot in self._fleet.answers:

@@ -6,18 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..environments.contract import StepResult
+from ..environments.contract import Observation, StepResult
 from ..environments.pool import EnvironmentFailure, EnvironmentPool
+from ..environments.replay import Restore
 from ..trajectory import Step, Trajectory
 from .episodes import NOT_RETURNED, Branch, Episode
 
 
 def bring_back(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> int:
-    """Bring branches that have seen their first observation to where they begin; the rest of them is up to others.
-
-    Those whose environment saved its state there are given it; the others' actions are played again. A branch ends
-    with outcome `"error"` if an observation is not the one that its parent saw: the environment does not follow from
-    its task and the actions alone, or not from what it saved, and nobody can return to its states.
+    """Bring branches that have seen their first observation to where they begin, and wait until all are there.
 
     Args:
         pool: hosts their environments.
@@ -26,9 +23,46 @@ def bring_back(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> int:
     Returns:
         Number of steps that were played again.
     """
-    saved = {slot: episode for slot, episode in episodes.items() if episode.branch.steps[-1].saved is not None}
-    _restore(pool, saved)
-    return _play_again(pool, {slot: episode for slot, episode in episodes.items() if slot not in saved})
+    played, asked = 0, ask_back(pool, episodes)
+    while asked:
+        for slot, answer in pool.take(list(asked)).items():
+            take_back(episodes[slot], answer)
+        played += sum(isinstance(question, str) for question in asked.values())
+        asked = ask_back(pool, {slot: episodes[slot] for slot in asked})
+    return played
+
+
+def ask_back(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> dict[int, str | Restore]:
+    """Ask environments of branches that are not yet where they begin for the next step of the way.
+
+    Those whose environment saved its state there are given it; the others' actions are played again. A branch ends
+    with outcome `"error"` if an observation or a reward is not the one that its parent saw: the environment does not
+    follow from its task and the actions alone, or not from what it saved, and nobody can return to its states.
+
+    Args:
+        pool: hosts them. None of them owes an answer.
+        episodes: branches that have seen their first observation, by their slots.
+
+    Returns:
+        What was asked, by slot; `take_back` takes the answers. The others are where they begin, or have ended.
+    """
+    asked = {slot: question for slot, episode in episodes.items() if (question := _next(episode)) is not None}
+    if asked:
+        pool.send(asked)
+    return asked
+
+
+def take_back(episode: Episode, answer: Observation | StepResult | EnvironmentFailure) -> None:
+    """Take what a branch's environment answered on the way."""
+    if isinstance(answer, EnvironmentFailure):
+        _failed(episode, answer)
+    elif isinstance(answer, StepResult):
+        _replayed(episode, episode.branch.steps[len(episode.history)], answer)
+    else:
+        *before, _ = episode.branch.steps
+        episode.history += [(step.observation, step.action) for step in before]
+        episode.reward += sum(step.reward for step in before)
+        episode.observation = answer
 
 
 def rehearse(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> tuple[str | None, bool]:
@@ -68,8 +102,7 @@ def _rehearse(
         if not _as_before(episode, number, "restored and " if first else ""):
             return episode.error.removeprefix(f"{NOT_RETURNED}: "), saved
         if number < len(steps) - 1:
-            result = pool.step({0: step.action})[0]
-            _replayed(episode, step.action, result)
+            _replayed(episode, step, pool.step({0: step.action})[0])
             saved.append(getattr(episode.observation, "saved", None))
     return None, saved
 
@@ -81,43 +114,26 @@ def forget_states(trajectories: Iterable[Trajectory]) -> None:
             step.saved = None
 
 
-def _restore(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> None:
-    begun = {slot: episode for slot, episode in episodes.items() if _as_before(episode, 0)}
-    states = {slot: episode.branch.steps[-1].saved for slot, episode in begun.items()}
-    for slot, seen in pool.restore(states).items() if states else ():
-        episode = begun[slot]
-        if isinstance(seen, EnvironmentFailure):
-            _failed(episode, seen)
-            continue
-        *before, _ = episode.branch.steps
-        episode.history += [(step.observation, step.action) for step in before]
-        episode.reward += sum(step.reward for step in before)
-        episode.observation = seen
-        _as_before(episode, episode.start, "restored ")
+def _next(episode: Episode) -> str | Restore | None:
+    """What a branch's environment is asked next. `None`: it is where the branch begins, or the branch has ended."""
+    number, saved = len(episode.history), episode.branch.steps[-1].saved
+    how = "restored " if saved is not None and number else ""
+    if not _as_before(episode, number, how) or number == episode.start:
+        return None
+    return episode.branch.steps[number].action if saved is None else Restore(saved)
 
 
-def _play_again(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> int:
-    played = 0
-    for number in range(max((episode.start for episode in episodes.values()), default=0) + 1):
-        actions = {}
-        for slot, episode in episodes.items():
-            if number <= episode.start and _as_before(episode, number) and number < episode.start:
-                actions[slot] = episode.branch.steps[number].action
-        for slot, result in pool.step(actions).items() if actions else ():
-            _replayed(episodes[slot], actions[slot], result)
-        played += len(actions)
-    return played
-
-
-def _replayed(episode: Episode, action: str, result: StepResult | EnvironmentFailure) -> None:
+def _replayed(episode: Episode, step: Step, result: StepResult | EnvironmentFailure) -> None:
     if isinstance(result, EnvironmentFailure):
         _failed(episode, result)
         return
-    episode.history.append((episode.observation.text, action))
+    episode.history.append((episode.observation.text, step.action))
     episode.observation = result.observation
     episode.reward += result.reward
     if result.terminated or result.truncated:
-        episode.fail(f"{NOT_RETURNED}: the episode ended after {action!r}, and its parent's went on")
+        episode.fail(f"{NOT_RETURNED}: the episode ended after {step.action!r}, and its parent's went on")
+    elif result.reward != step.reward:
+        episode.fail(f"{NOT_RETURNED}: {step.action!r} paid {result.reward:g}, and its parent {step.reward:g}")
 
 
 def _failed(episode: Episode, failure: EnvironmentFailure) -> None:

@@ -11,7 +11,7 @@ from ..environments.pool import EnvironmentPool
 from ..trajectory import Step
 from .branching import HeldBack
 from .episodes import Episode
-from .returning import bring_back
+from .returning import ask_back, take_back
 from .stats import RolloutStats
 
 A_MOMENT = 0.005  # seconds to wait for the engine while environments may answer
@@ -60,6 +60,7 @@ class Stream:
     live: dict[int, Episode] = field(default_factory=dict, init=False)
     _slots: dict[int, int] = field(default_factory=dict, init=False)  # by the episode's number
     _ready: list[Episode] = field(default_factory=list, init=False)  # to be asked
+    _returning: set[int] = field(default_factory=set, init=False)  # slots of branches on their way to where they begin
 
     def play(
         self,
@@ -101,19 +102,21 @@ class Stream:
         groups: Sequence[Any],
         family: Any = None,
     ) -> None:
-        """Open these beside those that are live; see `EnvironmentPool.begin`. Waits until branches are where they
-        begin."""
+        """Open these beside those that are live; see `EnvironmentPool.begin`. Branches are asked when they are where
+        they begin; nobody waits for it."""
         slots = self.pool.begin(tasks, groups, family)
         if not self.live.keys().isdisjoint(slots):
             self.pool.end(slots)
             raise RuntimeError(_GONE)
         for slot, episode in zip(slots, episodes):
             self.live[slot], self._slots[episode.number] = episode, slot
-        self._bring_back([episode for episode in episodes if episode.branch is not None])
+            if episode.branch is not None:
+                self._returning.add(slot)
 
     def take_over(self, other: Stream) -> None:
         """Go on with the episodes of another that is at rest."""
         self.live, self._slots, self._ready = other.live, other._slots, other._ready
+        self._returning = other._returning
 
     def advance(self) -> None:
         """Look at what has come, ask about it, and send actions that are there. Waits for something to do."""
@@ -153,18 +156,6 @@ class Stream:
         while environments and len(self._ready) < len(self.live):
             self._take(timeout=None)
 
-    def _bring_back(self, branches: Sequence[Episode]) -> None:
-        if not branches:
-            return
-        clock = time.perf_counter()
-        by_slot = {self._slots[episode.number]: episode for episode in branches}
-        for episode, seen in zip(branches, self.pool.take(list(by_slot)).values()):
-            episode.open(seen)
-        self.stats.replayed_steps += bring_back(self.pool, by_slot)
-        self._ready += [episode for episode in branches if self._goes_on(episode)]
-        self._end([episode for episode in branches if not self._goes_on(episode)])
-        self.stats.environment_time += time.perf_counter() - clock
-
     def observe(self) -> None:
         """Take what environments have answered; wait for it where there is nothing else to do."""
         clock, idle = time.perf_counter(), not self.session.waiting
@@ -178,9 +169,18 @@ class Stream:
         seen = self.pool.receive(timeout)
         if timeout is None and self.live and not seen:  # none is owed: this would go on for ever
             raise RuntimeError(_GONE)
-        episodes = [self.live[slot] for slot in seen]
-        for episode, answer in zip(episodes, seen.values()):
-            episode.take(answer)
+        returning = {slot: self.live[slot] for slot in seen if slot in self._returning}
+        for slot, episode in returning.items():
+            if episode.observation is None:
+                episode.open(seen[slot])
+            else:
+                take_back(episode, seen[slot])
+        asked = ask_back(self.pool, returning)
+        self.stats.replayed_steps += sum(isinstance(question, str) for question in asked.values())
+        self._returning -= returning.keys() - asked.keys()
+        for slot in seen.keys() - returning.keys():
+            self.live[slot].take(seen[slot])
+        episodes = [self.live[slot] for slot in seen if slot not in asked]
         self._ready += [episode for episode in episodes if self._goes_on(episode)]
         self._end([episode for episode in episodes if not self._goes_on(episode)])
 
