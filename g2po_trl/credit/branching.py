@@ -57,10 +57,11 @@ def highest_spread(graph: StateGraph, budget: int) -> Branches:
     mean = np.bincount(graph.node[used], graph.returns[used], minlength=graph.num_nodes) / graph.node_visits
     squares = (graph.returns[used] - mean[graph.node[used]]) ** 2
     spread = np.sqrt(np.bincount(graph.node[used], squares, minlength=graph.num_nodes)) / graph.node_visits
+    rounding = 1e-9 * np.abs(graph.rewards).max(initial=0.0)  # of sums of equal returns
     chosen: Branches = []
     for group in range(graph.num_groups):
         steps = _first_visits(graph, group)
-        steps = steps[spread[graph.node[steps]] > 0]
+        steps = steps[spread[graph.node[steps]] > rounding]
         order = np.lexsort((steps, -spread[graph.node[steps]]))
         chosen += _points(graph, steps[order][:budget])
     return chosen
