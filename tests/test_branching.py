@@ -28,6 +28,9 @@ def test_a_step_before_a_branch_has_the_mean_of_its_ways_on():
     np.testing.assert_allclose(graph.returns[:4], [0.5 * at_b, 0.5 * at_c, 0.0, 0.0])
     np.testing.assert_allclose(graph.returns[4:6], [2.0, 4.0])
     np.testing.assert_allclose(graph.returns[6:], [4.0, 0.0, 0.0, 1.0, 2.0, 4.0])
+    own = graph.next_lambda_returns  # where node values are not used
+    np.testing.assert_allclose(own[:4], [at_b, at_c, 0.0, 0.0])
+    np.testing.assert_allclose(own[4:6], [4.0, 8.0])
     value = dict(zip("abcdxe", graph.node_values))
     assert value["c"] == pytest.approx(np.mean([0.0, 4.0, 0.0, 2.0])) and value["a"] == pytest.approx(
         np.mean([0.5 * at_b, 2.0])
@@ -155,6 +158,7 @@ def test_the_least_visited_states_of_failed_groups():
 def test_other_rules():
     graph = graph_of([episode("abcd"), episode("abce", 8.0), episode("abf")])
     assert highest_spread(graph, 2) == [(0, 2), (0, 1)], "c has 0 and 2; b has 0, 1, 0; d and e have one return each"
+    assert highest_spread(graph_of([episode("ab", 0.1)] * 3, gamma=0.95), 2) == [], "their mean is rounded"
     points = {"b": (0, 1), "c": (0, 2), "d": (0, 3), "e": (1, 3), "f": (2, 2)}
     assert sorted(uniform(graph, 99)) == sorted(points.values()) and len(uniform(graph, 2)) == 2
     drawn = {uniform(graph, 1, seed)[0] for seed in range(60)}

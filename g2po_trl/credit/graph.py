@@ -271,8 +271,16 @@ class StateGraph:
 
     @property
     def next_lambda_returns(self) -> np.ndarray:
-        """(S,) lambda-return of the next step of the same trajectory; R for a last step; 0 if not counted."""
+        """(S,) lambda-return of the next step of the same trajectory; R for a last step; 0 if not counted.
+
+        With `value_lambda` 1, where branches continue the next step's state, the mean over all ways on from there.
+        """
         following = np.append(self.lambda_returns[1:], 0.0)[: self.num_steps]
+        if self.value_lambda == 1:
+            branches = np.flatnonzero(~self.from_beginning & self.trajectory_counted & (self.lengths > 0))
+            first = np.cumsum(self.lengths) - self.lengths
+            before = first[self.trajectory_parent[branches]] + self.trajectory_start[branches] - 1
+            following[before] = self.returns[before] / self.gamma
         last = self.position == self.lengths[self.trajectory] - 1
         return np.where(self.counted, np.where(last, self.rewards[self.trajectory], following), 0.0)
 
