@@ -267,6 +267,13 @@ def _check_branches(args: G2POConfig) -> None:
         share,
         f"{weight} is 0, so that only whole episodes are compared, and a branch is none; use 0",
     )
+    _require(
+        args.use_node_advantage or args.use_edge_advantage,
+        "branch_share",
+        share,
+        "use_node_advantage and use_edge_advantage are False, so that only whole episodes are compared, and a branch "
+        "is none; use 0",
+    )
 
 
 def _check_servers(args: G2POConfig) -> None:

@@ -353,6 +353,7 @@ def test_success_rates_are_those_of_the_first_episodes():
         ({"branch_share": 0.75}, "may make 3"),
         ({"branch_share": 0.5, "advantage_estimator": "grpo", "step_advantage_weight": 1.0}, "compares whole"),
         ({"branch_share": 0.5, "step_advantage_weight": 0.0}, "step_advantage_weight is 0"),
+        ({"branch_share": 0.5, "use_node_advantage": False, "use_edge_advantage": False}, "are False"),
     ],
 )
 def test_what_is_refused(make_trainer, options, message):

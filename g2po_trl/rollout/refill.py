@@ -36,8 +36,8 @@ class Played:
 
     @property
     def errors(self) -> list[str | None]:
-        """Of episodes that environments have ended."""
-        return [trajectory.error for trajectory in self.all if trajectory.outcome == "error"]
+        """Of episodes from the beginning that environments have ended."""
+        return [played.error for played in self.all if played.outcome == "error" and played.parent is None]
 
 
 @dataclass
