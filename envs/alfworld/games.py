@@ -173,15 +173,15 @@ def _is_complete(directory: Path, made_of: dict) -> bool:
 
 
 def _put_in_place(scratch: Path, directory: Path, made_of: dict) -> None:
-    if _is_complete(directory, made_of):  # another process was faster and reads its games, which are the same
-        return
-    if directory.exists():
-        shutil.rmtree(directory)
-    try:
-        scratch.rename(directory)
-    except OSError:
-        if not _is_complete(directory, made_of):
-            raise
+    for _ in range(2):
+        try:
+            scratch.rename(directory)  # fails where there are games
+            return
+        except OSError:
+            if _is_complete(directory, made_of):  # another process was faster and reads its games, which are the same
+                return
+            shutil.rmtree(directory, ignore_errors=True)
+    scratch.rename(directory)
 
 
 def _solved_games(planners: Planners, split: str, size: str, seed: int) -> Iterator[tuple[Room, dict]]:
