@@ -179,12 +179,14 @@ def test_what_is_held_back_is_played_as_the_rule_says():
     assert stats.live_steps == 8
 
 
-def test_a_task_that_cannot_be_returned_to_is_not_branched_again():
+def test_a_task_that_cannot_be_returned_to_is_not_branched_again(caplog):
     branching = Branching(1, 4, lambda groups, budget: [(0, 1)])
     for expected in (True, False):
         plays = Plays([{"task_id": "x"}] * 4, error=f"{NOT_RETURNED}: whatever")
         branching.play(plays, 4)
         assert (plays.calls[1][0][1] is not None) == expected
+    (told,) = caplog.messages
+    assert told.startswith("task x is not branched again") and told.endswith(f"{NOT_RETURNED}: whatever")
     again = Branching(1, 4, branching.choose)
     again.restore(branching.state())
     assert again.no_return == {"x"}

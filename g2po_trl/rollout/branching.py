@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import index
@@ -10,6 +11,8 @@ from ..trajectory import Trajectory
 from .episodes import NOT_RETURNED, Branch, Episode
 from .returning import forget_states
 from .stats import RolloutStats
+
+logger = logging.getLogger(__name__)
 
 # (places, branches) -> a trajectory of each place, and what they cost. All ranks call it together.
 Play = Callable[[Sequence[int], Sequence[Branch | None]], tuple[list[Trajectory], RolloutStats]]
@@ -77,7 +80,16 @@ class Branching:
         that were saved for their branches."""
         played = list(played)
         forget_states(played)
-        self.no_return |= {t.task_id for t in played if (t.error or "").startswith(NOT_RETURNED)}
+        for trajectory in played:
+            if (trajectory.error or "").startswith(NOT_RETURNED):
+                if not self.no_return:
+                    logger.warning(
+                        "task %s is not branched again, nor will others be with which this happens "
+                        "(rollout/branch_errors; the command check may find the cause): %s",
+                        trajectory.task_id,
+                        trajectory.error,
+                    )
+                self.no_return.add(trajectory.task_id)
 
     def state(self) -> list[str]:
         """What a checkpoint keeps: of all ranks. Plain data. All ranks call it."""
