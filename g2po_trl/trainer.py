@@ -53,6 +53,7 @@ from .rollout.branching import Branching
 from .rollout.episodes import Branch, Episode
 from .rollout.prompting import PromptTemplate
 from .rollout.refill import Played
+from .rollout.returning import forget_states
 from .rollout.rolling import ages
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
@@ -408,7 +409,8 @@ class G2POTrainer(GRPOTrainer):
         sampling, args = Sampling.for_evaluation(self.args), self.args
 
         def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
-            return self.play(tasks, sampling, description="evaluation", seeds=seeds)[0]
+            forget = lambda episode: forget_states([episode])  # noqa: E731
+            return self.play(tasks, sampling, description="evaluation", seeds=seeds, on_end=forget)[0]
 
         size, seed = args.per_device_eval_batch_size, args.eval_seed
         return play_panel(play, self._policy_in_engine, rows, size, seed, self.accelerator)

@@ -324,6 +324,15 @@ def test_training(make_trainer, tmp_path):
         assert entry["update/step_samples"] == sum(len(t.steps) for t in played)
 
 
+def test_evaluations_keep_no_saved_states(make_trainer, monkeypatch):
+    trainer = make_trainer(Snapshots, dataset=Dataset.from_list([{"turns": 3}] * 4), branch_share=0.5)
+    found, play = [], trainer.play
+    monkeypatch.setattr(trainer, "play", lambda *given, **options: found.append(play(*given, **options)) or found[-1])
+    trainer.evaluate([{"turns": 3}])
+    steps = [step for trajectories, _ in found for t in trajectories for step in t.steps]
+    assert len(steps) == 3 and not any(step.saved for step in steps)
+
+
 def test_success_rates_are_those_of_the_first_episodes():
     """Branches that won and were long change nothing of `episode/*`."""
     from g2po_trl import StateGraph, Step, Trajectory

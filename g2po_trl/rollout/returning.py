@@ -107,8 +107,8 @@ def _rehearse(
     return None, saved
 
 
-def forget_states(trajectories: Iterable[Trajectory]) -> None:
-    """Once branches are played, saved states only need memory."""
+def forget_states(trajectories: Iterable[Trajectory | Episode]) -> None:
+    """Once branches are played, and in evaluations, saved states only need memory."""
     for trajectory in trajectories:
         for step in trajectory.steps:
             step.saved = None
