@@ -17,11 +17,13 @@ import argparse
 import json
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from recipe_runs import ROOT, Busy, RecipeRunner, code
+from scipy import stats
 
 from g2po_trl import read_jsonl
 from g2po_trl.json_text import write_json
@@ -76,6 +78,16 @@ def interval(differences: np.ndarray, seed: int = 0) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def told(differences: np.ndarray, text: Callable[[float], str]) -> str:
+    """A mean of paired differences with its two intervals."""
+    mean, number = differences.mean(), len(differences)
+    if number == 1:
+        return f"{text(mean)}, one seed"
+    bootstrap = ", ".join(text(end) for end in interval(differences))
+    half = stats.t.ppf(0.975, number - 1) * differences.std(ddof=1) / number**0.5
+    return f"{text(mean)}, bootstrap [{bootstrap}], t [{text(mean - half)}, {text(mean + half)}]"
+
+
 def mean_until(run: dict, tokens: float) -> float:
     """Mean success over the first `tokens` generated tokens."""
     ends = np.cumsum(run["generated_tokens"])
@@ -104,18 +116,25 @@ def report() -> str:
             cells = [f"{until[arm][row] / 1e3:.0f}" if np.isfinite(until[arm][row]) else "not reached" for arm in ARMS]
             cells += [f"{100 * means[arm][row]:.1f}" for arm in ARMS] + [str(sum(of["branches"][row]["branches"]))]
             lines.append(f"| {seed} | {' | '.join(cells)} |")
-        reached = np.isfinite(until["plain"]) & np.isfinite(until["branches"])
-        told = []
-        if reached.all():
+        reached = {arm: np.isfinite(until[arm]) for arm in ARMS}
+        counts = ", ".join(f"{arm} {reached[arm].sum()} of {len(seeds)}" for arm in ARMS)
+        lines += ["", f"Runs that came to {ASKED:.0%}: {counts}."]
+        lines += [
+            "",
+            "Paired, with 95 % intervals by bootstrap, and by Student's t, which is right for so few seeds:",
+            "",
+        ]
+        if all(both := reached["plain"] & reached["branches"]):
             logs = np.log(until["branches"] / until["plain"])
-            low, high = interval(logs)
-            told.append(
-                f"tokens, branches by plain: {np.exp(logs.mean()):.2f} [{np.exp(low):.2f}, {np.exp(high):.2f}]"
-            )
+            lines.append(f"- tokens, branches by plain: {told(logs, lambda value: f'{np.exp(value):.2f}')}")
+        else:
+            lines.append(f"- tokens, branches by plain: not decided: {sum(~both)} seeds lack one number or both")
         difference = 100 * (means["branches"] - means["plain"])
-        low, high = interval(difference)
-        told.append(f"success, branches minus plain: {difference.mean():+.1f} [{low:+.1f}, {high:+.1f}] points")
-        lines += ["", f"Paired, {len(seeds)} seeds, 95 % bootstrap intervals: {'; '.join(told)}.", ""]
+        lines.append(f"- success, branches minus plain, in points: {told(difference, lambda value: f'{value:+.1f}')}")
+        held_out = 100 * np.array([b["held_out"] - a["held_out"] for a, b in zip(of["plain"], of["branches"])])
+        games = of["plain"][0]["games"]
+        lines.append(f"- held-out success at the end, {games} games: {told(held_out, lambda value: f'{value:+.1f}')}")
+        lines.append("")
     draw(runs)
     text = "\n".join(lines)
     (RESULTS / "table.md").write_text(text)
