@@ -440,6 +440,8 @@ class G2POTrainer(GRPOTrainer):
             else:
                 check_complete(checkpoint)
             self.iteration.slices = self.resumption.restore(checkpoint, self.run_identity())
+            if finished is None:
+                self.folder.keep_evaluations_of(state.global_step)
             if is_main:
                 print(f"Resuming from {checkpoint}", flush=True)
         if is_main:

@@ -12,6 +12,7 @@ import programs
 import pytest
 import torch
 from datasets import Dataset
+from letter_trainer import TASKS
 from safetensors.torch import load_file
 
 from g2po_trl.runs.checkpoint import (
@@ -200,3 +201,18 @@ def test_a_run_on_other_tasks_is_not_continued(make_trainer, tmp_path):
         path.unlink()
     with pytest.raises(ValueError, match="saved with save_only_model=True and has no optimizer state"):
         make_trainer(max_steps=2, save_strategy="steps").train(resume_from_checkpoint="auto")
+
+
+def test_a_finished_run_that_goes_on_keeps_its_last_evaluation(make_trainer, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_dataset": TASKS}
+
+    def evaluated(max_steps):
+        trainer = make_trainer(**options, max_steps=max_steps)
+        trainer.train(resume_from_checkpoint="auto")
+        trainer.evaluate()
+        return [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
+
+    first = evaluated(1)
+    assert evaluated(1) == first, "there was nothing left to train: evaluated again, not once more"
+    later = evaluated(2)
+    assert later[:1] == first and [entry["step"] for entry in later] == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +29,7 @@ class RunFolder:
         self.path, self.save_trajectories = Path(path), save_trajectories
         self.rank, self.num_ranks = rank, num_ranks
         self.evaluations: list[dict[str, Any]] = []
+        self._made_after: list[dict[str, Any]] = []
         self.settings: Mapping[str, Any] = MappingProxyType({})
 
     def write_run(self, description: Mapping[str, Any], panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -62,7 +64,19 @@ class RunFolder:
 
     def restore(self, state: list[dict[str, Any]]) -> None:
         """Take up what `state` gave; the file then has these evaluations and no later ones."""
+        path = self.path / "evaluations.jsonl"
+        made = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+        self._made_after = made[len(state) :] if made[: len(state)] == state else []
         self.evaluations = state
+        if self.rank == 0:
+            self.write_evaluations()
+
+    def keep_evaluations_of(self, step: int) -> None:
+        """After `restore`: keep those of the checkpoint's own step that were made after it was saved.
+
+        They are the last ones of a finished run that goes on to more steps.
+        """
+        self.evaluations = [*self.evaluations, *(entry for entry in self._made_after if entry["step"] == step)]
         if self.rank == 0:
             self.write_evaluations()
 
