@@ -35,6 +35,8 @@ TRAIN += ["--eval_before", "false", "--save_total_limit", "1", "--report_to", "n
 TRAIN += ["--num_environment_workers", "1"]
 ARMS = {"plain": [], "branches": ["--branch_share", "0.375"]}
 WINDOW, ASKED = 5, 0.30
+REPORTED = (40, 60)  # iterations
+PER_ITERATION = ("success", "generated_tokens", "steps", "branches", "replayed_steps")
 
 
 def collected(folder: Path) -> dict:
@@ -101,53 +103,59 @@ def mean_until(run: dict, tokens: float) -> float:
     return float(np.average(run["success"], weights=used))
 
 
+def cut(run: dict, iterations: int) -> dict:
+    """The first `iterations` of a run."""
+    lists = {name: values[:iterations] for name, values in run.items() if name in PER_ITERATION}
+    return {**run, **lists, "held_out": run["held_out"].get(str(iterations))}
+
+
 def report() -> str:
-    """The table of what is there, also written to table.md, and the curves."""
+    """The tables of what is there, also written to table.md, and the curves."""
     runs = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))}
-    seeds = sorted({run["seed"] for run in runs.values() if all(f"{arm}-seed{run['seed']}" in runs for arm in ARMS)})
-    lines = ["No seed has both runs yet.", ""]
-    if seeds:
-        of = {arm: [runs[f"{arm}-seed{seed}"] for seed in seeds] for arm in ARMS}
-        most = min(sum(run["generated_tokens"]) for runs_of_arm in of.values() for run in runs_of_arm)
-        lines = [
-            f"Thousand generated tokens until {ASKED:.0%} of the first episodes of groups are won (mean of {WINDOW} "
-            f"iterations), and mean success in percent over the first {most / 1e3:.0f} thousand.",
-            "",
-            "| seed | plain: tokens | branches: tokens | plain: success | branches: success | branches played |",
-            "|---|---|---|---|---|---|",
-        ]
-        until = {arm: np.array([tokens_until(run, ASKED) for run in of[arm]]) for arm in ARMS}
-        means = {arm: np.array([mean_until(run, most) for run in of[arm]]) for arm in ARMS}
-        for row, seed in enumerate(seeds):
-            cells = [f"{until[arm][row] / 1e3:.0f}" if np.isfinite(until[arm][row]) else "not reached" for arm in ARMS]
-            cells += [f"{100 * means[arm][row]:.1f}" for arm in ARMS] + [str(sum(of["branches"][row]["branches"]))]
-            lines.append(f"| {seed} | {' | '.join(cells)} |")
-        reached = {arm: np.isfinite(until[arm]) for arm in ARMS}
-        counts = ", ".join(f"{arm} {reached[arm].sum()} of {len(seeds)}" for arm in ARMS)
-        lines += ["", f"Runs that came to {ASKED:.0%}: {counts}."]
-        lines += [
-            "",
-            "Paired, with 95 % intervals by bootstrap, and by Student's t, which is right for so few seeds:",
-            "",
-        ]
-        ends = np.array([sum(run["generated_tokens"]) for run in of["plain"]])
-        if any(reached["plain"] & ~reached["branches"]):
-            lines.append("- tokens, branches by plain: not decided, since a seed came there without branches alone")
-        else:
-            plain = np.where(reached["plain"], until["plain"], ends)
-            logs = np.log(np.where(reached["branches"], until["branches"], plain) / plain)
-            lines.append(f"- tokens, branches by plain: {told(logs, lambda value: f'{np.exp(value):.2f}')}")
-        difference = 100 * (means["branches"] - means["plain"])
-        lines.append(f"- success, branches minus plain, in points: {told(difference, lambda value: f'{value:+.1f}')}")
-        last = {arm: np.array([list(run["held_out"].values())[-1] for run in of[arm]]) for arm in ARMS}
-        held_out = 100 * (last["branches"] - last["plain"])
-        games = of["plain"][0]["games"]
-        lines.append(f"- held-out success at the end, {games} games: {told(held_out, lambda value: f'{value:+.1f}')}")
-        lines.append("")
+    text = "\n".join(line for iterations in REPORTED for line in section(runs, iterations))
     draw(runs)
-    text = "\n".join(lines)
     (RESULTS / "table.md").write_text(text)
     return text
+
+
+def section(runs: dict[str, dict], iterations: int) -> list[str]:
+    """A table of the runs' first `iterations`, and what they come to."""
+    of = {arm: {run["seed"]: cut(run, iterations) for run in runs.values() if run["arm"] == arm} for arm in ARMS}
+    long = [{seed for seed, run in of[arm].items() if len(run["success"]) == iterations} for arm in ARMS]
+    seeds = sorted(set.intersection(*long))
+    lines = [f"## {iterations} iterations", ""]
+    if not seeds:
+        return [*lines, "No seed has both runs yet.", ""]
+    plain, branches = ([of[arm][seed] for seed in seeds] for arm in ARMS)
+    most = min(sum(run["generated_tokens"]) for run in plain + branches)
+    until = [np.array([tokens_until(run, ASKED) for run in arm]) for arm in (plain, branches)]
+    means = [100 * np.array([mean_until(run, most) for run in arm]) for arm in (plain, branches)]
+    lines += [
+        f"Thousand generated tokens until {ASKED:.0%} of the first episodes of groups are won (mean of {WINDOW} "
+        f"iterations), and mean success in percent over the first {most / 1e3:.0f} thousand.",
+        "",
+        "| seed | plain: tokens | branches: tokens | plain: success | branches: success | branches played |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row, seed in enumerate(seeds):
+        cells = [f"{arm[row] / 1e3:.0f}" if np.isfinite(arm[row]) else "not reached" for arm in until]
+        cells += [f"{arm[row]:.1f}" for arm in means] + [str(sum(branches[row]["branches"]))]
+        lines.append(f"| {seed} | {' | '.join(cells)} |")
+    came = [np.isfinite(arm) for arm in until]
+    counts = ", ".join(f"{arm} {reached.sum()} of {len(seeds)}" for arm, reached in zip(ARMS, came))
+    lines += ["", f"Runs that came to {ASKED:.0%}: {counts}."]
+    lines += ["", "Paired, with 95 % intervals by bootstrap, and by Student's t, which is right for so few seeds:", ""]
+    if any(came[0] & ~came[1]):
+        lines.append("- tokens, branches by plain: a seed came there without branches alone, the criterion is not met")
+    else:
+        of_plain = np.where(came[0], until[0], [sum(run["generated_tokens"]) for run in plain])
+        logs = np.log(np.where(came[1], until[1], of_plain) / of_plain)
+        lines.append(f"- tokens, branches by plain: {told(logs, lambda value: f'{np.exp(value):.2f}')}")
+    lines.append(f"- success, branches minus plain, in points: {told(means[1] - means[0], '{:+.1f}'.format)}")
+    if all(run["held_out"] is not None for run in plain + branches):
+        held_out = 100 * np.array([b["held_out"] - a["held_out"] for a, b in zip(plain, branches)])
+        lines.append(f"- held-out success at the end, {plain[0]['games']} games: {told(held_out, '{:+.1f}'.format)}")
+    return [*lines, ""]
 
 
 def draw(runs: dict[str, dict]) -> None:
