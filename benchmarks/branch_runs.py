@@ -9,7 +9,7 @@ included; steps that were played again generate none. The primary number is how 
 episodes from the beginning are won, mean of five iterations. A plain run that does not come there counts with all it
 generated, which is too little; if neither run of a seed does, they count as equal. Each run is one small file,
 benchmarks/results/branch_runs/runs/ARM-seedN.json; an interrupted one goes on when the command is given again. At the
-end, and with `--report`: table.md and curves.svg beside them.
+end, and with `--report`: table.md and curves.png beside them.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def draw(runs: dict[str, dict]) -> None:
     axes.axhline(100 * ASKED, color="black", lw=0.5, ls=":")
     axes.set(xlabel="generated tokens (thousand)", ylabel=f"success (%), mean of {WINDOW} iterations")
     axes.legend()
-    figure.savefig(RESULTS / "curves.svg", bbox_inches="tight", metadata={"Date": None})
+    figure.savefig(RESULTS / "curves.png", dpi=120, bbox_inches="tight")
     plt.close(figure)
 
 
