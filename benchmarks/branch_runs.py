@@ -86,7 +86,7 @@ def iterations_of(path: Path) -> int:
     return len(json.loads(path.read_text())["success"])
 
 
-def told(differences: np.ndarray, text: Callable[[float], str]) -> str:
+def summary(differences: np.ndarray, text: Callable[[float], str]) -> str:
     """A mean of paired differences with its two intervals."""
     mean, number = differences.mean(), len(differences)
     if number == 1:
@@ -150,11 +150,13 @@ def section(runs: dict[str, dict], iterations: int) -> list[str]:
     else:
         of_plain = np.where(came[0], until[0], [sum(run["generated_tokens"]) for run in plain])
         logs = np.log(np.where(came[1], until[1], of_plain) / of_plain)
-        lines.append(f"- tokens, branches by plain: {told(logs, lambda value: f'{np.exp(value):.2f}')}")
-    lines.append(f"- success, branches minus plain, in points: {told(means[1] - means[0], '{:+.1f}'.format)}")
+        lines.append(f"- tokens, branches by plain: {summary(logs, lambda value: f'{np.exp(value):.2f}')}")
+    lines.append(f"- success, branches minus plain, in points: {summary(means[1] - means[0], '{:+.1f}'.format)}")
     if all(run["held_out"] is not None for run in plain + branches):
         held_out = 100 * np.array([b["held_out"] - a["held_out"] for a, b in zip(plain, branches)])
-        lines.append(f"- held-out success at the end, {plain[0]['games']} games: {told(held_out, '{:+.1f}'.format)}")
+        lines.append(
+            f"- held-out success at the end, {plain[0]['games']} games: {summary(held_out, '{:+.1f}'.format)}"
+        )
     return [*lines, ""]
 
 

@@ -409,8 +409,8 @@ class G2POTrainer(GRPOTrainer):
         sampling, args = Sampling.for_evaluation(self.args), self.args
 
         def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
-            forget = lambda episode: forget_states([episode])  # noqa: E731
-            return self.play(tasks, sampling, description="evaluation", seeds=seeds, on_end=forget)[0]
+            options = {"description": "evaluation", "seeds": seeds}
+            return self.play(tasks, sampling, on_end=lambda episode: forget_states([episode]), **options)[0]
 
         size, seed = args.per_device_eval_batch_size, args.eval_seed
         return play_panel(play, self._policy_in_engine, rows, size, seed, self.accelerator)

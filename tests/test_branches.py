@@ -253,7 +253,7 @@ def test_nobody_waits_while_a_branch_is_brought_back(encode):
     assert [t.start for t in found[:4]] == [0, 0, 4, 4] and stats.replayed_steps == 8
     ends = [place for place, one in enumerate(told) if getattr(one, "task_id", "b") == "a"]
     begins = next(place for place in range(ends[1], len(told)) if "user\n4|" in str(told[place]))
-    assert begins - ends[1] > 10, "prompts of others, while eight steps were played again"
+    assert begins - ends[1] > 5, "more than the four that were asked before: prompts while steps were played again"
 
 
 @pytest.mark.parametrize("kind", ENGINES)
