@@ -29,7 +29,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 import yaml
-from methods_report import REFERENCE, START, Runs, methods_of, plan, second_stage, stage_complete, table
+from methods_report import (
+    REFERENCE,
+    START,
+    Runs,
+    methods_of,
+    plan,
+    second_stage,
+    stage_complete,
+    table,
+    table_with_one_spread,
+)
 from recipe_runs import ROOT, Busy, RecipeRunner, code
 
 from g2po_trl import read_jsonl
@@ -213,6 +223,8 @@ def report(results: Path) -> str:
         if not trained:
             parts.append("No run yet.")
             continue
+        if together := table_with_one_spread(runs, setting, ALL):
+            parts.append("\n".join(together))
         known = methods_of(runs, setting, SHORT)
         missing = [f"{m} {seed}" for _, m, seed in plan(runs, [setting], SHORT) if (setting, m, seed) not in runs]
         chosen = second_stage(runs, setting, known)

@@ -1,6 +1,6 @@
 """What runs of `methods.py` amount to: which method is told apart from G2PO, and which runs are still to be played.
 
-Numpy alone. A run is the content of its JSON file: `setting`, `method`, `seed`, `training.success` (a fraction an
+A run is the content of its JSON file: `setting`, `method`, `seed`, `training.success` (a fraction an
 iteration) and `held_out` (`success_rate`, `success_rate_by_type`, `turns_to_success`).
 """
 
@@ -13,6 +13,7 @@ from math import factorial, prod, sqrt
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 Run = Mapping[str, Any]
 Runs = Mapping[tuple[str, str, int], Run]  # (setting, method, seed) -> run
@@ -103,6 +104,62 @@ def difference(runs: Runs, setting: str, method: str, number: Callable[[Run], fl
     }
 
 
+def differences_with_one_spread(
+    runs: Runs, setting: str, methods: Sequence[str], number: Callable[[Run], float]
+) -> dict[str, Any] | None:
+    """Every method less G2PO by least squares of number = method + seed + noise, the noise alike for all methods.
+
+    A method's own four differences say little about how much they vary, and Student's interval of them is wide. All
+    methods were played with the same tasks: their runs together say more, if they vary alike. A method that does
+    G2PO's runs over again, number by number, is left out: it would count as noise of 0.
+
+    Returns:
+        `spread`: the noise's standard deviation; `freedom`: its degrees of freedom; `seeds`; and by method `mean`,
+        `interval` (Student's, 95 %) and `p` (two-sided, by Holm for all methods together). `None`: no noise to see.
+    """
+    values = {key[1:]: number(run) for key, run in sorted(runs.items()) if key[0] == setting and key[1] in methods}
+    reference = {seed: value for (method, seed), value in values.items() if method == REFERENCE}
+    same = {
+        method
+        for method in methods
+        if method != REFERENCE
+        and (common := [seed for seed in reference if (method, seed) in values])
+        and all(values[method, seed] == reference[seed] for seed in common)
+    }
+    values = {key: value for key, value in values.items() if key[0] not in same}
+    seeds = sorted({seed for _, seed in values})
+    others = sorted({method for method, _ in values} - {REFERENCE}, key=methods.index)
+    columns = [*others, *seeds]
+    if not reference or not others or len(values) <= len(columns):
+        return None
+    effects = np.array([[effect in key for effect in columns] for key in values], dtype=np.float64)
+    fitted, _, rank, _ = np.linalg.lstsq(effects, np.array([*values.values()]), rcond=None)
+    freedom = len(values) - int(rank)
+    noise = np.array([*values.values()]) - effects @ fitted
+    spread = sqrt(float(noise @ noise) / freedom)
+    errors = spread * np.sqrt(np.diag(np.linalg.pinv(effects.T @ effects)))[: len(others)]
+    means, half = fitted[: len(others)], stats.t.ppf(0.975, freedom) * errors
+    p = _holm(2 * stats.t.sf(np.abs(means) / errors, freedom))
+    return {
+        "spread": spread,
+        "freedom": freedom,
+        "seeds": seeds,
+        "of": {
+            method: {"mean": float(mean), "interval": (float(mean - h), float(mean + h)), "p": float(q)}
+            for method, mean, h, q in zip(others, means, half, p, strict=True)
+        },
+    }
+
+
+def _holm(p: np.ndarray) -> np.ndarray:
+    """p-values of as many tests together: the smallest times their number, the next times one less, …, rising."""
+    order = np.argsort(p)
+    rising = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    together = np.empty_like(p)
+    together[order] = np.minimum(rising, 1)
+    return together
+
+
 def stage_complete(runs: Runs, setting: str, methods: Iterable[str]) -> bool:
     """Every method has all seeds of stage 1."""
     return all((setting, method, seed) in runs for method in methods for seed in STAGES[0])
@@ -177,6 +234,27 @@ def points(value: float) -> str:
 def spread(values: Sequence[float]) -> str:
     """Mean ± sample standard deviation, in percent."""
     return points(float(np.mean(values))) + (f" ± {points(float(np.std(values, ddof=1)))}" if len(values) > 1 else "")
+
+
+def table_with_one_spread(runs: Runs, setting: str, methods: Sequence[str]) -> list[str]:
+    """Markdown of `differences_with_one_spread` for training and held-out success."""
+    found = [differences_with_one_spread(runs, setting, methods, number) for number in (training, held_out)]
+    if None in found:
+        return []
+    noise = [f"{points(f['spread'])} points ({f['freedom']} degrees of freedom)" for f in found]
+    lines = [
+        f"All methods fitted together (method + seed + noise): noise of {noise[0]} in training, {noise[1]} held-out.",
+        "",
+        "| method minus g2po | training | p (Holm) | held-out | p (Holm) |",
+        "|---|---|---|---|---|",
+    ]
+    for method in found[0]["of"]:
+        cells = []
+        for of in (f["of"][method] for f in found):
+            low, high = (f"{100 * end:+.1f}" for end in of["interval"])
+            cells += [f"{100 * of['mean']:+.1f} [{low}, {high}]", f"{of['p']:.3f}" if of["p"] >= 0.001 else "< 0.001"]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return lines
 
 
 def verdict(found: Mapping[str, Any] | None) -> str:

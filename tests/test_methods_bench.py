@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -15,6 +16,7 @@ from methods_report import (
     better_key,
     bootstrap_interval,
     difference,
+    differences_with_one_spread,
     held_out,
     methods_of,
     plan,
@@ -83,6 +85,41 @@ def test_differences_are_paired_and_told_apart_by_both_intervals():
     assert found["interval"][1] < 0 < found["t_interval"][1] and not found["apart"], "four of one sign are not enough"
     assert verdict(difference(made({"g2po": [0.6], "grpo": [0.5]}), "short", "grpo", training)) == "-10.0 (one seed)"
     assert difference(runs, "long", "grpo", training) is None
+
+
+def test_one_spread_for_all_methods_by_hand():
+    """Balanced: differences of means, the noise what method and seed leave, Student's interval with its freedom."""
+    values = np.array([[0.60, 0.70, 0.50], [0.50, 0.62, 0.38], [0.58, 0.62, 0.51]])
+    runs = made(dict(zip(["g2po", "grpo", "gigpo"], values.tolist(), strict=True)) | {"g2po lambda auto": values[0]})
+    found = differences_with_one_spread(runs, "short", ["grpo", "gigpo", "g2po", "g2po lambda auto"], training)
+    left = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    spread = np.sqrt((left**2).sum() / 4)
+    assert found["spread"] == pytest.approx(spread) and found["freedom"] == 4 and found["seeds"] == [0, 1, 2]
+    assert set(found["of"]) == {"grpo", "gigpo"}, "auto does g2po's runs over again"
+    half = 2.77645 * spread * np.sqrt(2 / 3)
+    assert found["of"]["grpo"]["mean"] == pytest.approx(-0.1)
+    assert found["of"]["grpo"]["interval"] == pytest.approx((-0.1 - half, -0.1 + half), abs=1e-5)
+    alone = [2 * stats.t.sf(abs(mean) / spread / np.sqrt(2 / 3), 4) for mean in (-0.1, -0.03)]
+    assert [of["p"] for of in found["of"].values()] == pytest.approx([2 * alone[0], alone[1]]), "Holm"
+    del runs["short", "gigpo", 1]
+    found = differences_with_one_spread(runs, "short", ["grpo", "gigpo", "g2po", "g2po lambda auto"], training)
+    missing = (3 * (0.58 + 0.51) + 3 * (0.70 + 0.62) - (values.sum() - 0.62)) / 4  # Yates: what least squares expects
+    assert found["of"]["gigpo"]["mean"] == pytest.approx((0.58 + missing + 0.51) / 3 - 0.6)
+    assert found["freedom"] == 3
+    runs = made({"g2po": [0.6], "grpo": [0.5]})
+    assert differences_with_one_spread(runs, "short", ["grpo", "g2po"], training) is None
+
+
+def test_one_spread_covers_what_it_says():
+    """Ten methods of equal worth, four seeds: 5 % of intervals are without 0, 5 % of tables have one p under 0.05."""
+    rng, names = np.random.default_rng(0), ["g2po", *(f"method {i}" for i in range(9))]
+    outside, tables, repetitions = 0, 0, 400
+    for _ in range(repetitions):
+        values = 0.5 + rng.normal(0, 0.03, 4) + rng.normal(0, 0.02, (10, 4))
+        of = differences_with_one_spread(made(dict(zip(names, values, strict=True))), "short", names, training)["of"]
+        outside += sum(found["interval"][0] > 0 or found["interval"][1] < 0 for found in of.values())
+        tables += min(found["p"] for found in of.values()) < 0.05
+    assert 0.035 < outside / repetitions / 9 < 0.065 and 0.01 < tables / repetitions < 0.07
 
 
 def test_second_stage():
