@@ -71,6 +71,7 @@ METHODS: dict[str, list[str]] = {
     START: ["--learning_rate", "0", "--max_steps", "1"],  # what every run starts from, on the same held-out games
 }
 ALL = [method for method in METHODS if method != START]
+VARIANTS = [method for method in ALL if method.startswith(f"{REFERENCE} ")]
 SHORT = [method for method in ALL if method != "g2po memory lambda auto"]
 TYPES = {
     "pick_and_place_simple": "Pick",
@@ -235,12 +236,13 @@ def report(results: Path) -> str:
         hours = sum(run["seconds"] for run in trained.values()) / 3600
         parts.append(f"{stage}\n\n{len(trained)} runs, {hours:.1f} hours, commits {commits}.")
         curves = {m: [run["training"]["success"] for key, run in sorted(trained.items()) if key[1] == m] for m in ALL}
-        made = plots.learning_curves(
-            {m: seeds for m, seeds in curves.items() if seeds},
-            ylabel="success of training episodes, mean of 5 iterations (%)",
-            bold=REFERENCE,
-        )
-        plots.save(made, results, f"curves-{setting}")
+        for name, shown in (("", METHODS.keys() - VARIANTS), ("-g2po", {REFERENCE, *VARIANTS})):
+            made = plots.learning_curves(
+                {m: seeds for m, seeds in curves.items() if seeds and m in shown},
+                ylabel="success of training episodes, mean of 5 iterations (%)",
+                bold=REFERENCE,
+            )
+            plots.save(made, results, f"curves-{setting}{name}")
     text = "\n\n".join(parts) + "\n"
     results.mkdir(parents=True, exist_ok=True)
     (results / "table.md").write_text(text)

@@ -30,6 +30,8 @@ OF_KEY = {
     "released": ("g2po", "g2po lambda 0.5", "g2po lambda auto"),
     "memory": ("g2po memory", "g2po memory lambda 0.5", "g2po memory lambda auto"),
 }
+# Auto is lambda 1 where it finds that keys hide something.
+MAY_REPEAT = {names[2]: names[0] for names in OF_KEY.values()}
 # Student's t, 97.5 %, for 1, 2, … degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
@@ -110,27 +112,19 @@ def differences_with_one_spread(
     """Every method less G2PO by least squares of number = method + seed + noise, the noise alike for all methods.
 
     A method's own four differences say little about how much they vary, and Student's interval of them is wide. All
-    methods were played with the same tasks: their runs together say more, if they vary alike. A method that does
-    G2PO's runs over again, number by number, is left out: it would count as noise of 0.
+    methods were played with the same tasks: their runs together say more, if they vary alike. A method that repeats
+    another's runs is left out: it would count as noise of 0.
 
     Returns:
         `spread`: the noise's standard deviation; `freedom`: its degrees of freedom; `seeds`; and by method `mean`,
         `interval` (Student's, 95 %) and `p` (two-sided, by Holm for all methods together). `None`: no noise to see.
     """
     values = {key[1:]: number(run) for key, run in sorted(runs.items()) if key[0] == setting and key[1] in methods}
-    reference = {seed: value for (method, seed), value in values.items() if method == REFERENCE}
-    same = {
-        method
-        for method in methods
-        if method != REFERENCE
-        and (common := [seed for seed in reference if (method, seed) in values])
-        and all(values[method, seed] == reference[seed] for seed in common)
-    }
-    values = {key: value for key, value in values.items() if key[0] not in same}
+    values = {key: value for key, value in values.items() if not repeats(runs, setting, key[0])}
     seeds = sorted({seed for _, seed in values})
     others = sorted({method for method, _ in values} - {REFERENCE}, key=methods.index)
     columns = [*others, *seeds]
-    if not reference or not others or len(values) <= len(columns):
+    if REFERENCE not in {method for method, _ in values} or not others or len(values) <= len(columns):
         return None
     effects = np.array([[effect in key for effect in columns] for key in values], dtype=np.float64)
     fitted, _, rank, _ = np.linalg.lstsq(effects, np.array([*values.values()]), rcond=None)
@@ -149,6 +143,18 @@ def differences_with_one_spread(
             for method, mean, h, q in zip(others, means, half, p, strict=True)
         },
     }
+
+
+def repeats(runs: Runs, setting: str, method: str) -> bool:
+    """Whether all its runs so far are those of another method over again, number by number."""
+    of = {seed: run for (where, name, seed), run in runs.items() if (where, name) == (setting, method)}
+    pairs = [(run, runs.get((setting, MAY_REPEAT.get(method, ""), seed))) for seed, run in of.items()]
+    return bool(pairs) and all(
+        other is not None
+        and run["training"]["success"] == other["training"]["success"]
+        and held_out(run) == held_out(other)
+        for run, other in pairs
+    )
 
 
 def _holm(p: np.ndarray) -> np.ndarray:
@@ -188,14 +194,18 @@ def better_key(runs: Runs, methods: Sequence[str]) -> str | None:
 
 
 def methods_of(runs: Runs, setting: str, short: Sequence[str]) -> list[str]:
-    """Which methods a setting is played with. *long* needs *short* for what is better: until then it is without."""
-    if setting == "short":
-        return list(short)
-    key = better_key(runs, short)
-    if key is None:
-        return [*LONG, REFERENCE]
-    means = stage_one_means(runs, "short", RIVALS)
-    return list(dict.fromkeys([*LONG, max(RIVALS, key=means.__getitem__), REFERENCE, *OF_KEY[key]]))
+    """Which methods a setting is played with. *long* needs *short* for what is better: until then it is without.
+
+    What is seen to repeat another method's runs is not played on.
+    """
+    methods = list(short)
+    if setting != "short":
+        key = better_key(runs, short)
+        methods = [*LONG, REFERENCE]
+        if key is not None:
+            means = stage_one_means(runs, "short", RIVALS)
+            methods = list(dict.fromkeys([*LONG, max(RIVALS, key=means.__getitem__), REFERENCE, *OF_KEY[key]]))
+    return [method for method in methods if not repeats(runs, setting, method)]
 
 
 def plan(

@@ -148,6 +148,12 @@ def test_plan_goes_seed_by_seed_and_takes_long_from_short():
     assert ("short", "graphgpo", 4) in later and ("short", "gigpo", 4) not in later and ("short", "g2po", 7) in later
     assert ("short", "grpo", 4) in later, "5 points below the best, and played all the same"
 
+    memory = {"g2po memory": [0.2], "g2po memory lambda auto": [0.2], "g2po": [0.1]}
+    runs |= made(memory, "long")
+    assert "g2po memory lambda auto" not in methods_of(runs, "long", short), "seed 0 was that of memory over again"
+    runs |= made(memory | {"g2po memory lambda auto": [0.2, 0.3]}, "long")
+    assert "g2po memory lambda auto" in methods_of(runs, "long", short), "seed 1 was not"
+
     assert plan({}, ["short"], short, ["gigpo"], [5]) == [("short", "gigpo", 5)], "what is named is played"
     assert [seed for _, _, seed in plan({}, ["short"], short, ["gigpo"])] == [0, 1, 2, 3]
 

@@ -163,6 +163,15 @@ def test_learning_curves_are_smoothed_over_seeds():
     g2po, grpo = axes.get_lines()
     assert g2po.get_xydata().tolist() == [[2, 75], [3, 100]] and grpo.get_ydata().tolist() == [50, 50]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["g2po", "grpo"]
+    assert len(axes.collections) == 2, "a band each"
+
+
+def test_many_learning_curves_have_their_legend_beside_them_in_the_order_of_their_ends():
+    made = plots.learning_curves({"g2po": [[0.5], [0.7]]} | {f"method {i}": [[i / 10]] for i in range(5)}, window=1)
+    (legend,), axes = made.legends, made.axes[0]
+    order = ["g2po", "method 4", "method 3", "method 2", "method 1", "method 0"]
+    assert [text.get_text() for text in legend.get_texts()] == order
+    assert axes.get_legend() is None and len(axes.collections) == 1, "one band, that of the bold line"
 
 
 def test_figures_are_saved_the_same_every_time(tmp_path):

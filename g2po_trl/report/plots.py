@@ -60,13 +60,17 @@ def learning_curves(
 ) -> Figure:
     """Learning curves of several methods: the mean over seeds, with the range over seeds as a band.
 
+    More than five methods: only `bold` has a band, and the legend stands beside the plot, in the order of the ends.
+
     Args:
         curves: method -> for each seed, success (a fraction) by iteration.
         window: number of iterations that each point averages.
         ylabel: title of the y axis.
         bold: method drawn with a thick line.
     """
-    made, axes = figure("iteration", ylabel, width=7.5, height=4.8)
+    many = len(curves) > 5
+    made, axes = figure("iteration", ylabel, width=9.0 if many else 7.5, height=4.8)
+    ends = {}
     for method, seeds in curves.items():
         length = min(map(len, seeds))
         kernel = np.ones(min(window, length)) / min(window, length)
@@ -74,8 +78,14 @@ def learning_curves(
         iterations = np.arange(length - smooth.shape[1] + 1, length + 1)
         style = {"linewidth": 2.4, "color": "black"} if method == bold else {"linewidth": 1.3}
         (line,) = axes.plot(iterations, smooth.mean(0), label=method, **style)
-        axes.fill_between(iterations, smooth.min(0), smooth.max(0), color=line.get_color(), alpha=0.08, linewidth=0)
-    axes.legend(fontsize=8)
+        ends[line] = smooth.mean(0)[-1]
+        if not many or method == bold:
+            band = {"color": line.get_color(), "alpha": 0.08, "linewidth": 0}
+            axes.fill_between(iterations, smooth.min(0), smooth.max(0), **band)
+    if many:
+        made.legend(handles=sorted(ends, key=ends.get, reverse=True), loc="outside right center", fontsize=8)
+    else:
+        axes.legend(fontsize=8)
     return made
 
 
