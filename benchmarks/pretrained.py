@@ -1,11 +1,12 @@
 """A pretrained language model learns to act: SmolLM2-135M on ALFWorld by G2PO and by GRPO, from one taught start.
 
-    python benchmarks/pretrained.py --jobs 2 [--methods g2po grpo] [--seeds 0 1] [--minutes 300]
+    python benchmarks/pretrained.py --jobs 2 [--methods g2po grpo] [--seeds 0 1] [--minutes 300] [--vllm]
     python benchmarks/pretrained.py --report
 
 1. *start*: `recipes/teach_alfworld.py` teaches the model the reply's format (seed 0).
 2. *runs*: `recipes/train_alfworld.py --config recipes/alfworld/smollm2-135m.yaml` from that start, one thread each,
-   with the method's flags. A panel of 96 held-out games is played before, midway and after.
+   with the method's flags. A panel of 96 held-out games is played before, midway and after. `--vllm`: episodes are
+   played by vLLM (with `.venv-vllm/bin/python`, which `make test-vllm` sets up).
 
 A complete run is one small file, RESULTS/METHOD-seedN.json, and is not run again. What is interrupted, by Ctrl-C,
 SIGTERM or a power cut, goes on from its last iteration when the same command is given again. At the end, and with
@@ -38,6 +39,8 @@ METHODS = {
 TEACH = ["recipes/teach_alfworld.py", "--disable_tqdm", "true"]
 TRAIN = ["recipes/train_alfworld.py", "--config", "recipes/alfworld/smollm2-135m.yaml"]
 PANEL = ["--num_eval_games", "96", "--eval_strategy", "steps", "--num_environment_workers", "1"]
+# For vLLM's CPU build; several runs at once must not be bound to the same core.
+VLLM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 PARTS = ("g2po_trl", "envs", "recipes/train_alfworld.py")
 PHASES = ("rollout", "advantage", "batch", "logps", "update")
 VERSIONS = ("torch", "transformers", "trl", "accelerate", "alfworld", "textworld")
@@ -50,6 +53,7 @@ class Runner(RecipeRunner):
     results: Path
     work: Path
     steps: int
+    vllm: bool = False
 
     def start(self) -> Path | None:
         """The taught model; made if it is not there. `None`: stopped before its end."""
@@ -67,6 +71,7 @@ class Runner(RecipeRunner):
         """Play or continue a run, and write its file. False: stopped before its end."""
         folder, (commit, _) = self.work / name_of(method, seed), code(PARTS)
         flags = ["--model_name_or_path", str(self.work / "start"), "--seed", str(seed), "--max_steps", str(self.steps)]
+        flags += ["--use_vllm", "true"] if self.vllm else []
         command = [*TRAIN, *PANEL, "--eval_steps", str(math.ceil(self.steps / 2)), *flags, *METHODS[method]]
         attempts = self.run(folder, command, commit)
         if attempts is None:
@@ -143,7 +148,7 @@ def _with_error(rate: float, episodes: int) -> str:
 
 def run_all(args: argparse.Namespace) -> int:
     """Play what is missing; the number of runs that failed."""
-    runner, begun, failed = Runner(args.results, args.work, args.steps), time.time(), []
+    runner, begun, failed = Runner(args.results, args.work, args.steps, args.vllm), time.time(), []
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, runner.stop)
     jobs = [(method, seed) for seed in args.seeds for method in args.methods]
@@ -189,9 +194,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25, help="iterations of a run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--minutes", type=float, help="start no run after so many minutes")
+    parser.add_argument("--vllm", action="store_true", help="rollouts by vLLM")
     parser.add_argument("--report", action="store_true", help="play nothing: write the table of what is there")
     args = parser.parse_args()
     args.results, args.work = args.results.expanduser().absolute(), args.work.expanduser().absolute()
+    os.environ.update({name: value for name, value in VLLM.items() if args.vllm and name not in os.environ})
     args.results.mkdir(parents=True, exist_ok=True)
     failed = 0 if args.report else run_all(args)
     print(report(args.results))

@@ -2,7 +2,7 @@
 
 Reinforcement learning needs a policy that writes replies in the required format and wins now and then. A small
 pretrained model does neither. Some hundred single answers of an expert on training games teach SmolLM2-135M the
-format, and to win about one game in five (docs/log.md). What is best is then left for it to find out.
+format, and to win one game in three (docs/pretrained.md). What is best is then left for it to find out.
 """
 
 from __future__ import annotations
@@ -258,6 +258,8 @@ def run_teaching(
         **(args.model_init_kwargs or {}),
     }
     model, results = teach(name, args, lessons, exam, tokenizer, get_peft_config(model_args))
+    if args.bf16:  # what passed through it was; vLLM then runs in bfloat16, too
+        model = model.to(torch.bfloat16)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
     last, seconds = results[-1], time.perf_counter() - started
