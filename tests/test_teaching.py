@@ -1,13 +1,15 @@
 """A cold start: lessons are the prompts of the rollout, an exam changes nothing, teaching ends when it is passed."""
 
+import json
+
 import pytest
 import torch
 from conftest import build_tokenizer
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import SFTConfig, SFTTrainer
+from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from g2po_envs.teaching import Exam, TeachingArguments, as_dataset, teach
+from g2po_envs.teaching import Exam, TeachingArguments, as_dataset, run_teaching, teach
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl import read_jsonl
 from g2po_trl.rollout.encoding import ChatEncoder
@@ -91,6 +93,19 @@ def test_an_adapter_is_merged(tiny_model_dir, tmp_path, reply_is_a_letter):
     assert after.keys() == before.keys()
     moved = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
     assert moved == {"q_proj", "v_proj"}
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, reply_is_a_letter, bf16):
+    """vLLM takes the type of its weights from the folder."""
+    args, told = arguments(tmp_path / "start", max_steps=2), TeachingArguments(num_demonstrations=16)
+    args.bf16 = bf16
+    run_teaching(told, args, ModelConfig(str(tiny_model_dir), dtype="float32"), SHOWN, exam())
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    assert {weight.dtype for weight in saved.parameters()} == {torch.bfloat16 if bf16 else torch.float32}
+    assert saved.config.dtype == saved.dtype
+    about = json.loads((tmp_path / "start/teaching.json").read_text())
+    assert about["exams"][-1]["step"] == 2 and about["exams"][-1]["episodes"] == 16
 
 
 def test_tasks_of_the_exam_are_not_shown():
