@@ -198,7 +198,8 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="play nothing: write the table of what is there")
     args = parser.parse_args()
     args.results, args.work = args.results.expanduser().absolute(), args.work.expanduser().absolute()
-    os.environ.update({name: value for name, value in VLLM.items() if args.vllm and name not in os.environ})
+    for name, value in VLLM.items() if args.vllm else ():
+        os.environ.setdefault(name, value)
     args.results.mkdir(parents=True, exist_ok=True)
     failed = 0 if args.report else run_all(args)
     print(report(args.results))
