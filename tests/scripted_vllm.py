@@ -27,6 +27,7 @@ STATE = {
     "version": "default",
     "table": np.zeros((VOCABULARY, VOCABULARY)),
     "asked": [],
+    "waiting": 0,
     "loaded": [],
     "faults": 0,
     "looks": 0,
@@ -74,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"weight_version": STATE["version"]})
         elif self.path == "/asked":
             with LOCK:
-                self.answer({"asked": STATE["asked"], "loaded": STATE["loaded"]})
+                self.answer({name: STATE[name] for name in ("asked", "loaded", "waiting")})
         else:
             self.answer({"detail": "Not Found"}, 404)
 
@@ -124,7 +125,10 @@ class Handler(BaseHTTPRequestHandler):
         if not is_probe:
             with LOCK:
                 STATE["asked"].append([body["prompt"], body["seed"], STATE["version"]])
+                STATE["waiting"] += 1
             time.sleep(settings().get("delay", 0))
+            with LOCK:
+                STATE["waiting"] -= 1
         if fault == "break":
             self.close_connection = True
             return

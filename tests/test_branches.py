@@ -13,7 +13,7 @@ import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
 from scripted_actors import ScriptedActor, ScriptedEngine, ScriptedStream
-from toy_environments import Countdown, Dying, Forgetful, Slow, Snapshots, Uneven
+from toy_environments import Countdown, Dying, Forgetful, Gated, Slow, Snapshots, Uneven
 
 from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
 from g2po_trl.rollout.actor import PromptActor
@@ -243,17 +243,27 @@ def test_a_group_branches_when_its_first_episodes_have_ended(encode, kind):
         assert {e.number for e in ended[:4]} == {0, 1, 2, 3}
 
 
-def test_nobody_waits_while_a_branch_is_brought_back(encode):
+def test_nobody_waits_while_a_branch_is_brought_back(encode, tmp_path):
+    """No step is played again before others were asked ten more times."""
     tasks = [{"turns": 5, "reward": 0.0, "task_id": "a"}] * 4 + [{"turns": 60, "task_id": "b"}] * 4
     branching = Branching(2, 4, lambda groups, budget: [(0, 4), (1, 4)] if groups[0][0].task_id == "a" else [])
-    told = []  # prompts, and episodes that have ended
-    with EnvironmentPool(Uneven, num_workers=2) as pool:
-        player = make_player(pool, encode, ScriptedStream, max_turns=60, watch=told.append)
-        found, stats = player.play(tasks, groups=[0] * 4 + [1] * 4, branching=branching, on_end=told.append)
-    assert [t.start for t in found[:4]] == [0, 0, 4, 4] and stats.replayed_steps == 8
-    ends = [place for place, one in enumerate(told) if getattr(one, "task_id", "b") == "a"]
-    begins = next(place for place in range(ends[1], len(told)) if "user\n4|" in str(told[place]))
-    assert begins - ends[1] > 5, "more than the four that were asked before: prompts while steps were played again"
+    ended, asked = [], []
+
+    def end(episode):
+        ended.extend([episode] if episode.task_id == "a" else [])
+        if len(ended) == 2:
+            (tmp_path / "ended").touch()
+
+    def ask(prompt):
+        asked.extend([prompt] if len(ended) >= 2 else [])
+        if len(asked) == 10:
+            (tmp_path / "asked").touch()
+
+    with EnvironmentPool(partial(Gated, tmp_path), num_workers=3) as pool:
+        player = make_player(pool, encode, ScriptedStream, max_turns=60, watch=ask)
+        found, stats = player.play(tasks, groups=[0] * 4 + [1] * 4, branching=branching, on_end=end)
+    assert [(t.start, t.error) for t in found] == [(0, None), (0, None), (4, None), (4, None), *[(0, None)] * 4]
+    assert stats.replayed_steps == 8
 
 
 @pytest.mark.parametrize("kind", ENGINES)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from faulty_pools import Reporter, faulty_pool, pids
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl.environments import worker
 
 
 @pytest.fixture
@@ -207,18 +209,26 @@ def test_workers_import_neither_torch_nor_a_copy_in_the_current_folder(tmp_path,
 
 
 class Slow(KeyDoorEnvironment):
+    """Takes 20 s for a step, by its worker's clock: the machine's also tells how busy the machine is."""
+
+    now = [0.0]  # noqa: RUF012
+
+    def __init__(self):
+        self.now[0] = time.perf_counter()
+        worker.time = SimpleNamespace(perf_counter=lambda: self.now[0], sleep=time.sleep)
+
     def step(self, action):
-        time.sleep(0.2)
+        self.now[0] += 20.0
         return super().step(action)
 
 
 def test_an_episode_that_takes_too_long_in_all_ends_alone():
-    with EnvironmentPool(Slow, num_workers=1, episode_timeout=0.5) as pool:
+    with EnvironmentPool(Slow, num_workers=1, episode_timeout=50) as pool:
         pool.reset([{}, {}])
         for _ in range(2):
             assert isinstance(pool.step({0: "look"})[0], StepResult)
         late = pool.step({0: "look"})[0]
-        assert late.kind == "timeout" and "more than 0.5 s" in late.message
+        assert late.kind == "timeout" and "has taken 60.0 s for this episode, more than 50 s" in late.message
         assert isinstance(pool.step({1: "look"})[1], StepResult)
         assert isinstance(pool.reset([{}])[0], Observation), "its clock starts anew"
 

@@ -87,18 +87,18 @@ def test_answers_come_while_a_worker_hangs_is_killed_and_starts_again(pool):
     pool.begin([{"name": "a"}, {"name": "b"}, {"name": "a"}], groups=["one", "two", "one"])
     received(pool, range(3))
     pool.send({0: "hang", 1: "go", 2: "go"})  # 2 waits behind 0
-    answers, longest, replayed = {}, 0.0, pool.replayed
+    answers, others, replayed = {}, {0: 0, 2: 0}, pool.replayed
     while not {0, 2} <= set(answers):
-        clock = time.perf_counter()
         new = pool.receive(timeout=None)
-        longest = max(longest, time.perf_counter() - clock)
         pool.send({slot: "sleep 0.01" for slot in new if slot == 1})
+        for slot in others:  # how often slot 1 has answered before these did
+            others[slot] += 1 in new and slot not in answers
         answers |= new
     assert answers[0].kind == "timeout" and "slot 0" in answers[0].message
     # Reset names the process, so that the third episode cannot go on in another one.
     assert answers[2].kind == "lost" and pool.replayed == replayed
-    print(f"longest time without an answer: {longest:.3f} s")
-    assert longest < 1.0
+    assert others[0] >= 5, "while the worker hangs"
+    assert others[2] >= others[0] + 2, "while another one starts"
 
 
 def test_episodes_are_opened_and_ended_while_others_play(pool):
@@ -128,11 +128,11 @@ def test_episodes_are_opened_and_ended_while_others_play(pool):
 
 def test_what_is_owed_by_ended_episodes_is_not_waited_for(pool):
     """Their jobs are not done, apart from the one that has begun."""
-    pool.begin([{"name": "old", "seconds": 0.4}] * 20)
+    pool.begin([{"name": "old", "seconds": 0.4}] * 200)
     pool.wait()
     clock = time.perf_counter()
     assert [o.text for o in pool.reset([{"name": "new"}] * 2)] == ["new begins"] * 2
-    assert time.perf_counter() - clock < 2.0
+    assert time.perf_counter() - clock < 20, "not the 40 s that all of them take"
 
 
 def test_the_same_answers_as_of_reset_and_step():

@@ -277,9 +277,8 @@ def test_a_refused_request_ends_the_run(tokenizer, tmp_path, shared_pair):
 def test_what_is_unanswered_is_abandoned(tokenizer, tmp_path, shared_pair):
     model = Table()
     for server in shared_pair:
-        server.set(delay=5.0)
+        server.set(delay=600.0)
     engine = make_engine(tokenizer, shared_pair, tmp_path, model)
-    started = time.monotonic()
     with engine.rollout():
         for row in range(4):
             engine.submit(row, PROMPTS[row], SAMPLING, SEEDS[row])
@@ -288,8 +287,8 @@ def test_what_is_unanswered_is_abandoned(tokenizer, tmp_path, shared_pair):
         server.set()
     with engine.rollout():
         replies = stream(engine, range(24))
-    assert time.monotonic() - started < 4
     check_replies(replies, model)
+    assert all(server.read()["waiting"] == 2 for server in shared_pair), "they are not waited for"
     engine.close()
 
 
@@ -377,7 +376,7 @@ def test_interrupted_while_a_server_loads(tokenizer, tmp_path):
         started = time.monotonic()
         with pytest.raises(KeyboardInterrupt), engine.rollout():
             pass
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 50, "not the server's minute"
         engine.close()
 
 
@@ -388,7 +387,7 @@ def test_a_server_that_refuses_the_first_weights_ends_the_run_at_once(tokenizer,
     started = time.monotonic()
     with pytest.raises(RuntimeError, match="has not loaded .*rank 64 is greater than max_lora_rank"), engine.rollout():
         pass
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50, "not the minute of its patience"
     for server in shared_pair:
         server.set()
     engine.close()
