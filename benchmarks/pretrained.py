@@ -1,12 +1,16 @@
 """A pretrained language model learns to act: SmolLM2-135M on ALFWorld by G2PO and by GRPO, from one taught start.
 
     python benchmarks/pretrained.py --jobs 2 [--methods g2po grpo] [--seeds 0 1] [--minutes 300] [--vllm]
+    python benchmarks/pretrained.py --official FOLDER [--vllm]
     python benchmarks/pretrained.py --report
 
 1. *start*: `recipes/teach_alfworld.py` teaches the model the reply's format (seed 0).
 2. *runs*: `recipes/train_alfworld.py --config recipes/alfworld/smollm2-135m.yaml` from that start, one thread each,
    with the method's flags. A panel of 96 held-out games is played before, midway and after. `--vllm`: episodes are
    played by vLLM (with `.venv-vllm/bin/python`, which `make test-vllm` sets up).
+
+3. *official* (with `--official`): `g2po evaluate` of the start and of the run that ended best on the panel, on
+   official games (FOLDER: `json_2.1.1/valid_seen`). Asked and sampled as in training, but with 30 turns.
 
 A complete run is one small file, RESULTS/METHOD-seedN.json, and is not run again. What is interrupted, by Ctrl-C,
 SIGTERM or a power cut, goes on from its last iteration when the same command is given again. At the end, and with
@@ -19,6 +23,7 @@ import math
 import os
 import platform
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -41,6 +46,8 @@ TRAIN = ["recipes/train_alfworld.py", "--config", "recipes/alfworld/smollm2-135m
 PANEL = ["--num_eval_games", "96", "--eval_strategy", "steps", "--num_environment_workers", "1"]
 # For vLLM's CPU build; several runs at once must not be bound to the same core.
 VLLM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# Official rooms have more objects than generated ones: longer prompts, longer ways.
+OFFICIAL = ["--max-turns", "30", "--max-prompt-length", "2048", "--temperature", "1.0", "--seeds", "2"]
 PARTS = ("g2po_trl", "envs", "recipes/train_alfworld.py")
 PHASES = ("rollout", "advantage", "batch", "logps", "update")
 VERSIONS = ("torch", "transformers", "trl", "accelerate", "alfworld", "textworld")
@@ -83,6 +90,30 @@ class Runner(RecipeRunner):
         )
         return True
 
+    def official(self, games: Path) -> None:
+        """Evaluate the start and the best model on official games. What is interrupted is resumed."""
+        commit, _ = code(PARTS)
+        best = max(runs_of(self.results), key=lambda run: run["panel"][-1]["success_rate"])
+        run = name_of(best["method"], best["seed"])
+        for role, model in (("start", "start"), ("best", run)):
+            output, started = self.work / "official" / model, time.time()
+            words = ["-m", "g2po_trl", "evaluate", "--model", str(self.work / model), "--run", str(self.work / run)]
+            words += ["--panel", str(games), *OFFICIAL, "--output", str(output)]
+            words += ["--engine", "vllm"] if self.vllm else []
+            subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+            told = " ".join(["python", *words])
+            for path, word in ((games, "VALID_SEEN"), (self.work, "WORK")):
+                told = told.replace(str(path), word)
+            kept = {"model": model, "command": told, "commit": commit, "seconds": round(time.time() - started, 1)}
+            kept |= {"seeds": json.loads((output / "results.json").read_text())["seeds"]}
+            kept["games"] = len(list(games.glob("**/game.tw-pddl")))
+            write_json(self.results / f"official-{role}.json", kept, indent=1)
+
+
+def runs_of(results: Path) -> list[dict]:
+    """The complete runs."""
+    return [json.loads(path.read_text()) for path in sorted(results.glob("*-seed*.json"))]
+
 
 def name_of(method: str, seed: int) -> str:
     return f"{method.replace(' ', '-')}-seed{seed}"
@@ -115,7 +146,7 @@ def report(results: Path) -> str:
     """Write table.md and the curves of what is there."""
     from g2po_trl.report import plots
 
-    runs = [json.loads(path.read_text()) for path in sorted(results.glob("*-seed*.json"))]
+    runs = runs_of(results)
     if not runs:
         return "No run yet."
     lines = [
@@ -128,7 +159,7 @@ def report(results: Path) -> str:
         panel, success = run["panel"], run["training"]["success_rate"]
         cells = [_with_error(panel[at]["success_rate"], panel[at]["episodes"]) for at in (0, len(panel) // 2, -1)]
         hours = sum(attempt["seconds"] for attempt in run["attempts"]) / 3600
-        parts = [f"{100 * sum(part) / len(part):.1f}" for part in (success[:5], success[-5:])]
+        parts = [f"{100 * _mean(part):.1f}" for part in (success[:5], success[-5:])]
         lines.append(f"| {' | '.join([run['method'], str(run['seed']), *cells, *parts, f'{hours:.1f}'])} |")
     curves = {method: [r["training"]["success_rate"] for r in runs if r["method"] == method] for method in METHODS}
     made = plots.learning_curves(
@@ -137,9 +168,25 @@ def report(results: Path) -> str:
         bold="g2po",
     )
     plots.save(made, results, "curves")
-    text = "\n".join(lines) + "\n"
+    official = [
+        _official(json.loads(path.read_text())) for path in sorted(results.glob("official-*.json"), reverse=True)
+    ]
+    text = "\n".join([*lines, *([""] if official else []), *official]) + "\n"
     (results / "table.md").write_text(text)
     return text
+
+
+def _official(played: dict) -> str:
+    rate, turns, valid = (_mean([seed[name] for seed in played["seeds"]]) for name in ("All", "turns", "valid"))
+    games, episodes = played["games"], played["games"] * len(played["seeds"])
+    return (
+        f"- {games} official games, {played['model']}: {_with_error(rate / 100, episodes)} of {episodes} episodes, "
+        f"{turns:.1f} turns, {valid:.1f} % of the actions valid."
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _with_error(rate: float, episodes: int) -> str:
@@ -195,13 +242,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--minutes", type=float, help="start no run after so many minutes")
     parser.add_argument("--vllm", action="store_true", help="rollouts by vLLM")
+    parser.add_argument("--official", type=Path, metavar="FOLDER", help="of official games, for start and best model")
     parser.add_argument("--report", action="store_true", help="play nothing: write the table of what is there")
     args = parser.parse_args()
     args.results, args.work = args.results.expanduser().absolute(), args.work.expanduser().absolute()
     for name, value in VLLM.items() if args.vllm else ():
         os.environ.setdefault(name, value)
     args.results.mkdir(parents=True, exist_ok=True)
-    failed = 0 if args.report else run_all(args)
+    failed = 0
+    if args.official:
+        Runner(args.results, args.work, args.steps, args.vllm).official(args.official.expanduser().absolute())
+    elif not args.report:
+        failed = run_all(args)
     print(report(args.results))
     sys.exit(1 if failed else 0)
 

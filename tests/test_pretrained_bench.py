@@ -29,6 +29,18 @@ def test_table(tmp_path):
     assert (tmp_path / "table.md").read_text() == text and (tmp_path / "curves.png").stat().st_size > 1000
 
 
+def test_official_games(tmp_path):
+    """Their line is below the runs', the start's first; no run is taken for one of them."""
+    seeds = [{"All": 25.0, "turns": 20.0, "valid": 90.0}, {"All": 50.0, "turns": 22.0, "valid": 100.0}]
+    for role, model in (("best", "g2po-seed0"), ("start", "start")):
+        played = {"model": model, "games": 24, "seeds": seeds}
+        (tmp_path / f"official-{role}.json").write_text(json.dumps(played))
+    (tmp_path / "g2po-seed0.json").write_text(json.dumps(run("g2po", 0, [0.25] * 10, (0.25, 0.5, 0.75))))
+    *_, empty, start, best, end = bench.report(tmp_path).split("\n")
+    assert start == ("- 24 official games, start: 37.5 ± 7.0 of 48 episodes, 21.0 turns, 95.0 % of the actions valid.")
+    assert "g2po-seed0" in best and empty == end == ""
+
+
 def test_what_is_kept_of_a_run(tmp_path):
     history = [
         {"episode/success_rate": 0.123456, "episode/turns": 9.0, "time/rollout": 2.0, "step": 1},
