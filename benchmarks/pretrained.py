@@ -1,12 +1,12 @@
 """A pretrained language model learns to act: SmolLM2-135M on ALFWorld by G2PO and by GRPO, from one taught start.
 
-    python benchmarks/pretrained.py --jobs 2 [--methods g2po grpo] [--seeds 0 1] [--minutes 300] [--vllm]
+    python benchmarks/pretrained.py --jobs 2 [--methods g2po grpo] [--seeds 0 1] [--minutes 300] [--vllm] [-- FLAGS]
     python benchmarks/pretrained.py --official FOLDER [--vllm]
     python benchmarks/pretrained.py --report
 
 1. *start*: `recipes/teach_alfworld.py` teaches the model the reply's format (seed 0).
 2. *runs*: `recipes/train_alfworld.py --config recipes/alfworld/smollm2-135m.yaml` from that start, one thread each,
-   with the method's flags. A panel of 96 held-out games is played before, midway and after. `--vllm`: episodes are
+   with the method's flags, and FLAGS. A panel of 96 held-out games is played before, midway and after. `--vllm`: episodes are
    played by vLLM (with `.venv-vllm/bin/python`, which `make test-vllm` sets up).
 
 3. *official* (with `--official`): `g2po evaluate` of the start and of the run that ended best on the panel, on
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -61,6 +62,7 @@ class Runner(RecipeRunner):
     work: Path
     steps: int
     vllm: bool = False
+    flags: Sequence[str] = ()
 
     def start(self) -> Path | None:
         """The taught model; made if it is not there. `None`: stopped before its end."""
@@ -79,7 +81,8 @@ class Runner(RecipeRunner):
         folder, (commit, _) = self.work / name_of(method, seed), code(PARTS)
         flags = ["--model_name_or_path", str(self.work / "start"), "--seed", str(seed), "--max_steps", str(self.steps)]
         flags += ["--use_vllm", "true"] if self.vllm else []
-        command = [*TRAIN, *PANEL, "--eval_steps", str(math.ceil(self.steps / 2)), *flags, *METHODS[method]]
+        flags += [*METHODS[method], *self.flags]
+        command = [*TRAIN, *PANEL, "--eval_steps", str(math.ceil(self.steps / 2)), *flags]
         attempts = self.run(folder, command, commit)
         if attempts is None:
             return False
@@ -195,7 +198,7 @@ def _with_error(rate: float, episodes: int) -> str:
 
 def run_all(args: argparse.Namespace) -> int:
     """Play what is missing; the number of runs that failed."""
-    runner, begun, failed = Runner(args.results, args.work, args.steps, args.vllm), time.time(), []
+    runner, begun, failed = Runner(args.results, args.work, args.steps, args.vllm, args.flags), time.time(), []
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, runner.stop)
     jobs = [(method, seed) for seed in args.seeds for method in args.methods]
@@ -244,6 +247,9 @@ def main() -> None:
     parser.add_argument("--vllm", action="store_true", help="rollouts by vLLM")
     parser.add_argument("--official", type=Path, metavar="FOLDER", help="of official games, for start and best model")
     parser.add_argument("--report", action="store_true", help="play nothing: write the table of what is there")
+    parser.add_argument(
+        "flags", nargs="*", metavar="FLAGS", help="more of the recipe's, after --: other --results, too"
+    )
     args = parser.parse_args()
     args.results, args.work = args.results.expanduser().absolute(), args.work.expanduser().absolute()
     for name, value in VLLM.items() if args.vllm else ():
