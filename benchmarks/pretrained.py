@@ -6,9 +6,8 @@
 
 1. *start*: `recipes/teach_alfworld.py` teaches the model the reply's format (seed 0).
 2. *runs*: `recipes/train_alfworld.py --config recipes/alfworld/smollm2-135m.yaml` from that start, one thread each,
-   with the method's flags, and FLAGS. A panel of 96 held-out games is played before, midway and after. `--vllm`: episodes are
-   played by vLLM (with `.venv-vllm/bin/python`, which `make test-vllm` sets up).
-
+   with the method's flags, and FLAGS. A panel of 96 held-out games is played before, midway and after. `--vllm`:
+   episodes are played by vLLM (with `.venv-vllm/bin/python`, which `make test-vllm` sets up).
 3. *official* (with `--official`): `g2po evaluate` of the start and of the run that ended best on the panel, on
    official games (FOLDER: `json_2.1.1/valid_seen`). Asked and sampled as in training, but with 30 turns.
 
@@ -247,9 +246,7 @@ def main() -> None:
     parser.add_argument("--vllm", action="store_true", help="rollouts by vLLM")
     parser.add_argument("--official", type=Path, metavar="FOLDER", help="of official games, for start and best model")
     parser.add_argument("--report", action="store_true", help="play nothing: write the table of what is there")
-    parser.add_argument(
-        "flags", nargs="*", metavar="FLAGS", help="more of the recipe's, after --: other --results, too"
-    )
+    parser.add_argument("flags", nargs="*", metavar="FLAGS", help="after --: more of the recipe's")
     args = parser.parse_args()
     args.results, args.work = args.results.expanduser().absolute(), args.work.expanduser().absolute()
     for name, value in VLLM.items() if args.vllm else ():
