@@ -58,6 +58,7 @@ from growth import clock, phases, play, workers_cpu
 from phases import make_trainer
 
 from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
+from g2po_trl.update.packing import RowLength
 
 FITS: dict[str, tuple[tuple[Callable[[Work, UnitCosts], float], ...], tuple[str, ...]]] = {
     "generation": ((generation, waiting), ("prompt_token", "generated_token", "decode_pass")),
@@ -163,7 +164,7 @@ def plan(episodes: int, ranks: int, prompt: int, reply: int) -> tuple[Work, dict
     made: list[Any] = []
 
     def cut() -> None:
-        options = Cut(work.slices, work.micro_batch_tokens, "dapo", 0, None, "shared", 4096)
+        options = Cut(work.slices, work.micro_batch_tokens, "dapo", 0, None, "shared", RowLength(4096))
         made[:] = make_micro_batches(parts, 0, options, np.random.default_rng(0))
 
     seconds = {"batch": median(clock(cut)[1] for _ in range(5))}

@@ -247,7 +247,7 @@ def gpu_costs(shape: str, gpu: Gpu, w: Work, host: UnitCosts) -> UnitCosts:
     hidden, intermediate, layers, heads, kv_heads, _ = SHAPES[shape]
     body, head = num_parameters(shape)
     stored = body + head * (2 if shape == "7b" else 1)
-    row = min(4096, round((4 * hidden + 3 * intermediate) / 4))  # tokens of a packed row, `default_row_tokens`
+    row = min(4096, round((4 * hidden + 3 * intermediate) / 4))  # tokens of a packed row, `RowLength` without a mask
     compute, read = gpu.flops * gpu.utilisation, gpu.bandwidth * gpu.read_share
     scored = w.reply_tokens / (w.sample_tokens * w.forwarded)
     forward = (2 * body + 4 * hidden * layers * row + 2 * head * scored) / compute

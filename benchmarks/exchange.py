@@ -22,9 +22,10 @@ from accelerate.utils import gather_object
 
 from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 from g2po_trl.update.exchange import cut_over_ranks
+from g2po_trl.update.packing import RowLength
 
 REPLY = 150
-CUT = Cut(4, 16384, "dapo", 0, None, "shared", 4096)
+CUT = Cut(4, 16384, "dapo", 0, None, "shared", RowLength(4096))
 
 
 def step_samples(rank: int, tokens: int, episodes: int, turns: int, pages: int = 40) -> StepBatch:

@@ -401,7 +401,7 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "step samples": len(batch),
         "tokens": tokens["trl"],
-        "tokens of a packed row": trainer.update.layout.row_tokens,
+        "tokens of a packed row": trainer.update.layout.row_length.most,
         "counts": counts,
         "positions by kind": kinds,
         "positions, trl's by": {

@@ -78,9 +78,9 @@ class G2POConfig(GRPOConfig):
             tokens that samples have in common are processed once, see `g2po_trl.update.packing`. `"packed"`:
             end to end, without padding. `"padded"`: one sample per row. If the model or its attention implementation
             does not support the others, `"padded"` is used.
-        packed_row_tokens: maximum number of tokens per packed row. Attention cost grows quadratically with it. `None`
-            picks it from the model size. With several processes, rows are shortened if a mini-batch would give a
-            process fewer than eight.
+        packed_row_tokens: maximum number of tokens per packed row: longer rows repeat fewer tokens, and their attention
+            costs more. `None` picks what costs least for the model and the mini-batch. With several processes, rows
+            are shortened if a mini-batch would give a process fewer than eight.
         generation_batch_tokens: maximum number of padded tokens (prompts and longest completions) in one generate
             call of a process. Not used with vLLM.
         num_environment_workers: environment processes per rank. `None`: the number of CPU cores.

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from g2po_trl.parts import make_update
 from g2po_trl.update import attention
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.packing import _only, default_row_tokens, lay_out, make_packs
+from g2po_trl.update.packing import RowLength, _only, lay_out, make_packs
 
 
 @pytest.fixture
@@ -182,8 +182,8 @@ def test_eager_attention_gets_shorter_rows():
     class Config:
         hidden_size, intermediate_size, num_attention_heads = 4096, 14336, 64
 
-    assert default_row_tokens(Config) == 4096
-    row = default_row_tokens(Config, eager_tokens=16384)
+    assert RowLength.of(Config, "sdpa", 16384).most == 4096
+    row = RowLength.of(Config, "eager", 16384).most
     assert row == 256 and row * 16384 * Config.num_attention_heads <= 2**28
 
 
@@ -207,5 +207,5 @@ class Moved(list):
 
 def test_llama_4_scales_attention_by_the_place(make_family_trainer):
     trainer = make_family_trainer("Llama 4", packed_row_tokens=4096, router_aux_loss_coef=0.0)
-    assert trainer.update.layout.row_tokens == 256, "its floor_scale"
+    assert trainer.update.layout.row_length == RowLength(256), "its floor_scale"
     assert attention.limits(trainer.model.config) == [WINDOW]

@@ -13,7 +13,7 @@ from g2po_trl.update import ordering
 from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 from g2po_trl.update.exchange import cut_over_ranks
 from g2po_trl.update.ordering import Ordering, order_over_ranks
-from g2po_trl.update.packing import common_prefix
+from g2po_trl.update.packing import RowLength, common_prefix
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -130,7 +130,7 @@ def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_mak
         exchanges[threading.get_ident()] = all_to_all
         return cut_over_ranks(batch, rank, options, np.random.default_rng(1), gather, "cpu")
 
-    options, exchanges = Cut(3, 200, "grpo", 0, None, layout, 90, kl=False), {}
+    options, exchanges = Cut(3, 200, "grpo", 0, None, layout, RowLength(90), kl=False), {}
     monkeypatch.setattr(
         torch.distributed, "all_to_all_single", lambda *arguments: exchanges[threading.get_ident()](*arguments)
     )
@@ -154,7 +154,10 @@ def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_mak
 @pytest.mark.parametrize("layout", ["shared", "padded"])
 def test_slices_and_bytes_of_many_ranks_are_counted_as_they_are_sent(monkeypatch, layout):
     """By one process for all of them; and slices do not depend on how many ranks there are."""
-    batches, options = ragged((30, 25, 0, 9), np.random.default_rng(0)), Cut(3, 200, "grpo", 0, None, layout, 90)
+    batches, options = (
+        ragged((30, 25, 0, 9), np.random.default_rng(0)),
+        Cut(3, 200, "grpo", 0, None, layout, RowLength(90)),
+    )
     monkeypatch.setattr(exchange_counted, "CUT", options)
     counted = exchange_counted.count(len(batches), batches.__getitem__)
     assert counted["the same slices for these numbers of ranks"] == {"1": True, "8": True}

@@ -21,8 +21,10 @@ from g2po_trl.update.attention import visible
 from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 from g2po_trl.update.packing import (
     LAYOUTS,
+    RowLength,
+    best_packs,
     common_prefix,
-    default_row_tokens,
+    cut_into_packs,
     lay_out,
     make_packs,
     split_packs,
@@ -108,14 +110,37 @@ def test_a_rank_without_rows_still_forwards_a_token():
     assert layout["packed_ids"].tolist() == [[3]] and layout["scored_ids"].tolist() == [-100]
 
 
-def test_row_tokens_grow_with_the_model():
-    class Config:
-        hidden_size, intermediate_size = 128, 384
+class Config:
+    hidden_size, intermediate_size, num_attention_heads = 128, 384, 2
 
-    class Large:
-        hidden_size, intermediate_size = 1536, 8960
 
-    assert default_row_tokens(Config) == 512 and default_row_tokens(Large) == 4096
+class Large:
+    hidden_size, intermediate_size, num_attention_heads = 1536, 8960, 12
+
+
+def test_rows_are_as_long_as_model_and_memory_let_them():
+    """212,992 weights a layer / (2 * 128) are 832 tokens of as many operations; attention's take twice as long."""
+    assert RowLength.of(Config, "sdpa", 16384) == RowLength(4096, 416.0)
+    assert RowLength.of(Config, "sdpa", 1000).most == 1000, "a micro-batch holds no more"
+    assert RowLength.of(Large, "sdpa", 16384).even == pytest.approx(8256)
+    for attention in ("flex_attention", "flash_attention_2"):
+        assert RowLength.of(Config, attention, 16384) == RowLength(512)
+        assert RowLength.of(Large, attention, 16384) == RowLength(4096)
+
+
+def test_rows_are_of_the_length_that_costs_least():
+    """64 sequences of 150 tokens, of which 90, 140 or 10 are those of the one before.
+
+    By hand, of 140: two rows, 510 * (1 + 510 / 2000) + 410 * (1 + 410 / 2000) = 1134, or one, 780 * 1.39 = 1084.
+    """
+    rows, lengths = list(range(64)), [150] * 64
+    for overlap, even, longest in ((90, 100.0, 256), (90, 1000.0, 512), (140, 2000.0, 1024), (10, 1e6, 4096)):
+        packs = best_packs(rows, lengths, [0] + [overlap] * 63, RowLength(4096, even))
+        assert packs == cut_into_packs(rows, lengths, [0] + [overlap] * 63, longest), (overlap, even)
+    assert best_packs(rows, lengths, [0] + [90] * 63, RowLength(400)) == cut_into_packs(
+        rows, lengths, [0] + [90] * 63, 400
+    )
+    assert best_packs([], [], [], RowLength(4096, 100.0)) == []
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -128,7 +153,7 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
         replies = [rng.integers(0, 3, rng.integers(1, 5)).astype(np.int32) for _ in range(size)]
         batches.append(StepBatch(prompts, replies, np.arange(size, dtype=np.float32), np.ones(size, dtype=bool)))
     made = [
-        make_micro_batches(batches, rank, Cut(2, 60, "dapo", 0, None, layout, 40), np.random.default_rng(3))
+        make_micro_batches(batches, rank, Cut(2, 60, "dapo", 0, None, layout, RowLength(40)), np.random.default_rng(3))
         for rank in range(num_ranks)
     ]
     shapes = [[[len(m["advantages"]) for m in part] for part in slices] for slices, _ in made]
@@ -152,7 +177,7 @@ def test_alike_rows_go_to_a_slice_together():
 
     def cut(num_slices, layout):
         slices, metrics = make_micro_batches(
-            [batch], 0, Cut(num_slices, 2000, "dapo", 0, None, layout, 1000), np.random.default_rng(3)
+            [batch], 0, Cut(num_slices, 2000, "dapo", 0, None, layout, RowLength(1000)), np.random.default_rng(3)
         )
         rows = [sorted(row for m in part for row in m["advantages"].int().tolist()) for part in slices]
         return rows, metrics["update/repeated_token_fraction"]

@@ -25,7 +25,7 @@ import torch
 
 from ..trajectory import Trajectory
 from .ordering import Ordering
-from .packing import Pack, common_prefix, lay_out
+from .packing import Pack, RowLength, common_prefix, lay_out
 from .planning import Load, MicroBatchPlan, Rows, plan_update
 
 # How a TRL loss averages, and so how micro-batches of it add up.
@@ -177,7 +177,7 @@ class Cut:
         max_tokens: of a micro-batch, on a rank.
         loss_type: TRL's, see `loss_scale`.
         pad_to_multiple_of: lengths of rows.
-        layout: see `g2po_trl.update.layout`. row_tokens: of a packed row.
+        layout: see `g2po_trl.update.layout`. row_length: of packed rows.
         kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
     """
 
@@ -187,7 +187,7 @@ class Cut:
     pad_token_id: int
     pad_to_multiple_of: int | None = None
     layout: str = "padded"
-    row_tokens: int = 0
+    row_length: RowLength | None = None
     kl: bool = True
 
     def plan(
@@ -195,7 +195,7 @@ class Cut:
     ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
         """`plan_update` of all ranks' rows."""
         kept = rows.with_gradient(self.kl)
-        return plan_update(rows, ordering, self.num_slices, self.max_tokens, rng, self.layout, self.row_tokens, kept)
+        return plan_update(rows, ordering, self.num_slices, self.max_tokens, rng, self.layout, self.row_length, kept)
 
 
 def make_micro_batches(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from accelerate import Accelerator
 
 from .attention import limits, most_places, takes_packed, why_padded
-from .packing import Pack, default_row_tokens, lay_out, packed_log_probs
+from .packing import Pack, RowLength, lay_out, packed_log_probs
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Layout:
 
     Args:
         kind: what is asked for; `kind` becomes what the model takes, by its configuration or by what `holds` finds.
-        max_tokens: of a micro-batch. row_tokens: of a packed row; `None`: by the model's size.
+        max_tokens: of a micro-batch. row_tokens: of a packed row; `None`: what costs least.
         pad_to_multiple_of: rows' lengths; `None`: as the device likes them.
         others: models that must take the same layout, such as the reference.
 
@@ -62,8 +63,8 @@ class Layout:
                 "attn_implementation is 'flex_attention', which PyTorch does not train on a CPU: set it to 'sdpa' in "
                 "model_init_kwargs"
             )
-        self.row_tokens = row_tokens or default_row_tokens(config, max_tokens if attention == "eager" else None)
-        self.row_tokens = min(self.row_tokens, most_places(config) or self.row_tokens)
+        length = RowLength(row_tokens) if row_tokens else RowLength.of(config, attention, max_tokens)
+        self.row_length = replace(length, most=min(length.most, most_places(config) or length.most))
         # On CUDA, attention copies a mask in every layer unless its rows are aligned.
         self.row_multiple = pad_to_multiple_of or (64 if accelerator.device.type == "cuda" else None)
         if self.kind == "padded":

@@ -224,21 +224,55 @@ def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return scored.new_zeros(mask.shape).masked_scatter(mask, scored)
 
 
+_SHORTEST, _LONGEST = 256, 4096
 _EAGER_SCORES = 2**28  # attention scores of a layer that eager attention may hold: 1 GiB of float32
+# Seconds an operation of attention under a mask, over those of a matrix product: measured on a CPU (docs/log.md).
+_ATTENTION_COST = 2
 
 
-def default_row_tokens(config, eager_tokens: int | None = None) -> int:
-    """Tokens of a packed row: as long as the mask's attention over all of it stays a part of the model's work.
-
-    A layer works some 2 T H on the attention of a token over T others, and as much as it has weights on the rest.
+@dataclass(frozen=True)
+class RowLength:
+    """How long packed rows are.
 
     Args:
-        eager_tokens: of a micro-batch, if attention is eager: it holds a score for each head, token and place.
+        most: tokens of a row; a longer sequence has one of its own.
+        even: tokens of a row on which attention takes as long as all the rest of the model. `None`: rows are as long
+            as `most`; otherwise as long as costs least, see `best_packs`.
     """
-    hidden = config.hidden_size
-    weights = 4 * hidden**2 + 3 * hidden * (getattr(config, "intermediate_size", None) or 4 * hidden)
-    tokens = int(np.clip(2 ** round(np.log2(weights / (4 * hidden))), 256, 4096))
-    if eager_tokens is not None:
-        room = _EAGER_SCORES // (config.num_attention_heads * eager_tokens)
-        tokens = min(tokens, max(256, 2 ** int(np.log2(max(room, 1)))))
-    return tokens
+
+    most: int
+    even: float | None = None
+
+    @classmethod
+    def of(cls, config, attention: str, max_tokens: int) -> RowLength:
+        """What suits a model.
+
+        A layer works 2 T H on the attention of a token over the T others of its row (H: hidden size), and as much as
+        it has weights on the rest.
+
+        Args:
+            attention: its implementation. max_tokens: of a micro-batch.
+        """
+        hidden = config.hidden_size
+        weights = 4 * hidden**2 + 3 * hidden * (getattr(config, "intermediate_size", None) or 4 * hidden)
+        if attention not in ("sdpa", "eager"):  # others skip what a token does not see
+            return cls(int(np.clip(2 ** round(np.log2(weights / (4 * hidden))), _SHORTEST, _LONGEST)))
+        most = max_tokens
+        if attention == "eager":  # it holds a score for each head, token and place
+            most = min(most, _EAGER_SCORES // (config.num_attention_heads * max_tokens))
+        return cls(int(np.clip(most, _SHORTEST, _LONGEST)), weights / (2 * hidden * _ATTENTION_COST))
+
+
+def best_packs(rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], length: RowLength) -> list[Pack]:
+    """`cut_into_packs` into rows of the length, of `most` tokens and its halves, with which the model works least.
+
+    Shorter rows repeat more of what sequences have in common, and cost less attention, which is over the whole row.
+    """
+    tried = [length.most]
+    while length.even is not None and tried[-1] >= 2 * _SHORTEST:
+        tried.append(tried[-1] // 2)
+
+    def work(packs: list[Pack]) -> float:
+        return sum(pack.num_tokens * (1 + pack.num_tokens / length.even) for pack in packs) if len(tried) > 1 else 0.0
+
+    return min((cut_into_packs(rows, lengths, overlaps, tokens) for tokens in tried), key=work)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .ordering import Ordering
-from .packing import Pack, cut_into_packs, split_packs
+from .packing import Pack, RowLength, best_packs, cut_into_packs, split_packs
 
 _PACKS_A_RANK = 8
 _NEIGHBOURS = 8  # alike rows that go to a slice together: more share little more, and make slices less alike
@@ -135,14 +135,14 @@ def plan_update(
     max_tokens: int,
     rng: np.random.Generator,
     layout: str = "padded",
-    row_tokens: int = 0,
+    row_length: RowLength | None = None,
     kept: np.ndarray | None = None,
 ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
     """Deal all ranks' rows out anew, so that each has as much to do, and cut what it has into micro-batches.
 
     Args:
         max_tokens: see `plan_micro_batches`. rng: in the same state on every rank.
-        layout: one of `packing.LAYOUTS`. row_tokens: of a packed row.
+        layout: one of `packing.LAYOUTS`. row_length: of packed rows.
         kept: (N,) bool; the other rows have a place in a slice, and are left out of it. `None`: all are kept.
 
     Returns:
@@ -160,7 +160,7 @@ def plan_update(
         if layout == "padded":
             packs = [Pack([row], [0], int(lengths[row])) for row in part.tolist()]
         else:
-            packs = _plan_packs(part, lengths, ordering, layout, row_tokens, num_ranks)
+            packs = _plan_packs(part, lengths, ordering, layout, row_length, num_ranks)
         ranks = _deal(np.arange(len(packs)), np.array([pack.num_tokens for pack in packs], dtype=np.int64), num_ranks)
         sizes = [[(packs[pack].num_tokens, 0) for pack in dealt] for dealt in ranks]
         slices.append(
@@ -195,7 +195,7 @@ def _metrics(rows: Rows, lengths: np.ndarray, kept: np.ndarray, load: Load) -> d
 
 
 def _plan_packs(
-    part: np.ndarray, lengths: np.ndarray, ordering: Ordering, layout: str, row_tokens: int, num_ranks: int
+    part: np.ndarray, lengths: np.ndarray, ordering: Ordering, layout: str, row_length: RowLength, num_ranks: int
 ) -> list[Pack]:
     """The packed rows of a slice."""
     if layout == "shared":
@@ -205,10 +205,10 @@ def _plan_packs(
         order = part[np.argsort(-lengths[part], kind="stable")]
         overlaps = np.zeros(len(order), dtype=np.int64)
     order, sizes, overlaps = order.tolist(), lengths[order].tolist(), overlaps.tolist()
-    packs = cut_into_packs(order, sizes, overlaps, row_tokens)
+    packs = best_packs(order, sizes, overlaps, row_length)
     # Several packs a rank, and as many on each, or they cannot be dealt evenly.
     even = sum(pack.num_tokens for pack in packs) // (_PACKS_A_RANK * num_ranks)
-    if num_ranks > 1 and even < row_tokens:
+    if num_ranks > 1 and even < max((pack.num_tokens for pack in packs), default=0):
         packs = cut_into_packs(order, sizes, overlaps, max(1, even))
     return split_packs(packs, lengths, num_ranks)
 

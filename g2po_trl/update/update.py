@@ -83,7 +83,7 @@ class Update:
             self.pad_token_id,
             layout.row_multiple,
             layout.kind,
-            layout.row_tokens,
+            layout.row_length,
             self.log_probs.beta != 0.0,
         )
 
