@@ -106,7 +106,7 @@ test-pretrained: $(PRETRAINED_INSTALLED)
 
 # The format from an expert's answers, then G2PO; both go on or are left out where they have been.
 train-pretrained: $(PRETRAINED_INSTALLED)
-	test -f runs/alfworld-smollm2-start/teaching.json || $(BIN)/g2po teach alfworld
+	test -f runs/alfworld-smollm2-start/teaching.json || $(BIN)/g2po teach alfworld --resume_from_checkpoint auto
 	$(BIN)/g2po train alfworld --config smollm2-135m --resume_from_checkpoint auto $(ARGS)
 
 docs: $(INSTALLED)

@@ -7,9 +7,11 @@ format, and to win one game in three (docs/pretrained.md). What is best is then 
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,42 +21,27 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
+from g2po_envs.lessons import as_dataset, check_lessons
 from g2po_envs.smollm2 import NAME as SMOLLM2
 from g2po_envs.smollm2 import smollm2_path
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl.environments.pool import EnvironmentPool
 from g2po_trl.json_text import write_json
 from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.rollout.generation import TransformersEngine
+from g2po_trl.rollout.generation import TransformersEngine, ends_of_turn
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.prompting import PromptTemplate
 from g2po_trl.rollout.sampling import Sampling, derived_seed
+from g2po_trl.runs.checkpoint import find_checkpoint
 from g2po_trl.runs.evaluation import summarize
 from g2po_trl.trajectory import Trajectory, write_jsonl
 
 _NOT_HERE = {
     "load_in_4bit": "teaching takes whole weights. Leave it out; --use_peft saves memory.",
     "load_in_8bit": "teaching takes whole weights. Leave it out; --use_peft saves memory.",
-    "resume_from_checkpoint": "teaching takes minutes and is not continued. Leave it out.",
+    "packing": "a lesson has a row of its own. Leave it out.",
     "push_to_hub": "a start is not published. Leave it out; `hf upload` takes its folder.",
 }
-REPLY = "<think></think><action>{action}</action>"
-
-
-def as_dataset(demonstrations: Iterable[Demonstration], template: PromptTemplate, history_length: int) -> Dataset:
-    """Prompts as the rollout builds them, and the expert's replies, in the columns of TRL's SFTTrainer."""
-    rows = []
-    for shown in demonstrations:
-        messages = template.messages(
-            shown.observation,
-            task=shown.task,
-            admissible_actions=shown.actions,
-            history=shown.history[-history_length:] if history_length else [],
-            steps_taken=shown.steps_taken,
-        )
-        reply = [{"role": "assistant", "content": REPLY.format(action=shown.expert)}]
-        rows.append({"prompt": messages, "completion": reply})
-    return Dataset.from_list(rows)
 
 
 @dataclass
@@ -106,7 +93,10 @@ class Exam:
 class ExamCallback(TrainerCallback):
     """Holds an exam every so many steps and at the end, says how it went, and ends what has reached its target.
 
-    The episodes are written to output_dir/exams.
+    The episodes are written to output_dir/exams, the results to output_dir/exams/results.json.
+
+    Args:
+        num_samples: at most, where the number of epochs is what ends teaching.
     """
 
     def __init__(
@@ -115,7 +105,7 @@ class ExamCallback(TrainerCallback):
         tokenizer: PreTrainedTokenizerBase,
         pool: EnvironmentPool,
         samples_per_step: int,
-        num_samples: int,
+        num_samples: int | None,
     ):
         self.exam, self.tokenizer, self.pool = exam, tokenizer, pool
         self.samples_per_step, self.num_samples = samples_per_step, num_samples
@@ -123,7 +113,9 @@ class ExamCallback(TrainerCallback):
         self.started = time.perf_counter()
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.started = time.perf_counter()
+        self.started, known = time.perf_counter(), Path(args.output_dir, "exams", "results.json")
+        if state.global_step and known.is_file():
+            self.results = [one for one in json.loads(known.read_text()) if one["step"] <= state.global_step]
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         last = state.global_step >= state.max_steps
@@ -133,8 +125,10 @@ class ExamCallback(TrainerCallback):
         summary, trajectories = self.exam.sit(model, self.tokenizer, self.pool, args.seed)
         write_jsonl(Path(args.output_dir, "exams", f"exam-{state.global_step:06d}.jsonl"), trajectories)
         took = time.perf_counter() - began
-        samples = min(state.global_step * self.samples_per_step, self.num_samples)
+        samples = state.global_step * self.samples_per_step
+        samples = samples if self.num_samples is None else min(samples, self.num_samples)
         self.results.append({"step": state.global_step, "samples": samples, **summary})
+        write_json(Path(args.output_dir, "exams", "results.json"), self.results, indent=1)
         print(
             f"step {state.global_step:>4} | {samples} samples | success {summary['success_rate']:.1%} of "
             f"{summary['episodes']} games | well-formed {summary['valid_action_ratio']:.1%} | "
@@ -154,14 +148,19 @@ def teach(
     exam: Exam,
     processing_class: PreTrainedTokenizerBase,
     peft_config: Any = None,
+    checkpoint: str | None = None,
 ) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     """Supervised fine-tuning until the exam is passed or the lessons are over.
 
     Args:
         lessons: prompt and completion, see `as_dataset`; the loss is on the completion.
+        checkpoint: a folder from which to go on.
 
     Returns:
         The model, an adapter merged into it; and every exam's summary with its `step` and `samples`.
+
+    Raises:
+        ValueError: when what is trained is not what is played, see `check_lessons`.
     """
     trainer = SFTTrainer(
         model=model,
@@ -170,12 +169,15 @@ def teach(
         processing_class=processing_class,
         peft_config=peft_config,
     )
-    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    with EnvironmentPool(exam.environment_factory) as pool:
-        callback = ExamCallback(exam, processing_class, pool, per_step, int(len(lessons) * args.num_train_epochs))
-        trainer.add_callback(callback)
-        trainer.train()
     taught = trainer.accelerator.unwrap_model(trainer.model)
+    ends = ends_of_turn(processing_class, taught)
+    check_lessons(lessons, trainer.train_dataset, processing_class, exam.template, ends, args.max_length)
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    most = int(len(lessons) * args.num_train_epochs) if args.max_steps <= 0 else None
+    with EnvironmentPool(exam.environment_factory) as pool:
+        callback = ExamCallback(exam, processing_class, pool, per_step, most)
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=checkpoint)
     if peft_config is not None:
         taught = taught.merge_and_unload()
     return taught, callback.results
@@ -195,6 +197,14 @@ class TeachingArguments:
     max_completion_length: int = field(default=32, metadata={"help": "Tokens of an exam's reply."})
     temperature: float = field(default=1.0, metadata={"help": "Of an exam's replies."})
     cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Where tasks and SmolLM2 are kept."})
+
+    def __post_init__(self):
+        for name in ("num_demonstrations", "num_exam_tasks", "max_turns", "max_completion_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to at least 1")
+        for name in ("history_length", "temperature"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to at least 0")
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Tasks to show, and tasks of the exam.
@@ -224,22 +234,47 @@ class TeachingArguments:
         )
 
 
+def model_to_teach(
+    script_args: TeachingArguments, args: SFTConfig, model_args: ModelConfig
+) -> tuple[str, PreTrainedTokenizerBase]:
+    """What is taught, a folder or a Hub id, and its tokenizer; asked for before anything else takes time.
+
+    Raises:
+        ValueError: for options that have no meaning here, and an output_dir with another teaching's checkpoints.
+        OSError, ImportError: when no model is to be had.
+    """
+    for name, meaning in _NOT_HERE.items():
+        if getattr(model_args if hasattr(model_args, name) else args, name):
+            raise ValueError(f"{name} is set: {meaning}")
+    if args.world_size > 1:
+        raise ValueError(f"world_size is {args.world_size}: teaching runs in one process, on one device")
+    left = find_checkpoint("auto", args.output_dir)
+    if left and find_checkpoint(args.resume_from_checkpoint, args.output_dir) is None:
+        raise ValueError(
+            f"output_dir is {args.output_dir!r}, which holds {Path(left).name} of a teaching that was stopped: pass "
+            "--resume_from_checkpoint auto to go on, or another --output_dir"
+        )
+    name = model_args.model_name_or_path or str(smollm2_path(script_args.cache_dir))
+    return name, AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
+
+
 def run_teaching(
     script_args: TeachingArguments,
     args: SFTConfig,
     model_args: ModelConfig,
+    to_teach: tuple[str, PreTrainedTokenizerBase],
     shown: Sequence[Demonstration],
     exam: Exam,
 ) -> None:
     """What a recipe does with its demonstrations: draw some, teach, save the model and how it went.
 
+    Args:
+        to_teach: see `model_to_teach`.
+
     Raises:
-        ValueError: when there are fewer than `num_demonstrations`. OSError, ImportError: no model is to be had.
+        ValueError: when there are fewer than `num_demonstrations`, or the model's template does not suit.
     """
-    started = time.perf_counter()
-    for name, meaning in _NOT_HERE.items():
-        if getattr(model_args if hasattr(model_args, name) else args, name):
-            raise ValueError(f"{name} is set: {meaning}")
+    started, (name, tokenizer) = time.perf_counter(), to_teach
     if len(shown) < script_args.num_demonstrations:
         raise ValueError(
             f"num_demonstrations is {script_args.num_demonstrations}, and the training tasks give {len(shown)}: "
@@ -249,22 +284,30 @@ def run_teaching(
     lessons = as_dataset(drawn, exam.template, exam.history_length)
     print(f"{len(lessons)} answers of the expert; exam: {len(exam.rows)} tasks of which none was shown", flush=True)
 
-    name = model_args.model_name_or_path or str(smollm2_path(script_args.cache_dir))
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
+    output, checkpoint = Path(args.output_dir), find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    (output / "teaching.json").unlink(missing_ok=True)  # what says that a start is complete
+    if checkpoint is None:
+        shutil.rmtree(output / "exams", ignore_errors=True)
+    else:
+        print(f"Resuming from {checkpoint}", flush=True)
     args.model_init_kwargs = {
         "dtype": model_args.dtype,
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         **(args.model_init_kwargs or {}),
     }
-    model, results = teach(name, args, lessons, exam, tokenizer, get_peft_config(model_args))
+    model, results = teach(name, args, lessons, exam, tokenizer, get_peft_config(model_args), checkpoint)
     if args.bf16:  # what passed through it was; vLLM then runs in bfloat16, too
         model = model.to(torch.bfloat16)
-    model.save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
     last, seconds = results[-1], time.perf_counter() - started
     about = {"model": model_args.model_name_or_path or SMOLLM2, "seed": args.seed, "seconds": round(seconds, 1)}
-    write_json(Path(args.output_dir, "teaching.json"), {**about, "exams": results}, indent=1)
+    source = Path(name, "source.json")  # where SmolLM2's weights are from
+    about |= {"source": json.loads(source.read_text())} if source.is_file() else {}
+    write_json(output / "teaching.json", {**about, "exams": results}, indent=1)
+    while left := find_checkpoint("auto", output):
+        shutil.rmtree(left)
     reached = "reached" if last["success_rate"] >= exam.target else "not reached"
     print(
         f"{last['samples']} samples, {seconds:.0f} s, success {last['success_rate']:.1%}: target of {exam.target:.0%} "

@@ -78,8 +78,8 @@ class G2POConfig(GRPOConfig):
             tokens that samples have in common are processed once, see `g2po_trl.update.packing`. `"packed"`:
             end to end, without padding. `"padded"`: one sample per row. If the model or its attention implementation
             does not support the others, `"padded"` is used.
-        packed_row_tokens: maximum number of tokens per packed row: longer rows repeat fewer tokens, and their attention
-            costs more. `None` picks what costs least for the model and the mini-batch. With several processes, rows
+        packed_row_tokens: maximum number of tokens per packed row. Longer rows repeat fewer tokens, and cost more
+            attention. `None` picks what costs least for the model and the mini-batch. With several processes, rows
             are shortened if a mini-batch would give a process fewer than eight.
         generation_batch_tokens: maximum number of padded tokens (prompts and longest completions) in one generate
             call of a process. Not used with vLLM.

@@ -21,7 +21,7 @@ from trl import ModelConfig, SFTConfig
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
-from g2po_envs.teaching import TeachingArguments, run_teaching
+from g2po_envs.teaching import TeachingArguments, model_to_teach, run_teaching
 from g2po_trl.recipe import parse_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
@@ -40,12 +40,17 @@ class ScriptArguments(TeachingArguments):
 
 
 def main() -> None:
-    script_args, args, model_args = parse_arguments((ScriptArguments, SFTConfig, ModelConfig), DEFAULT_CONFIG)
+    types = (ScriptArguments, SFTConfig, ModelConfig)
+    try:
+        script_args, args, model_args = parse_arguments(types, DEFAULT_CONFIG)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     if script_args.prompt not in PROMPTS:
         raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
     root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
     folder, number = root / f"train-{script_args.num_games}", script_args.num_games
     try:
+        to_teach = model_to_teach(script_args, args, model_args)
         games = generate_games(folder, "train", number, seed=script_args.game_seed, size=script_args.game_size)
         factory = partial(
             AlfworldEnvironment, games, hidden_actions=tuple(script_args.hidden_actions), intro=script_args.intro
@@ -53,7 +58,7 @@ def main() -> None:
         to_show, to_examine = script_args.split(games.rows(), args.seed)
         exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
         shown = demonstrate(factory(), to_show, 1, args.seed, script_args.max_turns, script_args.history_length)
-        run_teaching(script_args, args, model_args, shown, exam)
+        run_teaching(script_args, args, model_args, to_teach, shown, exam)
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
 

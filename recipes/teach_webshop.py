@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trl import ModelConfig, SFTConfig
 
-from g2po_envs.teaching import TeachingArguments, run_teaching
+from g2po_envs.teaching import TeachingArguments, model_to_teach, run_teaching
 from g2po_envs.webshop.demonstrations import demonstrate
 from g2po_envs.webshop.environment import WebshopEnvironment
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
@@ -37,17 +37,22 @@ class ScriptArguments(TeachingArguments):
 
 
 def main() -> None:
-    script_args, args, model_args = parse_arguments((ScriptArguments, SFTConfig, ModelConfig), DEFAULT_CONFIG)
+    types = (ScriptArguments, SFTConfig, ModelConfig)
+    try:
+        script_args, args, model_args = parse_arguments(types, DEFAULT_CONFIG)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     if script_args.prompt not in PROMPTS:
         raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
     try:
+        to_teach = model_to_teach(script_args, args, model_args)
         source = ShopSource(seed=script_args.shop_seed)
         # As the expert sees it: small letters, products by their place.
         factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)
         to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
         exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
         shown = demonstrate(factory(), to_show, args.seed, script_args.max_turns)
-        run_teaching(script_args, args, model_args, shown, exam)
+        run_teaching(script_args, args, model_args, to_teach, shown, exam)
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
 

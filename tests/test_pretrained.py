@@ -15,8 +15,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
+from g2po_envs.lessons import as_dataset
 from g2po_envs.smollm2 import smollm2_in_cache
-from g2po_envs.teaching import as_dataset
 from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
 from g2po_trl.rollout.encoding import ChatEncoder
 

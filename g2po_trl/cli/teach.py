@@ -14,6 +14,7 @@ TARGET      alfworld, webshop. By default SmolLM2-135M-Instruct is taught (Apach
 
 run         --config FILE              YAML file; flags win. Default: recipes/teach/TARGET.yaml
             --output_dir FOLDER        the taught model
+            --resume_from_checkpoint auto                            go on where it was stopped
             --seed N
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft (merged at the end)
 lessons     --num_demonstrations N     answers of the expert to show, at most
