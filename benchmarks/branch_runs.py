@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -191,8 +190,7 @@ def main() -> int:
         parser.error("--work is missing: name a folder for checkpoints")
     (RESULTS / "runs").mkdir(parents=True, exist_ok=True)
     runner = RecipeRunner()
-    for kind in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(kind, runner.stop)
+    runner.stop_on_signals()
 
     def run(seed: int, arm: str) -> None:
         path = RESULTS / "runs" / f"{arm}-seed{seed}.json"

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import platform
-import signal
 import sys
 import threading
 import time
@@ -255,8 +254,7 @@ def run_all(args: argparse.Namespace) -> int:
     taken: set[tuple[str, str, int]] = set()
     failed: dict[tuple[str, str], str] = {}
     choosing = threading.Lock()
-    for kind in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(kind, runner.stop)
+    runner.stop_on_signals()
 
     def next_job() -> tuple[str, str, int] | None:
         """The first that is not complete, under way or of a method that failed. What stages ask for is seen anew."""

@@ -21,7 +21,6 @@ import json
 import math
 import os
 import platform
-import signal
 import subprocess
 import sys
 import threading
@@ -48,7 +47,7 @@ PANEL = ["--num_eval_games", "96", "--eval_strategy", "steps", "--num_environmen
 VLLM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 # Official rooms have more objects than generated ones: longer prompts, longer ways.
 OFFICIAL = ["--max-turns", "30", "--max-prompt-length", "2048", "--temperature", "1.0", "--seeds", "2"]
-PARTS = ("g2po_trl", "envs", "recipes/train_alfworld.py")
+PARTS = ("g2po_trl", "envs", "recipes")
 PHASES = ("rollout", "advantage", "batch", "logps", "update")
 VERSIONS = ("torch", "transformers", "trl", "accelerate", "alfworld", "textworld")
 
@@ -66,36 +65,60 @@ class Runner(RecipeRunner):
     def start(self) -> Path | None:
         """The taught model; made if it is not there. `None`: stopped before its end."""
         folder, (commit, _) = self.work / "start", code(PARTS)
-        if not (folder / "teaching.json").is_file():
-            attempts = self.run(folder, TEACH, commit, resume=False)
-            if attempts is None:
-                return None
-        about = json.loads((folder / "teaching.json").read_text())
-        attempts = json.loads((folder / "attempts.json").read_text())
-        write_json(self.results / "start.json", {"command": TEACH, **about, "attempts": attempts}, indent=1)
+        if not (folder / "teaching.json").is_file() and self.run(folder, TEACH, commit) is None:
+            return None
+        about = {"command": TEACH, **json.loads((folder / "teaching.json").read_text())}
+        attempts = folder / "attempts.json"  # not of a start that was taught elsewhere
+        about |= {"attempts": json.loads(attempts.read_text())} if attempts.is_file() else {}
+        write_json(self.results / "start.json", about, indent=1)
         return folder
+
+    def command(self, method: str, seed: int, start: str = "START") -> list[str]:
+        """The recipe and its flags; `start` is the taught model's folder."""
+        flags = ["--model_name_or_path", start, "--seed", str(seed), "--max_steps", str(self.steps)]
+        flags += ["--use_vllm", "true"] if self.vllm else []
+        flags += [*METHODS[method], *self.flags]
+        return [*TRAIN, *PANEL, "--eval_steps", str(math.ceil(self.steps / 2)), *flags]
+
+    def is_complete(self, method: str, seed: int) -> bool:
+        """Whether this run's file is there.
+
+        Raises:
+            ValueError: when it is there, complete or under way, by another command.
+        """
+        done, begun = (
+            self.results / f"{name_of(method, seed)}.json",
+            self.work / name_of(method, seed) / "command.json",
+        )
+        for path, remedy in ((done, "choose another --results"), (begun, "choose another --work")):
+            other = path.is_file() and json.loads(path.read_text())["command"]
+            if other and other != self.command(method, seed):
+                raise ValueError(f"{path} is of another command, {' '.join(other)}: {remedy}")
+        return done.is_file()
 
     def play(self, method: str, seed: int) -> bool:
         """Play or continue a run, and write its file. False: stopped before its end."""
         folder, (commit, _) = self.work / name_of(method, seed), code(PARTS)
-        flags = ["--model_name_or_path", str(self.work / "start"), "--seed", str(seed), "--max_steps", str(self.steps)]
-        flags += ["--use_vllm", "true"] if self.vllm else []
-        flags += [*METHODS[method], *self.flags]
-        command = [*TRAIN, *PANEL, "--eval_steps", str(math.ceil(self.steps / 2)), *flags]
-        attempts = self.run(folder, command, commit)
+        about = {"method": method, "seed": seed, "command": self.command(method, seed)}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "command.json", about)
+        attempts = self.run(folder, self.command(method, seed, str(self.work / "start")), commit)
         if attempts is None:
             return False
-        told = ["START" if word == str(self.work / "start") else word for word in command]
-        write_json(
-            self.results / f"{name_of(method, seed)}.json",
-            {"method": method, "seed": seed, "command": told, **collected(folder), "attempts": attempts},
-        )
+        path = self.results / f"{name_of(method, seed)}.json"
+        write_json(path, {**about, **collected(folder), "attempts": attempts})
         return True
 
     def official(self, games: Path) -> None:
-        """Evaluate the start and the best model on official games. What is interrupted is resumed."""
-        commit, _ = code(PARTS)
-        best = max(runs_of(self.results), key=lambda run: run["panel"][-1]["success_rate"])
+        """Evaluate the start and the best model on official games. What is interrupted is resumed.
+
+        Raises:
+            ValueError: when there is no complete run.
+        """
+        (commit, _), runs = code(PARTS), runs_of(self.results)
+        if not runs:
+            raise ValueError(f"results is {str(self.results)!r}, where no run is complete: train first")
+        best = max(runs, key=lambda run: run["panel"][-1]["success_rate"] or 0.0)
         run = name_of(best["method"], best["seed"])
         for role, model in (("start", "start"), ("best", run)):
             output, started = self.work / "official" / model, time.time()
@@ -107,8 +130,8 @@ class Runner(RecipeRunner):
             for path, word in ((games, "VALID_SEEN"), (self.work, "WORK")):
                 told = told.replace(str(path), word)
             kept = {"model": model, "command": told, "commit": commit, "seconds": round(time.time() - started, 1)}
-            kept |= {"seeds": json.loads((output / "results.json").read_text())["seeds"]}
-            kept["games"] = len(list(games.glob("**/game.tw-pddl")))
+            played = json.loads((output / "results.json").read_text())
+            kept |= {"games": int(played["settings"]["tasks"].split()[0]), "seeds": played["seeds"]}
             write_json(self.results / f"official-{role}.json", kept, indent=1)
 
 
@@ -158,8 +181,11 @@ def report(results: Path) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for run in runs:
-        panel, success = run["panel"], run["training"]["success_rate"]
-        cells = [_with_error(panel[at]["success_rate"], panel[at]["episodes"]) for at in (0, len(panel) // 2, -1)]
+        success = run["training"]["success_rate"]
+        panel = {one["step"]: one for one in run["panel"]}  # the last one is played twice
+        steps = sorted(panel)
+        shown = (panel[steps[0]], panel[min(steps, key=lambda step: abs(step - steps[-1] / 2))], panel[steps[-1]])
+        cells = [_with_error(one["success_rate"], one["episodes"]) for one in shown]
         hours = sum(attempt["seconds"] for attempt in run["attempts"]) / 3600
         parts = [f"{100 * _mean(part):.1f}" for part in (success[:5], success[-5:])]
         lines.append(f"| {' | '.join([run['method'], str(run['seed']), *cells, *parts, f'{hours:.1f}'])} |")
@@ -191,17 +217,18 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _with_error(rate: float, episodes: int) -> str:
+def _with_error(rate: float | None, episodes: int) -> str:
+    if rate is None:  # every episode ended in an error
+        return "n/a"
     return f"{100 * rate:.1f} ± {100 * math.sqrt(rate * (1 - rate) / episodes):.1f}"
 
 
 def run_all(args: argparse.Namespace) -> int:
     """Play what is missing; the number of runs that failed."""
     runner, begun, failed = Runner(args.results, args.work, args.steps, args.vllm, args.flags), time.time(), []
-    for kind in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(kind, runner.stop)
+    runner.stop_on_signals()
     jobs = [(method, seed) for seed in args.seeds for method in args.methods]
-    jobs = [job for job in jobs if not (args.results / f"{name_of(*job)}.json").exists()]
+    jobs = [job for job in jobs if not runner.is_complete(*job)]
     choosing = threading.Lock()
 
     def worker() -> None:
@@ -222,8 +249,12 @@ def run_all(args: argparse.Namespace) -> int:
         start = pool.submit(runner.start)
         while not start.done():  # the main thread must be there to take signals
             time.sleep(0.2)
-        if start.result() is None:
-            return 0
+        try:
+            if start.result() is None:
+                return 0
+        except (Busy, RuntimeError) as error:
+            print(f"FAILED: {error or 'another process teaches the start'}", flush=True)
+            return 1
         workers = [pool.submit(worker) for _ in range(args.jobs)]
         while not all(w.done() for w in workers):
             time.sleep(0.2)
@@ -253,10 +284,13 @@ def main() -> None:
         os.environ.setdefault(name, value)
     args.results.mkdir(parents=True, exist_ok=True)
     failed = 0
-    if args.official:
-        Runner(args.results, args.work, args.steps, args.vllm).official(args.official.expanduser().absolute())
-    elif not args.report:
-        failed = run_all(args)
+    try:
+        if args.official:
+            Runner(args.results, args.work, args.steps, args.vllm).official(args.official.expanduser().absolute())
+        elif not args.report:
+            failed = run_all(args)
+    except ValueError as error:
+        parser.error(str(error))
     print(report(args.results))
     sys.exit(1 if failed else 0)
 

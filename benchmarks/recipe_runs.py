@@ -52,6 +52,10 @@ class RecipeRunner:
             started = time.time()
             flags = ["--output_dir", str(folder), *(["--resume_from_checkpoint", "auto"] if resume else [])]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+            path = folder / "attempts.json"
+            attempts = json.loads(path.read_text()) if path.exists() else []
+            attempts.append({"started": round(started), "commit": commit, "seconds": 0.0, "exit": None})
+            write_json(path, attempts)  # known even if this process does not live to see its end
             with (folder / "log.txt").open("a") as log:
                 # A session of its own: stopped together with its environments. It holds the lock as long as it lives.
                 process = subprocess.Popen(
@@ -69,10 +73,8 @@ class RecipeRunner:
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = failed = os.waitstatus_to_exitcode(status)
             self.processes.discard(process)
-            path = folder / "attempts.json"
-            attempts = json.loads(path.read_text()) if path.exists() else []
-            attempts.append({"started": round(started), "commit": commit, "exit": failed})
-            attempts[-1] |= {"seconds": round(time.time() - started, 1), "load": round(os.getloadavg()[1], 1)}
+            attempts[-1] |= {"exit": failed, "seconds": round(time.time() - started, 1)}
+            attempts[-1]["load"] = round(os.getloadavg()[1], 1)
             attempts[-1]["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 1)  # with its environments
             write_json(path, attempts)
             if self.stopping.is_set() and failed:
@@ -81,6 +83,12 @@ class RecipeRunner:
                 last = "\n".join((folder / "log.txt").read_text(errors="replace").splitlines()[-8:])
                 raise RuntimeError(f"{' '.join(command)}: exit code {failed}, see {folder}/log.txt\n{last}")
         return attempts
+
+    def stop_on_signals(self) -> None:
+        """Ctrl-C, SIGTERM and a closed terminal stop the runs, too."""
+        for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(kind) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(kind, self.stop)
 
     def stop(self, *_) -> None:
         """End what runs, start nothing more."""

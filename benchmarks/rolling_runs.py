@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from pathlib import Path
 from statistics import mean
@@ -98,8 +97,7 @@ def main() -> int:
     if not args.report and args.work is None:
         parser.error("--work is missing: name a folder for checkpoints")
     runner = RecipeRunner()
-    for kind in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(kind, runner.stop)
+    runner.stop_on_signals()
     for seed in [] if args.report else args.seeds:
         for arm, flags in ARMS.items():
             path = RESULTS / "runs" / f"{arm}-seed{seed}.json"

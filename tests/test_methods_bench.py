@@ -182,7 +182,7 @@ def test_what_is_complete_is_not_played_again(tmp_path, monkeypatch):
         return True
 
     monkeypatch.setattr(bench.Runner, "play", play)
-    monkeypatch.setattr(bench.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     args = bench.argparse.Namespace(
         results=tmp_path,
         work=tmp_path / "work",

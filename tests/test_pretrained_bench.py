@@ -7,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import pretrained as bench
+import pytest
 
 
 def run(method, seed, success, panel):
@@ -27,6 +28,46 @@ def test_table(tmp_path):
     assert "| g2po | 0 | 25.0 ± 4.4 | 50.0 ± 5.1 | 75.0 ± 4.4 | 25.0 | 50.0 | 2.0 |" in text
     assert "| grpo | 1 | 25.0 ± 4.4 | 25.0 ± 4.4 | 31.2 ± 4.7 | 25.0 | 25.0 | 2.0 |" in text
     assert (tmp_path / "table.md").read_text() == text and (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_the_last_panel_is_played_twice_and_midway_is_midway(tmp_path):
+    played = run("g2po", 0, [0.25] * 10, (0.25, 0.5, 0.75))
+    played["panel"] = [{**played["panel"][0], "step": s, "success_rate": r} for s, r in zip((0, 13, 25, 25), RATES)]
+    (tmp_path / "g2po-seed0.json").write_text(json.dumps(played))
+    assert "| g2po | 0 | 10.0 ± 3.1 | 20.0 ± 4.1 | n/a |" in bench.report(tmp_path)
+
+
+RATES = (0.1, 0.2, 0.9, None)
+
+
+def test_another_command_is_not_taken_for_the_same(tmp_path):
+    """Neither a complete run of it nor one under way."""
+
+    def runner(*flags):
+        return bench.Runner(tmp_path / "results", tmp_path / "work", 25, flags=flags)
+
+    for folder, field in (("results", "--results"), ("work", "--work")):
+        path = tmp_path / folder / ("g2po-seed0.json" if folder == "results" else "g2po-seed0/command.json")
+        assert not runner().is_complete("g2po", 0)
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"command": runner().command("g2po", 0)}))
+        assert runner().is_complete("g2po", 0) == (folder == "results")
+        with pytest.raises(ValueError, match=f"g2po-seed0.* is of another command, .*: choose another {field}"):
+            runner("--learning_rate", "3e-5").is_complete("g2po", 0)
+        path.unlink()
+    with pytest.raises(ValueError, match="results', where no run is complete: train first"):
+        runner().official(tmp_path)
+
+
+def test_an_attempt_is_known_before_its_end(tmp_path):
+    """Also if this process does not live to see it."""
+    seen, recipe = tmp_path / "seen.json", tmp_path / "recipe.py"
+    recipe.write_text(f"import shutil, sys\nshutil.copy(sys.argv[-1] + '/attempts.json', {str(seen)!r})\n")
+    runner = bench.Runner(tmp_path, tmp_path, 25)
+    attempts = runner.run(tmp_path / "run", [str(recipe)], "abc", resume=False)
+    (begun,) = json.loads(seen.read_text())
+    assert (begun["commit"], begun["exit"]) == ("abc", None) and attempts[0]["exit"] == 0 < attempts[0]["seconds"]
+    assert len(runner.run(tmp_path / "run", [str(recipe)], "abc", resume=False)) == 2
 
 
 def test_official_games(tmp_path):
