@@ -164,7 +164,9 @@ def run_recipe(
             print(f"\n{_how_to_go_on(trainer)}", file=sys.stderr)
         raise SystemExit(130) from None
     if report_dataset is None:
-        trainer.evaluate()
+        state = trainer.state
+        if not any("eval_success_rate" in entry and entry["step"] == state.global_step for entry in state.log_history):
+            trainer.evaluate()  # unless `eval_strategy` did, after the last step
     else:
         trainer.evaluate(report_dataset, metric_key_prefix=REPORT)
 

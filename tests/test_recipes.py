@@ -12,6 +12,7 @@ import yaml
 
 pytest.importorskip("alfworld")
 
+from letter_trainer import TASKS
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from g2po_trl import G2POConfig
@@ -89,7 +90,6 @@ def load_panel(evaluation):
 
 
 def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_path, capsys):
-    from letter_trainer import TASKS
 
     best = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1}
     trainer = make_trainer(
@@ -103,6 +103,15 @@ def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_
     assert "Held-out tasks, 4 episodes" in capsys.readouterr().out
     card = (tmp_path / "out" / "README.md").read_text()
     assert "4 episodes of a fixed panel" in card and "chosen on another panel" in card
+
+
+@pytest.mark.parametrize(("eval_steps", "steps"), [(1, [1, 2]), (3, [2])])
+def test_the_last_weights_are_evaluated_once(make_trainer, eval_steps, steps):
+    trainer = make_trainer(
+        max_steps=2, eval_strategy="steps", eval_steps=eval_steps, eval_dataset=TASKS.select(range(3))
+    )
+    run_recipe(trainer, None, {})
+    assert [entry["step"] for entry in trainer.folder.evaluations] == steps
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-1.5b-lora.yaml", "qwen2.5-7b-lora.yaml"])

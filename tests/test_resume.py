@@ -196,6 +196,12 @@ def test_a_run_on_other_tasks_is_not_continued(make_trainer, tmp_path):
         make_trainer(dataset=other, max_steps=2, save_strategy="steps").train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="seed was 0 and is 1"):
         make_trainer(seed=1, max_steps=2, save_strategy="steps").train(resume_from_checkpoint="latest")
+    with pytest.raises(
+        ValueError, match=r"learning_rate was .* and is 0.5; advantage_estimator was 'g2po' and is 'grpo'"
+    ):
+        make_trainer(learning_rate=0.5, advantage_estimator="grpo", max_steps=2, save_strategy="steps").train(
+            resume_from_checkpoint="latest"
+        )
     assert (tmp_path / "out" / "checkpoint-1").is_dir()
     for path in (tmp_path / "out" / "checkpoint-1").glob("rng_state*.pth"):  # as save_only_model leaves it
         path.unlink()

@@ -178,7 +178,11 @@ def describe_run(
 
 
 def identity_of(args: G2POConfig, tasks_hash: str) -> dict[str, Any]:
-    """What must be the same for a run to be continued."""
-    names = ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
+    """What must be the same for a run to be continued.
+
+    The learning rate too: a checkpoint brings its schedule, and transformers would go on with that.
+    """
+    names = ("learning_rate", "advantage_estimator")
+    names += ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
     names += ("gradient_accumulation_steps", "shuffle_dataset", "rollouts_ahead")
     return {name: getattr(args, name) for name in names} | {"training tasks (hash)": tasks_hash}
