@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def percent(rates: Sequence[float | None]) -> str:
+    """Their mean; a rate is `None` where every episode ended in an error."""
+    known = [rate for rate in rates if rate is not None]
+    if known:
+        return f"{100 * sum(known) / len(known):.1f}"
+    return "n/a" if rates else ""
 
 
 def table(content: Mapping[str, Any]) -> str:
@@ -50,12 +58,10 @@ def table(content: Mapping[str, Any]) -> str:
             "|---|---|---|---|---|---|---|",
         ]
     for name, found in runs.items():
-        panel = [f"{100 * line['panel']:.1f}" for line in found if "panel" in line]
+        panels = [line["panel"] for line in found if "panel" in line]
         steps = [line for line in found if "success_rate" in line]
-        cells = [panel[0] if panel else "", panel[-1] if len(panel) > 1 else ""]
-        for some in (steps[:3], steps[-3:]):
-            rates = [line["success_rate"] for line in some if line["success_rate"] is not None]
-            cells.append(f"{100 * sum(rates) / len(rates):.1f}" if rates else "")
+        rates = [line["success_rate"] for line in steps]
+        cells = [percent(some) for some in (panels[:1], panels[1:][-1:], rates[:3], rates[-3:])]
         each = [sum(line.get(phase) or 0 for phase in ("rollout", "logps", "update")) for line in steps]
         cells.append(f"{sum(each) / len(each):.1f}" if each else "")
         lines.append(f"| {name} | {len(steps)} | {' | '.join(cells)} |")

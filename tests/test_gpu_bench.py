@@ -105,6 +105,13 @@ def test_table():
     assert gpu_table.table({"machine": {"error": ["no torch"]}, "minutes": 1, "shrink": True, "parts": {}})
 
 
+def test_a_rate_of_no_episode_is_not_a_number():
+    """All of the panel's and of the first iterations' ended in errors."""
+    found = [{"panel": None}, *({"success_rate": rate} for rate in (None, None, None, 0.5)), {"panel": 0.25}]
+    content = {"machine": {}, "minutes": 1, "shrink": True, "parts": {"g2po-seed0": {"findings": found, "exit": 0}}}
+    assert "| g2po-seed0 | 4 | n/a | 25.0 | n/a | 50.0 | 0.0 |" in gpu_table.table(content).splitlines()
+
+
 @pytest.fixture(scope="module")
 def gpu_work():
     import gpu_work
