@@ -204,7 +204,7 @@ def lay_paths(work: Path, wheels: Path | None) -> dict[str, str]:
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
         subprocess.run([*install, "--upgrade", "--target", str(target), *files], check=True)
         paths.append(target)
-        found |= {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels.absolute())}
+        found |= {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
     before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return {**found, "PYTHONPATH": os.pathsep.join([*map(str, paths), *before])}
 
@@ -282,36 +282,49 @@ class Learning:
         return [sys.executable, script, "--findings", str(findings), "--seconds", f"{seconds:.0f}", *flags]
 
 
-def main() -> None:
-    begun = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what runs, as Ctrl-C does
+def absolute_path(text: str) -> Path:
+    """As the user means it: the parts run elsewhere."""
+    return Path(text).expanduser().absolute()
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="results.json, table.md and a log of each part")
+    parser.add_argument(
+        "--output", type=absolute_path, required=True, help="results.json, table.md and a log of each part"
+    )
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything; default: 9")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    parser.add_argument("--wheels", type=Path, help="folder of wheels that are not installed here")
-    parser.add_argument("--start", type=Path, help="folder of a taught model, as `g2po teach alfworld` makes it")
+    parser.add_argument("--wheels", type=absolute_path, help="folder of wheels that are not installed here")
     parser.add_argument(
-        "--model", type=Path, help="folder of the model that is taught; default: SmolLM2-135M, fetched"
+        "--start", type=absolute_path, help="folder of a taught model, as `g2po teach alfworld` makes it"
+    )
+    parser.add_argument(
+        "--model", type=absolute_path, help="folder of the model that is taught; default: SmolLM2-135M, fetched"
     )
     parser.add_argument("--methods", nargs="+", choices=["g2po", "grpo"], default=["g2po", "grpo"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="runs of each method")
     parser.add_argument("--turns", type=int, default=6, help="of an episode in the phases; the paper's have up to 50")
     parser.add_argument("--vllm", action="store_true", help="rollouts by vLLM, which must be installed")
-    parser.add_argument("--work", type=Path, help="folder for models and runs; default: a temporary one")
-    parser.add_argument("--cache_dir", type=Path, help="folder of generated games and SmolLM2; default: in --work")
+    parser.add_argument("--work", type=absolute_path, help="folder for models and runs; default: a temporary one")
+    parser.add_argument(
+        "--cache_dir", type=absolute_path, help="folder of generated games and SmolLM2; default: in --work"
+    )
     parser.add_argument("--shrink", action="store_true", help="everything tiny, to see that it runs")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     for name in ("start", "model", "wheels"):
-        folder = getattr(args, name)
-        if folder is not None and not folder.is_dir():
-            parser.error(f"--{name} is {str(folder)!r}, which is no folder: name one, or leave it out")
-        setattr(args, name, folder and folder.absolute())
-    args.output = args.output.expanduser().absolute()
+        path = getattr(args, name)
+        if path is not None and not path.is_dir():
+            parser.error(f"--{name} is {str(path)!r}, which is no folder: name one, or leave it out")
+    return args
+
+
+def main() -> None:
+    begun = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what runs, as Ctrl-C does
+    args = arguments()
     args.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
-        work = (args.work or Path(scratch)).expanduser().absolute()
-        report = play(args, work, begun)
+        report = play(args, args.work or Path(scratch), begun)
     text = table(report.content)
     (args.output / "table.md").write_text(text)
     print(f"\n{text}\n{report.path}")

@@ -21,6 +21,19 @@ def test_parts_take_no_more_than_there_is():
     assert gpu.plan(9, ["learning"])["learning"] > 500 and gpu.limit_of("tests", -5.0) == 0.0
 
 
+def test_folders_are_where_the_user_stands(tmp_path, monkeypatch):
+    """The parts run in the checkout."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("models", "wheels"):
+        (tmp_path / name).mkdir()
+    args = gpu.arguments(
+        "--output out --work work --cache_dir ~/cache --model models --start models --wheels wheels".split()
+    )
+    found = [args.output, args.work, args.cache_dir, args.model, args.start, args.wheels]
+    assert found == [tmp_path / name for name in ("out", "work", "home/cache", "models", "models", "wheels")]
+
+
 def jobs_of(tmp_path, seconds=20.0, **programs):
     return [gpu.Job(name, [sys.executable, "-Sc", code], tmp_path, seconds) for name, code in programs.items()]
 
