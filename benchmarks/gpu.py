@@ -248,12 +248,12 @@ class Learning:
 
     def teach(self) -> list[str]:
         flags = ["--output_dir", str(self.work / "start"), "--cache_dir", str(self.cache), "--disable_tqdm", "true"]
-        flags += ["--exam_steps", "96"]  # one exam, at the end: on a GPU it takes longer than the lessons
-        if self.args.model:
-            flags += ["--model_name_or_path", str(self.args.model)]
+        flags += ["--exam_steps", str(sys.maxsize)]  # one exam, at the end: on a GPU it takes longer than the lessons
         if self.args.shrink:
-            flags += ["--num_games", "16", "--num_demonstrations", "16", "--num_exam_tasks", "4"]
-            flags += ["--max_turns", "2", "--model_name_or_path", TINY]
+            flags += ["--num_games", "16", "--num_demonstrations", "16", "--num_exam_tasks", "4", "--max_turns", "2"]
+        model = self.args.model or (TINY if self.args.shrink else None)
+        if model:
+            flags += ["--model_name_or_path", str(model)]
         return [sys.executable, str(ROOT / "recipes/teach_alfworld.py"), *flags]
 
     def start(self) -> Path | None:

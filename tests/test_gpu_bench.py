@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -32,6 +33,30 @@ def test_folders_are_where_the_user_stands(tmp_path, monkeypatch):
     )
     found = [args.output, args.work, args.cache_dir, args.model, args.start, args.wheels]
     assert found == [tmp_path / name for name in ("out", "work", "home/cache", "models", "models", "wheels")]
+
+
+def flags_of(tmp_path, *words):
+    """Of the lessons' command, by name."""
+    args = gpu.arguments(["--output", str(tmp_path), *words])
+    command = gpu.Learning(args, tmp_path).teach()[2:]
+    assert all(name.startswith("--") for name in command[::2]) and len(set(command[::2])) == len(command) / 2
+    return dict(zip(command[::2], command[1::2], strict=True))
+
+
+@pytest.mark.parametrize("words", [[], ["--shrink"]])
+def test_lessons_end_with_the_only_exam(tmp_path, words):
+    recipe = yaml.safe_load((ROOT / "recipes/teach/alfworld.yaml").read_text())
+    steps = recipe["num_demonstrations"] * recipe["num_train_epochs"] / recipe["per_device_train_batch_size"]
+    assert int(flags_of(tmp_path, *words)["--exam_steps"]) >= steps
+
+
+def test_the_model_that_is_named_is_taught(tmp_path):
+    named = ["--model", str(tmp_path)]
+    models = [
+        flags_of(tmp_path, *words).get("--model_name_or_path")
+        for words in ([], ["--shrink"], named, ["--shrink", *named])
+    ]
+    assert models == [None, gpu.TINY, str(tmp_path), str(tmp_path)]
 
 
 def jobs_of(tmp_path, seconds=20.0, **programs):
