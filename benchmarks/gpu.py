@@ -234,6 +234,7 @@ class Learning:
     def __init__(self, args: argparse.Namespace, work: Path):
         self.args, self.work = args, work
         self.cache = args.cache_dir or work / "cache"
+        self.taught = work / "start" / "teaching.json"  # the last file that teaching writes
         self.sizes = {"train": 16 if args.shrink else 320, "held-out": 8 if args.shrink else 96}
 
     def prepare(self) -> list[str]:
@@ -247,7 +248,7 @@ class Learning:
         return [sys.executable, "-c", code]
 
     def teach(self) -> list[str]:
-        flags = ["--output_dir", str(self.work / "start"), "--cache_dir", str(self.cache), "--disable_tqdm", "true"]
+        flags = ["--output_dir", str(self.taught.parent), "--cache_dir", str(self.cache), "--disable_tqdm", "true"]
         flags += ["--exam_steps", str(sys.maxsize)]  # one exam, at the end: on a GPU it takes longer than the lessons
         if self.args.shrink:
             flags += ["--num_games", "16", "--num_demonstrations", "16", "--num_exam_tasks", "4", "--max_turns", "2"]
@@ -258,8 +259,7 @@ class Learning:
 
     def start(self) -> Path | None:
         """The taught model; `None`: there is none, and the tiny model plays."""
-        folder = self.args.start or self.work / "start"
-        return folder if (folder / "config.json").is_file() else None
+        return self.args.start or (self.taught.parent if self.taught.is_file() else None)
 
     def run(self, method: str, seed: int, start: Path | None, seconds: float) -> list[str]:
         name = "smollm2-135m" if start else "tiny"
@@ -315,6 +315,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         path = getattr(args, name)
         if path is not None and not path.is_dir():
             parser.error(f"--{name} is {str(path)!r}, which is no folder: name one, or leave it out")
+    if args.start and not (args.start / "config.json").is_file():
+        parser.error(f"--start is {str(args.start)!r}, which holds no model: name a folder with its config.json")
     return args
 
 
@@ -374,6 +376,7 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
             time.sleep(0.5)
         report.write()
         if "teach" in args.parts and not args.start:
+            learning.taught.unlink(missing_ok=True)  # of an earlier run
             run([job("teach", learning.teach(), limit_of("teach", left()))], report)
         if "learning" in args.parts:
             start = learning.start()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def test_folders_are_where_the_user_stands(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("models", "wheels"):
         (tmp_path / name).mkdir()
+    (tmp_path / "models/config.json").touch()
     args = gpu.arguments(
         "--output out --work work --cache_dir ~/cache --model models --start models --wheels wheels".split()
     )
@@ -57,6 +59,46 @@ def test_the_model_that_is_named_is_taught(tmp_path):
         for words in ([], ["--shrink"], named, ["--shrink", *named])
     ]
     assert models == [None, gpu.TINY, str(tmp_path), str(tmp_path)]
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Run the last parts, lessons and runs being these programs; what was played, and the starts that runs got."""
+    starts = []
+
+    def played(teach, learn="", words=()):
+        def learning_run(self, method, seed, start, seconds):
+            starts.append(start)
+            return [sys.executable, "-Sc", learn]
+
+        monkeypatch.setattr(gpu, "machine", lambda environment: {})
+        monkeypatch.setattr(gpu.Learning, "prepare", lambda self: [sys.executable, "-Sc", ""])
+        monkeypatch.setattr(gpu.Learning, "teach", lambda self: [sys.executable, "-Sc", teach])
+        monkeypatch.setattr(gpu.Learning, "run", learning_run)
+        flags = ["--output", tmp_path / "out", "--work", tmp_path / "work", "--methods", "g2po"]
+        args = gpu.arguments([*map(str, flags), "--parts", "teach", "learning", *map(str, words)])
+        args.output.mkdir(exist_ok=True)
+        return gpu.play(args, args.work, time.monotonic()).content
+
+    played.starts = starts
+    return played
+
+
+def test_a_start_is_one_that_was_saved_whole(tmp_path, play):
+    """Not what lessons that were killed have left, nor an earlier run's."""
+    folder = tmp_path / "work/start"
+    save = f"from pathlib import Path; folder = Path({str(folder)!r}); folder.mkdir(parents=True, exist_ok=True); "
+    save += "(folder / 'config.json').touch(); "
+    found = [play(save + end)["start"] for end in ("1 / 0", "(folder / 'teaching.json').touch()", "1 / 0")]
+    assert play.starts == [None, folder, None] and [start == "taught" for start in found] == [False, True, False]
+
+
+def test_a_start_that_is_named_is_taken(tmp_path, play, capsys):
+    with pytest.raises(SystemExit):
+        play("1 / 0", words=["--start", tmp_path])
+    assert f"--start is {str(tmp_path)!r}, which holds no model" in capsys.readouterr().err
+    (tmp_path / "config.json").touch()
+    assert "teach" not in play("1 / 0", words=["--start", tmp_path])["parts"] and play.starts == [tmp_path]
 
 
 def jobs_of(tmp_path, seconds=20.0, **programs):
