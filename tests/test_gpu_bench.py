@@ -101,6 +101,38 @@ def test_a_start_that_is_named_is_taken(tmp_path, play, capsys):
     assert "teach" not in play("1 / 0", words=["--start", tmp_path])["parts"] and play.starts == [tmp_path]
 
 
+def test_the_exit_status_names_what_failed():
+    parts = {
+        "well": {"exit": 0, "findings": [{"outcome": "passed"}, {"outcome": "skipped"}, {"error": "out of memory"}]},
+        "out of time": {"exit": -9, "timed_out": True, "findings": [{"outcome": "passed"}]},
+        "out of time after a failure": {"exit": -9, "timed_out": True, "findings": [{"outcome": "failed"}]},
+        "test failed": {"exit": 1, "findings": [{"outcome": "failed"}]},
+        "crashed": {"exit": -9, "findings": []},
+    }
+    assert gpu.failed(parts) == ["out of time after a failure", "test failed", "crashed"]
+    assert gpu.failed({}) == []
+
+
+@pytest.mark.parametrize("exits", [0, 3])
+def test_a_part_that_fails_is_told_after_the_table(tmp_path, monkeypatch, capsys, exits):
+    job = gpu.Job("teach", [sys.executable, "-Sc", f"raise SystemExit({exits})"], tmp_path, 20.0)
+
+    def play(args, work, begun):
+        report = gpu.Report(tmp_path / "results.json", {"machine": {}, "minutes": 9, "shrink": False, "parts": {}})
+        gpu.run([job], report, wait=0.02)
+        return report
+
+    monkeypatch.setattr(gpu, "play", play)
+    monkeypatch.setattr(gpu.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--output", str(tmp_path)])
+    if exits:
+        with pytest.raises(SystemExit, match=f"failed: teach; see teach.log in {tmp_path}"):
+            gpu.main()
+    else:
+        gpu.main()
+    assert f"| exit code {exits} |" in (tmp_path / "table.md").read_text()
+
+
 def jobs_of(tmp_path, seconds=20.0, **programs):
     return [gpu.Job(name, [sys.executable, "-Sc", code], tmp_path, seconds) for name, code in programs.items()]
 
