@@ -30,9 +30,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import stdev
 
 from recipe_runs import ROOT, Busy, RecipeRunner, code
 
+from g2po_trl import read_jsonl
 from g2po_trl.json_text import write_json
 
 METHODS = {
@@ -152,6 +154,10 @@ def collected(folder: Path) -> dict:
     evaluations = [json.loads(line) for line in (folder / "evaluations.jsonl").open()]
     kept = ("step", "episodes", "success_rate", "success_rate_by_type", "turns", "valid_action_ratio", "error_rate")
 
+    def won(step: int) -> str:
+        played = read_jsonl(folder / "trajectories" / f"eval-{step:06d}.jsonl")
+        return "".join(str(int(t.success)) for t in sorted(played, key=lambda t: t.task_id))
+
     def curve(metric: str) -> list[float | None]:
         return [entry.get(metric) and float(f"{entry[metric]:.5g}") for entry in iterations]
 
@@ -161,7 +167,7 @@ def collected(folder: Path) -> dict:
             **{f"time/{name}": curve(f"time/{name}") for name in PHASES},
             "grad_norm": curve("grad_norm"),
         },
-        "panel": [{name: entry[name] for name in kept} for entry in evaluations],
+        "panel": [{**{name: entry[name] for name in kept}, "won": won(entry["step"])} for entry in evaluations],
         "versions": {package: version(package) for package in VERSIONS},
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
     }
@@ -175,10 +181,11 @@ def report(results: Path) -> str:
     if not runs:
         return "No run yet."
     lines = [
-        "Held-out success in percent ± its standard error (96 games, one episode each), and success of training.",
+        "Held-out success in percent ± its standard error (96 games, one episode each); what training changed, game "
+        "by game with the same random numbers; and success of training.",
         "",
-        "| method | seed | before | midway | after | training, first five | last five | hours |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | seed | before | midway | after | after − before | training, first five | last five | hours |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for run in runs:
         success = run["training"]["success_rate"]
@@ -186,6 +193,7 @@ def report(results: Path) -> str:
         steps = sorted(panel)
         shown = (panel[steps[0]], panel[min(steps, key=lambda step: abs(step - steps[-1] / 2))], panel[steps[-1]])
         cells = [_with_error(one["success_rate"], one["episodes"]) for one in shown]
+        cells.append(_change(shown[0]["won"], shown[-1]["won"]))
         hours = sum(attempt["seconds"] for attempt in run["attempts"]) / 3600
         parts = [f"{100 * _mean(part):.1f}" for part in (success[:5], success[-5:])]
         lines.append(f"| {' | '.join([run['method'], str(run['seed']), *cells, *parts, f'{hours:.1f}'])} |")
@@ -202,6 +210,12 @@ def report(results: Path) -> str:
     text = "\n".join([*lines, *([""] if official else []), *official]) + "\n"
     (results / "table.md").write_text(text)
     return text
+
+
+def _change(before: str, after: str) -> str:
+    """Of the games' results, 0 or 1 each in the same order: the mean difference, in percent."""
+    values = [100 * (int(a) - int(b)) for b, a in zip(before, after, strict=True)]
+    return f"{_mean(values):+.1f} ± {stdev(values) / math.sqrt(len(values)):.1f}"
 
 
 def _official(played: dict) -> str:

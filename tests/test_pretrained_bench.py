@@ -9,9 +9,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import pretrained as bench
 import pytest
 
+from g2po_trl import Trajectory, write_jsonl
+
 
 def run(method, seed, success, panel):
-    rates = [{"step": step, "episodes": 96, "success_rate": rate} for step, rate in zip((0, 5, 10), panel)]
+    rates = [
+        {"step": step, "episodes": 96, "success_rate": rate, "won": "1" * int(96 * rate) + "0" * int(96 * (1 - rate))}
+        for step, rate in zip((0, 5, 10), panel)
+    ]
     attempts = [{"seconds": 1800.0}, {"seconds": 5400.0}]
     training = {"success_rate": success}
     return {"method": method, "seed": seed, "training": training, "panel": rates, "attempts": attempts}
@@ -25,8 +30,8 @@ def test_table(tmp_path):
     for one in runs:
         (tmp_path / f"{bench.name_of(one['method'], one['seed'])}.json").write_text(json.dumps(one))
     text = bench.report(tmp_path)
-    assert "| g2po | 0 | 25.0 ± 4.4 | 50.0 ± 5.1 | 75.0 ± 4.4 | 25.0 | 50.0 | 2.0 |" in text
-    assert "| grpo | 1 | 25.0 ± 4.4 | 25.0 ± 4.4 | 31.2 ± 4.7 | 25.0 | 25.0 | 2.0 |" in text
+    assert "| g2po | 0 | 25.0 ± 4.4 | 50.0 ± 5.1 | 75.0 ± 4.4 | +50.0 ± 5.1 | 25.0 | 50.0 | 2.0 |" in text
+    assert "| grpo | 1 | 25.0 ± 4.4 | 25.0 ± 4.4 | 31.2 ± 4.7 | +6.2 ± 2.5 | 25.0 | 25.0 | 2.0 |" in text
     assert (tmp_path / "table.md").read_text() == text and (tmp_path / "curves.png").stat().st_size > 1000
 
 
@@ -66,7 +71,7 @@ def test_an_attempt_is_known_before_its_end(tmp_path):
     runner = bench.Runner(tmp_path, tmp_path, 25)
     attempts = runner.run(tmp_path / "run", [str(recipe)], "abc", resume=False)
     (begun,) = json.loads(seen.read_text())
-    assert (begun["commit"], begun["exit"]) == ("abc", None) and attempts[0]["exit"] == 0 < attempts[0]["seconds"]
+    assert (begun["commit"], begun["exit"]) == ("abc", None) and attempts[0]["exit"] == 0
     assert len(runner.run(tmp_path / "run", [str(recipe)], "abc", resume=False)) == 2
 
 
@@ -95,7 +100,9 @@ def test_what_is_kept_of_a_run(tmp_path):
     entry = {"step": 0, "episodes": 4, "success_rate": 0.5, "success_rate_by_type": {}, "turns": 3.0}
     entry |= {"valid_action_ratio": 1.0, "error_rate": 0.0, "panel": "not kept"}
     (tmp_path / "evaluations.jsonl").write_text(json.dumps(entry) + "\n")
+    played = [Trajectory(task, [], 10.0 * (task in "bd"), "success" if task in "bd" else "failure") for task in "dcba"]
+    write_jsonl(tmp_path / "trajectories/eval-000000.jsonl", played)
     kept = bench.collected(tmp_path)
     assert kept["training"]["success_rate"] == [0.12346, 0.25] and kept["training"]["turns"] == [9.0, None]
     assert kept["training"]["time/rollout"] == [2.0, 3.0] and kept["training"]["grad_norm"] == [None, 1.0]
-    assert kept["panel"] == [{name: value for name, value in entry.items() if name != "panel"}]
+    assert kept["panel"] == [{**{name: value for name, value in entry.items() if name != "panel"}, "won": "0101"}]
