@@ -11,7 +11,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from g2po_envs.smollm2 import smollm2_path
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl.environments.pool import EnvironmentPool
 from g2po_trl.json_text import write_json
+from g2po_trl.recipe import parse_arguments
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.generation import TransformersEngine, ends_of_turn
 from g2po_trl.rollout.player import Player
@@ -232,6 +233,26 @@ class TeachingArguments:
             self.target_success,
             self.exam_steps,
         )
+
+
+def parse_teaching_arguments(
+    script_type: type[TeachingArguments], default_config: Path, prompts: Collection[str]
+) -> tuple[TeachingArguments, SFTConfig, ModelConfig]:
+    """Command line and YAML of a recipe that teaches.
+
+    Args:
+        prompts: those that `prompt` may name.
+
+    Raises:
+        SystemExit: after `--help`, and for what is not known or has no such value.
+    """
+    try:
+        script_args, args, model_args = parse_arguments((script_type, SFTConfig, ModelConfig), default_config)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    if script_args.prompt not in prompts:
+        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(prompts)}")
+    return script_args, args, model_args
 
 
 def model_to_teach(

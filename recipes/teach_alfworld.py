@@ -17,12 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from trl import ModelConfig, SFTConfig
-
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
-from g2po_envs.teaching import TeachingArguments, model_to_teach, run_teaching
-from g2po_trl.recipe import parse_arguments
+from g2po_envs.teaching import TeachingArguments, model_to_teach, parse_teaching_arguments, run_teaching
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -40,13 +37,7 @@ class ScriptArguments(TeachingArguments):
 
 
 def main() -> None:
-    types = (ScriptArguments, SFTConfig, ModelConfig)
-    try:
-        script_args, args, model_args = parse_arguments(types, DEFAULT_CONFIG)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    if script_args.prompt not in PROMPTS:
-        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
+    script_args, args, model_args = parse_teaching_arguments(ScriptArguments, DEFAULT_CONFIG, PROMPTS)
     root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
     folder, number = root / f"train-{script_args.num_games}", script_args.num_games
     try:

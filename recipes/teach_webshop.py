@@ -17,14 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from trl import ModelConfig, SFTConfig
-
-from g2po_envs.teaching import TeachingArguments, model_to_teach, run_teaching
+from g2po_envs.teaching import TeachingArguments, model_to_teach, parse_teaching_arguments, run_teaching
 from g2po_envs.webshop.demonstrations import demonstrate
 from g2po_envs.webshop.environment import WebshopEnvironment
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
-from g2po_trl.recipe import parse_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
@@ -37,13 +34,7 @@ class ScriptArguments(TeachingArguments):
 
 
 def main() -> None:
-    types = (ScriptArguments, SFTConfig, ModelConfig)
-    try:
-        script_args, args, model_args = parse_arguments(types, DEFAULT_CONFIG)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    if script_args.prompt not in PROMPTS:
-        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
+    script_args, args, model_args = parse_teaching_arguments(ScriptArguments, DEFAULT_CONFIG, PROMPTS)
     try:
         to_teach = model_to_teach(script_args, args, model_args)
         source = ShopSource(seed=script_args.shop_seed)
