@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
+from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from g2po_envs.lessons import as_dataset, check_lessons
@@ -117,6 +118,7 @@ class ExamCallback(TrainerCallback):
         self.started, known = time.perf_counter(), Path(args.output_dir, "exams", "results.json")
         if state.global_step and known.is_file():
             self.results = [one for one in json.loads(known.read_text()) if one["step"] <= state.global_step]
+            self.started -= self.results[-1]["seconds"] if self.results else 0.0
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         last = state.global_step >= state.max_steps
@@ -128,12 +130,13 @@ class ExamCallback(TrainerCallback):
         took = time.perf_counter() - began
         samples = state.global_step * self.samples_per_step
         samples = samples if self.num_samples is None else min(samples, self.num_samples)
-        self.results.append({"step": state.global_step, "samples": samples, **summary})
+        elapsed = time.perf_counter() - self.started
+        self.results.append({"step": state.global_step, "samples": samples, "seconds": round(elapsed, 1), **summary})
         write_json(Path(args.output_dir, "exams", "results.json"), self.results, indent=1)
         print(
             f"step {state.global_step:>4} | {samples} samples | success {summary['success_rate']:.1%} of "
             f"{summary['episodes']} games | well-formed {summary['valid_action_ratio']:.1%} | "
-            f"turns {summary['turns']:.1f} | exam {took:.0f} s | elapsed {time.perf_counter() - self.started:.0f} s",
+            f"turns {summary['turns']:.1f} | exam {took:.0f} s | elapsed {elapsed:.0f} s",
             flush=True,
         )
         if failed := summary["error_rate"] + summary["lost_rate"]:
@@ -295,7 +298,7 @@ def run_teaching(
     Raises:
         ValueError: when there are fewer than `num_demonstrations`, or the model's template does not suit.
     """
-    started, (name, tokenizer) = time.perf_counter(), to_teach
+    name, tokenizer = to_teach
     if len(shown) < script_args.num_demonstrations:
         raise ValueError(
             f"num_demonstrations is {script_args.num_demonstrations}, and the training tasks give {len(shown)}: "
@@ -317,13 +320,14 @@ def run_teaching(
         "attn_implementation": model_args.attn_implementation,
         **(args.model_init_kwargs or {}),
     }
+    disable_progress_bar()  # of each file transformers writes
     model, results = teach(name, args, lessons, exam, tokenizer, get_peft_config(model_args), checkpoint)
     if args.bf16:  # what passed through it was; vLLM then runs in bfloat16, too
         model = model.to(torch.bfloat16)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
-    last, seconds = results[-1], time.perf_counter() - started
-    about = {"model": model_args.model_name_or_path or SMOLLM2, "seed": args.seed, "seconds": round(seconds, 1)}
+    last = results[-1]
+    about = {"model": model_args.model_name_or_path or SMOLLM2, "seed": args.seed, "seconds": last["seconds"]}
     source = Path(name, "source.json")  # where SmolLM2's weights are from
     about |= {"source": json.loads(source.read_text())} if source.is_file() else {}
     write_json(output / "teaching.json", {**about, "exams": results}, indent=1)
@@ -331,6 +335,6 @@ def run_teaching(
         shutil.rmtree(left)
     reached = "reached" if last["success_rate"] >= exam.target else "not reached"
     print(
-        f"{last['samples']} samples, {seconds:.0f} s, success {last['success_rate']:.1%}: target of {exam.target:.0%} "
-        f"{reached}. The model is in {args.output_dir}"
+        f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}: target of "
+        f"{exam.target:.0%} {reached}. The model is in {args.output_dir}"
     )
