@@ -1,6 +1,7 @@
 """Which layout a run takes, when it is looked at again, and what that look costs."""
 
 import logging
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
 from g2po_trl.parts import make_update
-from g2po_trl.update import attention
+from g2po_trl.update import attention, layout
 from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.packing import RowLength, _only, lay_out, make_packs
 
@@ -83,6 +84,20 @@ def test_one_token_that_does_not_see_all_is_found(make_family_trainer, bf16):
         ends[:place][ends[:place] > place] = place  # the last scored token of each packed row sees itself alone
     trainer.update.layout.checked_length = 0
     assert not trainer.update.layout_holds(trainer.model, slices)
+
+
+def test_one_measure_of_rounding_does_not_decide(make_family_trainer, monkeypatch):
+    """Where few tokens are uncertain, one change of the last bits may do next to nothing."""
+    trainer = make_family_trainer("Qwen2", bf16=True)
+    slices, _ = trainer.update.cut(batch_of([20] * 100))
+    flipped, tried = layout._last_bits_flipped, []
+
+    def seldom(embeddings, dtype, attempt):
+        tried.append(attempt)
+        return flipped(embeddings, dtype, attempt) if attempt >= 3 else nullcontext()
+
+    monkeypatch.setattr(layout, "_last_bits_flipped", seldom)
+    assert trainer.update.layout_holds(trainer.model, slices) and tried == [0, 1, 2, 3]
 
 
 def test_dropout_is_no_difference(make_trainer):
