@@ -22,7 +22,6 @@ import platform
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -39,7 +38,7 @@ from methods_report import (
     table,
     table_with_one_spread,
 )
-from recipe_runs import ROOT, Busy, RecipeRunner, code
+from recipe_runs import ROOT, Busy, RecipeRunner, code, say
 
 from g2po_trl import read_jsonl
 from g2po_trl.json_text import write_json
@@ -273,38 +272,29 @@ def run_all(args: argparse.Namespace) -> int:
     def worker() -> None:
         while job := next_job():
             setting, method, seed = job
-            print(f"{time.strftime('%H:%M:%S')} {setting}, {method}, seed {seed}", flush=True)
+            say(f"{setting}, {method}, seed {seed}")
             try:
                 if runner.play(*job):
                     run = json.loads(file_of(args.results, *job).read_text())
-                    print(
-                        f"{time.strftime('%H:%M:%S')} {setting}, {method}, seed {seed}: training "
+                    say(
+                        f"{setting}, {method}, seed {seed}: training "
                         f"{100 * sum(run['training']['success']) / len(run['training']['success']):.1f}, held-out "
-                        f"{100 * run['held_out']['success_rate']:.1f} %, {run['seconds']:.0f} s",
-                        flush=True,
+                        f"{100 * run['held_out']['success_rate']:.1f} %, {run['seconds']:.0f} s"
                     )
             except Busy:
-                print(f"{setting}, {method}, seed {seed}: another process is at it", flush=True)
+                say(f"{setting}, {method}, seed {seed}: another process is at it")
             except (RuntimeError, OSError, ValueError, KeyError) as error:
                 # Its flags may not exist yet: its other seeds would fail as well.
                 failed[setting, method] = str(error)
-                print(f"FAILED: {error}", flush=True)
+                say(f"FAILED: {error}")
 
     for run in load(args.results).values():
         if reason := differs(run):
-            print(
+            say(
                 f"kept, though now it would be another run: {run['setting']}, {run['method']}, seed {run['seed']}: "
-                f"{reason}. Delete its file to play it again.",
-                flush=True,
+                f"{reason}. Delete its file to play it again."
             )
-    with ThreadPoolExecutor(args.jobs) as pool:
-        workers = [pool.submit(worker) for _ in range(args.jobs)]
-        while not all(w.done() for w in workers):  # the main thread must be there to take signals
-            time.sleep(0.2)
-    for w in workers:
-        w.result()
-    if runner.stopping.is_set():
-        print("Stopped. The same command goes on from the last iterations.", flush=True)
+    runner.side_by_side(worker, args.jobs)
     return len(failed)
 
 

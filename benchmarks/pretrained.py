@@ -26,13 +26,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import stdev
 
-from recipe_runs import ROOT, Busy, RecipeRunner, code
+from recipe_runs import ROOT, Busy, RecipeRunner, code, say
 
 from g2po_trl import read_jsonl
 from g2po_trl.json_text import write_json
@@ -252,30 +251,20 @@ def run_all(args: argparse.Namespace) -> int:
                 if not jobs or late or runner.stopping.is_set():
                     return
                 job = jobs.pop(0)
-            print(f"{time.strftime('%H:%M:%S')} {job[0]}, seed {job[1]}", flush=True)
+            say(f"{job[0]}, seed {job[1]}")
             try:
                 runner.play(*job)
             except (Busy, RuntimeError, OSError, ValueError) as error:
                 failed.append(job)
-                print(f"FAILED: {error or 'another process is at it'}", flush=True)
+                say(f"FAILED: {error or 'another process is at it'}")
 
-    with ThreadPoolExecutor(args.jobs) as pool:
-        start = pool.submit(runner.start)
-        while not start.done():  # the main thread must be there to take signals
-            time.sleep(0.2)
-        try:
-            if start.result() is None:
-                return 0
-        except (Busy, RuntimeError) as error:
-            print(f"FAILED: {error or 'another process teaches the start'}", flush=True)
-            return 1
-        workers = [pool.submit(worker) for _ in range(args.jobs)]
-        while not all(w.done() for w in workers):
-            time.sleep(0.2)
-    for w in workers:
-        w.result()
-    if runner.stopping.is_set():
-        print("Stopped. The same command goes on from the last iterations.", flush=True)
+    try:
+        if runner.side_by_side(runner.start, 1) == [None]:
+            return 0
+    except (Busy, RuntimeError) as error:
+        say(f"FAILED: {error or 'another process teaches the start'}")
+        return 1
+    runner.side_by_side(worker, args.jobs)
     return len(failed)
 
 

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,17 @@ class RecipeRunner:
                 raise RuntimeError(f"{' '.join(command)}: exit code {failed}, see {folder}/log.txt\n{last}")
         return attempts
 
+    def side_by_side(self, worker: Callable[[], Any], number: int) -> list[Any]:
+        """What so many calls at once return; what one raises is raised when all are over."""
+        with ThreadPoolExecutor(number) as pool:
+            calls = [pool.submit(worker) for _ in range(number)]
+            while not all(call.done() for call in calls):  # the main thread must be there to take signals
+                time.sleep(0.2)
+        found = [call.result() for call in calls]
+        if self.stopping.is_set():
+            say("Stopped. The same command goes on from the last iterations.")
+        return found
+
     def stop_on_signals(self) -> None:
         """Ctrl-C, SIGTERM and a closed terminal stop the runs, too."""
         for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -95,6 +107,11 @@ class RecipeRunner:
         self.stopping.set()
         for process in list(self.processes):
             end(process)
+
+
+def say(text: str) -> None:
+    """A line of the program's output; whole, whatever other threads say."""
+    print(f"{time.strftime('%H:%M:%S')} {text}\n", end="", flush=True)
 
 
 def end(process: subprocess.Popen) -> None:
