@@ -13,7 +13,7 @@
 
 A complete run is one small file, RESULTS/METHOD-seedN.json, and is not run again. What is interrupted, by Ctrl-C,
 SIGTERM or a power cut, goes on from its last iteration when the same command is given again. At the end, and with
-`--report`: RESULTS/table.md and learning curves of what is there.
+`--report`: RESULTS/table.md, learning curves and held-out success of what is there (`pretrained_report.py`).
 """
 
 import argparse
@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from statistics import stdev
 
+from pretrained_report import report, runs_of
 from recipe_runs import ROOT, Busy, RecipeRunner, code, say
 
 from g2po_trl import read_jsonl
@@ -136,11 +136,6 @@ class Runner(RecipeRunner):
             write_json(self.results / f"official-{role}.json", kept, indent=1)
 
 
-def runs_of(results: Path) -> list[dict]:
-    """The complete runs."""
-    return [json.loads(path.read_text()) for path in sorted(results.glob("*-seed*.json"))]
-
-
 def name_of(method: str, seed: int) -> str:
     return f"{method.replace(' ', '-')}-seed{seed}"
 
@@ -170,70 +165,6 @@ def collected(folder: Path) -> dict:
         "versions": {package: version(package) for package in VERSIONS},
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
     }
-
-
-def report(results: Path) -> str:
-    """Write table.md and the curves of what is there."""
-    from g2po_trl.report import plots
-
-    runs = runs_of(results)
-    if not runs:
-        return "No run yet."
-    lines = [
-        "Held-out success in percent ± its standard error (96 games, one episode each); what training changed, game "
-        "by game with the same random numbers; and success of training.",
-        "",
-        "| method | seed | before | midway | after | after − before | training, first five | last five | hours |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for run in runs:
-        success = run["training"]["success_rate"]
-        panel = {one["step"]: one for one in run["panel"]}  # the last one is played twice
-        steps = sorted(panel)
-        shown = (panel[steps[0]], panel[min(steps, key=lambda step: abs(step - steps[-1] / 2))], panel[steps[-1]])
-        cells = [_with_error(one["success_rate"], one["episodes"]) for one in shown]
-        cells.append(_change(shown[0]["won"], shown[-1]["won"]))
-        hours = sum(attempt["seconds"] for attempt in run["attempts"]) / 3600
-        parts = [f"{100 * _mean(part):.1f}" for part in (success[:5], success[-5:])]
-        lines.append(f"| {' | '.join([run['method'], str(run['seed']), *cells, *parts, f'{hours:.1f}'])} |")
-    curves = {method: [r["training"]["success_rate"] for r in runs if r["method"] == method] for method in METHODS}
-    made = plots.learning_curves(
-        {method: seeds for method, seeds in curves.items() if seeds},
-        ylabel="success of training episodes, mean of 5 iterations (%)",
-        bold="g2po",
-    )
-    plots.save(made, results, "curves")
-    official = [
-        _official(json.loads(path.read_text())) for path in sorted(results.glob("official-*.json"), reverse=True)
-    ]
-    text = "\n".join([*lines, *([""] if official else []), *official]) + "\n"
-    (results / "table.md").write_text(text)
-    return text
-
-
-def _change(before: str, after: str) -> str:
-    """Of the games' results, 0 or 1 each in the same order: the mean difference, in percent."""
-    values = [100 * (int(a) - int(b)) for b, a in zip(before, after, strict=True)]
-    return f"{_mean(values):+.1f} ± {stdev(values) / math.sqrt(len(values)):.1f}"
-
-
-def _official(played: dict) -> str:
-    rate, turns, valid = (_mean([seed[name] for seed in played["seeds"]]) for name in ("All", "turns", "valid"))
-    games, episodes = played["games"], played["games"] * len(played["seeds"])
-    return (
-        f"- {games} official games, {played['model']}: {_with_error(rate / 100, episodes)} of {episodes} episodes, "
-        f"{turns:.1f} turns, {valid:.1f} % of the actions valid."
-    )
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _with_error(rate: float | None, episodes: int) -> str:
-    if rate is None:  # every episode ended in an error
-        return "n/a"
-    return f"{100 * rate:.1f} ± {100 * math.sqrt(rate * (1 - rate) / episodes):.1f}"
 
 
 def run_all(args: argparse.Namespace) -> int:

@@ -32,7 +32,35 @@ def test_table(tmp_path):
     text = bench.report(tmp_path)
     assert "| g2po | 0 | 25.0 ± 4.4 | 50.0 ± 5.1 | 75.0 ± 4.4 | +50.0 ± 5.1 | 25.0 | 50.0 | 2.0 |" in text
     assert "| grpo | 1 | 25.0 ± 4.4 | 25.0 ± 4.4 | 31.2 ± 4.7 | +6.2 ± 2.5 | 25.0 | 25.0 | 2.0 |" in text
-    assert (tmp_path / "table.md").read_text() == text and (tmp_path / "curves.png").stat().st_size > 1000
+    assert (tmp_path / "table.md").read_text() == text
+    assert all((tmp_path / f"{name}.png").stat().st_size > 1000 for name in ("curves", "held_out"))
+    assert "- g2po −" not in text, "no seed in common"
+
+
+def test_means_over_seeds_and_games(tmp_path):
+    """By hand, of four games: seeds are averaged first, and games give the error."""
+
+    def played(method, seed, before, after, success):
+        run = {"method": method, "seed": seed, "attempts": [{"seconds": 0.0}], "training": {"success_rate": success}}
+        run["panel"] = [
+            {"step": step, "episodes": 4, "success_rate": won.count("1") / 4, "won": won}
+            for step, won in ((0, before), (10, after))
+        ]
+        (tmp_path / f"{bench.name_of(method, seed)}.json").write_text(json.dumps(run))
+
+    played("g2po", 0, "1000", "1110", [0.5, 0.75])
+    played("g2po", 1, "1000", "0100", [0.5, 0.5])
+    played("grpo", 1, "1000", "1000", [0.5, 0.25])
+    played("g2po lambda 0.5", 2, "1000", "1000", [0.5, 0.5])
+    lines = bench.report(tmp_path).splitlines()
+    # Changes by game: 0 1 1 0 and -1 1 0 0, together -0.5 1 0.5 0.
+    assert "- g2po, 2 seeds: +25.0 ± 32.3 points on held-out games." in lines
+    # After training 0100 and 1000: -1 1 0 0. In training 0 and 0.25.
+    (against,) = [line for line in lines if " − grpo" in line]
+    assert against == (
+        "- g2po − grpo, seed 1: +0.0 ± 40.8 points on held-out games after training, +12.5 ± 12.5 in training, on "
+        "the same tasks."
+    )
 
 
 def test_the_last_panel_is_played_twice_and_midway_is_midway(tmp_path):
@@ -82,9 +110,9 @@ def test_official_games(tmp_path):
         played = {"model": model, "games": 24, "seeds": seeds}
         (tmp_path / f"official-{role}.json").write_text(json.dumps(played))
     (tmp_path / "g2po-seed0.json").write_text(json.dumps(run("g2po", 0, [0.25] * 10, (0.25, 0.5, 0.75))))
-    *_, empty, start, best, end = bench.report(tmp_path).split("\n")
+    *_, start, best, end = bench.report(tmp_path).split("\n")
     assert start == ("- 24 official games, start: 37.5 ± 7.0 of 48 episodes, 21.0 turns, 95.0 % of the actions valid.")
-    assert "g2po-seed0" in best and empty == end == ""
+    assert "g2po-seed0" in best and end == ""
 
 
 def test_what_is_kept_of_a_run(tmp_path):

@@ -70,6 +70,7 @@ def learning_curves(
     """
     many = len(curves) > 5
     made, axes = figure("iteration", ylabel, width=9.0 if many else 7.5, height=4.8)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     ends = {}
     for method, seeds in curves.items():
         length = min(map(len, seeds))
