@@ -5,8 +5,8 @@
 
 Settings are those of `recipes/alfworld/smollm2-135m.yaml`. Rollouts: the same episodes (groups of 8) by transformers'
 `generate` and by vLLM, in turn, with the share of prompt tokens that vLLM's prefix cache held. Update: forward and
-backward of the step samples of one group in each token layout; `trl` as in `phases.py`. Prints command, machine and raw
-seconds, and writes them to OUTPUT/results.json, a table to OUTPUT/table.md.
+backward of the step samples of one group in each token layout; `trl` as in `phases.py`. Prints command, machine and
+raw seconds, and writes them to OUTPUT/results.json, a table to OUTPUT/table.md.
 """
 
 import argparse
