@@ -178,9 +178,10 @@ class G2POTrainer(GRPOTrainer):
         self.iteration = Iteration(args.steps_per_generation, self.num_iterations, self._metrics["train"])
         self.while_playing = make_while_playing(self, advantage_fn)
         parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
+        parts |= {"credit": self.credit, "layout": self.update.layout}
         parts |= {"rolling": self.rolling} if self.rolling else {}
         parts |= {"branching": self.branching} if self.branching else {}
-        self.resumption = Resumption({**parts, "credit": self.credit}, rank, num_ranks)
+        self.resumption = Resumption(parts, rank, num_ranks)
         self.sample_table = SampleTable(
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
         )

@@ -100,6 +100,22 @@ def test_one_measure_of_rounding_does_not_decide(make_family_trainer, monkeypatc
     assert trainer.update.layout_holds(trainer.model, slices) and tried == [0, 1, 2, 3]
 
 
+def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):
+    """Looked at again, on other sequences, it might be another: the runs would differ in their last bits."""
+    first = make_family_trainer("Qwen2")
+    assert holds(first, [10, 12])
+    first.resumption.save(tmp_path / "exact", first.run_identity())
+    first.update.layout.kind = "padded"  # as where it was not exact
+    first.resumption.save(tmp_path / "not", first.run_identity())
+    for folder, kind in (("exact", "shared"), ("not", "padded")):
+        resumed = make_family_trainer("Qwen2")
+        resumed.resumption.restore(tmp_path / folder, resumed.run_identity())
+        assert (resumed.update.layout.kind, resumed.update.layout.checked_length) == (kind, 16)
+    other = make_family_trainer("Qwen2", token_layout="packed")
+    other.resumption.restore(tmp_path / "not", other.run_identity())
+    assert (other.update.layout.kind, other.update.layout.checked_length) == ("packed", 0)
+
+
 def test_dropout_is_no_difference(make_trainer):
     lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, peft_config=lora)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from accelerate import Accelerator
 
 from .attention import limits, most_places, takes_packed, why_padded
@@ -69,6 +70,8 @@ class Layout:
         self.row_length = replace(length, most=min(length.most, most_places(config) or length.most))
         # On CUDA, attention copies a mask in every layer unless its rows are aligned.
         self.row_multiple = pad_to_multiple_of or (64 if accelerator.device.type == "cuda" else None)
+        self._found_for = [kind, attention, accelerator.device.type, str(self._arithmetic(model))]
+        self._found_for += [torch.__version__, transformers.__version__]
         if self.kind == "padded":
             return
         reason = why_padded(model)
@@ -80,6 +83,15 @@ class Layout:
                 "sequences of a row apart but does not let them share tokens."
             )
             self.kind = "packed"
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: what `holds` has found, and for which arithmetic. Plain data."""
+        return {"kind": self.kind, "checked_length": self.checked_length, "found_for": self._found_for}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up what `state` gave, unless another layout is asked for or the model is computed otherwise now."""
+        if state["found_for"] == self._found_for:
+            self.kind, self.checked_length = state["kind"], state["checked_length"]
 
     def _fall_back(self, reason: str) -> None:
         logger.warning(f"token_layout is {self.kind!r} and 'padded' is used: {reason}.")
