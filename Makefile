@@ -91,7 +91,7 @@ $(VERIFIERS_INSTALLED): $(TEST_INSTALLED)
 test-verifiers: $(VERIFIERS_INSTALLED)
 	$(BIN)/python -m pytest $(call marked,verifiers) -m verifiers $(ARGS)
 
-$(PRETRAINED_INSTALLED): $(TEST_INSTALLED)
+$(PRETRAINED_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[pretrained]"
 	@touch $@
 
@@ -99,7 +99,7 @@ test-gpu: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest $(call marked,gpu) -m gpu $(ARGS)
 
 # SmolLM2-135M-Instruct: 93 MB to fetch where it is not cached, 540 MB in ~/.cache/g2po_trl.
-test-pretrained: $(PRETRAINED_INSTALLED)
+test-pretrained: $(TEST_INSTALLED) $(PRETRAINED_INSTALLED)
 	$(BIN)/python -m g2po_envs.smollm2
 	$(BIN)/python -m pytest $(call marked,pretrained) -m pretrained $(ARGS)
 	test ! -f $(VLLM_INSTALLED) || .venv-vllm/bin/python -m pytest tests/test_vllm.py -m pretrained $(ARGS)

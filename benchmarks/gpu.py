@@ -32,6 +32,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ from g2po_trl.json_text import write_json
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("tests", "phases", "teach", "learning")
 SHARES = {"tests": 0.3, "phases": 0.4, "teach": 0.45, "learning": 1.0}  # of what is left when the part begins
+SHARES["preparation"] = 0.2  # of what is left when it is waited for
 ENDING = 8.0  # seconds, for a part that does not end by itself and for the table
 LAST_LINES = 30
 TINY = str(ROOT / "envs/alfworld/tiny_model")
@@ -254,13 +256,14 @@ class Learning:
             f"make({f'{folder}/{split}-{number}'!r}, {split!r}, {number}, seed=0, size='tiny', progress=False)"
             for split, number in self.sizes.items()
         )
-        if not (self.args.shrink or self.args.start or self.args.model):
+        if "teach" in self.args.parts and not (self.args.shrink or self.args.start or self.args.model):
             code += f"\nfrom g2po_envs.smollm2 import smollm2_path\nsmollm2_path({str(self.cache)!r})"
         return [sys.executable, "-c", code]
 
     def teach(self) -> list[str]:
         flags = ["--output_dir", str(self.taught.parent), "--cache_dir", str(self.cache), "--disable_tqdm", "true"]
         flags += ["--exam_steps", str(sys.maxsize)]  # one exam, at the end: on a GPU it takes longer than the lessons
+        flags += ["--save_strategy", "no"]
         if self.args.shrink:
             flags += ["--num_games", "16", "--num_demonstrations", "16", "--num_exam_tasks", "4", "--max_turns", "2"]
         model = self.args.model or (TINY if self.args.shrink else None)
@@ -386,11 +389,13 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
             flags += ["--seconds", f"{max(5.0, seconds - 30):.0f}", *(["--shrink"] if args.shrink else [])]
             script = str(ROOT / "benchmarks/gpu_phases.py")
             run([job("phases", [sys.executable, script, *flags], seconds)], report, before)
+        for one in before:
+            one.seconds = time.monotonic() - one.began + limit_of("preparation", left())
         while any(not one.look() for one in before):
             time.sleep(0.5)
         report.write()
         if "teach" in args.parts and not args.start:
-            learning.taught.unlink(missing_ok=True)  # of an earlier run
+            shutil.rmtree(learning.taught.parent, ignore_errors=True)  # of an earlier run
             run([job("teach", learning.teach(), limit_of("teach", left()))], report)
         if "learning" in args.parts:
             start = learning.start()

@@ -17,6 +17,7 @@ SIGTERM or a power cut, goes on from its last iteration when the same command is
 """
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -27,7 +28,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from pretrained_report import report, runs_of
@@ -49,8 +49,8 @@ VLLM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "VLLM_CPU_OMP_THR
 # Official rooms have more objects than generated ones: longer prompts, longer ways.
 OFFICIAL = ["--max-turns", "30", "--max-prompt-length", "2048", "--temperature", "1.0", "--seeds", "2"]
 PARTS = ("g2po_trl", "envs", "recipes")
+UPDATE = ("left_out_fraction", "repeated_token_fraction")  # rows without an advantage; 0: padded, not shared
 PHASES = ("rollout", "advantage", "batch", "logps", "update")
-VERSIONS = ("torch", "transformers", "trl", "accelerate", "alfworld", "textworld")
 
 
 @dataclass
@@ -62,16 +62,28 @@ class Runner(RecipeRunner):
     steps: int
     vllm: bool = False
     flags: Sequence[str] = ()
+    start_sha256: str = ""  # of its weights
 
     def start(self) -> Path | None:
-        """The taught model; made if it is not there. `None`: stopped before its end."""
+        """The taught model; made if it is not there. `None`: stopped before its end.
+
+        Raises:
+            ValueError: when results are of another one.
+        """
         folder, (commit, _) = self.work / "start", code(PARTS)
         if not (folder / "teaching.json").is_file() and self.run(folder, TEACH, commit) is None:
             return None
-        about = {"command": TEACH, **json.loads((folder / "teaching.json").read_text())}
+        with (folder / "model.safetensors").open("rb") as file:
+            self.start_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        path = self.results / "start.json"
+        other = json.loads(path.read_text())["sha256"] if path.is_file() else self.start_sha256
+        if other != self.start_sha256:
+            raise ValueError(f"{path} is of another start, {other[:12]}…, than {folder}: choose another --results")
+        about = {"command": TEACH, "sha256": self.start_sha256}
+        about |= json.loads((folder / "teaching.json").read_text())
         attempts = folder / "attempts.json"  # not of a start that was taught elsewhere
         about |= {"attempts": json.loads(attempts.read_text())} if attempts.is_file() else {}
-        write_json(self.results / "start.json", about, indent=1)
+        write_json(path, about, indent=1)
         return folder
 
     def command(self, method: str, seed: int, start: str = "START") -> list[str]:
@@ -107,7 +119,7 @@ class Runner(RecipeRunner):
         if attempts is None:
             return False
         path = self.results / f"{name_of(method, seed)}.json"
-        write_json(path, {**about, **collected(folder), "attempts": attempts})
+        write_json(path, {**about, "start": self.start_sha256, **collected(folder), "attempts": attempts})
         return True
 
     def official(self, games: Path) -> None:
@@ -159,10 +171,11 @@ def collected(folder: Path) -> dict:
         "training": {
             **{name: curve(f"episode/{name}") for name in ("success_rate", "turns", "valid_action_ratio")},
             **{f"time/{name}": curve(f"time/{name}") for name in PHASES},
+            **{f"update/{name}": curve(f"update/{name}") for name in UPDATE},
             "grad_norm": curve("grad_norm"),
         },
         "panel": [{**{name: entry[name] for name in kept}, "won": won(entry["step"])} for entry in evaluations],
-        "versions": {package: version(package) for package in VERSIONS},
+        "versions": json.loads((folder / "run.json").read_text())["versions"],
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
     }
 

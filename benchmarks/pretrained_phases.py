@@ -16,20 +16,21 @@ import sys
 import tempfile
 import time
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 from datasets import Dataset
 from phases import count, peak_memory, update, variants
 from trl import ModelConfig
 
 from g2po_envs.alfworld import AlfworldEnvironment
-from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po
+from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.json_text import write_json
 from g2po_trl.parts import make_engine
 from g2po_trl.recipe import parse_arguments, use_model_arguments
+from g2po_trl.runs.run_description import installed_versions
 from g2po_trl.update.batch import StepBatch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,7 +91,8 @@ def measure(trainer: G2POTrainer, tasks: list[dict], kinds: list[str], repetitio
             print(f"rollout by {name}: {told}", flush=True)
 
     group = trajectories[:8]
-    batch = StepBatch.from_trajectories(group, g2po(StateGraph.from_groups([group])))
+    # None is zero, as in a group where all win or lose: such rows are left out of every layout but TRL's.
+    batch = StepBatch.from_trajectories(group, np.ones(sum(len(trajectory.steps) for trajectory in group)))
     max_tokens = trainer.args.max_tokens_per_micro_batch
     made, _ = variants(trainer, batch, max_tokens)
     update(trainer, made["shared"][:1])
@@ -149,14 +151,12 @@ def main() -> None:
     for name, value in VLLM_ON_CPU.items():
         os.environ.setdefault(name, value)
     torch.set_num_threads(options.threads)
-    vllm = "vllm" in options.engines
-    packages = ["trl", "transformers", "torch", *(["vllm"] if vllm else [])]
     with tempfile.TemporaryDirectory() as folder:
-        trainer, tasks = make_trainer(options.model, Path(folder), options.episodes, vllm)
+        trainer, tasks = make_trainer(options.model, Path(folder), options.episodes, "vllm" in options.engines)
         found = {
             "command": "python benchmarks/pretrained_phases.py " + " ".join(sys.argv[1:]),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads",
-            "versions": {package: version(package) for package in packages},
+            "versions": installed_versions(),
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             **measure(trainer, tasks, options.engines, options.repetitions),
         }

@@ -55,6 +55,9 @@ class RecipeRunner:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
             path = folder / "attempts.json"
             attempts = json.loads(path.read_text()) if path.exists() else []
+            if attempts and attempts[-1]["exit"] is None:  # ended with its machine: known until its last words
+                until = (folder / "log.txt").stat().st_mtime
+                attempts[-1]["seconds"] = round(max(0.0, until - attempts[-1]["started"]), 1)
             attempts.append({"started": round(started), "commit": commit, "seconds": 0.0, "exit": None})
             write_json(path, attempts)  # known even if this process does not live to see its end
             with (folder / "log.txt").open("a") as log:
@@ -136,7 +139,8 @@ def lock(path: Path) -> Iterator[int]:
 def code(parts: Sequence[str]) -> tuple[str, str]:
     """What is run: the commit, marked if it was changed since, and a hash of the code that a run depends on.
 
-    Where that has changed, a run that was interrupted starts anew: half a run of one method is none of either.
+    By the hash a program can start an interrupted run anew where the code has changed since: half a run of one method
+    is none of either. The commit of every attempt is kept.
     """
 
     def git(*words: str) -> str:

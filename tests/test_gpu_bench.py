@@ -66,13 +66,13 @@ def play(tmp_path, monkeypatch):
     """Run the last parts, lessons and runs being these programs; what was played, and the starts that runs got."""
     starts = []
 
-    def played(teach, learn="", words=()):
+    def played(teach, learn="", words=(), prepare=""):
         def learning_run(self, method, seed, start, seconds):
             starts.append(start)
             return [sys.executable, "-Sc", learn]
 
         monkeypatch.setattr(gpu, "machine", lambda environment: {})
-        monkeypatch.setattr(gpu.Learning, "prepare", lambda self: [sys.executable, "-Sc", ""])
+        monkeypatch.setattr(gpu.Learning, "prepare", lambda self: [sys.executable, "-Sc", prepare])
         monkeypatch.setattr(gpu.Learning, "teach", lambda self: [sys.executable, "-Sc", teach])
         monkeypatch.setattr(gpu.Learning, "run", learning_run)
         flags = ["--output", tmp_path / "out", "--work", tmp_path / "work", "--methods", "g2po"]
@@ -91,6 +91,13 @@ def test_a_start_is_one_that_was_saved_whole(tmp_path, play):
     save += "(folder / 'config.json').touch(); "
     found = [play(save + end)["start"] for end in ("1 / 0", "(folder / 'teaching.json').touch()", "1 / 0")]
     assert play.starts == [None, folder, None] and [start == "taught" for start in found] == [False, True, False]
+
+
+def test_a_preparation_that_hangs_costs_the_others_little(play):
+    """A connection that never answers, e.g. to the Hub."""
+    found = play("", words=["--minutes", "0.4"], prepare="import time; time.sleep(600)")["parts"]
+    assert found["preparation"]["timed_out"] and found["preparation"]["seconds"] < 8
+    assert found["teach"]["exit"] == found["g2po-seed0"]["exit"] == 0
 
 
 def test_a_start_that_is_named_is_taken(tmp_path, play, capsys):

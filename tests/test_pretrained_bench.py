@@ -1,6 +1,7 @@
 """The table of `benchmarks/pretrained.py`, and what is kept of a run."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -94,6 +95,21 @@ def test_another_command_is_not_taken_for_the_same(tmp_path):
         runner().official(tmp_path)
 
 
+def test_another_start_is_not_taken_for_the_same(tmp_path):
+    start = tmp_path / "work/start"
+    start.mkdir(parents=True)
+    (tmp_path / "results").mkdir()
+    (start / "teaching.json").write_text('{"seed": 0}')
+    for weights in (b"some", b"some", b"others"):
+        (start / "model.safetensors").write_bytes(weights)
+        runner = bench.Runner(tmp_path / "results", tmp_path / "work", 25)
+        if weights == b"some":
+            assert runner.start() == start
+    with pytest.raises(ValueError, match=r"start.json is of another start, \w{12}…, than .*: choose another --results"):
+        runner.start()
+    assert json.loads((tmp_path / "results/start.json").read_text())["seed"] == 0
+
+
 def test_an_attempt_is_known_before_its_end(tmp_path):
     """Also if this process does not live to see it."""
     seen, recipe = tmp_path / "seen.json", tmp_path / "recipe.py"
@@ -103,6 +119,10 @@ def test_an_attempt_is_known_before_its_end(tmp_path):
     (begun,) = json.loads(seen.read_text())
     assert (begun["commit"], begun["exit"]) == ("abc", None) and attempts[0]["exit"] == 0
     assert len(runner.run(tmp_path / "run", [str(recipe)], "abc", resume=False)) == 2
+    # One that ended with its machine has taken the time until its last words.
+    (tmp_path / "run/attempts.json").write_text(json.dumps([begun | {"started": 1000}]))
+    os.utime(tmp_path / "run/log.txt", (1500, 1500))
+    assert runner.run(tmp_path / "run", [str(recipe)], "abc", resume=False)[0]["seconds"] == 500
 
 
 def test_official_games(tmp_path):
@@ -132,9 +152,11 @@ def test_what_is_kept_of_a_run(tmp_path):
     (tmp_path / "evaluations.jsonl").write_text(json.dumps(entry) + "\n")
     played = [Trajectory(task, [], 10.0 * (task in "bd"), "success" if task in "bd" else "failure") for task in "dcba"]
     write_jsonl(tmp_path / "trajectories/eval-000000.jsonl", played)
+    (tmp_path / "run.json").write_text(json.dumps({"versions": {"trl": "1.2.3"}}))
     kept = bench.collected(tmp_path)
     assert kept["training"]["success_rate"] == [0.12346, 0.25] and kept["training"]["turns"] == [9.0, None]
     assert kept["training"]["time/rollout"] == [2.0, 3.0] and kept["training"]["grad_norm"] == [None, 1.0]
+    assert kept["versions"] == {"trl": "1.2.3"}, "what played it, not what collects it"
     assert kept["panel"] == [{**{name: value for name, value in entry.items() if name != "panel"}, "won": "0101"}]
 
 

