@@ -80,7 +80,7 @@ def sequences(shown, tokenizer):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layouts_are_exact(sequences, dtype):
-    """In float32 to its last digits; in bfloat16 no layout is further off than padding, which is rounding alone."""
+    """In float32 to its last digits; in bfloat16 none is much further off than padding, which is rounding alone."""
     model = load(dtype=dtype)
     wanted = alone(model, *sequences)
     length = gradient(model, wanted)
