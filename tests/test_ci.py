@@ -29,8 +29,9 @@ def test_the_model_is_fetched_whenever_it_is_tested(tmp_path):
         check=True,
         capture_output=True,
     )
-    fetch, tests = log.read_text().splitlines()
+    fetch, tests, treasure = log.read_text().splitlines()
     assert fetch == "-m g2po_envs.smollm2" and tests.startswith("-m pytest tests/test_pretrained.py")
+    assert treasure.startswith("-m pytest tests/test_treasure.py") and "treasure" not in tests
 
 
 @pytest.mark.parametrize(
