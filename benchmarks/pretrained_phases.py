@@ -22,7 +22,7 @@ from statistics import median
 import numpy as np
 import torch
 from datasets import Dataset
-from phases import count, peak_memory, update, variants
+from phases import count, update, variants
 from trl import ModelConfig
 
 from g2po_envs.alfworld import AlfworldEnvironment
@@ -112,7 +112,6 @@ def measure(trainer: G2POTrainer, tasks: list[dict], kinds: list[str], repetitio
         "tokens of a micro-batch": max_tokens,
         "positions": {name: count(micro_batches, trainer.model)["positions"] for name, micro_batches in made.items()},
         "updates": updates,
-        "kept for the backward pass, MB": {name: round(peak_memory(trainer, parts)) for name, parts in made.items()},
     }
 
 
@@ -125,8 +124,7 @@ def table(found: dict) -> str:
         about += f", {100 * last['cached']:.0f} % of the prompts' from the prefix cache" if "cached" in last else ""
         rows.append(("rollout", name, [run["seconds"] for run in runs], about))
     for name, seconds in found["updates"].items():
-        about = f"{found['positions'][name]} positions, {found['kept for the backward pass, MB'][name]} MB kept"
-        rows.append(("update", name, seconds, about))
+        rows.append(("update", name, seconds, f"{found['positions'][name]} positions"))
     first: dict[str, float] = {}
     for phase, name, seconds, about in rows:
         middle = median(seconds)
