@@ -116,7 +116,7 @@ def measure(trainer: G2POTrainer, tasks: list[dict], kinds: list[str], repetitio
 
 
 def table(found: dict) -> str:
-    lines = ["| | seconds, median | relative to the first | |", "|---|---|---|---|"]
+    lines = ["| phase | seconds, median | speed, the phase's first row = 1 | work |", "|---|---|---|---|"]
     rows = []
     for name, runs in found["rollouts"].items():
         (last,) = runs[-1:]
@@ -129,7 +129,7 @@ def table(found: dict) -> str:
     for phase, name, seconds, about in rows:
         middle = median(seconds)
         ratio = first.setdefault(phase, middle) / middle
-        lines.append(f"| {phase}, {name} | {middle:.1f} | {ratio:.2f} times as fast | {about} |")
+        lines.append(f"| {phase}, {name} | {middle:.1f} | {ratio:.2f} | {about} |")
     return "\n".join(lines) + "\n"
 
 

@@ -22,12 +22,14 @@ pytestmark = [
 ]
 
 
-def test_treasure_is_learned_from_the_cold_start(tmp_path):
+def test_treasure_is_learned_from_the_cold_start(tmp_path, monkeypatch):
     """In over 80 % of the episodes; turning at random finds it in 48 %, always going right in 60 %.
 
     No rule for a room alone finds it in more than 68 %: what came before must be remembered. An hour on one core with
     vLLM, longer without.
     """
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
     (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "treasure.py").write_text(script)
     tasks, num_generations, slices = Dataset.from_dict({"treasure": [1, 2, 5, 6, 7]}), 16, 5
