@@ -15,6 +15,7 @@ VLLM_INSTALLED := .venv-vllm/.installed
 DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
 VERIFIERS_INSTALLED := $(VENV)/.installed-verifiers
 PRETRAINED_INSTALLED := $(VENV)/.installed-pretrained
+START := runs/alfworld-smollm2-start
 
 .PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-verifiers test-pretrained train-pretrained test-gpu docs build lint format clean
 
@@ -98,17 +99,19 @@ $(PRETRAINED_INSTALLED): $(INSTALLED)
 test-gpu: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest $(call marked,gpu) -m gpu $(ARGS)
 
-# SmolLM2-135M-Instruct: 93 MB to fetch where it is not cached, 540 MB in ~/.cache/g2po_trl.
+# SmolLM2-135M-Instruct: 93 MB to fetch where it is not cached, 540 MB in ~/.cache/g2po_trl. The last test, an hour long,
+# trains the cold start.
 test-pretrained: $(TEST_INSTALLED) $(PRETRAINED_INSTALLED)
 	$(BIN)/python -m g2po_envs.smollm2
 	$(BIN)/python -m pytest $(filter-out tests/test_treasure.py,$(call marked,pretrained)) -m pretrained $(ARGS)
 	test ! -f $(VLLM_INSTALLED) || .venv-vllm/bin/python -m pytest tests/test_vllm.py -m pretrained $(ARGS)
-	test -f $(VLLM_INSTALLED) && python=.venv-vllm/bin/python || python=$(BIN)/python; \
+	@test -f $(START)/teaching.json || { echo "$(START) is not there (make train-pretrained): Treasure is left out"; exit; }; \
+	test -f $(VLLM_INSTALLED) && python=.venv-vllm/bin/python || python=$(BIN)/python; set -x; \
 	$$python -m pytest tests/test_treasure.py -m pretrained $(ARGS)
 
 # The format from an expert's answers, then G2PO; both go on or are left out where they have been.
 train-pretrained: $(PRETRAINED_INSTALLED)
-	test -f runs/alfworld-smollm2-start/teaching.json || $(BIN)/g2po teach alfworld --resume_from_checkpoint auto
+	test -f $(START)/teaching.json || $(BIN)/g2po teach alfworld --resume_from_checkpoint auto
 	$(BIN)/g2po train alfworld --config smollm2-135m --resume_from_checkpoint auto $(ARGS)
 
 docs: $(INSTALLED)

@@ -17,21 +17,29 @@ def program(path, script):
     path.chmod(0o755)
 
 
-def test_the_model_is_fetched_whenever_it_is_tested(tmp_path):
-    """Everything is installed, but the cache may have been deleted since."""
+@pytest.mark.parametrize("taught", [True, False])
+def test_the_model_is_fetched_whenever_it_is_tested(tmp_path, taught):
+    """Everything is installed, but the cache may have been deleted since; Treasure needs the cold start."""
     venv, log = tmp_path / "venv", tmp_path / "log"
     program(venv / "bin/python", f'echo "$*" >> {log}')
     for stamp in (".installed", ".installed-for-tests", ".installed-pretrained"):
         (venv / stamp).touch()
-    subprocess.run(
-        ["make", f"VENV={venv}", f"VLLM_INSTALLED={tmp_path}/none", "test-pretrained"],
+    start = tmp_path / "start"
+    start.mkdir()
+    if taught:
+        (start / "teaching.json").touch()
+    done = subprocess.run(
+        ["make", f"VENV={venv}", f"VLLM_INSTALLED={tmp_path}/none", f"START={start}", "test-pretrained"],
         cwd=ROOT,
         check=True,
         capture_output=True,
+        text=True,
     )
-    fetch, tests, treasure = log.read_text().splitlines()
+    fetch, tests, *treasure = log.read_text().splitlines()
     assert fetch == "-m g2po_envs.smollm2" and tests.startswith("-m pytest tests/test_pretrained.py")
-    assert treasure.startswith("-m pytest tests/test_treasure.py") and "treasure" not in tests
+    assert "treasure" not in tests
+    assert treasure == (["-m pytest tests/test_treasure.py -m pretrained"] if taught else [])
+    assert ("Treasure is left out" in done.stdout) == (not taught)
 
 
 @pytest.mark.parametrize(
