@@ -123,7 +123,9 @@ class Runner(RecipeRunner):
         return True
 
     def official(self, games: Path) -> None:
-        """Evaluate the start and the best model on official games. What is interrupted is resumed.
+        """Evaluate the start and the best model on official games.
+
+        What is interrupted is resumed, and its seconds are then not known: evaluations do not keep them.
 
         Raises:
             ValueError: when there is no complete run.
@@ -134,18 +136,21 @@ class Runner(RecipeRunner):
         best = max(runs, key=lambda run: run["panel"][-1]["success_rate"] or 0.0)
         run = name_of(best["method"], best["seed"])
         for role, model in (("start", "start"), ("best", run)):
-            output, started = self.work / "official" / model, time.time()
+            output, path = self.work / "official" / model, self.results / f"official-{role}.json"
             words = ["-m", "g2po_trl", "evaluate", "--model", str(self.work / model), "--run", str(self.work / run)]
             words += ["--panel", str(games), *OFFICIAL, "--output", str(output)]
             words += ["--engine", "vllm"] if self.vllm else []
+            command = " ".join(["python", *words]).replace(str(games), "VALID_SEEN").replace(str(self.work), "WORK")
+            if path.is_file() and json.loads(path.read_text())["command"] == command:
+                say(f"{path.name} is there")
+                continue
+            resumed, started = (output / "trajectories").exists(), time.time()
             subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
-            told = " ".join(["python", *words])
-            for path, word in ((games, "VALID_SEEN"), (self.work, "WORK")):
-                told = told.replace(str(path), word)
-            kept = {"model": model, "command": told, "commit": commit, "seconds": round(time.time() - started, 1)}
+            kept = {"model": model, "command": command, "commit": commit}
+            kept["seconds"] = None if resumed else round(time.time() - started, 1)
             played = json.loads((output / "results.json").read_text())
             kept |= {"games": int(played["settings"]["tasks"].split()[0]), "seeds": played["seeds"]}
-            write_json(self.results / f"official-{role}.json", kept, indent=1)
+            write_json(path, kept, indent=1)
 
 
 def name_of(method: str, seed: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -135,6 +136,32 @@ def test_official_games(tmp_path):
     *_, start, best, end = bench.report(tmp_path).split("\n")
     assert start == ("- 24 official games, start: 37.5 ± 7.0 of 48 episodes, 21.0 turns, 95.0 % of the actions valid.")
     assert "g2po-seed0" in best and end == ""
+
+
+def test_official_games_are_played_once(tmp_path, monkeypatch):
+    """An evaluation that is complete stays as it is, with its seconds."""
+    (tmp_path / "g2po-seed0.json").write_text(json.dumps(run("g2po", 0, [0.25] * 10, (0.25, 0.5, 0.75))))
+    evaluations, games, really_run = [], tmp_path / "valid_seen", subprocess.run
+
+    def evaluate(command, **options):
+        if "evaluate" not in command:
+            return really_run(command, **options)
+        output = Path(command[command.index("--output") + 1])
+        (output / "trajectories").mkdir(parents=True, exist_ok=True)
+        (output / "results.json").write_text('{"settings": {"tasks": "24 (abc)"}, "seeds": []}')
+        return evaluations.append(command[command.index("--model") + 1])
+
+    monkeypatch.setattr(subprocess, "run", evaluate)
+    runner = bench.Runner(tmp_path, tmp_path / "work", 25)
+    runner.official(games)
+    runner.official(games)
+    assert evaluations == [str(tmp_path / "work/start"), str(tmp_path / "work/g2po-seed0")]
+    played = json.loads((tmp_path / "official-best.json").read_text())
+    assert played["games"] == 24 and played["seconds"] is not None and "WORK/g2po-seed0 " in played["command"]
+    (tmp_path / "official-best.json").unlink()
+    runner.official(games)
+    assert evaluations[2:] == [str(tmp_path / "work/g2po-seed0")]
+    assert json.loads((tmp_path / "official-best.json").read_text())["seconds"] is None, "resumed"
 
 
 def test_what_is_kept_of_a_run(tmp_path):
