@@ -150,11 +150,17 @@ class Runner(RecipeRunner):
             kept["seconds"] = None if resumed else round(time.time() - started, 1)
             played = json.loads((output / "results.json").read_text())
             kept |= {"games": int(played["settings"]["tasks"].split()[0]), "seeds": played["seeds"]}
+            kept["won"] = [won(path) for path in sorted((output / "trajectories").glob("*.jsonl"))]
             write_json(path, kept, indent=1)
 
 
 def name_of(method: str, seed: int) -> str:
     return f"{method.replace(' ', '-')}-seed{seed}"
+
+
+def won(trajectories: Path) -> str:
+    """By task, in their order: 1 if its trajectory in this file is a success, else 0."""
+    return "".join(str(int(t.success)) for t in sorted(read_jsonl(trajectories), key=lambda t: t.task_id))
 
 
 def collected(folder: Path) -> dict:
@@ -165,9 +171,9 @@ def collected(folder: Path) -> dict:
     evaluations = [json.loads(line) for line in (folder / "evaluations.jsonl").open()]
     kept = ("step", "episodes", "success_rate", "success_rate_by_type", "turns", "valid_action_ratio", "error_rate")
 
-    def won(step: int) -> str:
-        played = read_jsonl(folder / "trajectories" / f"eval-{step:06d}.jsonl")
-        return "".join(str(int(t.success)) for t in sorted(played, key=lambda t: t.task_id))
+    def panel(entry: dict) -> dict:
+        played = folder / "trajectories" / f"eval-{entry['step']:06d}.jsonl"
+        return {**{name: entry[name] for name in kept}, "won": won(played)}
 
     def curve(metric: str) -> list[float | None]:
         return [entry.get(metric) and float(f"{entry[metric]:.5g}") for entry in iterations]
@@ -179,7 +185,7 @@ def collected(folder: Path) -> dict:
             **{f"update/{name}": curve(f"update/{name}") for name in UPDATE},
             "grad_norm": curve("grad_norm"),
         },
-        "panel": [{**{name: entry[name] for name in kept}, "won": won(entry["step"])} for entry in evaluations],
+        "panel": [panel(entry) for entry in evaluations],
         "versions": json.loads((folder / "run.json").read_text())["versions"],
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
     }

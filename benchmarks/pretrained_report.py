@@ -100,16 +100,18 @@ def _change(values: Sequence[float]) -> str:
 
 
 def _official(results: Path) -> list[str]:
-    """The start's line, and the best run's."""
-    lines = []
+    """The start's line, the best run's, and what training changed, game by game; errors are over games."""
+    lines, shares = [], []
     for path in sorted(results.glob("official-*.json"), reverse=True):
         played = json.loads(path.read_text())
-        rate, turns, valid = (fmean(seed[name] for seed in played["seeds"]) for name in ("All", "turns", "valid"))
-        games, episodes = played["games"], played["games"] * len(played["seeds"])
+        shares.append([fmean(map(int, game)) for game in zip(*played["won"], strict=True)])
+        turns, valid = (fmean(seed[name] for seed in played["seeds"]) for name in ("turns", "valid"))
         lines.append(
-            f"- {games} official games, {played['model']}: {_with_error(rate / 100, episodes)} of {episodes} "
-            f"episodes, {turns:.1f} turns, {valid:.1f} % of the actions valid."
+            f"- {played['games']} official games, {len(played['seeds'])} episodes each, {played['model']}: "
+            f"{_change(shares[-1]).lstrip('+')}, {turns:.1f} turns, {valid:.1f} % of the actions valid."
         )
+    if len(shares) == 2:
+        lines.append(f"- Change: {_change([b - a for a, b in zip(*shares, strict=True)])} points on official games.")
     return lines
 
 

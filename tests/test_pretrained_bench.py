@@ -127,15 +127,17 @@ def test_an_attempt_is_known_before_its_end(tmp_path):
 
 
 def test_official_games(tmp_path):
-    """Their line is below the runs', the start's first; no run is taken for one of them."""
-    seeds = [{"All": 25.0, "turns": 20.0, "valid": 90.0}, {"All": 50.0, "turns": 22.0, "valid": 100.0}]
-    for role, model in (("best", "g2po-seed0"), ("start", "start")):
-        played = {"model": model, "games": 24, "seeds": seeds}
+    """By hand, below the runs' lines, the start's first; no run is taken for one of them."""
+    seeds = [{"turns": 20.0, "valid": 90.0}, {"turns": 22.0, "valid": 100.0}]
+    for role, model, won in (("best", "g2po-seed0", ["1100", "1000"]), ("start", "start", ["1000", "0000"])):
+        played = {"model": model, "games": 4, "seeds": seeds, "won": won}
         (tmp_path / f"official-{role}.json").write_text(json.dumps(played))
     (tmp_path / "g2po-seed0.json").write_text(json.dumps(run("g2po", 0, [0.25] * 10, (0.25, 0.5, 0.75))))
-    *_, start, best, end = bench.report(tmp_path).split("\n")
-    assert start == ("- 24 official games, start: 37.5 ± 7.0 of 48 episodes, 21.0 turns, 95.0 % of the actions valid.")
-    assert "g2po-seed0" in best and end == ""
+    *_, start, best, change, end = bench.report(tmp_path).split("\n")
+    about = "4 official games, 2 episodes each"
+    assert start == f"- {about}, start: 12.5 ± 12.5, 21.0 turns, 95.0 % of the actions valid."
+    assert best == f"- {about}, g2po-seed0: 37.5 ± 23.9, 21.0 turns, 95.0 % of the actions valid."
+    assert change == "- Change: +25.0 ± 14.4 points on official games." and end == ""
 
 
 def test_official_games_are_played_once(tmp_path, monkeypatch):
@@ -149,6 +151,7 @@ def test_official_games_are_played_once(tmp_path, monkeypatch):
         output = Path(command[command.index("--output") + 1])
         (output / "trajectories").mkdir(parents=True, exist_ok=True)
         (output / "results.json").write_text('{"settings": {"tasks": "24 (abc)"}, "seeds": []}')
+        write_jsonl(output / "trajectories/direct-0.jsonl", [])
         return evaluations.append(command[command.index("--model") + 1])
 
     monkeypatch.setattr(subprocess, "run", evaluate)
