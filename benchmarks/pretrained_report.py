@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -61,12 +61,16 @@ def _gained(run: dict) -> list[int]:
 
 
 def _means(by_method: dict[str, dict[int, dict]]) -> list[str]:
-    """What each method changed, over its seeds."""
+    """What each method changed, over its seeds, and all of them together."""
     lines = []
     for method, seeds in by_method.items():
-        by_game = [fmean(game) for game in zip(*map(_gained, seeds.values()), strict=True)]
-        lines.append(f"- {method}, {_seeds(seeds)}: {_change(by_game)} points on held-out games.")
-    return lines
+        lines.append(f"- {method}, {_seeds(seeds)}: {_change(_by_game(seeds.values()))} points on held-out games.")
+    runs = [run for seeds in by_method.values() for run in seeds.values()]
+    return [*lines, f"- All runs: {_change(_by_game(runs))} points on held-out games."]
+
+
+def _by_game(runs: Iterable[dict]) -> list[float]:
+    return [fmean(game) for game in zip(*map(_gained, runs), strict=True)]
 
 
 def _against(method: str, by_method: dict[str, dict[int, dict]]) -> list[str]:

@@ -59,6 +59,8 @@ def test_means_over_seeds_and_games(tmp_path):
     lines = bench.report(tmp_path).splitlines()
     # Changes by game: 0 1 1 0 and -1 1 0 0, together -0.5 1 0.5 0.
     assert "- g2po, 2 seeds: +25.0 ± 32.3 points on held-out games." in lines
+    # Of the four runs: -0.25 0.5 0.25 0.
+    assert "- All runs: +12.5 ± 16.1 points on held-out games." in lines
     # After training 0100 and 1000: -1 1 0 0. In training 0 and 0.25.
     (against,) = [line for line in lines if " − grpo" in line]
     assert against == (
