@@ -25,8 +25,8 @@ pytestmark = [
 def test_treasure_is_learned_from_the_cold_start(tmp_path, monkeypatch):
     """In over 80 % of the episodes; turning at random finds it in 48 %, always going right in 60 %.
 
-    No rule for a room alone finds it in more than 68 %: what came before must be remembered. An hour on one core with
-    vLLM, longer without.
+    No rule for a room alone finds it in more than 68 %: what came before must be remembered. Little more
+    than an hour on one core with vLLM, longer without.
     """
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
