@@ -2,7 +2,7 @@
 
     make train && python benchmarks/temperature.py runs/alfworld-tiny --output benchmarks/results/temperature
 
-Training makes a policy more certain. At temperature 1 certainty alone wins games; at 0.4 the initial model has it, too.
+Training makes a policy more certain. At temperature 1 certainty alone wins games; at 0.4 the initial model has it too.
 Each model plays the run's panel by `g2po evaluate`, `--seeds` times at each temperature (6 minutes on two idle cores);
 what was played before in WORK is not played again.
 """
@@ -80,7 +80,8 @@ def main() -> None:
     }
     write_json(args.output / "results.json", {**facts, "seeds": args.seeds, "temperatures": results})
     for temperature, of in results.items():
-        means = ", ".join(f"{name} {of[name]['mean']:.1f} ± {of[name]['std']:.1f} %" for name in ("initial", "trained"))
+        rates = ((name, of[name]) for name in ("initial", "trained"))
+        means = ", ".join(f"{name} {one['mean']:.1f} ± {one['std']:.1f} %" for name, one in rates)
         gain = of["change"]
         print(f"temperature {temperature}: {means}; change {gain['mean']:+.1f} ± {gain['standard_error']:.1f} points")
 
