@@ -32,6 +32,7 @@ from .environments.checks import check_task_columns
 from .environments.contract import TextEnvironment
 from .environments.in_worker import FailedError, WorkerEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
+from .environments.tasks import read_tasks
 from .environments.tools import random_call, text_environment_factory
 from .objects import load
 from .rollout.returning import rehearse
@@ -373,11 +374,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     beside = Path(args.environment.partition(".py")[0]).with_name("tasks.jsonl")
     if not args.task and args.tasks is None and ".py" in args.environment and beside.is_file():
         args.tasks = beside
-    lines = [*args.task, *(args.tasks.read_text().splitlines()[:5] if args.tasks else [])]
     try:
-        tasks = [json.loads(line) for line in lines if line.strip()]
+        tasks = [json.loads(line) for line in args.task if line.strip()]
     except ValueError as error:
         raise SystemExit(f"a task is not valid JSON ({error}): write it as '{{\"seed\": 1}}'") from error
+    try:
+        tasks += read_tasks(args.tasks)[:5] if args.tasks else []
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     environment = load(args.environment)
     findings = examine(
         partial(environment, **args.environment_options) if args.environment_options else environment,

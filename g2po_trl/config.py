@@ -131,6 +131,8 @@ class G2POConfig(GRPOConfig):
         max_error_rate: stop the run if a larger fraction of a rollout's episodes ends in environment errors or before
             the first step.
         save_trajectories: write every trajectory to output_dir/trajectories.
+        overwrite: delete the run that `output_dir` holds, when training begins: its checkpoints, model, trajectories
+            and evaluations, and no file that a run did not write. `False`: a new run in an occupied folder is refused.
         log_trajectories_every: log a table of sample trajectories every so many iterations to Trackio, W&B or
             TensorBoard. 0: never.
         num_trajectories_logged: number of trajectories per logged table.
@@ -257,6 +259,7 @@ class G2POConfig(GRPOConfig):
         default=0.5, metadata={"help": "Stop the run above this fraction of failed episodes."}
     )
     save_trajectories: bool = field(default=True, metadata={"help": "Write trajectories to output_dir."})
+    overwrite: bool = field(default=False, metadata={"help": "Delete the run that output_dir holds."})
     log_trajectories_every: int = field(default=0, metadata={"help": "Iterations between tables of trajectories."})
     num_trajectories_logged: int = field(default=4, metadata={"help": "Trajectories per logged table."})
     vllm_importance_sampling_mode: str | None = field(

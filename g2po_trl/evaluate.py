@@ -48,6 +48,7 @@ from .runs.fingerprint import (
     fingerprint_prompt,
     fingerprint_weights,
 )
+from .runs.ownership import held
 from .runs.panel import Panel
 from .runs.run_description import installed_versions, load_object, load_prompt
 from .trajectory import Trajectory
@@ -277,6 +278,8 @@ def _keep_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None
     """An output folder belongs to one evaluation: numbers of two must not mix."""
     path = output / "settings.json"
     about = json.loads(to_json(about))
+    if (output / "run.json").is_file():
+        raise ValueError(f"output is {str(output)!r}, which holds a training run: pass another --output")
     if overwrite:
         for name in ("settings.json", "results.json", "tokens.json"):
             (output / name).unlink(missing_ok=True)
@@ -299,7 +302,8 @@ def _keep_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     try:
-        results = evaluate(args)
+        with held(args.output, "output"):
+            results = evaluate(args)
     except (ValueError, OSError, ImportError, TokenBudgetSpentError, ChatError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     except KeyboardInterrupt:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def to_json(data: Any, **options: Any) -> str:
@@ -23,20 +24,53 @@ def to_json(data: Any, **options: Any) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
-    """A file with one value a line, as JSON; its folder is made if need be."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
+@contextmanager
+def written_beside(path: str | Path) -> Iterator[TextIO]:
+    """A text file that takes the place of `path` when the block has ended without an error; its folder is made.
 
-
-def write_json(path: str | Path, data: Any, **options: Any) -> None:
-    """Write `to_json` and a line's end. A kill leaves the old file or the new one, not half of it."""
+    Whenever the process is killed, or a reader looks, there is the old file or the new one, not half of it.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(to_json(data, **options) + "\n", encoding="utf-8")
+    try:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     beside.replace(path)
+
+
+def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
+    """A file with one value a line, as JSON, written beside the old one."""
+    with written_beside(path) as file:
+        file.writelines(to_json(row) + "\n" for row in rows)
+
+
+def write_json(path: str | Path, data: Any, **options: Any) -> None:
+    """Write `to_json` and a line's end, beside the old file."""
+    with written_beside(path) as file:
+        file.write(to_json(data, **options) + "\n")
+
+
+def json_lines(text: str) -> list[tuple[int, str]]:
+    """The lines that are not blank, with their numbers from 1.
+
+    Not `str.splitlines`: JSON text may hold U+2028, U+2029 and U+0085, at which that cuts.
+    """
+    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def read_json_lines(path: str | Path) -> list[Any]:
+    """What the lines of a file say, as far as they can be read: one that a kill cut is as if it were not there."""
+    rows = []
+    for line in Path(path).read_bytes().split(b"\n"):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError:  # no JSON, or half a character
+            continue
+    return rows
 
 
 def plain(value: Any) -> Any:

@@ -298,11 +298,13 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
         trainer.add_callback(ours)
 
 
-def write_run(trainer: GRPOTrainer) -> None:
-    """run.json and the panels, before training."""
+def write_run(trainer: GRPOTrainer, step: int = 0) -> None:
+    """run.json and the panels, before training. `step`: the run goes on after it."""
     origin, template = trainer.model.config._name_or_path, trainer.prompt_template
     panels = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
+    described = describe_run(trainer.args, origin, trainer.environment_factory, template, trainer.estimator_name)
     trainer.folder.write_run(
-        describe_run(trainer.args, origin, trainer.environment_factory, template, trainer.estimator_name),
+        described | {"identity": trainer.run_identity()},
         {name: panel for name, panel in panels.items() if panel is not None},
+        step,
     )

@@ -20,6 +20,7 @@ from .config import G2POConfig
 from .runs.checkpoint import find_checkpoint
 from .runs.evaluation import REPORT, before_and_after, format_table
 from .runs.hub import HubError
+from .runs.ownership import check_free
 from .trainer import G2POTrainer
 
 EXIT_NOT_PUSHED = 3
@@ -115,6 +116,19 @@ def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
     }
 
 
+def starting_point(args: G2POConfig) -> str | None:
+    """The checkpoint that `resume_from_checkpoint` names, `None` to start anew. Asked before a model is loaded.
+
+    Raises:
+        SystemExit: when there is none that was named, and when output_dir holds another run.
+    """
+    try:
+        check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)
+        return find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+
+
 class _ReportBefore(TrainerCallback):
     """Evaluates the reported panel once, when training begins: sharded models can play only then."""
 
@@ -157,7 +171,7 @@ def run_recipe(
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
     disable_progress_bar()  # of each file transformers writes: one between any two lines where checkpoints are saved
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint or args.resume_from_checkpoint)
     except KeyboardInterrupt:
         trainer.close()
         if trainer.accelerator.is_main_process:
@@ -196,5 +210,8 @@ def _how_to_go_on(trainer: G2POTrainer) -> str:
     args, step = trainer.args, trainer.state.global_step
     checkpoint = find_checkpoint("auto", args.output_dir) if args.save_strategy != "no" else None
     if checkpoint is None:
-        return f"Stopped at step {step}, before the first checkpoint (save_steps): the same command starts again."
+        return (
+            f"Stopped at step {step}, before the first checkpoint (save_steps). The same command with --overwrite "
+            "starts again."
+        )
     return f"Stopped at step {step}. The same command with --resume_from_checkpoint auto continues from {checkpoint}."

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +38,7 @@ from .credit.graph import StateGraph
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, task_id_of, tasks_hash
 from .environments.tools import text_environment_factory
+from .json_text import written_beside
 from .parts import (
     add_callbacks,
     make_branching,
@@ -61,13 +62,14 @@ from .rollout.tool_prompt import prompt_of
 from .rollout.vllm_engine import take_free_port
 from .runs import hub
 from .runs.callbacks import RolloutBar
-from .runs.checkpoint import Resumption, Staging, check_complete, clear_staging, find_checkpoint
+from .runs.checkpoint import Resumption, Staging, check_complete, clear_staging, files_moved_in
 from .runs.evaluation import summarize
 from .runs.metrics import branch_metrics, evaluation_metrics, gather_rollout, rollout_metrics
 from .runs.model_card import card_of
+from .runs.ownership import on_main
 from .runs.panel import play_panel
 from .runs.run_description import identity_of
-from .runs.run_folder import RunFolder
+from .runs.run_folder import RunFolder, check_panel_name
 from .runs.sample_table import SampleTable
 from .runs.task_errors import TaskErrors
 from .runs.task_order import TaskSampler
@@ -147,6 +149,8 @@ class G2POTrainer(GRPOTrainer):
         prompt_template = prompt_of(environment_factory) if prompt_template is None else prompt_template
         environment_factory = text_environment_factory(environment_factory, args.max_turns)
         check_datasets(environment_factory, train_dataset, eval_dataset)
+        for name in eval_dataset if isinstance(eval_dataset, dict) else ():
+            check_panel_name(name, "the name of a panel in eval_dataset")
         self._staging = Staging()
         if args.use_vllm and args.vllm_mode == "colocate":
             take_free_port()
@@ -374,12 +378,13 @@ class G2POTrainer(GRPOTrainer):
         Args:
             eval_dataset: the panel, its name in a dictionary, or a dictionary of panels. Default: the trainer's.
             ignore_keys: not used.
-            metric_key_prefix: prefix of the metrics.
+            metric_key_prefix: prefix of the metrics, and the panel's name in files. "train" and "replaced" are taken.
 
         Returns:
             `eval_success_rate`, `eval_success_rate/<task_type>`, `eval_reward`, `eval_turns`, …; also appended to
             `evaluations.jsonl` in `output_dir`, with the trajectories in `trajectories/`.
         """
+        check_panel_name(metric_key_prefix)
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         if isinstance(dataset, dict):
@@ -397,7 +402,9 @@ class G2POTrainer(GRPOTrainer):
         summary = summarize(trajectories, [row.get("task_type") for row in rows])
         if self.accelerator.is_main_process:
             step, temperature = self.state.global_step, self.args.eval_temperature
-            self.folder.add_evaluation(metric_key_prefix, step, temperature, summary, trajectories, rows)
+            if self.folder.take_for_evaluation():
+                write_run(self)
+            self.folder.add_evaluation(metric_key_prefix, step, temperature, summary, trajectories, dataset)
         metrics = evaluation_metrics(summary, metric_key_prefix)
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
         # In training mode TRL would add the iteration's metrics, and forget them.
@@ -419,34 +426,50 @@ class G2POTrainer(GRPOTrainer):
     # -- what outlives the process ---------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
-        """Train.
+        """Train. `output_dir` belongs to one run and is locked meanwhile; a second call goes on in it.
 
         Args:
             resume_from_checkpoint: a folder, `True` or `"latest"` for the last checkpoint of `output_dir`, or `"auto"`
                 for the last one if there is any.
+
+        Raises:
+            ValueError: when `output_dir` holds another run and `overwrite` is False, when another process trains
+                there, and when the checkpoint is another run's or cannot be continued with these settings.
         """
-        is_main, args = self.is_world_process_zero(), self.args
-        check_unchanged(self._made_with, args)
+        check_unchanged(self._made_with, self.args)
         self.iteration.start_anew()
         if self.rolling:
             self.rolling.drop()
+        origin, identity = self.model.config._name_or_path, self.run_identity()
+        begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, identity, origin)
+        checkpoint = on_main(self.accelerator, begin)
+        try:
+            return self._train(checkpoint, **kwargs)
+        finally:
+            self.folder.release()
+
+    def _train(self, checkpoint: str | None, **kwargs) -> TrainOutput:
+        is_main, args = self.is_world_process_zero(), self.args
         if is_main:
             clear_staging(args.output_dir)
-        checkpoint = find_checkpoint(resume_from_checkpoint, args.output_dir)
-        finished = None
+        finished, step = None, 0
         if checkpoint is not None:
             state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
             if 0 < args.max_steps <= state.global_step:  # transformers would make one more step
                 finished = state
             else:
                 check_complete(checkpoint)
+            step = state.global_step
             self.iteration.slices = self.resumption.restore(checkpoint, self.run_identity())
             if finished is None:
                 self.folder.keep_evaluations_of(state.global_step)
             if is_main:
                 print(f"Resuming from {checkpoint}", flush=True)
         if is_main:
-            write_run(self)
+            self.folder.take(resumed=checkpoint is not None)
+        if is_main and (finished is None or not self.folder.has_description):
+            self.folder.leave_behind(step, self.iteration.number - self.iteration.is_complete)
+            write_run(self, step)
         if finished is not None:
             return self._take_up_finished_run(checkpoint, finished)
         self._made_with |= settings_of_optimizer(args)  # transformers keeps it for the next call
@@ -467,7 +490,7 @@ class G2POTrainer(GRPOTrainer):
 
     def run_identity(self) -> dict[str, Any]:
         """What must be the same for a run to be continued."""
-        return identity_of(self.args, self.tasks_hash)
+        return identity_of(self.args, self.tasks_hash, self.environment_factory)
 
     @cached_property
     def tasks_hash(self) -> str:
@@ -482,13 +505,22 @@ class G2POTrainer(GRPOTrainer):
         with self._staging.checkpoint(run_dir, self.state, self.accelerator, args) as staged:
             super()._save_checkpoint(model, trial)
             to_come = [] if self.iteration.is_complete else self.iteration.slices
-            self.resumption.save(staged, self.run_identity(), to_come, args.should_save)
+            self.resumption.save(staged, self.run_identity(), to_come, args.should_save, self.folder.run_id)
         if args.push_to_hub:
             self._push_from_checkpoint(str(run_dir / staged.name))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save model and tokenizer. Unlike transformers' it never pushes: saving must not fail for the Hub's sake."""
-        super().save_model(output_dir, _internal_call=True)
+        """Save model and tokenizer: the files are written apart, and then take their names.
+
+        Unlike transformers' it never pushes: saving must not fail for the Hub's sake.
+        """
+        if self._staging.is_open:
+            super().save_model(output_dir, _internal_call=True)
+            return
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        wait = self.accelerator.wait_for_everyone if sharded else None  # of others, one rank alone may save
+        with files_moved_in(output_dir or self.args.output_dir, self.args.should_save, wait) as apart:
+            super().save_model(str(apart), _internal_call=True)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         with hub.repository_made(self.args.hub_model_id, self.args.output_dir):
@@ -514,7 +546,8 @@ class G2POTrainer(GRPOTrainer):
         """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""
         if self.is_world_process_zero():
             tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
-            card_of(self, tags, model_name, dataset_name).save(Path(self.args.output_dir) / "README.md")
+            with written_beside(Path(self.args.output_dir, "README.md")) as file:
+                file.write(str(card_of(self, tags, model_name, dataset_name)))
 
     def close(self) -> None:
         """End the environment workers. Called when the trainer is deleted; may be called earlier."""

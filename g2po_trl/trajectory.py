@@ -7,12 +7,13 @@ advantages, step samples, viewer) is computed from these two classes alone.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .json_text import to_json
+from .json_text import to_json, written_beside
 
 OUTCOMES = ("success", "failure", "truncated", "error", "lost")
 UNCOUNTED = ("error", "lost")  # no result: in no statistic, trains nothing
@@ -153,6 +154,8 @@ def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[flo
 def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bool = False) -> None:
     """Write one trajectory per line, as JSON. Creates the folder.
 
+    Without `append` the file is written beside the old one and then takes its name: no reader sees a part of it.
+
     Args:
         path: the file.
         trajectories: written in order.
@@ -160,21 +163,33 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bo
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a" if append else "w", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8") if append else written_beside(path) as file:
         for trajectory in trajectories:
             file.write(to_json(trajectory.to_dict()) + "\n")
 
 
 def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
-    """Read a file of `write_jsonl`, one trajectory at a time.
+    """Read a file of `write_jsonl`, one trajectory at a time. A last line that has no end is left out, with a warning.
 
     Raises:
-        ValueError: for a line that is not a trajectory; the message names file and line.
+        ValueError: for another line that is not a trajectory; the message names file and line.
     """
-    with Path(path).open(encoding="utf-8") as file:
+    for trajectory in read_unfinished(path):
+        if trajectory is None:
+            warnings.warn(f"{path}: the last line was not written to its end, and is left out", stacklevel=2)
+        else:
+            yield trajectory
+
+
+def read_unfinished(path: str | Path) -> Iterator[Trajectory | None]:
+    """As `read_jsonl`, of a file that may still be written; `None` for a last line that has no end yet."""
+    with Path(path).open("rb") as file:  # half a character is no text
         for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield Trajectory.from_dict(json.loads(line))
-                except (ValueError, KeyError, TypeError) as error:
+            if not line.strip():
+                continue
+            try:
+                yield Trajectory.from_dict(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                if line.endswith(b"\n"):
                     raise ValueError(f"{path}, line {number}: not a trajectory ({error})") from error
+                yield None

@@ -33,8 +33,7 @@ from g2po_envs.alfworld.games import report_games
 from g2po_envs.alfworld.official import PREFIX, official_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
-from g2po_trl.runs.checkpoint import find_checkpoint
+from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -149,7 +148,7 @@ def main(
         if reported is not None:
             print(f"reported: {reported.summary()}", flush=True)
 
-    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    checkpoint = starting_point(args)
     args.eval_on_start = checkpoint is None and script_args.eval_before
 
     # model

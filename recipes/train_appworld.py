@@ -24,8 +24,7 @@ from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installatio
 from g2po_envs.appworld.environment import STEP_GRACE
 from g2po_envs.appworld.setup import set_up
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
-from g2po_trl.runs.checkpoint import find_checkpoint
+from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "appworld" / "tiny.yaml"
 
@@ -78,7 +77,7 @@ def main() -> None:
             f"{STEP_GRACE:g} = {script_args.code_timeout + STEP_GRACE:g}, or endless code ends a worker"
         )
 
-    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    checkpoint = starting_point(args)
     args.eval_on_start = checkpoint is None
 
     # model

@@ -21,8 +21,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate
 from g2po_trl.environments.tasks import read_tasks
 from g2po_trl.objects import load
-from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
-from g2po_trl.runs.checkpoint import find_checkpoint
+from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 
 @dataclass
@@ -95,7 +94,7 @@ def main() -> None:
         prompt_template = load(script_args.prompt)
         if not isinstance(prompt_template, PromptTemplate):
             raise SystemExit(f"prompt is {script_args.prompt!r}, which is no PromptTemplate: name one")
-    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    checkpoint = starting_point(args)
     args.eval_on_start = checkpoint is None
 
     # model

@@ -23,8 +23,7 @@ from g2po_envs.webshop import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT, ShopSource
 from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.recipe import parse_arguments, run_recipe, use_model_arguments
-from g2po_trl.runs.checkpoint import find_checkpoint
+from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
@@ -86,7 +85,7 @@ def main() -> None:
         if reported:
             print(f"reported: {source.summary(reported)}", flush=True)
 
-    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    checkpoint = starting_point(args)
     args.eval_on_start = checkpoint is None
 
     # model

@@ -187,7 +187,7 @@ def keys_written(trainer):
 
 
 def test_the_users_key_makes_the_nodes(make_trainer):
-    options = {"max_steps": 1, "environment": LongLetterEnvironment}
+    options = {"max_steps": 1, "environment": LongLetterEnvironment, "overwrite": True}
     plain = make_trainer(**options)
     plain.train()
     assert nodes(plain)[0] > 2 and keys_written(plain) == {None}

@@ -321,7 +321,7 @@ def test_prompts_that_cannot_be_made_to_fit_are_failures_until_too_many(make_tra
     assert metrics["eval_failure_reason_rate"] == 0.5 and metrics["eval_success_rate"] <= 0.5
     written = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()[-1])
     assert written["failure_reasons"] == {"prompt too long": 4}
-    trainer = make_trainer(WordyLetterEnvironment, max_error_rate=0.4, **options)
+    trainer = make_trainer(WordyLetterEnvironment, max_error_rate=0.4, overwrite=True, **options)
     with pytest.raises(
         RuntimeError, match=r"50% of the trajectories ended before their first step.*raise max_prompt_l"
     ):

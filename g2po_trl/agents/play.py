@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -217,7 +218,7 @@ def read_finished(path: Path) -> dict[int, Trajectory]:
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
-        path.write_bytes(whole)
+        os.truncate(path, len(whole))  # a kill while it was written anew would lose it all
     trajectories = [Trajectory.from_dict(json.loads(line)) for line in whole.splitlines()]
     return {t.info["panel_index"]: t for t in trajectories if t.info["last_trial"] and t.counted}
 
@@ -229,5 +230,4 @@ def _take_out(path: Path, numbers: Sequence[int]) -> None:
     kept = [t for t in trajectories if t.info["panel_index"] not in numbers]
     if len(kept) == len(trajectories):
         return
-    write_jsonl(path.with_suffix(".tmp"), kept)
-    path.with_suffix(".tmp").replace(path)
+    write_jsonl(path, kept)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..json_text import json_lines
 from .checks import check_task_columns
 
 
@@ -18,13 +19,11 @@ def read_tasks(path: str | Path) -> list[dict[str, Any]]:
         ValueError: naming the file, and the line that is no task.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"tasks is {str(path)!r}, which cannot be read: {error}") from error
     rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in json_lines(text):
         try:
             row = json.loads(line)
         except ValueError as error:
@@ -44,8 +43,8 @@ def task_id_of(task: dict[str, Any]) -> str:
 
 
 def tasks_hash(tasks: Iterable[dict[str, Any]]) -> str:
-    """A short name for a list of tasks: equal for the same tasks in any order, and for nothing else."""
-    names = sorted({task_id_of(task) for task in tasks})
+    """A short name for a list of tasks: equal for the same rows in any order, and for nothing else."""
+    names = sorted(json.dumps(task, sort_keys=True, default=str) for task in tasks)
     return hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
 
 

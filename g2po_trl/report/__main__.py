@@ -17,17 +17,23 @@ import numpy as np
 from ..arguments import Parser
 from ..installing import how_to_install
 from ..json_text import write_json
+from ..runs.changes import description_at, parts_of, told
 from ..runs.run_description import read_run
 from . import analysis, keys
 
 SIZES = (1, 2, 4, 8, 16, 32)
 
 
-def analyse(run: Path, gamma: float) -> tuple[dict, dict]:
-    """Numbers for analysis.json, and what the plots show besides."""
+def analyse(run: Path, gamma: float | None, described: dict) -> tuple[dict, dict]:
+    """Numbers for analysis.json, and what the plots show besides.
+
+    Args:
+        gamma: discount; `None`: of each iteration that of the run, by its description `described`.
+    """
     iterations = analysis.load_iterations(run)
+    gammas = [gamma_of(described, iteration.number) if gamma is None else gamma for iteration in iterations]
     rows, sizes, deviations, turns = [], [], [], []
-    for iteration in iterations:
+    for iteration, gamma in zip(iterations, gammas):
         graph = iteration.graph(gamma)
         visited, varied = analysis.group_sizes(graph), analysis.value_variation(graph)
         won = analysis.turns_to_finish(t for group in iteration.groups for t in group)
@@ -37,6 +43,8 @@ def analyse(run: Path, gamma: float) -> tuple[dict, dict]:
         rows.append(
             {
                 "iteration": iteration.number,
+                "gamma": gamma,
+                "unfinished": iteration.unfinished,
                 "steps": int(graph.counted.sum()),
                 "nodes": graph.num_nodes,
                 "group_size": visited,
@@ -45,12 +53,17 @@ def analyse(run: Path, gamma: float) -> tuple[dict, dict]:
                 "turns_to_finish": float(won.mean()) if len(won) else None,
             }
         )
-    prediction = keys.examine(*keys.measure(iterations, gamma), [iteration.number for iteration in iterations])
-    return {"gamma": gamma, "iterations": rows, "prediction": prediction}, {
+    prediction = keys.examine(*keys.measure(iterations, gammas), [iteration.number for iteration in iterations])
+    return {"gamma": gammas[-1], "iterations": rows, "prediction": prediction}, {
         "sizes": np.concatenate(sizes),
         "deviations": np.concatenate(deviations),
         "turns": turns,
     }
+
+
+def gamma_of(described: dict, iteration: int) -> float:
+    """The discount that an iteration was trained with, 0.95 if the run does not say it."""
+    return description_at(described, iteration).get("trainer", {}).get("gamma", 0.95)
 
 
 def mean_over(rows: list[dict], part: str, name: str) -> float:
@@ -66,7 +79,8 @@ def notes(run: dict) -> list[str]:
     said = [] if name.startswith("g2po") else [f"The run was trained with {name}: value_lambda is an option of g2po."]
     if used != 1:
         said.append(f"The run was trained with value_lambda {used}; all but the test of keys is about mean returns.")
-    return said
+    changed = list(told(parts_of(run)))
+    return [*said, *(["The run was resumed with other settings:"] if changed else []), *(f"  {c}" for c in changed)]
 
 
 def summary(rows: list[dict]) -> str:
@@ -75,8 +89,10 @@ def summary(rows: list[dict]) -> str:
     def mean(part: str, name: str) -> float:
         return mean_over(rows, part, name)
 
+    unfinished = sum(row["unfinished"] for row in rows)
     return "\n".join(
         [
+            *([f"{unfinished} lines were not written to their end and are left out"] if unfinished else []),
             f"{len(rows)} iterations, {sum(row['steps'] for row in rows)} steps",
             f"visits of a node: {mean('group_size', 'mean'):.1f} (of a mean step's node: "
             f"{mean('group_size', 'mean_of_step'):.1f}); {100 * mean('group_size', 'singleton_steps'):.1f} % of steps "
@@ -106,8 +122,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"plots need matplotlib: {how_to_install('plots')}") from error
     try:
         run = read_run(args.run)
-        gamma = run.get("trainer", {}).get("gamma", 0.95) if args.gamma is None else args.gamma
-        numbers, shown = analyse(args.run, gamma)
+        numbers, shown = analyse(args.run, args.gamma, run)
     except ValueError as error:
         raise SystemExit(str(error)) from error
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 
 from ..credit.graph import StateGraph
 from ..runs.iteration_log import IterationLog
-from ..trajectory import Trajectory, read_jsonl
+from ..trajectory import Trajectory, read_unfinished
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,12 @@ class Iteration:
     Args:
         number: of the iteration, from 1.
         groups: for each group, its trajectories.
+        unfinished: lines of its files that were not written to their end, and are left out.
     """
 
     number: int
     groups: list[list[Trajectory]]
+    unfinished: int = 0
 
     def graph(self, gamma: float = 0.95) -> StateGraph:
         """Its state graph."""
@@ -44,7 +47,8 @@ class Iteration:
     @property
     def whole(self) -> Iteration:
         """Without branches: what compares episodes, or takes each for an independent draw, is about those."""
-        return Iteration(self.number, [[t for t in group if t.parent is None] for group in self.groups])
+        whole = [[t for t in group if t.parent is None] for group in self.groups]
+        return Iteration(self.number, whole, self.unfinished)
 
 
 def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
@@ -78,10 +82,20 @@ def load_iteration(run: str | Path, number: int, name: str = "train") -> Iterati
 
 
 def load_log(run: str | Path) -> list[dict[str, Any]]:
-    """What the trainer logged of each iteration, as of the end of the run or of its newest checkpoint."""
+    """What the trainer logged of each iteration, as of the end of the run or of its newest checkpoint.
+
+    A file that cannot be read is left out, with a warning: a kill or a full disk has cut it.
+    """
     states = [*Path(run).glob("checkpoint-*/trainer_state.json"), *Path(run).glob("trainer_state.json")]
-    logs = [json.loads(path.read_text(encoding="utf-8")) for path in states]
-    newest = max(logs, key=lambda state: state["global_step"], default={"log_history": []})
+    newest: dict[str, Any] = {"global_step": -1, "log_history": []}
+    for path in states:
+        try:
+            state = json.loads(path.read_bytes())
+            newest = state if state["global_step"] > newest["global_step"] else newest
+        except FileNotFoundError:  # an old checkpoint that the run has just deleted
+            continue
+        except (ValueError, KeyError, TypeError) as error:
+            warnings.warn(f"{path} cannot be read ({error}), and is left out", stacklevel=2)
     log = IterationLog()
     return [*(entry for line in newest["log_history"] for entry in log.add(line)), *log.close()]
 
@@ -95,10 +109,14 @@ def _files(run: str | Path, name: str) -> dict[int, list[Path]]:
 
 def _read_iteration(number: int, paths: Sequence[Path]) -> Iteration:
     groups: dict[Any, list[Trajectory]] = {}  # by task in files that do not number groups
-    for trajectory in (trajectory for path in paths for trajectory in read_jsonl(path)):
+    unfinished = 0
+    for trajectory in (trajectory for path in paths for trajectory in read_unfinished(path)):
+        if trajectory is None:
+            unfinished += 1
+            continue
         name = trajectory.task_id if trajectory.group is None else trajectory.group
         groups.setdefault(name, []).append(trajectory)
-    return Iteration(number, list(groups.values()))
+    return Iteration(number, list(groups.values()), unfinished)
 
 
 def value_variation(graph: StateGraph) -> dict[str, float | np.ndarray]:

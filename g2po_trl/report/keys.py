@@ -12,7 +12,7 @@ come from a bootstrap that draws groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,26 +43,42 @@ _TOGETHER = 512
 KEYS_HELP = 'docs/environments.md, "What counts as one state"'
 
 
-def measure(iterations: Sequence[Iteration], gamma: float) -> tuple[LeftOutErrors, np.ndarray, np.ndarray]:
+def measure(
+    iterations: Sequence[Iteration], gamma: float | Sequence[float]
+) -> tuple[LeftOutErrors, np.ndarray, np.ndarray]:
     """Errors and `same_action_spread` of all iterations as one batch of groups; (groups,) the iteration of each.
 
     Branches are left out: their returns are part of their parents'.
+
+    Args:
+        gamma: of all iterations, or of each.
     """
+    gammas = [gamma] * len(iterations) if isinstance(gamma, (int, float)) else list(gamma)
     of_group = np.repeat(np.arange(len(iterations)), [len(iteration.groups) for iteration in iterations])
     groups = [group for iteration in iterations for group in iteration.whole.groups]
-    parts, spread = [], []
-    for start in range(0, len(groups), _TOGETHER):
-        graph = StateGraph.from_groups(groups[start : start + _TOGETHER], gamma, with_actions=True)
+    parts, spread, starts = [], [], []
+    for first, last in _together([gammas[i] for i in of_group]):
+        graph = StateGraph.from_groups(groups[first:last], gammas[of_group[first]], with_actions=True)
         parts.append(left_out_errors(graph))
         spread.append(same_action_spread(graph))
+        starts.append(first)
     errors = LeftOutErrors(
         LAMBDAS,
         np.concatenate([part.errors for part in parts]),
         np.concatenate([part.visits for part in parts]),
-        np.concatenate([part.group + start for part, start in zip(parts, range(0, len(groups), _TOGETHER))]),
+        np.concatenate([part.group + start for part, start in zip(parts, starts)]),
         sum(part.num_steps for part in parts),
     )
     return errors, np.concatenate(spread), of_group
+
+
+def _together(gammas: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """First and last group, exclusive, of those that are computed at once: `_TOGETHER` at most, of one gamma."""
+    first = 0
+    for i in range(1, len(gammas) + 1):
+        if i == len(gammas) or i - first == _TOGETHER or gammas[i] != gammas[first]:
+            yield first, i
+            first = i
 
 
 def examine(errors: LeftOutErrors, spread: np.ndarray, of_group: np.ndarray, numbers: Sequence[int]) -> dict[str, Any]:

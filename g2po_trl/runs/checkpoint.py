@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,11 +20,11 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
+from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
 from ..json_text import write_json
+from .ownership import STAGING, remove
 
-STAGING = "unfinished-checkpoint"
 _STATE = "g2po_state.json"
 _LATEST = ("true", "latest", "last")
 
@@ -82,6 +82,12 @@ def save_rollout_state(
         write_json(folder / _STATE, dict(state), indent=1)
 
 
+def run_id_of(checkpoint: str | Path) -> str | None:
+    """The run that a checkpoint belongs to; `None` if it does not say: an older version's, or another trainer's."""
+    path = Path(checkpoint, _STATE)
+    return json.loads(path.read_text(encoding="utf-8")).get("run_id") if path.is_file() else None
+
+
 def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
     """What `save_rollout_state` wrote: the state, and this rank's micro-batches (empty when none were to come).
 
@@ -116,18 +122,23 @@ def check_complete(folder: str | Path) -> None:
         )
 
 
-def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> None:
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str | Path) -> list[str]:
     """Refuse to continue a run under settings that would give it other tasks or other samples.
+
+    Returns:
+        Names that the checkpoint lacks, since an older version wrote it: they are not compared.
 
     Raises:
         ValueError: naming every setting that differs.
     """
-    changed = [f"{name} was {saved[name]!r} and is {now[name]!r}" for name in saved if saved[name] != now.get(name)]
+    both = [name for name in saved if name in now]
+    changed = [f"{name} was {saved[name]!r} and is {now[name]!r}" for name in both if saved[name] != now[name]]
     if changed:
         raise ValueError(
             f"{str(folder)!r} cannot be continued with these settings: {'; '.join(changed)}. Use the old ones, or "
             "start a new run from its weights (model_name_or_path)."
         )
+    return [name for name in now if name not in saved]
 
 
 class Resumable(Protocol):
@@ -168,14 +179,16 @@ class Resumption:
         identity: Mapping[str, Any],
         slices: Sequence[Sequence[Mapping[str, Any]]] = (),
         is_main: bool = True,
+        run_id: str | None = None,
     ) -> None:
         """Write it all into a checkpoint's folder.
 
         Args:
             identity: what must be the same when the run goes on. slices: micro-batches that are still to be trained.
+            run_id: of the run that the checkpoint belongs to.
         """
         state = {name: part.state() for name, part in self.parts.items()}
-        state |= {"run": identity, "num_processes": self.num_ranks, "buffered": bool(slices)}
+        state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(slices)}
         save_rollout_state(folder, state, slices, self.rank, is_main)
         for part in self.kept_in_files if is_main else ():
             part.save(str(folder))
@@ -190,7 +203,8 @@ class Resumption:
             ValueError: for another run's, and for one in the middle of an iteration by another number of processes.
         """
         state, slices = load_rollout_state(folder, self.rank)
-        check_same_run(state["run"], identity, folder)
+        if (lacking := check_same_run(state["run"], identity, folder)) and self.rank == 0:
+            print(f"{folder} is an older version's: not compared are {', '.join(lacking)}", flush=True)
         if state["buffered"] and (then := state["num_processes"]) != self.num_ranks:
             raise ValueError(
                 f"{str(folder)!r} was saved in the middle of an iteration with {then} processes; this run has "
@@ -235,11 +249,60 @@ class Staging:
         accelerator.wait_for_everyone()
         if args.should_save:
             state.save_to_json(str(staged / "trainer_state.json"))
-            shutil.rmtree(final, ignore_errors=True)
+            if final.exists():
+                remove(final)
             os.rename(staged, final)
             clear_staging(run_dir)
-            rotate_checkpoints(str(run_dir), args.save_total_limit, state.best_model_checkpoint, use_mtime=True)
+            _rotate(run_dir, args.save_total_limit, state.best_model_checkpoint)
         accelerator.wait_for_everyone()
+
+
+@contextmanager
+def files_moved_in(folder: str | Path, is_main: bool, wait: Callable[[], None] | None = None) -> Iterator[Path]:
+    """A folder to write a model into, whose files the main process then moves to `folder`.
+
+    No file there is ever half written; weights come last, the index of several files after them. A README.md that is
+    there stays.
+
+    Args:
+        wait: for the other ranks, where they write, too.
+    """
+    folder = Path(folder)
+    apart = folder / STAGING / "model"
+    if is_main:
+        shutil.rmtree(apart, ignore_errors=True)
+        apart.mkdir(parents=True)
+    if wait:
+        wait()
+    yield apart
+    if wait:
+        wait()
+    if not is_main:
+        return
+    for path in sorted(apart.iterdir(), key=_weights_last):
+        there = folder / path.name
+        if path.name == "README.md" and there.exists():
+            continue
+        if there.is_dir():
+            remove(there)
+        os.replace(path, there)
+    shutil.rmtree(apart, ignore_errors=True)
+    with suppress(OSError):
+        apart.parent.rmdir()
+
+
+def _weights_last(path: Path) -> tuple[bool, bool, str]:
+    is_index = path.name.endswith(".index.json")
+    return is_index or path.suffix in (".safetensors", ".bin"), is_index, path.name
+
+
+def _rotate(run_dir: Path, limit: int | None, best: str | None) -> None:
+    """Delete the oldest checkpoints but the newest and the best, as transformers does; none is ever a half one."""
+    found = sort_checkpoints(str(run_dir), use_mtime=True)
+    kept = {found[-1], *([str(Path(best))] if best else [])}
+    surplus = len(found) - max(limit, len(kept)) if limit and limit > 0 else 0
+    for checkpoint in [path for path in found if path not in kept][: max(0, surplus)]:
+        remove(Path(checkpoint))
 
 
 def clear_staging(output_dir: str | Path) -> None:

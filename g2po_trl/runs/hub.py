@@ -12,12 +12,13 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 from transformers import Trainer
 
-from .checkpoint import STAGING
+from ..json_text import written_beside
+from .ownership import LOCK, STAGING, SUPERSEDED
 
 logger = logging.getLogger(__name__)
 
 # Not for the Hub: every prompt and reply of a run, the tasks it is judged by, and checkpoints.
-_NOT_PUSHED = ("trajectories/", "panels/", f"{STAGING}/", "checkpoint-*/")
+_NOT_PUSHED = ("trajectories/", "panels/", f"{STAGING}/", "checkpoint-*/", f"{SUPERSEDED}checkpoint-*/", LOCK)
 _REFUSED_BY_HUB = (400, 401, 403, 404)
 
 
@@ -94,7 +95,8 @@ def _warn_of_failed_pushes(push_in_progress: Any) -> None:
 
 def _write_gitignore(folder: str | Path) -> None:
     """What stays here when the folder is pushed."""
-    Path(folder, ".gitignore").write_text("".join(f"{name}\n" for name in _NOT_PUSHED))
+    with written_beside(Path(folder, ".gitignore")) as file:
+        file.writelines(f"{name}\n" for name in _NOT_PUSHED)
 
 
 def _first_line(error: BaseException) -> str:

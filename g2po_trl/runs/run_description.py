@@ -6,6 +6,8 @@
  "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments
  "estimator": {…},                  its name and everything its advantages depend on
  "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
+ "run_id": …, "identity": {…},      which run it is, and what must be the same when it is continued
+ "parts": [{"first_step": 1}, …],   see `changes`: what an earlier part of the run was trained with
  …}                                 and what a recipe adds, e.g. "evaluation": arguments of `g2po_trl.evaluate`
 """
 
@@ -178,7 +180,7 @@ def describe_run(
     }
 
 
-def identity_of(args: G2POConfig, tasks_hash: str) -> dict[str, Any]:
+def identity_of(args: G2POConfig, tasks_hash: str, environment_factory: Callable) -> dict[str, Any]:
     """What must be the same for a run to be continued.
 
     The learning rate too: a checkpoint brings its schedule, and transformers would go on with that.
@@ -186,4 +188,8 @@ def identity_of(args: G2POConfig, tasks_hash: str) -> dict[str, Any]:
     names = ("learning_rate", "advantage_estimator")
     names += ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
     names += ("gradient_accumulation_steps", "shuffle_dataset", "rollouts_ahead")
-    return {name: getattr(args, name) for name in names} | {"training tasks (hash)": tasks_hash}
+    environment = describe_object(environment_factory)  # by its name: a file may be moved
+    return {name: getattr(args, name) for name in names} | {
+        "environment": environment and environment["import"].rpartition(":")[2],
+        "training tasks (hash of rows)": tasks_hash,
+    }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
 from ..credit.prediction import LAMBDAS
+from ..json_text import read_json_lines
 from ..report.analysis import load_iteration, load_log
+from ..runs.changes import description_at, parts_of, settings_at
+from ..runs.run_description import read_run
 from .episode_sets import EpisodeSet, sets_of_run
 from .groups import disagreements, group_data, is_g2po
 from .texts import Prompts, Texts
@@ -49,10 +51,9 @@ class Run:
             }
         )
         self._prompts = Prompts(self.folder, tokenizer)
-        described = self._read("run.json") or {}
-        # Older runs have no part of their own for what the estimator was told.
-        self.settings: dict[str, Any] = {**described.get("trainer", {}), **described.get("estimator", {})}
-        self.steps_per_iteration: int | None = described.get("optimizer_steps_per_iteration")
+        self._described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
+        self.settings = _settings_in(self._described)
+        self.steps_per_iteration: int | None = self._described.get("optimizer_steps_per_iteration")
         if not self.numbers and not self.sets():
             raise ValueError(
                 f"{str(folder)!r} holds no trajectories: pass the output_dir of a run with save_trajectories, or an "
@@ -60,13 +61,17 @@ class Run:
             )
 
     def about(self) -> dict[str, Any]:
-        """Name and settings."""
+        """Name and settings; of a setting that was changed when the run was resumed, each with its first step."""
         settings = {"estimator_name": self.settings.get("advantage_estimator"), **self.settings}
         if not is_g2po(self.settings):  # they are options of the values, which no other estimator reads
             settings.pop("value_lambda", None)
+        starts = [part["first_step"] for part in parts_of(self._described)]
+        parts = [(start, _settings_in(settings_at(self._described, start))) for start in starts]
         return {
             "name": self.name,
-            "settings": {name: settings[name] for name in _SETTINGS if settings.get(name) is not None},
+            "settings": {
+                name: _over_parts(settings[name], name, parts) for name in _SETTINGS if settings.get(name) is not None
+            },
         }
 
     def sets(self) -> list[EpisodeSet]:
@@ -101,31 +106,35 @@ class Run:
 
         Returns:
             `value_lambda` is the λ of the values that are shown: with G2PO the one the iteration was trained with, as
-            far as the run says it; `None` for other estimators, whose node values are plain mean returns.
+            far as the run says it; `None` for other estimators, whose node values are plain mean returns. All are
+            computed with the settings of the part of the run that the iteration belongs to. `unfinished`: lines that
+            were not written to their end, which are left out.
         """
-        groups = load_iteration(self.folder, number).groups
+        read = load_iteration(self.folder, number)
+        settings = _settings_in(description_at(self._described, number))
         prompt_of = self._prompts.of if prompts else None
-        for value_lambda in self._value_lambdas(number):
+        for value_lambda in self._value_lambdas(number, settings):
             texts = Texts()
-            shown = [group_data(group, texts, self.settings, value_lambda, prompt_of) for group in groups]
+            shown = [group_data(group, texts, settings, value_lambda, prompt_of) for group in read.groups]
             if all(group["adds_up"] is not False for group in shown):
                 break
         return {
             "n": number,
-            "value_lambda": value_lambda if is_g2po(self.settings) else None,
-            "lambda_chosen": self.settings.get("value_lambda") == "auto",
+            "value_lambda": value_lambda if is_g2po(settings) else None,
+            "lambda_chosen": settings.get("value_lambda") == "auto",
+            "unfinished": read.unfinished,
             "groups": shown,
             "texts": texts.all,
             "disagreements": disagreements(shown),
         }
 
-    def _value_lambdas(self, number: int) -> list[float]:
+    def _value_lambdas(self, number: int, settings: dict[str, Any]) -> list[float]:
         """What the values of an iteration may have been made with: the first that adds up to what was trained.
 
         What a run chose is in its log, but not yet since the newest checkpoint, and as a mean where a line is about
         several iterations.
         """
-        value_lambda = self.settings.get("value_lambda", 1.0) if is_g2po(self.settings) else 1.0
+        value_lambda = settings.get("value_lambda", 1.0) if is_g2po(settings) else 1.0
         if value_lambda != "auto":
             return [value_lambda]
         logged = dict(self._log()).get(number, {}).get("graph/value_lambda", 1.0)
@@ -137,16 +146,24 @@ class Run:
         log = enumerate(load_log(self.folder), 1)
         return [(-(-entry["step"] // of_one) if of_one else number, entry) for number, entry in log]
 
-    def _read(self, name: str) -> Any:
-        path = self.folder / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
     def evaluations(self) -> list[dict[str, Any]]:
-        """The lines of evaluations.jsonl."""
+        """The lines of evaluations.jsonl, without one that a kill cut."""
         path = self.folder / "evaluations.jsonl"
-        if not path.is_file():
-            return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return read_json_lines(path) if path.is_file() else []
+
+
+def _settings_in(described: dict[str, Any]) -> dict[str, Any]:
+    """Of a description. Older runs have no section of their own for what the estimator was told."""
+    return {**described.get("trainer", {}), **described.get("estimator", {})}
+
+
+def _over_parts(value: Any, name: str, parts: list[tuple[int, dict[str, Any]]]) -> Any:
+    """A setting's value, or the values that it had one after another."""
+    values = [(first, settings.get(name)) for first, settings in parts]
+    changed = [one for one, before in zip(values[1:], values) if one[1] != before[1]]
+    if not changed:
+        return value
+    return f"{values[0][1]}, " + ", ".join(f"from step {first} {then}" for first, then in changed)
 
 
 def _is_number(value: Any) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..trajectory import Trajectory
+from ..json_text import read_json_lines
+from ..trajectory import read_unfinished
 from .texts import Prompts, Texts, episode_data, step_data
 
 _SETTINGS = (
@@ -53,7 +54,7 @@ class EpisodeSet:
         order: dict[str, int] = {}
         unfinished = 0
         for seed, path in self.files:
-            for trajectory in _read(path):
+            for trajectory in read_unfinished(path):
                 if trajectory is None:
                     unfinished += 1
                     continue
@@ -134,26 +135,11 @@ class Evaluation:
         return [EpisodeSet("all", panel, None, None, self._files, self.folder, Prompts(self.folder))]
 
 
-def _read(path: Path) -> Iterator[Trajectory | None]:
-    """The trajectories of a file that may still be written; `None` for a last line that has no end yet."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield Trajectory.from_dict(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                if line.endswith("\n"):
-                    raise ValueError(f"{path}, line {number}: not a trajectory ({error})") from error
-                yield None
-
-
 def _task_types(folder: Path) -> dict[str, str]:
     """The kind of each task, from the panels' rows that name their task and its kind."""
     kinds = {}
     for path in folder.glob("panels/*.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line) if line.strip() else {}
+        for row in read_json_lines(path):
             if row.get("task_id") is not None and row.get("task_type") is not None:
                 kinds[str(row["task_id"])] = str(row["task_type"])
     return kinds

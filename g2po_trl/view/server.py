@@ -19,6 +19,14 @@ def make_server(sources: Sources, port: int = 0) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
+            try:
+                self.look_up()
+            except ConnectionError:  # the browser has gone
+                pass
+            except Exception as error:  # of what a run wrote: the page says it, and the next request is answered
+                self.answer(500, f"{type(error).__name__}: {error}".encode("utf-8", "replace"), "text/plain")
+
+        def look_up(self) -> None:
             if self.headers.get("Host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost"):
                 self.answer(403, b"this page is for this machine alone", "text/plain")  # a foreign page's name for us
             elif self.path == "/":

@@ -1,13 +1,13 @@
 """`python -m pytest`: the environment keeps its contract, and every task can be solved."""
 
-import json
 from pathlib import Path
 
 from environment import DOORS, CoinEnvironment
 
 from g2po_trl import check_environment
+from g2po_trl.environments.tasks import read_tasks
 
-TASKS = [json.loads(line) for line in Path(__file__).with_name("tasks.jsonl").read_text().splitlines()]
+TASKS = read_tasks(Path(__file__).with_name("tasks.jsonl"))
 
 
 def path(start, end):

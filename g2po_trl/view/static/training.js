@@ -136,6 +136,7 @@ function allSteps(wanted) {
 
 function showOverview() {
   const notes = [];
+  if (shown.unfinished) notes.push(`${amountOf(shown.unfinished, "line")} of this iteration not written to the end: left out.`);
   if (!group.nodes.length) notes.push("No episode came to a result: there is no graph.");
   if (!group.stored && group.nodes.length) notes.push("This run did not store what its steps were trained with. " +
     (hasParts() ? "Advantages are computed now, with the settings in run.json." : "There are no advantages to show."));

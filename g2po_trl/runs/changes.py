@@ -1,0 +1,87 @@
+"""A run that was resumed with other settings: what changed at which step, and what an earlier step was trained with.
+
+`run.json` describes the newest part of a run. Its `parts` say where each part began and what was otherwise before:
+
+    "parts": [{"first_step": 1}, {"first_step": 7, "changed": {"trainer.gamma": [0.95, 0.5]}}]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from ..json_text import to_json
+
+# Where a run is and how it was started, not what it is trained with.
+_NOT_SETTINGS = {"parts", "run_id", "identity"}
+_NOT_FIELDS = {"output_dir", "logging_dir", "resume_from_checkpoint", "overwrite", "eval_on_start", "run_name"}
+_OF_VERSION = ("trainer", "play", "estimator", "prompt")  # a name that only one side has is another version's
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What two descriptions of a run differ in: "section.name" -> [value before, value after], `None` for none."""
+    before, after = (json.loads(to_json(one)) for one in (before, after))
+    changed = {}
+    for section in sorted({*before} & {*after} - _NOT_SETTINGS):
+        old, new = before[section], after[section]
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            if old != new:
+                changed[section] = [old, new]
+            continue
+        names = {*old, *new} - _NOT_FIELDS if section not in _OF_VERSION else ({*old} & {*new}) - _NOT_FIELDS
+        changed |= {
+            f"{section}.{name}": [old.get(name), new.get(name)]
+            for name in sorted(names)
+            if old.get(name) != new.get(name)
+        }
+    return changed
+
+
+def next_parts(run: Mapping[str, Any], step: int, description: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a run that goes on after `step` as `description` says.
+
+    Parts that began later are left behind: the run goes on from before them.
+    """
+    parts = [part for part in parts_of(run) if part["first_step"] <= step]
+    changed = changes(settings_at(run, step), description)
+    return parts + ([{"first_step": step + 1, "changed": changed}] if changed else [])
+
+
+def parts_of(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a run, at least one."""
+    return list(run.get("parts") or [{"first_step": 1}])
+
+
+def settings_at(run: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """The description of a run as it was at an optimizer step, counted from 1."""
+    description = deepcopy(dict(run))
+    for part in reversed(parts_of(run)):
+        if part["first_step"] <= step:
+            break
+        for name, (value, _) in part.get("changed", {}).items():
+            section, _, key = name.partition(".")
+            place, key = (description.setdefault(section, {}), key) if key else (description, section)
+            if value is None:
+                place.pop(key, None)
+            else:
+                place[key] = value
+    return description
+
+
+def description_at(run: Mapping[str, Any], iteration: int) -> dict[str, Any]:
+    """What an iteration was rolled out with: a run's description as of the iteration's first step."""
+    steps = run.get("optimizer_steps_per_iteration") or 1
+    return settings_at(run, (iteration - 1) * steps + 1)
+
+
+def told(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each field that changed, with its old and its new value; one that is in several sections once."""
+    for part in parts:
+        seen = set()
+        for name, (before, after) in part.get("changed", {}).items():
+            leaf = name.rpartition(".")[2]
+            if (leaf, str(before), str(after)) not in seen:
+                seen.add((leaf, str(before), str(after)))
+                yield f"{leaf}: {before!r} -> {after!r} from step {part['first_step']} on"
