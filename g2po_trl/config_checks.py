@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from .credit.state_keys import IGNORABLE
 from .installing import how_to_install
+from .rollout.sampling import reserved_option
 from .runs.sample_table import BACKENDS
 from .update.packing import LAYOUTS
 
@@ -34,6 +35,20 @@ REFUSED = {
     ),
 }
 ESTIMATORS = ("g2po", "gigpo", "grpo", "rloo", "graphgpo", "hgpo", "crbc")
+# What to do in place of an entry of generation_kwargs, by the setting that decides the same.
+_REMEDIES = {
+    "temperature": "set temperature, and eval_temperature for evaluations, instead",
+    "top_p": "set top_p, and eval_top_p for evaluations, instead",
+    "top_k": "set top_k, and eval_top_k for evaluations, instead",
+    "min_p": "set min_p instead",
+    "repetition_penalty": "set repetition_penalty instead",
+    "max_tokens": "set max_completion_length instead",
+    "stop_sequences": "set stop_sequences instead",
+    "seed": "all completions of a prompt would be the same; set seed, and eval_seed for evaluations, instead",
+    "end tokens": "the model's generation_config and tokenizer name the tokens that end a completion; set "
+    "stop_sequences for texts that end it",
+    "number of completions": "a prompt gets one completion; remove it",
+}
 _ADDRESS = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
 _EPISODE_STATISTICS = ("trajectory", "step")
 # What an `advantage_fn` takes the place of. Keys of states and `gamma` are not among them: they make its graph.
@@ -133,11 +148,6 @@ def check(args: G2POConfig) -> None:
     )
     _check_vllm(args)
     _check_servers(args)
-    if "seed" in (args.generation_kwargs or {}):
-        raise ValueError(
-            f"generation_kwargs has seed={args.generation_kwargs['seed']}: all replies to a prompt would be the "
-            "same, and the episodes of a group with them. Set `seed` or `eval_seed` instead."
-        )
     for name in ("max_completion_length", "max_tokens_per_micro_batch", "generation_batch_tokens"):
         _require((getattr(args, name) or 0) >= 1, name, getattr(args, name), "set it to 1 or more")
 
@@ -148,6 +158,7 @@ def check_afterwards(args: G2POConfig) -> None:
     Raises:
         ValueError: for the first field that cannot be what it is.
     """
+    _check_generation_kwargs(args)
     _require(
         args.log_trajectories_every == 0 or bool(set(args.report_to) & set(BACKENDS)),
         "log_trajectories_every",
@@ -306,6 +317,23 @@ def _check_servers(args: G2POConfig) -> None:
     for name in ("vllm_request_timeout", "vllm_server_timeout"):
         _require(getattr(args, name) > 0, name, getattr(args, name), "set it above 0")
     _check_filters(args)
+
+
+def _check_generation_kwargs(args: G2POConfig) -> None:
+    options = args.generation_kwargs
+    _require(options is None or isinstance(options, dict), "generation_kwargs", options, "pass an object, or None")
+    if (reserved := reserved_option(options or ())) is not None:
+        name, setting = reserved
+        raise ValueError(
+            f"generation_kwargs has {name}={options[name]!r}, which would win over the setting that the loss and the "
+            f"run's records go by: {_REMEDIES[setting]}."
+        )
+    _require(
+        args.vllm_structured_outputs_regex is None or "structured_outputs" not in (options or {}),
+        "vllm_structured_outputs_regex",
+        args.vllm_structured_outputs_regex,
+        "generation_kwargs has structured_outputs as well; choose one of them",
+    )
 
 
 def _check_filters(args: G2POConfig) -> None:

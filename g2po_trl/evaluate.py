@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must n
 
 import argparse
 import importlib
+import inspect
 import json
 import shutil
 import sys
@@ -50,8 +51,22 @@ from .runs.fingerprint import (
 )
 from .runs.ownership import held
 from .runs.panel import Panel
+from .runs.run_defaults import settings_of_run
 from .runs.run_description import installed_versions, load_object, load_prompt
 from .trajectory import Trajectory
+
+# What plays, and the libraries whose games an adapter can play: their code is not hashed.
+_VERSIONS = (
+    "g2po-trl",
+    "transformers",
+    "torch",
+    "vllm",
+    "alfworld",
+    "textworld",
+    "gymnasium",
+    "textarena",
+    "verifiers",
+)
 
 
 def load_panel(args: argparse.Namespace) -> Panel:
@@ -67,10 +82,11 @@ def load_panel(args: argparse.Namespace) -> Panel:
                 f"environment is {environment!r} and tasks is None: pass --tasks, a file with one row a line"
             )
         factory = load_object({"import": environment, "kwargs": args.environment_options})
-        panel = Panel(args.panel or environment, read_tasks(args.tasks), factory, **options)
+        rows = read_tasks(args.tasks)
+        panel = _with_options(Panel, args.panel or environment, rows, factory, **options)
     elif environment in ENVIRONMENTS:
         module = importlib.import_module(f"g2po_envs.{environment}.panels")
-        panel = module.load_panel(*([args.panel] if args.panel else []), **options)
+        panel = _with_options(module.load_panel, *([args.panel] if args.panel else []), **options)
     else:
         raise ValueError(
             f"environment is {environment!r}: choose one of {', '.join(ENVIRONMENTS)}, or module:Class of your own"
@@ -87,6 +103,14 @@ def load_panel(args: argparse.Namespace) -> Panel:
     if args.prompt is not None:
         changed["prompt_template"] = load_template(args.prompt)
     return replace(panel, **changed)
+
+
+def _with_options(make: Callable[..., Panel], *arguments: Any, **options: Any) -> Panel:
+    try:
+        inspect.signature(make).bind(*arguments, **options)
+    except TypeError as error:
+        raise ValueError(f"--panel-options is {to_json(options)}: {error}") from error
+    return make(*arguments, **options)
 
 
 def load_template(prompt: str | Mapping[str, Any]) -> PromptTemplate:
@@ -124,12 +148,25 @@ def make_agent(args: argparse.Namespace, panel: Panel):
 
 def make_chat(args: argparse.Namespace) -> ChatModel:
     """The model that the arguments ask for."""
-    template = args.chat_template_kwargs or None
+    template, more = args.chat_template_kwargs or None, args.generation_kwargs or None
     if args.base_url:
-        return ServerChat(args.base_url, args.model, args.key_variable, args.parallel, chat_template_kwargs=template)
+        options = {"chat_template_kwargs": template, "generation_kwargs": more}
+        return ServerChat(args.base_url, args.model, args.key_variable, args.parallel, **options)
     if args.engine == "vllm":
-        return load_vllm(args.model, template, **args.engine_options)
-    return load_local(args.model, args.batch_size, template, **args.engine_options)
+        return load_vllm(args.model, template, more, **args.engine_options)
+    if "structured_outputs" in args.generation_kwargs:
+        raise ValueError(
+            "--generation-kwargs has structured_outputs (in a run: vllm_structured_outputs_regex), which only vLLM "
+            "takes: pass --engine vllm, or --generation-kwargs '{}' to evaluate without"
+        )
+    return load_local(args.model, args.batch_size, template, more, **_precision(args), **args.engine_options)
+
+
+def _precision(args: argparse.Namespace) -> dict[str, Any]:
+    """The run's precision, for transformers' `generate`. `--engine-options '{"dtype": …}'` takes its place."""
+    if args.trained_dtype is None or "dtype" in args.engine_options or args.base_url or args.engine == "vllm":
+        return {}
+    return {"dtype": args.trained_dtype, "autocast": args.trained_autocast}
 
 
 def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -147,7 +184,8 @@ def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]
     return {
         **row,
         "turns": summary["turns"],
-        "tokens": mean(tokens),
+        # A server that does not report them is not one that needs none.
+        "tokens": mean(tokens) if any(tokens) or not any(t.steps for t in trajectories) else float("nan"),
         "valid": 100 * summary["valid_action_ratio"],
         "errors": 100 * summary["error_rate"],
         **({"lost": 100 * summary["lost_rate"]} if summary["lost_rate"] else {}),
@@ -177,6 +215,8 @@ def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: Cha
         **model,
         "engine": "server" if served else args.engine,
         "engine_options": {} if served else args.engine_options,
+        "precision": _precision(args),
+        "generation_kwargs": args.generation_kwargs,
         "chat_template_kwargs": args.chat_template_kwargs,
         "environment": args.environment.rsplit("/", 1)[-1],
         "environment_options": args.environment_options,
@@ -194,7 +234,7 @@ def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: Cha
         "max_prompt_length": args.max_prompt_length if args.agent == "direct" else None,
         "batch_size": args.batch_size,
         **asdict(settings),
-        "versions": installed_versions(("g2po-trl", "transformers", "torch", "vllm")),
+        "versions": installed_versions(_VERSIONS),
     }
 
 
@@ -206,6 +246,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         TokenBudgetSpentError: when the budget is spent.
         ChatError: when the server cannot be asked.
     """
+    if (line := settings_of_run(args)) is not None:
+        print(line, flush=True)
     panel = load_panel(args)
     if not panel.rows:
         raise ValueError(f"{panel.name} has no tasks: there is nothing to evaluate")
@@ -235,6 +277,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         "reset_timeout": args.environment_reset_timeout,
         "step_timeout": args.environment_step_timeout,
         "load_timeout": args.environment_load_timeout,
+        "episode_timeout": args.environment_episode_timeout,
+        "max_worker_resets": args.environment_worker_resets,
+        "max_worker_memory": (args.environment_worker_memory_mb or 0) * 2**20 or None,
         "environment_variables": args.environment_variables,
     }
     with EnvironmentPool(environment_factory, **workers) as pool:

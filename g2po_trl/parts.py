@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, is_peft_model
 from transformers import GenerationConfig, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
@@ -298,11 +298,23 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
         trainer.add_callback(ours)
 
 
+def precision_of(trainer: GRPOTrainer) -> dict[str, str | None]:
+    """Return what completions of `generate` are computed in, by torch's names; see `describe_run`."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    base = model.get_base_model() if is_peft_model(model) else model
+    # Autocast wraps the forward pass of the prepared model, and `generate` of an adapter calls that of its base.
+    mixed = trainer.accelerator.native_amp and base is model
+    autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.accelerator.mixed_precision) if mixed else None
+    return {"dtype": str(base.dtype).removeprefix("torch."), "autocast": autocast}
+
+
 def write_run(trainer: GRPOTrainer, step: int = 0) -> None:
     """run.json and the panels, before training. `step`: the run goes on after it."""
     origin, template = trainer.model.config._name_or_path, trainer.prompt_template
     panels = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
-    described = describe_run(trainer.args, origin, trainer.environment_factory, template, trainer.estimator_name)
+    described = describe_run(
+        trainer.args, origin, trainer.environment_factory, template, trainer.estimator_name, precision_of(trainer)
+    )
     trainer.folder.write_run(
         described | {"identity": trainer.run_identity()},
         {name: panel for name, panel in panels.items() if panel is not None},

@@ -56,7 +56,6 @@ of_every_other_group.rollouts = 0
 
 def build(model, output, scenario, loss_type, kind, **kwargs):
     environment, seeds, num_generations, rollout = SCENARIOS[scenario]
-    greedy = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
     options = {
         "per_device_train_batch_size": rollout // 2 // int(os.environ.get("WORLD_SIZE", 1)),
         "steps_per_generation": 2,
@@ -68,7 +67,7 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
         "loss_type": loss_type,
         "beta": 0.1,
         "max_tokens_per_micro_batch": 200,
-        "generation_kwargs": greedy,
+        "top_k": 1,  # the same completions on any number of processes
         "max_error_rate": 1.0,
         "shuffle_dataset": False,
         "max_grad_norm": 100.0,
@@ -106,7 +105,7 @@ def watch_generation() -> list[list[int]]:
 def main(model, output, scenario, loss_type, kind="none", resume=None):
     kwargs = {}
     if scenario == "random lengths":
-        kwargs = {"generation_kwargs": None, "max_steps": 100, "generation_batch_tokens": 150}
+        kwargs = {"top_k": 0, "max_steps": 100, "generation_batch_tokens": 150}
     if resume:
         kwargs = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 10, "optim": "adamw_torch"}
     trainer = build(model, output, scenario, loss_type, kind, **kwargs)

@@ -112,14 +112,44 @@ def test_arguments(tmp_path, capsys):
     args = parse(["--config", str(config), "--model", "m", "--environment", "alfworld", "--temperature", "0.7"])
     assert (args.agent, args.temperature) == ("react", 0.7), "flags win"
     config.write_text("agnet: react\n")
+    given = ["--model", "m", "--environment", "x"]
     for wrong, message in (
-        (["--config", str(config), "--model", "m", "--environment", "x"], "unknown agnet"),
+        (["--config", str(config), *given], "unknown agnet"),
         (["--environment", "alfworld"], "--model is missing"),
-        (["--model", "m", "--environment", "x", "--seeds", "0"], "seeds is 0"),
-        (["--model", "m", "--environment", "x", "--temperature", "-1"], "temperature is -1.0"),
+        ([*given, "--seeds", "0"], "--seeds is 0"),
+        ([*given, "--temperature", "-1"], "--temperature is -1.0"),
+        ([*given, "--temperature", "nan"], "--temperature is nan"),
+        ([*given, "--top-p", "5"], "--top-p is 5.0"),
+        ([*given, "--top-k", "-1"], "--top-k is -1: set it to 0 (off)"),
+        ([*given, "--min-p", "nan"], "--min-p is nan"),
+        ([*given, "--repetition-penalty", "0"], "--repetition-penalty is 0.0"),
+        ([*given, "--history-length", "-1"], "--history-length is -1"),
+        ([*given, "--max-total-tokens", "0"], "--max-total-tokens is 0"),
+        ([*given, "--environment-step-timeout", "nan"], "--environment-step-timeout is nan"),
+        ([*given, "--num-environment-workers", "0"], "--num-environment-workers is 0"),
+        ([*given, "--stop-after", ""], "--stop-after is an empty text"),
+        ([*given, "--panel-options", "[]"], "--panel-options: '[]' is not a JSON object"),
+        ([*given, "--environment-options", "3"], "--environment-options: '3' is not a JSON object"),
+        ([*given, "--engine-options", "{3}"], "--engine-options: '{3}' is not valid JSON"),
+        ([*given, "--generation-kwargs", '{"max_new_tokens": 2}'], "max_new_tokens: pass --max-tokens instead"),
+        ([*given, "--agent", "react", "--prompt", "a:B"], "--agent react has prompts of its own"),
+        ([*given, "--base-url", "http://x", "--engine-options", '{"a": 1}'], "a server (--base-url) does not take"),
+        (["--model", "m", "--environment", "alfworld", "--tasks", "t"], "alfworld takes --panel"),
     ):
         with pytest.raises(SystemExit):
             parse(wrong)
+        assert message in capsys.readouterr().err
+    for text, message in (
+        ("temperature: hot\n", "temperature is 'hot': write a number"),
+        ("seeds: 1.5\n", "seeds is 1.5: write a whole number"),
+        ("panel_options: [1]\n", "panel_options is [1]: write name: value"),
+        ("overwrite: 1\n", "overwrite is 1: write true or false"),
+        ("stop: x\n", "stop is 'x': write a list"),
+        ("- seeds\n", "which is a list or a text"),
+    ):
+        config.write_text(text)
+        with pytest.raises(SystemExit):
+            parse(["--config", str(config), *given])
         assert message in capsys.readouterr().err
     with pytest.raises(SystemExit, match="environment is 'chess': choose one of alfworld, webshop, appworld"):
         main(["--model", "m", "--environment", "chess", "--output", str(tmp_path / "o")])

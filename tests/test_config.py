@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -65,6 +66,36 @@ def test_one_log_line_an_iteration(tmp_path):
 def test_bad_values_name_field_and_value(tmp_path, field, value):
     with pytest.raises(ValueError, match=re.escape(f"{field} is {value!r}")):
         make(tmp_path, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [
+        ("temperature", 1.7, "set temperature, and eval_temperature for evaluations,"),
+        ("do_sample", False, "set temperature, and eval_temperature for evaluations,"),
+        ("top_k", 3, "set top_k, and eval_top_k"),
+        ("repetition_penalty", 3.0, "set repetition_penalty"),
+        ("max_new_tokens", 2, "set max_completion_length"),
+        ("max_tokens", 2, "set max_completion_length"),
+        ("stop", ["."], "set stop_sequences"),
+        ("seed", 3, "set seed, and eval_seed"),
+        ("eos_token_id", 7, "set stop_sequences"),
+        ("num_return_sequences", 2, "a prompt gets one completion"),
+    ],
+)
+def test_generation_kwargs_win_over_no_setting(tmp_path, option, value, instead):
+    """The loss, run.json and tables go by the settings."""
+    for given in ({option: value}, json.dumps({option: value})):
+        with pytest.raises(ValueError, match=re.escape(f"generation_kwargs has {option}={value!r}") + f".*{instead}"):
+            make(tmp_path, generation_kwargs=given)
+
+
+def test_other_generation_kwargs_are_taken(tmp_path):
+    assert (
+        make(tmp_path, generation_kwargs='{"no_repeat_ngram_size": 2}').generation_kwargs["no_repeat_ngram_size"] == 2
+    )
+    with pytest.raises(ValueError, match="vllm_structured_outputs_regex is 'a'.*choose one of them"):
+        make(tmp_path, generation_kwargs={"structured_outputs": {}}, vllm_structured_outputs_regex="a")
 
 
 def test_packed_rows_of_the_padded_layout_are_refused(tmp_path):

@@ -10,7 +10,9 @@ import threading
 
 import pytest
 from letter_trainer import TASKS
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import Step, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.agents import ChatSettings
@@ -63,7 +65,7 @@ class Chat(http.server.BaseHTTPRequestHandler):
     """OpenAI's protocol: says "win", but game 1 is too long for it; wants `max_completion_tokens` or another key."""
 
     asked = []  # noqa: RUF012
-    newer, key = False, None
+    newer, key, tells_usage = False, None, True
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -77,7 +79,7 @@ class Chat(http.server.BaseHTTPRequestHandler):
             return self.answer(400, {"error": {"message": "x", "code": "context_length_exceeded"}})
         message = {"role": "assistant", "content": "<think></think><action>win</action>"}
         choices = [{"index": 0, "finish_reason": "stop", "message": message}]
-        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10} if self.tells_usage else None
         about = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
         self.answer(200, {**about, "choices": choices, "usage": usage})
 
@@ -182,6 +184,15 @@ def test_newer_servers_get_the_field_they_want(game, server):
     assert fields == ["max_tokens", 9, 9, 9, 9]
 
 
+def test_tokens_that_a_server_does_not_report_are_not_0(game, server, capsys):
+    server.chat.tells_usage = False
+    with pytest.raises(SystemExit, match="ChatError: --max-total-tokens is 1, and the server reports no token usage"):
+        main(served(game, server, "--max-total-tokens", 1))
+    main(served(game, server))
+    assert strict(game / "out" / "results.json")["seeds"][0]["tokens"] is None
+    assert "n/a" in capsys.readouterr().out
+
+
 # -- what numbers belong to -------------------------------------------------------------------------------------------
 
 
@@ -207,6 +218,7 @@ def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, mod
     refused("--engine-options", '{"dtype": "bfloat16"}', match="another evaluation .engine_options")
     refused("--chat-template-kwargs", '{"enable_thinking": false}', match="another evaluation .chat_template_kwargs")
     refused("--max-turns", "3", match="another evaluation .max_turns 30 -> 3")
+    refused("--generation-kwargs", '{"no_repeat_ngram_size": 2}', match="another evaluation .generation_kwargs")
     tasks = (game / "tasks.jsonl").read_text()
     (game / "tasks.jsonl").write_text(tasks.replace("3}", '3, "hint": "left"}'))
     refused(match="another evaluation .tasks")
@@ -238,24 +250,74 @@ def test_the_environments_code_is_part_of_an_evaluation(game, model):
 # -- as it was trained ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatch):
-    """Greedily: the same prompts and the same replies as the trainer's own evaluation."""
-    trainer = make_trainer(max_steps=1, eval_dataset=TASKS.select(range(3)), eval_temperature=0.0, history_length=1)
+def replies(path):
+    return [[(step.observation, step.reply, step.action, step.valid) for step in t.steps] for t in read_jsonl(path)]
+
+
+def evaluated(tmp_path, *more):
+    """Evaluate the run in `out`: where its trajectories are."""
+    main(["--model", str(tmp_path / "out"), "--num-environment-workers", "1", *more])
+    (path,) = (tmp_path / "evaluations").glob("*/trajectories/direct-0.jsonl")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["mixed precision", "half weights", "adapter", "adapter of half weights"])
+def test_a_greedy_evaluation_repeats_the_runs_own(make_trainer, tiny_model_dir, tmp_path, monkeypatch, kind):
+    """Completion by completion, whatever the model is and is computed in."""
+    model, options = tiny_model_dir, {"eval_temperature": 0.0, "max_completion_length": 12}
+    if kind == "mixed precision":
+        options["bf16"] = True
+    if kind == "half weights":
+        options["model_init_kwargs"] = {"dtype": "bfloat16"}
+    if kind.startswith("adapter"):
+        options["peft_config"] = LoraConfig(r=8, lora_alpha=64, target_modules="all-linear")
+    if kind == "adapter of half weights":  # trained in float32, TRL's default
+        model = tmp_path / "half"
+        AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype="bfloat16").save_pretrained(model)
+        AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(model)
+    trainer = make_trainer(model=model, max_steps=1, eval_dataset=TASKS, learning_rate=1e-2, **options)
     trainer.train()
     trainer.evaluate()
     trainer.save_model(trainer.args.output_dir)
     monkeypatch.chdir(tmp_path)
-    main(["--model", str(tmp_path / "out"), "--num-environment-workers", "1"])
-    (path,) = (tmp_path / "evaluations").glob("*/trajectories/direct-0.jsonl")
-    theirs, ours = (
-        [[(step.observation, step.reply, step.action, step.valid) for step in t.steps] for t in read_jsonl(one)]
-        for one in (tmp_path / "out" / "trajectories" / "eval-000001.jsonl", path)
+    theirs = replies(tmp_path / "out" / "trajectories" / "eval-000001.jsonl")
+    assert replies(evaluated(tmp_path, "--batch-size", "8")) == theirs
+    precision = strict(next((tmp_path / "evaluations").glob("*/settings.json")))["precision"]
+    if kind in ("mixed precision", "adapter of half weights"):
+        as_saved = evaluated(tmp_path, "--batch-size", "8", "--overwrite", "--engine-options", '{"dtype": "auto"}')
+        assert replies(as_saved) != theirs, "the precision decides"
+    assert precision == {
+        "dtype": "bfloat16" if kind == "half weights" else "float32",
+        "autocast": "bfloat16" if kind == "mixed precision" else None,
+    }
+
+
+def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatch, capsys):
+    """Greedily: the same prompts and the same replies as the trainer's own evaluation."""
+    trainer = make_trainer(
+        max_steps=1,
+        eval_dataset=TASKS.select(range(3)),
+        eval_temperature=0.0,
+        history_length=1,
+        generation_kwargs={"no_repeat_ngram_size": 1},
+        stop_sequences=["k"],
+        max_completion_length=9,
     )
+    trainer.train()
+    trainer.evaluate()
+    trainer.save_model(trainer.args.output_dir)
+    monkeypatch.chdir(tmp_path)
+    path = evaluated(tmp_path)
+    theirs, ours = replies(tmp_path / "out" / "trajectories" / "eval-000001.jsonl"), replies(path)
     assert ours == theirs and any(len(steps) > 1 for steps in ours)
+    told = capsys.readouterr().out
+    assert told.count("--temperature 0.0, ") == 1 and '--generation-kwargs {"no_repeat_ngram_size": 1}' in told
+    without = evaluated(tmp_path, "--generation-kwargs", "{}", "--overwrite")
+    assert replies(without) != theirs, "the options decide"
     rows = [json.loads(line) for line in (path.parents[1] / "panels" / "panel.jsonl").open()]
     assert rows == [dict(row) for row in TASKS.select(range(3))], "where the viewer looks for kinds of tasks"
     settings = strict(path.parents[1] / "settings.json")
-    assert (settings["max_turns"], settings["history_length"], settings["max_tokens"]) == (6, 1, 2)
+    assert (settings["max_turns"], settings["history_length"], settings["max_tokens"]) == (6, 1, 9)
     run = strict(tmp_path / "out" / "run.json")
     assert run["estimator"]["scale_by_std"] is True and run["estimator"]["estimator_name"] == "g2po"
     assert run["environment"]["import"].endswith("letter_environment.py:LetterEnvironment")
@@ -327,6 +389,18 @@ def test_prompts_are_shortened_as_in_training(game, model, capsys):
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_options_that_would_be_ignored_are_refused(game, model, monkeypatch):
+    given = [*flags(game), "--model", str(model)]
+    for option, message in (
+        ('{"presence_penalty": 1}', "generation_kwargs has presence_penalty, which is no option of transformers"),
+        ('{"structured_outputs": {"regex": "a"}}', "structured_outputs.*, which only vLLM takes: pass --engine vllm"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main([*given, "--generation-kwargs", option, "--overwrite"])
+    with pytest.raises(SystemExit, match="--panel-options is .*number"):
+        main([*given, "--panel-options", '{"number": 3}'])
 
 
 def test_bad_input_is_one_line(game, server, monkeypatch, capsys):

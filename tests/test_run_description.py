@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from g2po_trl.agents import ChatSettings
+from g2po_trl.json_text import write_json_lines
 from g2po_trl.objects import load
 from g2po_trl.openenv import RemoteEnvironment
 from g2po_trl.runs.evaluate_arguments import parse
+from g2po_trl.runs.run_defaults import settings_of_run
 from g2po_trl.runs.run_description import describe_object, load_object
 
 PLAY = {
@@ -58,12 +60,86 @@ def test_what_a_runs_description_lacks_without_harm_is_as_for_any_model(tmp_path
         if expected[0] == 120:
             [play.pop(name) for name in of_workers]
         (tmp_path / "run.json").write_text(json.dumps(RUN | {"play": play}))
+        write_json_lines(tmp_path / "panels" / "eval.jsonl", [{}])
         args = parse(["--model", str(tmp_path)])
         assert [getattr(args, name) for name in of_workers] == expected
         assert (args.temperature, args.top_p, args.max_tokens, args.max_turns) == (0.7, 0.9, 9, 3)
     (tmp_path / "run.json").write_text('{"started": "by another program"}')
     args = parse(["--model", str(tmp_path), "--environment", "alfworld"])
     assert (args.temperature, args.prompt) == (0.4, None)
+
+
+def test_the_panel_of_a_run_is_the_one_that_is_named_or_the_only_one(tmp_path, capsys):
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+
+    def refused(*more):
+        with pytest.raises(SystemExit):
+            parse(["--model", str(tmp_path), *more])
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert "had no evaluation tasks" in (told := refused()) and "pass --tasks FILE" in told
+    assert parse(["--model", str(tmp_path), "--tasks", "mine.jsonl"]).tasks == Path("mine.jsonl")
+    write_json_lines(tmp_path / "panels" / "seen.jsonl", [{}])
+    assert parse(["--model", str(tmp_path)]).tasks == tmp_path / "panels" / "seen.jsonl"
+    write_json_lines(tmp_path / "panels" / "unseen.jsonl", [{}])
+    assert "has the panels seen, unseen: choose one with --panel" in refused()
+    assert "--panel is 'eval'" in (told := refused("--panel", "eval")) and "has seen, unseen" in told
+    args = parse(["--model", str(tmp_path), "--panel", "unseen"])
+    assert (args.panel, args.tasks) == ("unseen", tmp_path / "panels" / "unseen.jsonl")
+
+
+@pytest.fixture
+def treasure(tmp_path, monkeypatch):
+    """A run in `run`, of an environment beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "game.py").write_text("class Game: ...\nclass Other: ...\n")
+    write_json_lines(tmp_path / "run" / "panels" / "eval.jsonl", [{}])
+    run = RUN | {"environment": {"import": f"{tmp_path / 'game.py'}:Game", "kwargs": {"size": 3}}}
+    run["play"] = PLAY | {"generation_kwargs": {"no_repeat_ngram_size": 2}, "environment_episode_timeout": 5.0}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(run))
+    return run
+
+
+def test_everything_that_decides_how_a_run_plays_is_taken_from_it(treasure):
+    from g2po_trl.runs.run_description import _PLAY
+
+    args = parse(["--model", "run"])
+    assert args.generation_kwargs == {"no_repeat_ngram_size": 2} and args.environment_episode_timeout == 5.0
+    read = set(_PLAY) | {"dtype", "autocast"}
+    assert read - {"max_completion_length", "stop_sequences", "vllm_structured_outputs_regex"} <= {
+        name.removeprefix("trained_") for name in vars(args)
+    }
+    treasure["play"]["vllm_structured_outputs_regex"] = "<a>.*</a>"
+    Path("run/run.json").write_text(json.dumps(treasure))
+    args = parse(["--model", "run"])
+    assert args.generation_kwargs == {"no_repeat_ngram_size": 2, "structured_outputs": {"regex": "<a>.*</a>"}}
+    del treasure["play"]["generation_kwargs"], treasure["play"]["vllm_structured_outputs_regex"]
+    treasure["trainer"] = {"generation_kwargs": {"typical_p": 0.9}}
+    Path("run/run.json").write_text(json.dumps(treasure))
+    assert parse(["--model", "run"]).generation_kwargs == {"typical_p": 0.9}, "of a run that was written before"
+    assert parse(["--model", "run", "--generation-kwargs", "{}"]).generation_kwargs == {}, "flags win"
+
+
+@pytest.mark.parametrize("name", ["game.py:Game", "game:Game", "./game.py:Game"])
+def test_the_runs_environment_has_several_names(treasure, name):
+    args = parse(["--model", "run", "--environment", name, "--tasks", "tasks.jsonl"])
+    assert (args.max_turns, args.max_tokens, args.environment_options) == (3, 9, {"size": 3})
+    told = settings_of_run(args)
+    assert "--max-turns 3" in told and "its prompt" in told and "other than" not in told
+
+
+def test_what_is_taken_from_a_run_is_told_in_a_line(treasure):
+    told = settings_of_run(parse(["--model", "run"]))
+    assert told == (
+        f"From {Path('run').resolve()}: --temperature 0.7, --top-p 0.9, "
+        '--generation-kwargs {"no_repeat_ngram_size": 2}, --max-turns 3, --history-length 1, --max-tokens 9, '
+        "--environment-episode-timeout 5.0, its prompt"
+    )
+    told = settings_of_run(parse(["--model", "run", "--temperature", "0", "--history-length", "4"]))
+    assert "other than the run: --temperature 0.0 (the run: 0.7), --history-length 4 (the run: 1)" in told
+    other = ["--environment", "game.py:Other", "--tasks", "t.jsonl"]
+    assert "game.py:Other is not the environment of" in settings_of_run(parse(["--model", "run", *other]))
+    assert settings_of_run(parse(["--model", "m", *other])) is None, "no run"
 
 
 def test_arguments_of_an_environment_are_described_by_name():

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,12 @@ class TokenBudget:
             )
 
     def count(self, reply: ChatReply) -> None:
+        """Add a reply's tokens. Raises ChatError if there is a limit and the server does not report tokens."""
+        if self.limit is not None and not reply.error and reply.prompt_tokens + reply.reply_tokens == 0:
+            raise ChatError(
+                f"--max-total-tokens is {self.limit}, and the server reports no token usage to count: limit the costs "
+                "at the provider, and run without --max-total-tokens"
+            )
         with self._lock:
             self.read += reply.prompt_tokens
             self.written += reply.reply_tokens
@@ -187,13 +193,16 @@ class EngineChat(ChatModel):
         texts = [self.encode.text(conversation) for conversation in conversations]
         prompts = self.encode.ids(texts)
         most = settings.max_tokens
+        before = replace(
+            settings, stop_after=()
+        )  # after these the engine has ended, with a whole token as in training
         fits = [self.longest is None or len(ids) + most <= self.longest for ids in prompts]
         asked = [i for i, fit in enumerate(fits) if fit]
         replies = [ChatReply("", len(ids), error=_too_long(len(ids), most, self.longest)) for ids in prompts]
         for i, answer in zip(asked, self._generate([prompts[i] for i in asked], settings, seeds, asked)):
             last = bool(answer.ids) and answer.ids[-1] in self.engine.ends
             text = self.encode.decode(answer.ids[:-1] if last else answer.ids)
-            shown = settings.cut(text)
+            shown = before.cut(text)
             complete = answer.complete or shown != text
             replies[i] = ChatReply(shown, len(prompts[i]), len(answer.ids) - last, complete, texts[i][-64:])
         return replies
@@ -216,7 +225,12 @@ class EngineChat(ChatModel):
 
 
 def load_local(
-    model: str, batch_size: int = 32, chat_template_kwargs: dict[str, Any] | None = None, **model_kwargs: Any
+    model: str,
+    batch_size: int = 32,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    generation_kwargs: dict[str, Any] | None = None,
+    autocast: str | None = None,
+    **model_kwargs: Any,
 ) -> EngineChat:
     """A chat model from a checkpoint or an adapter, with transformers' `generate`.
 
@@ -224,6 +238,9 @@ def load_local(
         model: a folder or a Hub id.
         batch_size: conversations per `generate` call.
         chat_template_kwargs: variables of the chat template.
+        generation_kwargs: further fields of transformers' `GenerationConfig`.
+        autocast: precision that is computed in, e.g. "bfloat16", as training in mixed precision does. `None`: that of
+            the weights.
         **model_kwargs: passed to `from_pretrained`.
     """
     import torch
@@ -243,21 +260,29 @@ def load_local(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
-    engine = TransformersEngine.of(loaded, tokenizer, batch_tokens=sys.maxsize)  # `batch_size` bounds them
+    precision = None if autocast is None else getattr(torch, autocast)
+    options = {"batch_tokens": sys.maxsize, "options": generation_kwargs}  # `batch_size` bounds the tokens
+    engine = TransformersEngine.of(loaded, tokenizer, precision, **options)
     return EngineChat(engine, longest, chat_template_kwargs, batch_size)
 
 
-def load_vllm(model: str, chat_template_kwargs: dict[str, Any] | None = None, **vllm_options: Any) -> EngineChat:
+def load_vllm(
+    model: str,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    generation_kwargs: dict[str, Any] | None = None,
+    **vllm_options: Any,
+) -> EngineChat:
     """A chat model from a checkpoint or an adapter, with vLLM in this process.
 
     Args:
         model: a folder or a Hub id.
         chat_template_kwargs: variables of the chat template.
+        generation_kwargs: further fields of vLLM's `SamplingParams`.
         **vllm_options: passed to `vllm.LLM`.
     """
     from ..rollout.offline_vllm import OfflineVLLMEngine
 
-    engine = OfflineVLLMEngine(model, **vllm_options)
+    engine = OfflineVLLMEngine(model, generation_kwargs, **vllm_options)
     return EngineChat(engine, engine.longest, chat_template_kwargs)
 
 
@@ -272,6 +297,7 @@ class ServerChat(ChatModel):
         retries: number of retries of a request that fails because of load or network, with growing pauses.
         timeout: maximum seconds of a request.
         chat_template_kwargs: variables of the chat template, for servers that take them (vLLM, SGLang).
+        generation_kwargs: further fields of a request, for servers that take them.
 
     Raises:
         ImportError: if openai is not installed.
@@ -288,6 +314,7 @@ class ServerChat(ChatModel):
         retries: int = 6,
         timeout: float = 300.0,
         chat_template_kwargs: dict[str, Any] | None = None,
+        generation_kwargs: dict[str, Any] | None = None,
     ):
         try:
             from openai import OpenAI
@@ -297,6 +324,7 @@ class ServerChat(ChatModel):
         key = os.environ.get(key_variable) or "none"
         self.client = OpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=timeout)
         self.key_variable, self.template_kwargs = key_variable, chat_template_kwargs
+        self.generation_kwargs = generation_kwargs or {}
         self.length_field = "max_tokens"
 
     def reply(
@@ -324,17 +352,33 @@ class ServerChat(ChatModel):
             raise ChatError(
                 f"no answer from {self.base_url} ({error.__cause__ or error}): is it running, and is this its address?"
             ) from error
-        except OpenAIError as error:
+        except (OpenAIError, ValueError) as error:  # ValueError: it calls its answer JSON, and it is not
             raise ChatError(f"the server at {self.base_url}: {error}") from error
-        if not answer.choices:
-            raise ChatError(f"the server at {self.base_url} answered without a choice: does it use OpenAI's protocol?")
-        choice, usage = answer.choices[0], answer.usage
-        text = choice.message.content or ""
+        return self._read(answer, settings)
+
+    def _read(self, answer: Any, settings: ChatSettings) -> ChatReply:
+        """Return the reply in a server's answer. Raises ChatError for an answer that is no chat completion."""
+        choices = getattr(answer, "choices", None)
+        message = getattr(choices[0], "message", None) if choices else None
+        if message is None:
+            shown = getattr(answer, "error", None) or answer
+            shown = shown if isinstance(shown, (str, dict)) else shown.model_dump_json(exclude_unset=True)
+            raise ChatError(
+                f"the server at {self.base_url} answered without a chat completion ({str(shown).strip()[:200]!r}): is "
+                "this the address of its API, up to /v1?"
+            )
+        text, thought = _parts_of(message.content)
+        # The name of the field depends on the server.
+        thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or thought
+        text = settings.cut(text)  # not every server heeds it
+        if thought and isinstance(thought, str) and "</think>" not in text:
+            text = f"<think>{thought}</think>{text}"
+        usage = answer.usage
         return ChatReply(
-            settings.cut(text),  # not every server heeds it
-            usage.prompt_tokens if usage else 0,
-            usage.completion_tokens if usage else 0,
-            choice.finish_reason == "stop",
+            text,
+            (usage.prompt_tokens or 0) if usage else 0,
+            (usage.completion_tokens or 0) if usage else 0,
+            choices[0].finish_reason not in ("length", "content_filter"),
         )
 
     def _complete(self, conversation: Conversation, settings: ChatSettings, seed: int):
@@ -343,6 +387,7 @@ class ServerChat(ChatModel):
 
         # What only some servers know is sent only when it is asked for.
         body: dict[str, Any] = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
+        body |= self.generation_kwargs
         body |= {"top_k": settings.top_k} if settings.top_k else {}
         body |= {"min_p": settings.min_p} if settings.min_p else {}
         body |= {"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {}
@@ -367,6 +412,18 @@ class ServerChat(ChatModel):
 
     def close(self) -> None:
         self.client.close()
+
+
+def _parts_of(content: Any) -> tuple[str, str]:
+    """Return the text and the thought of a message's content: a text, a list of parts, or nothing."""
+    if not isinstance(content, list):
+        return str(content or ""), ""
+    text, thought = [], []
+    for part in content:
+        kind, parts = (part.get("type"), part) if isinstance(part, dict) else ("text", {"text": str(part)})
+        inner = parts.get(kind) if isinstance(parts.get(kind), (str, list)) else parts.get("text")
+        (thought if kind in ("thinking", "reasoning") else text).append(_parts_of(inner)[0])
+    return "".join(text), "".join(thought)
 
 
 def _combined(seeds: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .generate import generation_config
+from .generate import check_options, generation_config
 from .generation import Engine, LendModel, Reply
 from .sampling import Sampling
 
@@ -36,6 +36,7 @@ class ContinuousBatchingEngine(Engine):
         options: dict[str, Any] | None = None,
     ):
         super().__init__(tokenizer, ends, options)
+        check_options(self.options)
         self.lend_model, self.batching = lend_model, batching or {}
         self._manager, self._sampling, self._keys = None, None, {}
         self._closing = ExitStack()

@@ -49,6 +49,21 @@ def generation_config(
     )
 
 
+def check_options(options: Iterable[str]) -> None:
+    """Refuse options that `GenerationConfig` does not have: it would take and ignore them.
+
+    Raises:
+        ValueError: naming the first one.
+    """
+    known = GenerationConfig()
+    for name in options:
+        if not hasattr(known, name):
+            raise ValueError(
+                f"generation_kwargs has {name}, which is no option of transformers' generate (GenerationConfig): "
+                "remove it, or use the engine that it belongs to"
+            )
+
+
 def generate_batch(
     model: torch.nn.Module,
     tokenizer: PreTrainedTokenizerBase,

@@ -8,7 +8,7 @@ the first of `stop_sequences` is complete.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from .generate import SampledLogProbs, generate_batch, generation_config
+from .generate import SampledLogProbs, check_options, generate_batch, generation_config
 from .sampling import Sampling
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class Engine:
     Args:
         tokenizer: the model's.
         ends: tokens that end a reply.
-        options: more of the engine's own sampling options (`generation_kwargs` of the configuration); they win.
+        options: more of the engine's own sampling options (`generation_kwargs` of the configuration): none that
+            `Sampling` has.
 
     `is_collective` says that a call holds a collective operation: every rank must make it, also with no prompts.
     `takes_seeds`: a reply follows from its prompt and its seed, whoever else is asked.
@@ -168,19 +169,27 @@ class TransformersEngine(Engine):
         logprobs: bool = False,
     ):
         super().__init__(tokenizer, ends, options)
+        check_options(self.options)
         self.lend_model, self.batch_tokens, self.logprobs = lend_model, batch_tokens, logprobs
         self.is_collective, self.device = is_collective, device
 
     @classmethod
-    def of(cls, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, **options: Any) -> TransformersEngine:
+    def of(
+        cls,
+        model: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        autocast: torch.dtype | None = None,
+        **options: Any,
+    ) -> TransformersEngine:
         """An engine for a model that is not being trained.
 
         Args:
             model: in evaluation or training mode; it is put into evaluation mode while it generates.
             tokenizer: the model's tokenizer.
+            autocast: compute in this precision, as training in mixed precision does. `None`: in that of the weights.
             **options: further arguments of the class.
         """
-        return cls(tokenizer, ends_of_turn(tokenizer, model), lent(model), **options)
+        return cls(tokenizer, ends_of_turn(tokenizer, model), lent(model, autocast), **options)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
@@ -228,15 +237,16 @@ class TransformersEngine(Engine):
         return batches
 
 
-def lent(model: torch.nn.Module) -> LendModel:
-    """A model that nobody trains, as an engine borrows it."""
+def lent(model: torch.nn.Module, autocast: torch.dtype | None = None) -> LendModel:
+    """Return a function that lends a model that is not being trained; `autocast` as in `TransformersEngine.of`."""
 
     @contextmanager
     def lend(config: GenerationConfig) -> Iterator[torch.nn.Module]:
         was_training = model.training
         model.eval()
         try:
-            with torch.no_grad():
+            mixed = nullcontext() if autocast is None else torch.autocast(model.device.type, autocast)
+            with torch.no_grad(), mixed:
                 yield model
         finally:
             model.train(was_training)

@@ -16,10 +16,11 @@ class OfflineVLLMEngine(RequestEngine):
 
     Args:
         model: a folder or a Hub id. For an adapter, its base model is loaded as well.
+        options: more of vLLM's `SamplingParams`: none that `Sampling` has.
         **vllm_options: passed to `vllm.LLM`.
     """
 
-    def __init__(self, model: str, **vllm_options: Any):
+    def __init__(self, model: str, options: dict[str, Any] | None = None, **vllm_options: Any):
         from vllm import LLM
 
         lora = None
@@ -35,7 +36,7 @@ class OfflineVLLMEngine(RequestEngine):
         self.llm = LLM(model, **{"generation_config": "vllm", **vllm_options})
         tokenizer = self.llm.get_tokenizer()
         ends = {tokenizer.eos_token_id, *_ends_of(model, vllm_options.get("revision"))}
-        super().__init__(tokenizer, [end for end in ends if end is not None])
+        super().__init__(tokenizer, [end for end in ends if end is not None], options)
         self.requests, self.tells_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
         self.longest = self.llm.llm_engine.model_config.max_model_len
 

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..config import G2POConfig
+
+# Names of engine options -> the setting that decides the same. An engine option would silently win over the setting,
+# while the loss, a run's description and tables of results go by the setting.
+_RESERVED = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")},
+    "do_sample": "temperature",
+    **dict.fromkeys(("max_tokens", "max_new_tokens", "max_length"), "max_tokens"),
+    **dict.fromkeys(("stop", "stop_strings", "include_stop_str_in_output"), "stop_sequences"),
+    **dict.fromkeys(("eos_token_id", "stop_token_ids", "ignore_eos", "pad_token_id", "bos_token_id"), "end tokens"),
+    **dict.fromkeys(("n", "best_of", "num_return_sequences"), "number of completions"),
+}
+
+
+def reserved_option(options: Iterable[str]) -> tuple[str, str] | None:
+    """Return the first of these engine options that a setting decides, with the setting's name; `None` without one.
+
+    The setting is a field of `Sampling`, "seed", "end tokens" or "number of completions".
+    """
+    return next(((name, _RESERVED[name]) for name in options if name in _RESERVED), None)
 
 
 @dataclass(frozen=True)

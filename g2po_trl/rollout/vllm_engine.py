@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .generation import Reply
 from .sampling import Sampling, derived_seed
-from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_options, stop_options
+from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_options, sampling_params, stop_options
 
 if TYPE_CHECKING:
     from trl.generation.vllm_generation import VLLMGeneration
@@ -110,16 +110,10 @@ class VLLMEngine(RequestEngine):
 
     def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
         """What TRL's wrapper would pass, and the seed."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import StructuredOutputsParams
-
         options = {**sampling_options(sampling, self.ends), "logprobs": self.vllm.logprobs, **self.options}
-        structured, regex = options.get("structured_outputs"), self.vllm.structured_outputs_regex
-        if regex is not None:
-            structured = {"regex": regex}
-        if isinstance(structured, dict):
-            options["structured_outputs"] = StructuredOutputsParams(**structured)
-        return SamplingParams(**{"seed": seed, **options})
+        if self.vllm.structured_outputs_regex is not None:
+            options["structured_outputs"] = {"regex": self.vllm.structured_outputs_regex}
+        return sampling_params({"seed": seed, **options})
 
     def _generate_together(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None

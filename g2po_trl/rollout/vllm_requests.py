@@ -91,9 +91,7 @@ class RequestEngine(Engine):
         return {key: self._read(sampling, output) for (key, sampling), output in self.requests.step().items()}
 
     def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
-        from vllm import SamplingParams
-
-        return SamplingParams(**{"seed": seed, **sampling_options(sampling, self.ends), **self.options})
+        return sampling_params({"seed": seed, **sampling_options(sampling, self.ends), **self.options})
 
     def _read(self, sampling: Sampling, output: RequestOutput) -> Reply:
         (answer,) = output.outputs
@@ -103,6 +101,17 @@ class RequestEngine(Engine):
         reply = self._reply(sampling, ids, logprobs)
         reply.cached_tokens = output.num_cached_tokens if self.tells_cached_tokens else None
         return reply
+
+
+def sampling_params(options: dict[str, Any]) -> SamplingParams:
+    """Return vLLM's object of these options, whose `structured_outputs` may be a dictionary."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    structured = options.get("structured_outputs")
+    if isinstance(structured, dict):
+        options = {**options, "structured_outputs": StructuredOutputsParams(**structured)}
+    return SamplingParams(**options)
 
 
 def sampling_options(sampling: Sampling, ends: Iterable[int]) -> dict[str, Any]:

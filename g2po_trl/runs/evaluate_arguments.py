@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..arguments import Parser
-from .run_description import FILE, find_run, read_run
+from ..rollout.sampling import reserved_option
+from .run_defaults import run_defaults
+from .run_description import find_run, read_run
 
 HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
 
@@ -34,7 +37,7 @@ model      --model FOLDER|ID|NAME     a checkpoint or an adapter, or what a serv
            --key-variable NAME        environment variable with the server's key (OPENAI_API_KEY)
            --run FOLDER               training run whose settings are the defaults (the model's)
 tasks      --environment NAME         alfworld, webshop, appworld, my_game.py:MyGame; --environment-options JSON
-           --panel NAME, --panel-options JSON                       which tasks of the environment
+           --panel NAME, --panel-options JSON                       which tasks of the environment, or of the run
            --tasks FILE               for an environment of your own: one task per line, as JSON
            --limit N                  the first N tasks only
 agent      --agent direct|react|reflexion   direct: asked as in training; --trials N (reflexion)
@@ -42,95 +45,18 @@ agent      --agent direct|react|reflexion   direct: asked as in training; --tria
            --max-turns N, --history-length N, --max-prompt-length N
 sampling   --temperature X (0.4), --top-p X, --top-k N, --min-p X, --repetition-penalty X
            --max-tokens N, --stop TEXT, --stop-after TEXT           how long a reply may be, where it ends
+           --generation-kwargs JSON   more options of the engine (the run's)
 limits     --max-total-tokens N       stop before the next turn once prompt + completion tokens reach N
            --max-error-rate X         exit code 1 above this fraction of environment errors (0.1)
            --batch-size N, --num-environment-workers N              concurrent episodes, worker processes
            --environment-reset-timeout S, --environment-step-timeout S, --environment-load-timeout S
+           --environment-episode-timeout S, --environment-worker-resets N, --environment-worker-memory-mb N
            --environment-variables NAME …                           passed although they look like secrets
 
 --help-all: every option with its default.  --debug: the traceback of an error.
 """
 AGENTS = ("direct", "react", "reflexion")
-_RESTORE = (
-    "it was edited, or written by another version of g2po_trl; write there what the run was trained with, or move "
-    "the file away to give all settings by hand"
-)
 ENVIRONMENTS = ("alfworld", "webshop", "appworld")
-
-
-# What a name of a run's "play" may hold. The numbers of an evaluation depend on these: none has a default.
-_OPTIONAL = (type(None),)
-_SAMPLING = {"temperature": (float, int), "top_p": (float, int), "top_k": (int,), "min_p": (float, int, *_OPTIONAL)}
-_SAMPLING["repetition_penalty"] = (float, int)
-_LENGTHS = {"max_turns": (int,), "history_length": (int,), "max_prompt_length": (int, *_OPTIONAL)}
-_LENGTHS |= {"max_completion_length": (int,), "stop_sequences": (list, *_OPTIONAL)}
-# Without these an environment plays the same, or fails and says why: those that are missing are as for any model.
-_OF_WORKERS = {"environment_reset_timeout": (float, int), "environment_step_timeout": (float, int)}
-_OF_WORKERS["environment_load_timeout"] = (float, int, *_OPTIONAL)
-_OF_WORKERS["environment_variables"] = (list, *_OPTIONAL)
-
-
-def run_defaults(run: Mapping[str, Any], folder: Path, agent: str, environment: str | None) -> dict[str, Any]:
-    """The arguments that evaluate a run's model as it was trained.
-
-    Args:
-        run: its description, see `run_description`. folder: where it is.
-        agent: only "direct" reads the run's prompts; others keep their own lengths and history.
-        environment: as asked for; of another than the run's only the chat template's arguments are taken over.
-
-    Raises:
-        ValueError: when something is missing or of the wrong type that the numbers would depend on.
-    """
-    file = folder / FILE
-    if "play" not in run and "trainer" not in run:
-        return {}  # another program's file of this name
-    play = _part(run, "play", file)
-    template = _value(play, "chat_template_kwargs", (dict, *_OPTIONAL), file)
-    defaults: dict[str, Any] = {"chat_template_kwargs": template or {}}
-    trained_on = dict(run.get("evaluation") or {})
-    if not trained_on and run.get("environment") is not None:
-        described = _part(run, "environment", file)
-        if described.get("args"):
-            raise ValueError(f"environment.args is {described['args']} in {file}: give them by name in its kwargs")
-        trained_on = {
-            "environment": _value(described, "import", (str,), file, "environment"),
-            "environment_options": _value({"kwargs": {}, **described}, "kwargs", (dict,), file, "environment"),
-            "tasks": folder / "panels" / "eval.jsonl",
-        }
-    if environment not in (None, trained_on.get("environment")):
-        return defaults
-    defaults |= trained_on
-    defaults |= {name: _value(play, name, types, file) for name, types in _OF_WORKERS.items() if name in play}
-    defaults["environment_variables"] = defaults.get("environment_variables") or []
-    defaults |= {name: _value(play, name, types, file) for name, types in _SAMPLING.items()}
-    if agent == "direct":
-        lengths = {name: _value(play, name, types, file) for name, types in _LENGTHS.items()}
-        defaults |= {
-            "prompt": _part(run, "prompt", file),
-            "max_turns": lengths["max_turns"],
-            "trained_history_length": lengths["history_length"],
-            "max_prompt_length": lengths["max_prompt_length"],
-            "max_tokens": lengths["max_completion_length"],
-            "stop_after": lengths["stop_sequences"] or [],
-        }
-    return defaults
-
-
-def _part(run: Mapping[str, Any], name: str, file: Path) -> Mapping[str, Any]:
-    if not isinstance(part := run.get(name), Mapping):
-        found = "is missing" if part is None else f"is {part!r}"
-        raise ValueError(f"{name} {found} in {file}: {_RESTORE}")
-    return part
-
-
-def _value(part: Mapping[str, Any], name: str, types: tuple[type, ...], file: Path, of: str = "play") -> Any:
-    if name not in part:
-        raise ValueError(f"{of}.{name} is missing in {file}: {_RESTORE}")
-    value = part[name]
-    if not isinstance(value, types) or isinstance(value, bool):
-        names = " or ".join(kind.__name__ for kind in types).replace("NoneType", "null")
-        raise ValueError(f"{of}.{name} is {value!r} in {file}: write what the run was trained with ({names})")
-    return value
 
 
 def make_parser() -> Parser:
@@ -151,7 +77,7 @@ def make_parser() -> Parser:
         default="transformers",
         help="loads the model in this process; default: transformers",
     )
-    add("--engine-options", metavar="JSON", type=json.loads, default={}, help="passed to the model's constructor")
+    add("--engine-options", metavar="JSON", type=json_object, default={}, help="passed to the model's constructor")
     add("--base-url", metavar="URL", help="URL of a server with OpenAI's protocol, up to /v1")
     add(
         "--key-variable",
@@ -162,16 +88,16 @@ def make_parser() -> Parser:
     add("--parallel", metavar="N", type=int, default=16, help="concurrent requests; default: 16")
     add = parser.add_argument_group("tasks").add_argument
     add("--environment", metavar="NAME", help=f"{', '.join(ENVIRONMENTS)}, or module:Class; default: the run's")
-    add("--environment-options", metavar="JSON", type=json.loads, default={}, help="arguments of module:Class")
-    add("--panel", metavar="NAME", help="which tasks; default: the run's, or the environment's first")
-    add("--panel-options", metavar="JSON", type=json.loads, default={}, help="passed to the environment's load_panel")
+    add("--environment-options", metavar="JSON", type=json_object, default={}, help="arguments of module:Class")
+    add("--panel", metavar="NAME", help="which tasks: a panel of the environment or of the run; default: the only one")
+    add("--panel-options", metavar="JSON", type=json_object, default={}, help="passed to the environment's load_panel")
     add("--tasks", metavar="FILE", type=Path, help="for module:Class: a file with one task per line, as JSON")
     add("--limit", metavar="N", type=int, help="evaluate only the first N tasks")
     add = parser.add_argument_group("agent").add_argument
     add("--agent", choices=AGENTS, default="direct", help="default: direct, as trained")
     add("--trials", metavar="N", type=int, default=3, help="trials per task (reflexion only); default: 3")
     add("--prompt", metavar="NAME", help="module:TEMPLATE, a PromptTemplate; default: the run's, or the panel's")
-    add("--chat-template-kwargs", metavar="JSON", type=json.loads, default={}, help="passed to the chat template")
+    add("--chat-template-kwargs", metavar="JSON", type=json_object, default={}, help="passed to the chat template")
     add("--max-turns", metavar="N", type=int, help="turns of an episode; default: the run's, or the panel's")
     length = "past steps in a prompt; default: the run's or the panel's, 30 in conversations"
     add("--history-length", metavar="N", type=int, help=length)
@@ -186,6 +112,8 @@ def make_parser() -> Parser:
     add("--max-tokens", metavar="N", type=int, default=512, help="maximum tokens of a completion; default: 512")
     add("--stop", metavar="TEXT", action="append", help="end completions before this text; may be repeated")
     add("--stop-after", metavar="TEXT", action="append", help="end completions after this text; may be repeated")
+    more = 'further options of the engine, e.g. {"presence_penalty": 0.5} (vLLM); default: the run\'s'
+    add("--generation-kwargs", metavar="JSON", type=json_object, default={}, help=more)
     add = parser.add_argument_group("limits and workers").add_argument
     add("--batch-size", metavar="N", type=int, default=32, help="concurrent episodes; default: 32")
     budget = "token budget: stop before the next turn once prompt + completion tokens reach this"
@@ -209,10 +137,30 @@ def make_parser() -> Parser:
     )
     load = "maximum seconds to import the environment; default: as a reset, at least 60"
     add("--environment-load-timeout", metavar="S", type=float, help=load)
+    whole = "maximum seconds of all resets and steps of an episode; default: none"
+    add("--environment-episode-timeout", metavar="S", type=float, help=whole)
+    add("--environment-worker-resets", metavar="N", type=int, help="replace a worker after this many resets")
+    memory = "replace a worker that takes more memory, in MiB"
+    add("--environment-worker-memory-mb", metavar="N", type=float, help=memory)
     passed = "pass these variables to the environment although they look like secrets"
     add("--environment-variables", metavar="NAME", nargs="*", default=[], help=passed)
-    parser.set_defaults(trained_history_length=None)
+    parser.set_defaults(trained_history_length=None, trained_dtype=None, trained_autocast=None)
     return parser
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return an argument that is a JSON object.
+
+    Raises:
+        ArgumentTypeError: for any other text.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
+    return value
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -227,7 +175,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if first.run and not folder:
         parser.error(f"run is {str(first.run)!r}: there is no run.json, which the trainer writes into its output_dir")
     try:
-        defaults = run_defaults(read_run(folder), folder, first.agent, first.environment) if folder else {}
+        defaults = run_defaults(read_run(folder), folder, first) if folder else {}
     except ValueError as error:
         parser.error(str(error))
     merged = {**defaults, **given}
@@ -240,6 +188,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name, default in lists.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
+    args.run_folder, args.run_defaults = folder if defaults else None, defaults
     _check(parser, args)
     if args.output is None:
         name = f"{args.environment.split(':')[-1]}-{args.agent}-{Path(args.model).name}"
@@ -254,14 +203,52 @@ def _read_config(parser: argparse.ArgumentParser, path: Path | None) -> dict[str
         given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
         parser.error(f"config is {str(path)!r}, which cannot be read: {error}")
+    if not isinstance(given, Mapping):
+        parser.error(f"config is {str(path)!r}, which is a list or a text: write one OPTION: VALUE a line")
     given = {str(name).replace("-", "_"): value for name, value in given.items()}
     known = {action.dest: action for action in parser._actions}
     if unknown := sorted(set(given) - set(known)):
         parser.error(f"{path}: unknown {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     for name, value in given.items():
-        if known[name].choices and value not in known[name].choices:
-            parser.error(f"{path}: {name} is {value!r}: choose one of {', '.join(known[name].choices)}")
+        action = known[name]
+        if action.choices and value not in action.choices:
+            parser.error(f"{path}: {name} is {value!r}: choose one of {', '.join(action.choices)}")
+        kinds, what = _kinds_of(action)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) != (kinds is bool)):
+            parser.error(f"{path}: {name} is {value!r}: write {what}")
     return given
+
+
+def _kinds_of(action: argparse.Action) -> tuple[Any, str]:
+    """The types of an option's value in a YAML file, and their name."""
+    if action.nargs == 0:
+        return bool, "true or false"
+    if action.nargs == "*" or isinstance(action, argparse._AppendAction):
+        return list, "a list"
+    kinds = {int: (int, "a whole number"), float: ((int, float), "a number"), json_object: (Mapping, "name: value")}
+    return kinds.get(action.type, (str, "a text"))
+
+
+_AT_LEAST_1 = (
+    *("seeds", "batch_size", "trials", "max_tokens", "parallel", "limit", "max_turns", "max_prompt_length"),
+    *("num_environment_workers", "max_total_tokens", "environment_worker_resets"),
+)
+_ABOVE_0 = (
+    *("environment_reset_timeout", "environment_step_timeout", "environment_load_timeout"),
+    *("environment_episode_timeout", "environment_worker_memory_mb"),
+)
+# A value that may be `None` -> whether it is right, and what is.
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **{name: (lambda value: value >= 1, "set it to at least 1") for name in _AT_LEAST_1},
+    **{name: (lambda value: value > 0, "set it above 0") for name in _ABOVE_0},
+    "temperature": (lambda value: 0 <= value < math.inf, "set it to at least 0 (greedy)"),
+    "top_p": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (off)"),
+    "top_k": (lambda value: value >= 0, "set it to 0 (off) or more"),
+    "min_p": (lambda value: 0 <= value <= 1, "set it between 0 (off) and 1"),
+    "repetition_penalty": (lambda value: 0 < value < math.inf, "set it above 0 (1 is off)"),
+    "history_length": (lambda value: value >= 0, "set it to at least 0"),
+    "max_error_rate": (lambda value: 0 <= value <= 1, "set it between 0 and 1"),
+}
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -270,10 +257,33 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             "has no run.json that names one" if Path(args.model).is_dir() else "is no folder of a run, which names one"
         )
         parser.error(f"--environment is missing: {args.model} {why}")
-    for name in ("seeds", "batch_size", "trials", "max_tokens", "parallel", "limit", "max_turns", "max_prompt_length"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"{name} is {getattr(args, name)}: set it to at least 1")
-    if args.temperature < 0:
-        parser.error(f"temperature is {args.temperature}: set it to at least 0 (greedy)")
-    if not 0 <= args.max_error_rate <= 1:
-        parser.error(f"max_error_rate is {args.max_error_rate}: set it between 0 and 1")
+    for name, (is_right, remedy) in _RANGES.items():
+        value = getattr(args, name)
+        if value is not None and not is_right(value):
+            parser.error(f"--{name.replace('_', '-')} is {value}: {remedy}")
+    if not all((*args.stop, *args.stop_after)):
+        parser.error("--stop or --stop-after is an empty text: name a text that ends completions")
+    if (reserved := reserved_option(args.generation_kwargs)) is not None:
+        name, setting = reserved
+        parser.error(f"--generation-kwargs has {name}: {_FLAGS[setting]}")
+    if args.agent != "direct" and args.prompt is not None:
+        parser.error(f"--prompt is {args.prompt!r}: --agent {args.agent} has prompts of its own; remove one of them")
+    if args.base_url and args.engine_options:
+        parser.error(f"--engine-options is {args.engine_options}: a server (--base-url) does not take them; remove it")
+    if args.environment in ENVIRONMENTS:
+        for name in ("tasks", "environment_options"):
+            if value := getattr(args, name):
+                flag = name.replace("_", "-")
+                parser.error(f"--{flag} is {value}: {args.environment} takes --panel and --panel-options instead")
+
+
+# What is given in place of an entry of --generation-kwargs, by the setting that decides the same.
+_FLAGS = {
+    **{name: f"pass --{name.replace('_', '-')} instead" for name in ("temperature", "top_p", "top_k", "min_p")},
+    "repetition_penalty": "pass --repetition-penalty instead",
+    "max_tokens": "pass --max-tokens instead",
+    "stop_sequences": "pass --stop or --stop-after instead",
+    "seed": "pass --seeds instead",
+    "end tokens": "the model's generation_config and tokenizer name the tokens that end a completion; remove it",
+    "number of completions": "a prompt gets one completion; remove it",
+}

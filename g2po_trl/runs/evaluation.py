@@ -69,6 +69,20 @@ def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, A
     return of_panel[0], of_panel[-1]
 
 
+def before_and_after_by_panel(
+    evaluations: Sequence[dict[str, Any]],
+) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the first and the last evaluation of each panel, by the panel's name; of "report" alone if there is one.
+
+    The panels of a dictionary that a run evaluates together are of equal rank.
+    """
+    by_panel: dict[str, list[dict[str, Any]]] = {}
+    for entry in evaluations:
+        by_panel.setdefault(entry["name"], []).append(entry)
+    names = [REPORT] if REPORT in by_panel else list(by_panel)
+    return {name: (by_panel[name][0], by_panel[name][-1]) for name in names}
+
+
 def format_table(columns: dict[str, dict[str, Any]]) -> str:
     """Summaries side by side, e.g. `{"before": …, "after": …}`, as a text table with a last column of differences.
 

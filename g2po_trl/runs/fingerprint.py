@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from functools import partial
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,35 +84,125 @@ def fingerprint_weights(model: str, revision: str | None = None) -> str:
 
 def fingerprint_prompt(template: PromptTemplate) -> str:
     """Of a template's words and of its parser's code."""
-    return fingerprint_data([describe_prompt(template), _source(template.parse_reply)])
+    return fingerprint_data(
+        [describe_prompt(template), _source(template.parse_reply), _own_code(template.parse_reply)]
+    )
+
+
+def _own_code(parser: Callable) -> str | None:
+    """A parser's code with what it imports; `None` for one of this package, whose version is recorded."""
+    return None if _is_ours(getattr(parser, "__module__", None)) else fingerprint_code(parser)
 
 
 def fingerprint_code(factory: Callable) -> str:
-    """Of an environment's code: its package, or its file and those beside it that it imports."""
-    factory = _unwrapped(factory)
-    module = sys.modules.get(getattr(factory, "__module__", ""))
-    file = getattr(module, "__file__", None)
-    if file is None:
+    """Of an environment's code: the whole package or file that it is in, and all that is imported from there.
+
+    Followed are imports of what is not installed (outside site-packages and the standard library), of any depth, and
+    what an adapter's arguments name: classes, functions, "module:name", and Gymnasium's and verifiers' ids. Not seen
+    are data files, installed libraries, and code behind a server.
+    """
+    modules = _named_modules(factory)
+    files = set().union(*(_files_of(name) for name in modules))
+    if not files:
         return fingerprint_data(_source(factory))
-    path = Path(file).resolve()
-    return fingerprint_files(path.parent.rglob("*.py") if module.__package__ else _with_imports(path))
+    return fingerprint_files(_with_imports(files))
 
 
-def _with_imports(path: Path) -> set[Path]:
-    found, left = set(), [path]
+def _named_modules(value: Any, adapted: bool = False) -> set[str]:
+    """Names of the modules that a factory and its arguments come from.
+
+    Args:
+        adapted: it is an argument of an adapter of this package, where a mere name can be a module's.
+    """
+    if isinstance(value, partial):
+        adapted = adapted or _is_ours(getattr(_unwrapped(value), "__module__", None))
+        parts = [value.func, *value.args, *value.keywords.values()]
+        return set().union(*(_named_modules(part, adapted) for part in parts))
+    if isinstance(value, str):
+        named = re.fullmatch(r"([A-Za-z_][\w.]*):[\w./-]+", value)
+        if named:
+            return {named.group(1)}
+        name = value.rpartition("/")[2].replace("-", "_")  # verifiers: "owner/my-game" is the module my_game
+        return {name} if adapted and name.isidentifier() and _spec(name) else set()
+    if isinstance(value, (list, tuple)):
+        return set().union(*(_named_modules(part, adapted) for part in value))
+    module = getattr(value, "__module__", None) if callable(value) else type(value).__module__
+    return {module} if isinstance(module, str) else set()
+
+
+def _is_ours(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == __package__.partition(".")[0]
+
+
+def _files_of(module: str) -> set[Path]:
+    """Files of the package or the file that a module is in; of this package, whose version is recorded, one file."""
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if file is not None and (_is_ours(module) or not loaded.__package__):
+        return {Path(file).resolve()}
+    spec = _spec(module.partition(".")[0])
+    return set() if spec is None else _files_at(spec)
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a top-level module is, without importing it; `None` if nowhere, or in the standard library."""
+    if name in sys.stdlib_module_names or name == "__main__":
+        return None
+    try:
+        return find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _files_at(spec: ModuleSpec) -> set[Path]:
+    if spec.submodule_search_locations is None:
+        file = Path(spec.origin or "").resolve()
+        return {file} if file.suffix == ".py" and file.is_file() else set()
+    found = {path.resolve() for folder in spec.submodule_search_locations for path in Path(folder).rglob("*.py")}
+    outside = [path for path in found if not _is_installed(path)]
+    return set(outside) or found  # a virtual environment in a package's folder is no part of it
+
+
+def _is_installed(path: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+
+
+def _comes_installed(spec: ModuleSpec) -> bool:
+    places = spec.submodule_search_locations or [spec.origin or ""]
+    return all(_is_installed(Path(place)) for place in places)
+
+
+def _with_imports(files: set[Path]) -> set[Path]:
+    """The files, and those that they import from outside site-packages, of any depth."""
+    found, left = set(), set(files)
     while left:
         path = left.pop()
-        if path in found:
-            continue
         found.add(path)
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            for name in names:
-                beside = path.parent / name.split(".")[0]
-                left += [beside.with_suffix(".py")] if beside.with_suffix(".py").is_file() else []
-                found |= set(beside.rglob("*.py")) if (beside / "__init__.py").is_file() else set()
+        for name in _imported(path) if not _is_installed(path) else ():
+            beside = path.with_name(f"{name}.py")
+            more = {beside} if beside.is_file() else set()
+            if not more and not _is_ours(name) and (spec := _spec(name)) is not None and not _comes_installed(spec):
+                more = _files_at(spec)
+            left |= more - found
     return found
+
+
+def _imported(path: Path) -> set[str]:
+    """Top-level modules that a file imports, or names as "module:name" as registries of games do."""
+    names: set[str] = set()
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:
+        return names
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = re.fullmatch(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*", node.value)
+            names |= {named.group(1)} if named else set()
+    return {name.partition(".")[0] for name in names}
 
 
 def _unwrapped(value: Any) -> Any:

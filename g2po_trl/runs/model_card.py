@@ -10,7 +10,7 @@ from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
 from trl.trainer.utils import get_config_model_id
 
-from .evaluation import REPORT, before_and_after, format_table
+from .evaluation import REPORT, before_and_after_by_panel, format_table
 from .run_description import installed_versions
 
 if TYPE_CHECKING:
@@ -79,25 +79,27 @@ def build_model_card(
         base_model: id or path of what was trained. A path is named, but not linked.
         environment: the class the agent acted in. facts: what it was trained on. estimator: what gave the advantages.
         is_adapter: the weights are a PEFT adapter.
-        evaluations: the run's evaluations, oldest first; the first and the last of the reported panel are shown.
+        evaluations: the run's evaluations, oldest first; the first and the last of each panel are shown, or of the
+            reported one.
         architecture: the class of the model, as its configuration names it. `None`: a language model.
     """
     on_hub = bool(base_model) and not Path(base_model).exists()
     name = model_name or Path(args.output_dir).name
     trained = f"[{base_model}](https://huggingface.co/{base_model})" if on_hub else f"`{Path(base_model or '?').name}`"
     settings = "\n".join(f"| {field} | {getattr(args, field)} |" for field in _SETTINGS)
-    results = "No evaluation was made in this run."
-    before, after = before_and_after(evaluations) if evaluations else (None, None)
-    if before is not after:
+    tables = []
+    for panel, (before, after) in before_and_after_by_panel(evaluations).items():
         chosen = ""
         if args.load_best_model_at_end:
             chosen = " The checkpoint was chosen on another panel."
             if after["name"] != REPORT:
                 chosen = " The checkpoint was chosen on this panel, so its last number is too high on average."
-        results = (
-            f"{after['episodes']} episodes of a fixed panel (`{after['panel']}`), temperature {after['temperature']}."
-            f"{chosen}\n\n```text\n{format_table({'before': before, 'after': after})}\n```"
+        columns = {"before": before, "after": after} if before is not after else {f"step {after['step']}": after}
+        tables.append(
+            f"{after['episodes']} episodes of a fixed panel (`{panel}`, tasks `{after['panel']}`), temperature "
+            f"{after['temperature']}.{chosen}\n\n```text\n{format_table(columns)}\n```"
         )
+    results = "\n\n".join(tables) or "No evaluation was made in this run."
     data_rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     where = repo_id or args.hub_model_id or args.output_dir
     of_text = architecture is None or architecture.endswith("CausalLM")

@@ -3,7 +3,7 @@
 {"trainer": {…},                    every field of the configuration
  "environment": {"import": …},      where its class can be imported from, with the arguments bound to it
  "prompt": {…},                     every field of the PromptTemplate; its parser by where it can be imported from
- "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments
+ "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments, limits
  "estimator": {…},                  its name and everything its advantages depend on
  "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
  "run_id": …, "identity": {…},      which run it is, and what must be the same when it is continued
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 FILE = "run.json"
 _PLAY = (
     *("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences"),
-    *("chat_template_kwargs", "repetition_penalty", "min_p", "environment_reset_timeout"),
-    *("environment_step_timeout", "environment_load_timeout", "environment_variables"),
+    *("chat_template_kwargs", "repetition_penalty", "min_p", "generation_kwargs", "vllm_structured_outputs_regex"),
+    *("environment_reset_timeout", "environment_step_timeout", "environment_load_timeout"),
+    *("environment_episode_timeout", "environment_worker_resets", "environment_worker_memory_mb"),
+    "environment_variables",
 )
 _ESTIMATOR = (
     *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
@@ -156,12 +158,20 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
 
 
 def describe_run(
-    args: G2POConfig, model: str, environment_factory: Callable, prompt_template: PromptTemplate, estimator: str
+    args: G2POConfig,
+    model: str,
+    environment_factory: Callable,
+    prompt_template: PromptTemplate,
+    estimator: str,
+    precision: Mapping[str, str | None],
 ) -> dict[str, Any]:
     """The description of a run. Plain data: `write_json` can write it.
 
     Args:
-        model: where it came from. estimator: its name, as a table has it.
+        model: where it came from.
+        estimator: its name, as a table has it.
+        precision: "dtype" of the weights that are not trained, or of all; "autocast", what `generate` computes in if
+            that is another one.
     """
     return {
         "trainer": args.to_dict(),
@@ -170,6 +180,7 @@ def describe_run(
         "prompt": describe_prompt(prompt_template),
         "play": {
             **{name: getattr(args, name) for name in _PLAY},
+            **precision,
             "temperature": args.eval_temperature,
             "top_p": args.top_p if args.eval_top_p is None else args.eval_top_p,
             "top_k": args.top_k if args.eval_top_k is None else args.eval_top_k,
