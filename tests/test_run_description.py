@@ -120,6 +120,17 @@ def test_everything_that_decides_how_a_run_plays_is_taken_from_it(treasure):
     assert parse(["--model", "run", "--generation-kwargs", "{}"]).generation_kwargs == {}, "flags win"
 
 
+def test_a_checkpoint_is_evaluated_as_it_was_trained(treasure):
+    """Not as the rest of the run, which was resumed with other settings."""
+    treasure["play"] |= {"max_prompt_length": 99}
+    changed = {"play.max_turns": [2, 3], "play.max_prompt_length": [None, 99]}
+    treasure["parts"] = [{"first_step": 1}, {"first_step": 5, "changed": changed}]
+    Path("run/run.json").write_text(json.dumps(treasure))
+    for checkpoint, expected in (("", (3, 99)), ("checkpoint-5", (3, 99)), ("checkpoint-4", (2, None))):
+        args = parse(["--model", f"run/{checkpoint}"])
+        assert (args.max_turns, args.max_prompt_length) == expected, checkpoint
+
+
 @pytest.mark.parametrize("name", ["game.py:Game", "game:Game", "./game.py:Game"])
 def test_the_runs_environment_has_several_names(treasure, name):
     args = parse(["--model", "run", "--environment", name, "--tasks", "tasks.jsonl"])

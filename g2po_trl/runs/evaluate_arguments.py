@@ -13,7 +13,7 @@ import yaml
 
 from ..arguments import Parser
 from ..rollout.sampling import reserved_option
-from .run_defaults import run_defaults
+from .run_defaults import run_as_of, run_defaults
 from .run_description import find_run, read_run
 
 HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
@@ -175,7 +175,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if first.run and not folder:
         parser.error(f"run is {str(first.run)!r}: there is no run.json, which the trainer writes into its output_dir")
     try:
-        defaults = run_defaults(read_run(folder), folder, first) if folder else {}
+        run = run_as_of(read_run(folder), Path(first.run or first.model)) if folder else {}
+        defaults = run_defaults(run, folder, first) if folder else {}
     except ValueError as error:
         parser.error(str(error))
     merged = {**defaults, **given}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .changes import settings_at
 from .run_description import FILE
 
 _RESTORE = (
@@ -77,6 +79,16 @@ def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace
     if own_panels and asked.tasks is None:
         defaults["tasks"] = panel_file(folder, asked.panel)
     return defaults
+
+
+def run_as_of(run: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """Return a run's description as of the step of `checkpoint-STEP`: a resumed run may have changed its settings."""
+    step = re.fullmatch(r"checkpoint-(\d+)", model.resolve().name)
+    if step is None or "play" not in run:
+        return dict(run)
+    then = settings_at(run, int(step.group(1)))
+    # Of a setting that was `None` and was changed, nothing is left.
+    return {**then, "play": {**dict.fromkeys(run["play"]), **then["play"]}}
 
 
 def same_environment(one: str, other: str | None) -> bool:
