@@ -287,8 +287,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         if isinstance(agent, DirectAgent):
             agent.encode = chat.encode
         print(
-            f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns; {args.agent} agent, {args.model}, "
-            f"temperature {args.temperature}"
+            f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns; {args.agent} agent, "
+            f"{args.model}, temperature {args.temperature}"
         )
         try:
             for seed in range(args.seeds):
