@@ -131,7 +131,7 @@ def test_a_checkpoint_is_evaluated_as_it_was_trained(treasure):
         assert (args.max_turns, args.max_prompt_length) == expected, checkpoint
 
 
-@pytest.mark.parametrize("name", ["game.py:Game", "game:Game", "./game.py:Game"])
+@pytest.mark.parametrize("name", ["game.py:Game", "game:Game", "./game.py:Game", "game.py"])
 def test_the_runs_environment_has_several_names(treasure, name):
     args = parse(["--model", "run", "--environment", name, "--tasks", "tasks.jsonl"])
     assert (args.max_turns, args.max_tokens, args.environment_options) == (3, 9, {"size": 3})

@@ -106,10 +106,11 @@ class RequestEngine(Engine):
 def sampling_params(options: dict[str, Any]) -> SamplingParams:
     """Return vLLM's object of these options, whose `structured_outputs` may be a dictionary."""
     from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
 
     structured = options.get("structured_outputs")
     if isinstance(structured, dict):
+        from vllm.sampling_params import StructuredOutputsParams
+
         options = {**options, "structured_outputs": StructuredOutputsParams(**structured)}
     return SamplingParams(**options)
 

@@ -91,9 +91,15 @@ def run_as_of(run: Mapping[str, Any], model: Path) -> dict[str, Any]:
     return {**then, "play": {**dict.fromkeys(run["play"]), **then["play"]}}
 
 
-def same_environment(one: str, other: str | None) -> bool:
-    """Return whether two names mean one environment: `game.py:Game`, `/where/it/is/game.py:Game`, `game:Game`."""
-    return other is not None and (one == other or _located(one) == _located(other))
+def same_environment(asked: str, of_run: str | None) -> bool:
+    """Return whether the name asked for means the run's environment.
+
+    Names of one: `game.py:Game`, `/where/it/is/game.py:Game`, `game:Game`, and `game.py`.
+    """
+    if of_run is None or asked == of_run:
+        return of_run is not None
+    (file, name), (of_file, of_name) = _located(asked), _located(of_run)
+    return file == of_file and name in ("", of_name)
 
 
 def _located(name: str) -> tuple[str, str]:
