@@ -33,9 +33,16 @@ class G2POConfig(GRPOConfig):
     are rolled out together, `num_generations` of each task (one group). Their step samples are randomly split into
     `steps_per_generation` mini-batches, in blocks of eight neighbours in token order, so that samples with a common
     prefix stay together. Each mini-batch is split into micro-batches of at most `max_tokens_per_micro_batch` tokens.
-    With `gradient_accumulation_steps=1` an iteration makes `steps_per_generation` optimizer steps.
+    With `gradient_accumulation_steps=1` an iteration makes `steps_per_generation` optimizer steps. `mini_batch_size`
+    sets the size of a mini-batch instead of their number.
 
     Args:
+        mini_batch_size: maximum number of step samples, over all processes, of the mini-batch of an optimizer step, as
+            the paper's settings count it (ALFWorld 256, WebShop and AppWorld 64). The rollout is split into as few
+            mini-batches as this allows, of equal size give or take one sample, so long episodes give more
+            optimizer steps than short ones. `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the
+            learning-rate schedule then count passes over a rollout: iterations, with `num_iterations=1`. Needs
+            `steps_per_generation=1` and `gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.
         gamma: discount of the return gamma^(T-j+1) R, in (0, 1].
         value_lambda: how node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down
             to 0: returns use the values of the states that followed, which is less noisy if state keys show all that
@@ -160,6 +167,9 @@ class G2POConfig(GRPOConfig):
     )
     save_total_limit: int | None = field(
         default=2, metadata={"help": "Checkpoints to keep, in addition to the best one."}
+    )
+    mini_batch_size: int | None = field(
+        default=None, metadata={"help": "Most step samples of an optimizer step. None: steps_per_generation rules."}
     )
     gamma: float = field(default=0.95, metadata={"help": "Discount of returns."})
     # A float or "auto"; the argument parser wants one type.
@@ -299,6 +309,7 @@ class G2POConfig(GRPOConfig):
         # Defaults that depend on what the parent works out: one line an iteration, a checkpoint every ten.
         logging_steps, self.logging_steps = self.logging_steps, self.logging_steps or 1
         save_steps, self.save_steps = self.save_steps, self.save_steps or 1
+        eval_steps = self.eval_steps  # without one, the parent takes that of logging
         # The parent wants the best model's checkpoints at evaluations only; they may come more often.
         load_best, self.load_best_model_at_end = self.load_best_model_at_end, False
         if load_best:
@@ -307,6 +318,8 @@ class G2POConfig(GRPOConfig):
         self.load_best_model_at_end = load_best
         if logging_steps is None:
             self.logging_steps = self.optimizer_steps_per_iteration
+        if not eval_steps and self.eval_strategy == "steps":
+            self.eval_steps = self.logging_steps
         if save_steps is None:
             self.save_steps = _ITERATIONS_PER_CHECKPOINT * self.optimizer_steps_per_iteration
             if load_best and self.eval_strategy == "steps":
@@ -331,7 +344,8 @@ class G2POConfig(GRPOConfig):
 
     @property
     def optimizer_steps_per_iteration(self) -> int:
-        """Optimizer steps between two rollouts."""
+        """Steps that transformers counts (`global_step`) between two rollouts. Each is one of the optimizer, or with
+        `mini_batch_size` one pass over the rollout."""
         return max(1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps)
 
     @property

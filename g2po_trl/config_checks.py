@@ -107,6 +107,8 @@ def check(args: G2POConfig) -> None:
         similarity,
         f"below 1 it needs datasketch: {how_to_install('similarity')}",
     )
+    size = args.mini_batch_size
+    _require(size is None or size >= 1, "mini_batch_size", size, "set it to 1 or more, or to None")
     _require(args.max_turns >= 1, "max_turns", args.max_turns, "an episode needs at least 1 turn")
     _require(args.refill_groups >= 1, "refill_groups", args.refill_groups, "set it to 1 (off) or more")
     _check_ahead(args)
@@ -165,6 +167,15 @@ def check_afterwards(args: G2POConfig) -> None:
         args.log_trajectories_every,
         f"report_to is {args.report_to}: tables go to {', '.join(BACKENDS)}",
     )
+    for name in ("steps_per_generation", "gradient_accumulation_steps") if args.mini_batch_size is not None else ():
+        _require(
+            getattr(args, name) == 1,
+            name,
+            getattr(args, name),
+            f"mini_batch_size={args.mini_batch_size} sets the mini-batches of a rollout, of "
+            f"{args.generation_batch_size} episodes (generation_batch_size); set {name} to 1, and "
+            "per_device_train_batch_size to the episodes of a process",
+        )
     if args.scale_rewards not in ("group", "none"):
         raise ValueError(
             f"scale_rewards is {args.scale_rewards!r}: groups never mix in G2PO. Set it to 'group' (divide "

@@ -33,6 +33,7 @@ from .runs.callbacks import callbacks_of
 from .runs.run_description import describe_run
 from .runs.task_errors import TaskErrorReport, TaskErrors
 from .trajectory import Step
+from .update.iteration import Iteration
 from .update.layout import Layout
 from .update.log_probs import Correction
 from .update.update import Update
@@ -252,6 +253,21 @@ def _lend_trained_model(trainer: GRPOTrainer, config: GenerationConfig) -> Itera
             model.train(was_training)
 
 
+def make_iteration(trainer: GRPOTrainer) -> Iteration:
+    """The place in the run, before its first training step."""
+    args, correction = trainer.args, trainer.update.log_probs.correction
+    prepared_with = {
+        "loss_type": args.loss_type,
+        "beta": "0" if trainer.beta == 0.0 else "above 0",
+        "mini_batch_size": args.mini_batch_size,
+        **{
+            f"vllm_importance_sampling_{name}": getattr(correction, name, None)
+            for name in ("mode", "clip_min", "clip_max")
+        },
+    }
+    return Iteration(args.steps_per_generation, trainer.num_iterations, trainer._metrics["train"], prepared_with)
+
+
 def make_update(trainer: GRPOTrainer) -> Update:
     """Layout, micro-batches and log-probabilities as configured."""
     args, slices = trainer.args, trainer.args.steps_per_generation
@@ -281,9 +297,10 @@ def make_update(trainer: GRPOTrainer) -> Update:
         tokenizer_of(trainer.processing_class).pad_token_id,
         args.seed,
         trainer.beta,
-        policy_moves_on=args.gradient_accumulation_steps % (slices * trainer.num_iterations) != 0,
+        policy_moves_on=lambda slices: args.gradient_accumulation_steps % (slices * trainer.num_iterations) != 0,
         correction=correction,
         checkpointing=args.gradient_checkpointing_kwargs,
+        mini_batch_size=args.mini_batch_size,
     )
 
 

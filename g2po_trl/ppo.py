@@ -27,6 +27,7 @@ from .credit.graph import StateGraph
 from .trainer import G2POTrainer
 from .trajectory import Trajectory
 from .update.critic import Critic
+from .update.planning import num_mini_batches
 
 
 @dataclass
@@ -40,7 +41,8 @@ class PPOConfig(G2POConfig):
         critic_learning_rate: constant learning rate of the critic's AdamW. `None`: ten times the policy's, as in the
             paper (1e-5 and 1e-6).
         critic_epochs: number of passes of the critic over the steps of a rollout.
-        critic_mini_batches: optimizer steps of the critic per epoch. `None`: `steps_per_generation`, as the policy.
+        critic_mini_batches: optimizer steps of the critic per epoch. `None`: as many as the policy's, which
+            `mini_batch_size` or `steps_per_generation` sets.
         value_clip_range: maximum change of a value in one iteration, in units of reward (see `Critic.fit`). `None`: no
             limit.
         scale_rewards: `"group"` (the default) whitens advantages over the rollout; `"none"` does not scale them.
@@ -57,7 +59,7 @@ class PPOConfig(G2POConfig):
     )
     critic_epochs: int = field(default=1, metadata={"help": "Passes of the critic over the steps of a rollout."})
     critic_mini_batches: int | None = field(
-        default=None, metadata={"help": "Critic's optimizer steps per epoch. None: steps_per_generation."}
+        default=None, metadata={"help": "Critic's optimizer steps per epoch. None: as the policy."}
     )
     value_clip_range: float | None = field(
         default=0.5, metadata={"help": "Maximum change of a value per iteration, in units of reward. None: none."}
@@ -65,7 +67,7 @@ class PPOConfig(G2POConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.critic_mini_batches is None:
+        if self.critic_mini_batches is None and self.mini_batch_size is None:
             self.critic_mini_batches = self.steps_per_generation
         if self.critic_learning_rate is None:
             self.critic_learning_rate = 10 * self.learning_rate
@@ -73,7 +75,11 @@ class PPOConfig(G2POConfig):
             ("gae_lambda", 0 <= self.gae_lambda <= 1, "set it between 0 and 1"),
             ("critic_learning_rate", self.critic_learning_rate > 0, "set it above 0"),
             ("critic_epochs", self.critic_epochs >= 1, "set it to 1 or more"),
-            ("critic_mini_batches", self.critic_mini_batches >= 1, "set it to 1 or more"),
+            (
+                "critic_mini_batches",
+                self.critic_mini_batches is None or self.critic_mini_batches >= 1,
+                "set it to 1 or more",
+            ),
             (
                 "value_clip_range",
                 self.value_clip_range is None or self.value_clip_range > 0,
@@ -179,7 +185,7 @@ class PPOTrainer(G2POTrainer):
             returns[counted],
             args.value_clip_range,
             args.critic_epochs,
-            args.critic_mini_batches,
+            args.critic_mini_batches or num_mini_batches(len(counted), args.mini_batch_size),
             np.random.default_rng([args.seed, self.iteration.step, 1]),
         )
         self._log_critic(fitted, values[counted], returns[counted], time.perf_counter() - started)

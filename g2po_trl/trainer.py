@@ -43,6 +43,7 @@ from .parts import (
     add_callbacks,
     make_branching,
     make_credit,
+    make_iteration,
     make_player,
     make_refill,
     make_rolling,
@@ -83,7 +84,7 @@ from .trainer_checks import (
 )
 from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
-from .update.iteration import Clock, Iteration
+from .update.iteration import Clock
 from .update.sharding import keep_outputs_exact
 from .update.update import MicroBatches
 from .while_playing import make_while_playing
@@ -179,7 +180,7 @@ class G2POTrainer(GRPOTrainer):
         self.player.pool.check(dict(train_dataset[0]))  # before any work is lost
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
-        self.iteration = Iteration(args.steps_per_generation, self.num_iterations, self._metrics["train"])
+        self.iteration = make_iteration(self)
         self.while_playing = make_while_playing(self, advantage_fn)
         parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
         parts |= {"credit": self.credit, "layout": self.update.layout}
@@ -275,6 +276,8 @@ class G2POTrainer(GRPOTrainer):
         if self.while_playing:
             batch = self.while_playing.early.finish(batch, trajectories, own)
         slices, update_metrics = self.update.micro_batches(self.model, batch, self.iteration.step)
+        steps = len(slices) * self.num_iterations / self.args.gradient_accumulation_steps
+        update_metrics["update/optimizer_steps"] = steps
         clock.lap("time/batch")
         self._add_log_probs(slices)
         clock.lap("time/logps")
@@ -308,21 +311,45 @@ class G2POTrainer(GRPOTrainer):
         return send_to_device(inputs, self.accelerator.device)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """One slice of the rollout: forward and backward of its micro-batches. Rolls out first when it is time."""
+        """One slice of the rollout, or all of its mini-batches: forward and backward of their micro-batches. Rolls out
+        first when it is time."""
         iteration = self.iteration
         if iteration.needs_rollout:
             iteration.slices = self._roll_out(inputs)
         started = time.perf_counter()
+        losses = []
         with iteration.one_value_each():
-            loss = self.update.backward(
-                model, iteration.slice, lambda rows: Trainer.training_step(self, model, rows, num_items_in_batch)
-            )
+            for mini_batch in iteration.mini_batches:
+                if losses:
+                    self._step_optimizer(model)
+                losses.append(
+                    self.update.backward(
+                        model, mini_batch, lambda rows: Trainer.training_step(self, model, rows, num_items_in_batch)
+                    )
+                )
+        loss = sum(losses) / len(losses)
         if self.while_playing:
             loss = loss + self.while_playing.early.take_loss()
         iteration.advance(time.perf_counter() - started)
         if iteration.is_complete:
             iteration.log(self.update.metrics())
         return loss
+
+    def _step_optimizer(self, model: torch.nn.Module) -> None:
+        """Do what transformers does when a training step has ended, for a mini-batch that is not its last."""
+        norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
+        self.iteration.grad_norms.append(float(super()._get_grad_norm(model, norm)))
+        self.control = self.callback_handler.on_pre_optimizer_step(self.args, self.state, self.control)
+        self.optimizer.step()
+        self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
+        model.zero_grad()
+        self.iteration.inner_steps += 1
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Return the gradient norm that transformers logs: with `mini_batch_size` the mean over optimizer steps."""
+        norm, earlier = super()._get_grad_norm(model, grad_norm), self.iteration.grad_norms
+        self.iteration.grad_norms = []
+        return (sum(earlier) + float(norm)) / (len(earlier) + 1) if earlier else norm
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         with self.update.loss_of(inputs):
@@ -344,6 +371,12 @@ class G2POTrainer(GRPOTrainer):
         return outputs
 
     # -- metrics ---------------------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log `logs` and, in training mode, what has been measured since the last time."""
+        if self.model.training:
+            self.iteration.merge_training_steps()
+        super().log(logs, start_time)
 
     def _log_rollout(
         self,

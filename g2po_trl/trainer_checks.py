@@ -91,6 +91,15 @@ def check_trainer(trainer: GRPOTrainer) -> None:
         )
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    of_engine = {"optimizer", "scheduler"} & set(plugin.deepspeed_config if plugin else ())
+    schedule = str(getattr(trainer.args.lr_scheduler_type, "value", trainer.args.lr_scheduler_type))
+    if trainer.args.mini_batch_size is not None and of_engine and schedule != "constant":
+        raise ValueError(
+            f"mini_batch_size is {trainer.args.mini_batch_size}, lr_scheduler_type {schedule!r}, and DeepSpeed's "
+            f"configuration has {' and '.join(sorted(of_engine))!r}: its engine would move the schedule on at every "
+            "mini-batch, where max_steps counts rollouts. Set lr_scheduler_type='constant', or remove them there."
+        )
     groups, tasks = trainer.args.generation_batch_size // trainer.args.num_generations, len(trainer.train_dataset)
     if tasks < groups:
         raise ValueError(

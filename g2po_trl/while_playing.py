@@ -104,6 +104,11 @@ def _why_not(trainer: G2POTrainer, advantage_fn: Callable | None) -> str | None:
             "groups that are complete: launch it with recipes/accelerate/ddp.yaml",
         ),
         (
+            args.mini_batch_size is not None,
+            f"mini_batch_size is {args.mini_batch_size}, so the optimizer makes several steps on a rollout: set "
+            "mini_batch_size=None",
+        ),
+        (
             steps != args.gradient_accumulation_steps,
             f"gradient_accumulation_steps is {args.gradient_accumulation_steps} where an iteration has {steps} "
             "training steps (steps_per_generation x num_iterations), so the optimizer does not make one step an "

@@ -35,6 +35,7 @@ SCENARIOS = {
     "three times the samples": (FixedLengthEnvironment, [6, 2, 6, 2], 8, 16),
     "a rank of errors": (FixedLengthEnvironment, [3, 0, 4, 0], 8, 16),
     "groups without variance": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
+    "mini-batches": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "random lengths": (LongLetterEnvironment, list(range(16)), 4, 8),
 }
 
@@ -76,6 +77,12 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
     }
     if scenario == "three times the samples" and loss_type != "ppo":
         options |= {"state_similarity": 0.15}  # merges rooms, over ranks
+    if scenario == "mini-batches":
+        options |= {
+            "steps_per_generation": 1,
+            "per_device_train_batch_size": 2 * options["per_device_train_batch_size"],
+        }
+        options |= {"mini_batch_size": 20, "max_steps": 2, "max_grad_norm": 0.05}
     if scenario == "groups without variance":
         options |= {"beta": 0.0}
     if ppo := loss_type == "ppo":

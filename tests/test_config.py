@@ -130,6 +130,15 @@ def test_one_checkpoint_an_iteration(tmp_path):
     assert make(tmp_path, steps_per_generation=4, save_steps=12).save_steps == 12
 
 
+def test_evaluations_are_as_often_as_log_lines(tmp_path):
+    """transformers' rule, for the line an iteration that is the default here."""
+    assert make(tmp_path, steps_per_generation=4, eval_strategy="steps").eval_steps == 4
+    assert make(tmp_path, steps_per_generation=4, eval_strategy="steps", logging_steps=2).eval_steps == 2
+    best = make(tmp_path, steps_per_generation=4, eval_strategy="steps", load_best_model_at_end=True)
+    assert best.eval_steps == best.save_steps == 4
+    assert make(tmp_path, steps_per_generation=4).eval_steps is None
+
+
 def test_best_model_needs_checkpoints_at_evaluations(tmp_path):
     args = make(tmp_path, load_best_model_at_end=True, eval_strategy="steps", eval_steps=12, steps_per_generation=4)
     assert args.metric_for_best_model == "success_rate" and args.greater_is_better

@@ -48,7 +48,7 @@ def card_of(
         facts=facts,
         is_adapter=is_peft_model(model),
         estimator=trainer.estimator_name,
-        optimizer_steps=trainer.state.global_step,
+        optimizer_steps=trainer.state.global_step + trainer.iteration.inner_steps,
         evaluations=trainer.folder.evaluations,
         tags=tags,
         model_name=model_name,
@@ -86,7 +86,8 @@ def build_model_card(
     on_hub = bool(base_model) and not Path(base_model).exists()
     name = model_name or Path(args.output_dir).name
     trained = f"[{base_model}](https://huggingface.co/{base_model})" if on_hub else f"`{Path(base_model or '?').name}`"
-    settings = "\n".join(f"| {field} | {getattr(args, field)} |" for field in _SETTINGS)
+    names = [*_SETTINGS, *(["mini_batch_size"] if args.mini_batch_size is not None else [])]
+    settings = "\n".join(f"| {field} | {getattr(args, field)} |" for field in names)
     tables = []
     for panel, (before, after) in before_and_after_by_panel(evaluations).items():
         chosen = ""

@@ -4,7 +4,8 @@ Every step of every trajectory is a row (prompt, reply, advantage). A rollout gi
 divides, so a slice of them is cut into micro-batches by *tokens*, and two numbers keep the gradient independent of
 the cut:
 
-- `num_items_in_batch`, what TRL's token-mean losses (dapo, cispo, vespo) divide by: reply tokens of the rollout;
+- `num_items_in_batch`, what TRL's token-mean losses (dapo, cispo, vespo) divide by: reply tokens of the rollout, or
+  with `mini_batch_size` an average mini-batch's, as TRL does not know of these mini-batches;
 - `loss_scale`, what a micro-batch's loss is multiplied by for losses that average inside a micro-batch.
 
 Who trains what is planned from lengths (`planning`), the rows that move are exchanged (`exchange`), and each rank
@@ -26,7 +27,7 @@ import torch
 from ..trajectory import Trajectory
 from .ordering import Ordering
 from .packing import Pack, RowLength, common_prefix, lay_out
-from .planning import Load, MicroBatchPlan, Rows, plan_update
+from .planning import Load, MicroBatchPlan, Rows, num_mini_batches, plan_update
 
 # How a TRL loss averages, and so how micro-batches of it add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -173,12 +174,13 @@ class Cut:
     """How step samples are cut into micro-batches, the same on every rank.
 
     Args:
-        num_slices: parts of a rollout; each of `training_step`'s calls trains one.
+        num_slices: parts of a rollout; each of `training_step`'s calls trains one. Not used with `mini_batch_size`.
         max_tokens: of a micro-batch, on a rank.
         loss_type: TRL's, see `loss_scale`.
         pad_to_multiple_of: lengths of rows.
         layout: see `g2po_trl.update.layout`. row_length: of packed rows.
         kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
+        mini_batch_size: most rows of a part, over all ranks; one call of `training_step` then trains all parts.
     """
 
     num_slices: int
@@ -189,13 +191,15 @@ class Cut:
     layout: str = "padded"
     row_length: RowLength | None = None
     kl: bool = True
+    mini_batch_size: int | None = None
 
     def plan(
         self, rows: Rows, ordering: Ordering, rng: np.random.Generator
     ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
         """`plan_update` of all ranks' rows."""
-        kept = rows.with_gradient(self.kl)
-        return plan_update(rows, ordering, self.num_slices, self.max_tokens, rng, self.layout, self.row_length, kept)
+        kept, size = rows.with_gradient(self.kl), self.mini_batch_size
+        num_slices = self.num_slices if size is None else num_mini_batches(len(rows), size)
+        return plan_update(rows, ordering, num_slices, self.max_tokens, rng, self.layout, self.row_length, kept)
 
 
 def make_micro_batches(
@@ -231,6 +235,7 @@ def collate_plan(
         all ranks in it), and those of `lay_out`.
     """
     num_tokens, num_ranks = rows.num_trained_tokens(), len(rows.counts)
+    num_items = num_tokens if cut.mini_batch_size is None else num_tokens / len(plan)
     sequences = batch.sequences()
     scored = [len(reply) * bool(trained) for reply, trained in zip(batch.completion_ids, batch.trained)]
 
@@ -239,7 +244,7 @@ def collate_plan(
         micro_batch = batch.collate(own, planned.num_rows, cut.pad_token_id, cut.pad_to_multiple_of)
         packs = [_as_it_is(pack, place_of, sequences) for pack in planned.packs[rank]]
         micro_batch |= lay_out(packs, sequences, scored, cut.pad_token_id, cut.pad_to_multiple_of)
-        micro_batch["num_items_in_batch"] = torch.tensor(num_tokens)
+        micro_batch["num_items_in_batch"] = torch.tensor(num_items)
         micro_batch["loss_scale"] = loss_scale(cut.loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan))
         micro_batch["weight"] = rows.num_trained_tokens([row for dealt in planned.rows for row in dealt])
         return micro_batch

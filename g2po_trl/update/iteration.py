@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,20 +15,30 @@ class Iteration:
     """Where training stands.
 
     Args:
-        num_slices: parts of a rollout; a training step trains one of them.
+        num_slices: training steps that one pass over a rollout takes.
         num_passes: how often a rollout is gone through.
         metrics: name -> values that will be logged as their mean, and then removed. TRL's own dictionary.
+        prepared_with: the settings that micro-batches depend on. Plain data.
 
-    `step` counts training steps from the beginning of the run, `slices` are the rollout's micro-batches.
+    `step` counts training steps from the beginning of the run, `slices` are the rollout's micro-batches, `grad_norms`
+    those of the optimizer steps that a training step has made so far, `inner_steps` counts these steps from the
+    beginning of the run.
     """
 
-    def __init__(self, num_slices: int, num_passes: int, metrics: dict[str, list[float]]):
+    def __init__(
+        self,
+        num_slices: int,
+        num_passes: int,
+        metrics: dict[str, list[float]],
+        prepared_with: Mapping[str, Any] | None = None,
+    ):
         self.num_slices, self.length = num_slices, num_slices * num_passes
-        self.metrics = metrics
-        self.step = 0
+        self.metrics, self.prepared_with = metrics, dict(prepared_with or {})
+        self.step = self.inner_steps = 0
         self.slices: MicroBatches = []
+        self.grad_norms: list[float] = []
         self.update_time = 0.0
-        self._merging: tuple[dict[str, int], list[int]] | None = None
+        self._tokens: dict[str, list[int]] = {}  # of each value of a metric that is a mean over tokens
 
     @property
     def number(self) -> int:
@@ -46,14 +56,16 @@ class Iteration:
         return self.is_complete or not self.slices
 
     @property
-    def slice(self) -> list[dict[str, Any]]:
-        """The micro-batches of the training step at hand."""
-        return self.slices[self.step % self.num_slices]
+    def mini_batches(self) -> MicroBatches:
+        """The [mini-batch][micro-batch] of the training step at hand; an optimizer step is due between two of them."""
+        return self.slices if self.num_slices == 1 else [self.slices[self.step % self.num_slices]]
 
     def start_anew(self) -> None:
-        """Training begins with a rollout, whatever an earlier one has left."""
+        """Forget what an earlier call of `train` has left: training begins with a rollout and an empty log."""
         self.step += -self.step % self.length
-        self.slices, self._merging = [], None
+        self.slices, self.grad_norms, self.update_time = [], [], 0.0
+        self.metrics.clear()
+        self._tokens.clear()
 
     def advance(self, seconds: float) -> None:
         """A training step was made in so many seconds."""
@@ -70,24 +82,29 @@ class Iteration:
 
     @contextmanager
     def one_value_each(self) -> Iterator[None]:
-        """Around a slice's losses: metrics get one value a slice, whatever number of micro-batches it was cut into.
-
-        After `begin_with`, one for all slices.
-        """
-        marks, tokens = self._merging or (self._marks(), [])
+        """Around a training step's losses: metrics get one value, whatever number of micro-batches it was cut into."""
+        marks = self._marks()
         yield
-        tokens = tokens + [micro_batch["weight"] for micro_batch in self.slice]
-        if self._merging is None or (self.step + 1) % self.length == 0:
-            merge_micro_batch_metrics(self.metrics, marks, tokens)
-            self._merging = None
-        else:
-            self._merging = marks, tokens
+        tokens = [micro_batch["weight"] for mini_batch in self.mini_batches for micro_batch in mini_batch]
+        self._weigh(merge_micro_batch_metrics(self.metrics, marks, tokens), sum(tokens))
 
     def begin_with(self, values: Mapping[str, float], tokens: int) -> None:
         """What the loss has logged, on so many tokens, before the first slice of this rollout."""
         if tokens:
-            self._merging = self._marks(), [tokens]
             self.log(values)
+            self._weigh(values, tokens)
+
+    def _weigh(self, names: Iterable[str], tokens: int) -> None:
+        for name in names:
+            self._tokens.setdefault(name, []).append(tokens)
+
+    def merge_training_steps(self) -> None:
+        """Call before metrics are logged: means over tokens weigh each training step by its tokens, not alike."""
+        for name, tokens in self._tokens.items():
+            values = self.metrics.get(name, [])
+            if len(values) == len(tokens) > 1:
+                values[:] = [merge(name, values, tokens)]
+        self._tokens.clear()
 
     @contextmanager
     def logged_aside(self) -> Iterator[dict[str, float]]:
@@ -107,21 +124,45 @@ class Iteration:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: the place, and what was not logged yet. Plain data."""
-        return {"step": self.step, "update_time": self.update_time, "metrics": dict(self.metrics)}
+        return {
+            "step": self.step,
+            "inner_steps": self.inner_steps,
+            "update_time": self.update_time,
+            "metrics": dict(self.metrics),
+            "tokens": self._tokens,
+            "prepared_with": self.prepared_with,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Take up what `state` gave.
+
+        Raises:
+            ValueError: in the middle of an iteration, when its step samples were prepared for other settings.
+        """
         self.step, self.update_time = state["step"], state["update_time"]
+        self.inner_steps, self._tokens = state.get("inner_steps", 0), dict(state.get("tokens", {}))
         for name, values in state["metrics"].items():  # JSON has no NaN
             self.metrics[name] = [math.nan if value is None else value for value in values]
+        then = {} if self.is_complete else state.get("prepared_with", {})
+        changed = [name for name, value in then.items() if self.prepared_with.get(name) != value]
+        if changed:
+            differences = (f"{name} was {then[name]!r} and is {self.prepared_with.get(name)!r}" for name in changed)
+            raise ValueError(
+                "the checkpoint is from the middle of an iteration, whose step samples were prepared with other "
+                f"settings: {'; '.join(differences)}. Use the old ones, or resume from the end of an iteration."
+            )
 
 
-def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> None:
-    """One value a slice for what the loss logged once a micro-batch, so that metrics do not depend on the cut either.
+def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> list[str]:
+    """Make one value of what the loss logged once a micro-batch, so that metrics do not depend on the cut either.
 
-    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning. A slice without any has no value: the
-    loss logs zeros for it, and an entropy of 0 would read as a policy that has collapsed.
+    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning. Without any token there is no value:
+    the loss logs zeros, and an entropy of 0 would read as a policy that has collapsed.
+
+    Returns:
+        The metrics that have a value.
     """
+    merged = []
     for name, values in list(metrics.items()):
         mark = marks.get(name, 0)
         new = values[mark:]
@@ -133,6 +174,8 @@ def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, 
                 del metrics[name]
             continue
         values[mark:] = [merge(name, new, tokens)]
+        merged.append(name)
+    return merged
 
 
 def merge(name: str, values: Sequence[float], tokens: Sequence[int]) -> float:

@@ -213,6 +213,11 @@ def _plan_packs(
     return split_packs(packs, lengths, num_ranks)
 
 
+def num_mini_batches(num_rows: int, mini_batch_size: int) -> int:
+    """Return how many mini-batches of at most `mini_batch_size` rows a rollout is cut into; 1 without any row."""
+    return max(1, -(-num_rows // mini_batch_size))
+
+
 def deal_rows(
     lengths: Sequence[tuple[int, int]], num_slices: int, num_ranks: int, rng: np.random.Generator
 ) -> list[list[list[int]]]:

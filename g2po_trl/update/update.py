@@ -26,9 +26,10 @@ class Update:
         layout: in which micro-batches pass through the model.
         per_token: TRL's way from token ids to log-probabilities, which takes the layout at hand:
             (model, ids, mask, length of the replies) -> (log-probabilities, …).
-        num_slices, max_tokens, loss_type, pad_token_id: see `Cut`.
+        num_slices, max_tokens, loss_type, pad_token_id, mini_batch_size: see `Cut`.
         seed: of the order in which samples are trained.
-        beta, policy_moves_on, correction, checkpointing: see `LogProbs`.
+        beta, correction, checkpointing: see `LogProbs`.
+        policy_moves_on: number of slices of a rollout -> see `LogProbs`.
     """
 
     def __init__(
@@ -42,14 +43,16 @@ class Update:
         pad_token_id: int,
         seed: int,
         beta: float,
-        policy_moves_on: bool,
+        policy_moves_on: Callable[[int], bool],
         correction: Correction | None = None,
         checkpointing: dict[str, Any] | None = None,
+        mini_batch_size: int | None = None,
     ):
         self.layout, self.accelerator, self.per_token = layout, accelerator, per_token
         self.num_slices, self.max_tokens, self.loss_type = num_slices, max_tokens, loss_type
-        self.pad_token_id, self.seed = pad_token_id, seed
-        self.log_probs = LogProbs(self.score, beta, policy_moves_on, correction, checkpointing)
+        self.pad_token_id, self.seed, self.mini_batch_size = pad_token_id, seed, mini_batch_size
+        self.policy_moves_on = policy_moves_on
+        self.log_probs = LogProbs(self.score, beta, policy_moves_on(num_slices), correction, checkpointing)
 
     def micro_batches(
         self, model: torch.nn.Module, local: StepBatch, step: int = 0
@@ -69,9 +72,13 @@ class Update:
         accelerator, cut = self.accelerator, self.cut_into(self.num_slices)
         rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
         if accelerator.num_processes == 1:
-            return make_micro_batches([local], 0, cut, rng)
-        gather = lambda thing: gather_object([thing])  # noqa: E731
-        return cut_over_ranks(local, accelerator.process_index, cut, rng, gather, accelerator.device)
+            slices, metrics = make_micro_batches([local], 0, cut, rng)
+        else:
+            gather = lambda thing: gather_object([thing])  # noqa: E731
+            rank, device = accelerator.process_index, accelerator.device
+            slices, metrics = cut_over_ranks(local, rank, cut, rng, gather, device)
+        self.log_probs.policy_moves_on = self.policy_moves_on(len(slices))
+        return slices, metrics
 
     def cut_into(self, num_slices: int) -> Cut:
         """How rows are cut into so many slices, as the layout is now."""
@@ -85,6 +92,7 @@ class Update:
             layout.kind,
             layout.row_length,
             self.log_probs.beta != 0.0,
+            self.mini_batch_size,
         )
 
     def add_log_probs(
