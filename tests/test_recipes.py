@@ -43,6 +43,11 @@ def test_the_papers_setting(tmp_path, name, gpus, environment, turns):
     assert (args.num_generations, args.learning_rate, args.gamma, args.beta) == (8, 1e-6, 0.95, 0.01)
     assert (args.step_advantage_weight, args.invalid_action_penalty, args.eval_temperature) == (1.0, 0.1, 0.4)
     assert (args.max_turns, args.history_length) == (turns, 2)
+    assert args.mini_batch_size == {"alfworld": 256, "webshop": 64}[environment], "step samples"
+    assert args.max_steps == 150 and args.optimizer_steps_per_iteration == 1, "iterations"
+    assert args.scale_rewards == {"alfworld": "group", "webshop": "none"}[environment]
+    assert (args.use_bias_correction_kl, args.delta, args.weight_decay) == (False, 3.0, 0.01)
+    assert args.eval_steps == 10 and args.save_steps in (5, 10)
     assert model.model_name_or_path.startswith("Qwen/Qwen2.5-") and script.prompt == "full"
 
 
@@ -121,7 +126,7 @@ def test_adapters_on_one_gpu(tmp_path, name):
     peft_config = get_peft_config(model)
     assert (peft_config.r, peft_config.lora_dropout, peft_config.target_modules) == (64, 0.0, "all-linear")
     assert args.use_vllm and args.vllm_max_model_length == 2048 + 512
-    assert args.load_best_model_at_end and args.save_steps == args.optimizer_steps_per_iteration
+    assert args.load_best_model_at_end and (args.mini_batch_size, args.save_steps) == (256, 1)
 
 
 def test_the_short_help_names_flags_that_exist():
@@ -235,6 +240,7 @@ def test_the_papers_appworld_setting(tmp_path):
     script, args, _ = parse("qwen2.5-7b.yaml", "--output_dir", str(tmp_path), environment="appworld")
     assert args.per_device_train_batch_size * args.steps_per_generation * 8 == 128, "16 groups of 8"
     assert (args.learning_rate, args.gamma, args.beta, args.invalid_action_penalty) == (1e-6, 0.95, 0.01, 0.1)
+    assert (args.mini_batch_size, args.max_steps, args.save_steps) == (64, 150, 10)
     assert script.key == "output" and not script.tiny
 
 
