@@ -24,6 +24,7 @@ COMMON = {
     "max_tokens_per_micro_batch": 200,
     "max_grad_norm": 0.1,
     "num_generations": 8,
+    "overwrite": True,
 }
 
 
@@ -108,7 +109,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_trainer):
     assert steps == sum(entry["update/optimizer_steps"] - 1 for entry in log) > 3
     checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
     assert not list(checkpoint.glob("step_samples*")), "an iteration has ended"
-    again = make_trainer(LongLetterEnvironment, mini_batch_size=7, **options)
+    again = make_trainer(LongLetterEnvironment, mini_batch_size=7, **{**options, "overwrite": False})
     again.train(resume_from_checkpoint=str(checkpoint))
     assert torch.equal(weights(again), whole) and again.iteration.inner_steps == steps
     described = json.loads((Path(trainer.args.output_dir) / "run.json").read_text())
