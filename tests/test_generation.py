@@ -240,6 +240,16 @@ def engine_of(vllm, options=None):
     return VLLMEngine(tokenizer, [7], vllm, SimpleNamespace(process_index=1), torch.nn.Linear(1, 1), 0, options)
 
 
+def test_an_option_that_vllm_does_not_have_is_named(vllm_module, monkeypatch):
+    def refuse(no_repeat_ngram_size=None, **known):
+        if no_repeat_ngram_size is not None:
+            raise TypeError("Unexpected keyword argument 'no_repeat_ngram_size'")  # as vLLM 0.31 does
+
+    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", refuse)
+    with pytest.raises(ValueError, match="generation_kwargs has .*'no_repeat_ngram_size'.* use the engine"):
+        engine_of(RecordingVLLM(), {"no_repeat_ngram_size": 3}).generate([[1]], Sampling())
+
+
 def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
     vllm = RecordingVLLM()
     engine = engine_of(vllm, {"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}})

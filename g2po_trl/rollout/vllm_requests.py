@@ -104,7 +104,11 @@ class RequestEngine(Engine):
 
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:
-    """Return vLLM's object of these options, whose `structured_outputs` may be a dictionary."""
+    """Return vLLM's object of these options, whose `structured_outputs` may be a dictionary.
+
+    Raises:
+        ValueError: for an option that vLLM does not have.
+    """
     from vllm import SamplingParams
 
     structured = options.get("structured_outputs")
@@ -112,7 +116,13 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
         from vllm.sampling_params import StructuredOutputsParams
 
         options = {**options, "structured_outputs": StructuredOutputsParams(**structured)}
-    return SamplingParams(**options)
+    try:
+        return SamplingParams(**options)
+    except TypeError as error:
+        raise ValueError(
+            f"generation_kwargs has what vLLM's SamplingParams does not take ({error}): remove it, or use the engine "
+            "that it belongs to"
+        ) from error
 
 
 def sampling_options(sampling: Sampling, ends: Iterable[int]) -> dict[str, Any]:
