@@ -60,7 +60,7 @@ from .rollout.rolling import ages
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
 from .rollout.tool_prompt import prompt_of
-from .rollout.vllm_engine import take_free_port
+from .rollout.vllm_engine import starting_vllm
 from .runs import hub
 from .runs.callbacks import RolloutBar
 from .runs.checkpoint import Resumption, Staging, check_complete, clear_staging, files_moved_in
@@ -153,18 +153,16 @@ class G2POTrainer(GRPOTrainer):
         for name in eval_dataset if isinstance(eval_dataset, dict) else ():
             check_panel_name(name, "the name of a panel in eval_dataset")
         self._staging = Staging()
-        if args.use_vllm and args.vllm_mode == "colocate":
-            take_free_port()
-
-        super().__init__(
-            model=model,
-            reward_funcs=no_reward_function,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            **kwargs,
-        )
+        with starting_vllm(args):
+            super().__init__(
+                model=model,
+                reward_funcs=no_reward_function,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                **kwargs,
+            )
         # TRL then corrects by the engine's log-probabilities.
         self.use_vllm = args.use_vllm or args.vllm_servers is not None or args.rollouts_ahead > 0
         check_trainer(self)

@@ -193,7 +193,7 @@ class RecordingVLLM:
     def __init__(self, prefix_caching=True, tensor_parallel_size=1):
         self.enable_sleep_mode, self._llm_weights_sleeping, self.events = True, True, []
         self.tensor_parallel_size, self.forgets = tensor_parallel_size, True
-        self.requests, self.parameters = {}, []
+        self.requests, self.parameters, self.adapters = {}, [], []
         cache_config = SimpleNamespace(enable_prefix_caching=prefix_caching)
         self.llm = SimpleNamespace(
             wake_up=lambda tags: self.events.append(f"wake {tags[0]}"),
@@ -211,6 +211,7 @@ class RecordingVLLM:
 
     def add_request(self, name, prompt, parameters, lora_request):
         self.requests[name] = prompt["prompt_token_ids"]
+        self.adapters.append(lora_request)
         self.parameters.append(parameters)
 
     def step(self):
@@ -222,7 +223,8 @@ class RecordingVLLM:
             SimpleNamespace(request_id=name, finished=True, outputs=[answer], num_cached_tokens=len(prompt) - 1),
         ]
 
-    def answer(self, prompts, sampling_params):
+    def answer(self, prompts, sampling_params, **options):
+        self.adapters += [options.get("lora_request")] * (len(prompts) // self.tensor_parallel_size)
         return [SimpleNamespace(num_cached_tokens=len(prompt) - 1) for prompt in prompts]
 
     def sync_weights(self):
@@ -313,6 +315,19 @@ def test_vllm_of_two_ranks_is_awake_too(monkeypatch):
         "include_stop_str_in_output": True,
         "frequency_penalty": 0.1,
     }
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_rollout_is_answered_by_the_adapter_of_its_time(monkeypatch, vllm_module, ranks):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks)
+    vllm, versions = RecordingVLLM(tensor_parallel_size=ranks), iter("ab")
+    engine = engine_of(vllm)
+    engine.generate([[1]], Sampling())
+    engine.adapter = SimpleNamespace(load=lambda: next(versions))
+    for _ in range(2):
+        with engine.rollout():
+            engine.generate([[1], [2]], Sampling())
+    assert vllm.adapters == [None, "a", "a", "b", "b"]
 
 
 def test_vllm_sleeps_after_an_error():

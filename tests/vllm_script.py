@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
@@ -21,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
@@ -39,11 +40,19 @@ def weights_in_vllm(trainer) -> dict[str, torch.Tensor]:
     return dict(worker.model_runner.model.named_parameters())
 
 
+def serves_adapter(trainer) -> bool:
+    """Whether vLLM has the adapter beside the base."""
+    adapter = trainer.player.actor.engine.adapter
+    return adapter is not None and not adapter.merges
+
+
 def largest_difference(trainer) -> float:
-    """Between the weights the trainer means (the adapter merged) and those in vLLM, over all of them."""
+    """Between the weights the trainer means (an adapter merged, if not served) and those in vLLM, over all of them."""
     model, theirs = trainer.model, weights_in_vllm(trainer)
     if hasattr(model, "peft_config"):
-        model = copy.deepcopy(model).merge_and_unload()
+        model = copy.deepcopy(model)
+        model = model.unload() if serves_adapter(trainer) else model.merge_and_unload()
+    theirs = {name.replace(".base_layer", ""): weight for name, weight in theirs.items()}
     ours = dict(model.named_parameters())
     parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
     worst = 0.0
@@ -70,10 +79,11 @@ def make_trainer(
     generate_games(games, "train", 16, seed=0, size="tiny")
     manifest = Manifest.scan(games)
     peft_config = None
-    if mode == "lora":
+    if mode == "lora" or "adapter" in mode:
         from peft import LoraConfig
 
-        peft_config = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
+        modules = ["q_proj", "v_proj", "down_proj"]
+        peft_config = LoraConfig(r=8, lora_alpha=16, target_modules=modules, use_dora="DoRA" in mode)
     defaults = {
         "per_device_train_batch_size": 16 // ranks,
         "num_generations": 8,
@@ -105,6 +115,13 @@ def make_trainer(
         def advantage_fn(graph):  # it never wins: something must be better than something else
             return np.linspace(-1, 1, graph.num_steps)
 
+    if "bfloat16" in mode:
+        model = Path(folder) / f"model-{rank}"
+        AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.bfloat16).save_pretrained(model)
+        AutoTokenizer.from_pretrained(tiny_model_path()).save_pretrained(model)
+        defaults |= {"model_init_kwargs": {"dtype": "bfloat16"}}
+    if mode == "adapter":
+        defaults |= {"vllm_merge_adapter": False}
     if mode == "branches":  # few turns: in most groups every episode fails
         defaults |= {"branch_share": 0.375, "max_turns": 5}
     args = G2POConfig(f"{folder}/out", **{**defaults, **options})
@@ -159,6 +176,7 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
         "weight_differences": differences,
         "live_counts": counts,
         "endings": sorted(set(endings)),
+        "serves_adapter": serves_adapter(trainer),
         "base_change": max([(after[name] - weight).abs().max().item() for name, weight in base.items()], default=0),
     }
 
@@ -246,6 +264,74 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
     return result
 
 
+def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
+    """What can be asked of each reply: a seed, filters, where it ends, what it must look like."""
+    trainer = make_trainer(folder, "full", rank, ranks, max_turns=1)
+    engine, tokenizer = trainer.player.actor.engine, trainer.processing_class
+    texts = [f"Task: put some mug on {place}\nSeen: You see a desk 1 and a mug 1." for place in ("desk", "shelf")]
+    prompts = [trainer.player.actor.encode([{"role": "user", "content": text}])[0] for text in texts]
+    plain = Sampling(max_tokens=24)
+
+    def ask(order, seeds, sampling=plain, **options) -> list:
+        engine.options = options
+        replies = engine.generate([prompts[place] for place in order], sampling, seeds)
+        return [reply.ids for reply in replies], [reply.logprobs for reply in replies]
+
+    def text(ids: list[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=True)
+
+    large, result = 2**62 + 12345, {}
+    runner = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner
+    result["runner"] = type(runner).__module__
+    with engine.rollout():
+        hot = replace(plain, temperature=2.0)  # or all replies are the same
+        result["seeded"] = ask([0, 0, 0, 1], [large, large, large + 1, 7], hot)[0]
+        result["seeded elsewhere"] = ask([1, 1, 0], [7, 9, large], hot)[0]
+        filtered = replace(plain, temperature=0.7, min_p=0.05)
+        ids, logprobs = ask([0, 1, 0, 1], [1, 2, 3, 4], filtered)
+        until = replace(plain, stop_sequences=("</think><act",))  # ends inside a token or between two
+        result["stopped"] = list(map(text, ask([0, 1], [1, 2], until)[0]))
+        if "TRITON_INTERPRET" not in os.environ:  # which cannot run these kernels
+            regex = "<think></think><action>(look|go to desk 1)</action>"
+            shaped = ask([0, 1, 0, 1], [1, 2, 3, 4], structured_outputs={"regex": regex})[0]
+            result["shaped"] = list(map(text, shaped))
+            likeliest = ask([0, 1], [1, 2], replace(plain, top_k=1))[0]
+            result["likeliest"] = likeliest == ask([0, 1], [1, 2], replace(plain, temperature=0.0))[0]
+    result["differences"] = []
+    for place, reply, told in zip([0, 1, 0, 1], ids, logprobs):
+        logits = trainer.model(torch.tensor([prompts[place] + reply])).logits[0, len(prompts[place]) - 1 : -1] / 0.7
+        probs = logits.softmax(-1)
+        kept = logits.masked_fill(probs < 0.05 * probs.amax(-1, keepdim=True), float("-inf")).log_softmax(-1)
+        expected = kept.gather(1, torch.tensor(reply)[:, None])[:, 0]
+        result["differences"].append((expected - torch.tensor(told)).abs().max().item())
+    trainer.close()
+    return result
+
+
+def serve(folder: str, mode: str, rank: int, ranks: int) -> dict:
+    """Two rollouts of a bfloat16 model by a moved adapter each; the log-probabilities beside the trainer's."""
+    trainer = make_trainer(folder, mode, rank, ranks, max_turns=1)
+    engine, result = trainer.player.actor.engine, {"differences": [], "moved": []}
+    prompt = trainer.player.actor.encode([{"role": "user", "content": "Task: put some mug on desk"}])[0]
+
+    def told(reply) -> torch.Tensor:
+        with torch.no_grad():
+            logits = trainer.model(torch.tensor([prompt + reply.ids])).logits[0, len(prompt) - 1 : -1].float()
+        return logits.log_softmax(-1).gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
+
+    for number in range(2):
+        MoveTrained().on_step_end(None, SimpleNamespace(global_step=number), None, trainer.model)
+        with engine.rollout():
+            (reply,) = engine.generate([prompt], Sampling(max_tokens=16), [number])
+        ours = told(reply)
+        result["differences"].append((ours - torch.tensor(reply.logprobs)).abs().max().item())
+        with trainer.model.disable_adapter():
+            result["moved"].append((ours - told(reply)).abs().max().item())
+    result["serves_adapter"] = serves_adapter(trainer)
+    trainer.close()
+    return result
+
+
 def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
     """Panels before and after training; the syncs of each, the weights vLLM then plays with, and all replies."""
     options = {"per_device_eval_batch_size": 2, "steps_per_generation": 1, "max_steps": 3, "max_turns": 4}
@@ -304,7 +390,8 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
 
 def main(folder: str, mode: str) -> None:
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    play = cache if mode == "cache" else evaluate if mode.startswith("evaluate") else train
+    by_name = {"cache": cache, "requests": requests, "evaluate": evaluate, "serve": serve}
+    play = by_name.get(mode.split()[0], train)
     result = play(folder, mode, rank, ranks)
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
 

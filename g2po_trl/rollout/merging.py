@@ -16,6 +16,7 @@ def merged_parameters(
     model: PeftModel,
     gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
     device: torch.device | None = None,
+    merges: bool = True,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and value of each weight of the base model, with the active adapters in it.
 
@@ -26,9 +27,10 @@ def merged_parameters(
     Args:
         gather: makes parameters whole that ZeRO-3 keeps in parts.
         device: where the parts of FSDP2's weights meet, if they are kept on the host.
+        merges: `False` leaves the adapters out.
     """
     tuners = defaultdict(list)
-    for module in model.modules():
+    for module in model.modules() if merges else ():
         if isinstance(module, BaseTunerLayer):  # one may wrap another: each of the experts' parameters has its own
             tuners[module.get_base_layer()].append(module)
     seen = set()
@@ -47,6 +49,15 @@ def merged_parameters(
             values = dict(module.named_parameters(path, recurse=bool(layers)))
             for name, base_name in names.items():
                 yield base_name, _whole(values[name].data, device)
+
+
+def base_parameters(
+    model: PeftModel,
+    gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
+    device: torch.device | None = None,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and value of each weight of the base model without adapters. Arguments as of `merged_parameters`."""
+    return merged_parameters(model, gather, device, merges=False)
 
 
 @torch.no_grad()

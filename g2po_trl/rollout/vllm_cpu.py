@@ -3,7 +3,8 @@
 vLLM loads it in each of its processes. On a GPU it does nothing. On a CPU, vLLM's linear layers pack their weights for
 speed and empty the originals, so new weights cannot be loaded into them; and it would run float32 models in bfloat16,
 while they are trained in float32. And a request with a seed whose prompt is read in parts would end it: a CPU's random
-generator cannot be taken back by one draw.
+generator cannot be taken back by one draw. That is so in vLLM's first model runner; its second has no generators, but
+hashes seed and position.
 """
 
 

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, is_peft_model, set_seed
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import is_peft_available
 
 from .generation import Reply
 from .sampling import Sampling, derived_seed
@@ -22,6 +23,10 @@ from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_op
 if TYPE_CHECKING:
     from trl.generation.vllm_generation import VLLMGeneration
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    from ..config import G2POConfig
+    from .vllm_adapter import ServedAdapter
 
 REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
 
@@ -37,7 +42,8 @@ class VLLMEngine(RequestEngine):
 
     Args:
         vllm: TRL's wrapper. accelerator: of the ranks that bring prompts.
-        model: the one that is trained; with an adapter, merged weights go to vLLM.
+        model: the one that is trained. An adapter goes to vLLM beside the base if it was started with `enable_lora`,
+            else merged into its weights.
         seed: of replies without seeds of their own; ranks that share a model share it.
     """
 
@@ -64,12 +70,18 @@ class VLLMEngine(RequestEngine):
         # As it starts, vLLM seeds this process with numbers of its own, whatever `seed` is.
         if vllm.mode == "colocate":
             set_seed(seed + accelerator.process_index // self.parallel)
+        self.adapter: ServedAdapter | None = None
+        self.lora: LoRARequest | None = None
         if is_peft_model(model):
             from .merging import merged_parameters
+            from .vllm_adapter import ServedAdapter
 
             # TRL would merge the adapter into the base and take it off again.
             gather = vllm._dist.gather_params
             vllm._iter_named_params = partial(merged_parameters, model, gather, accelerator.device)
+            if vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None:
+                self.adapter = ServedAdapter(vllm.llm, model, gather, accelerator.device)
+                vllm._iter_named_params = self.adapter.weights
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -82,6 +94,9 @@ class VLLMEngine(RequestEngine):
                 "vLLM still holds requests of a generation that was interrupted, and cannot forget what the previous "
                 "weights computed: start again with a new trainer, in a new process"
             )
+        self.lora = self.adapter.load() if self.adapter else None
+        if self.streams:
+            self.requests.lora = self.lora
         if sleeps:
             vllm.llm.wake_up(tags=["kv_cache"])
             vllm.enable_sleep_mode = False
@@ -169,10 +184,22 @@ class VLLMEngine(RequestEngine):
         if self.vllm.mode == "colocate":
             first = accelerator.process_index % self.parallel * number  # the ranks of a model answer for them all
             own = slice(first, first + number) if self.tells_cached_tokens else slice(0)
-            return _replaced_generate(self.vllm.llm, partial(_generate_here, seeds, own, cached))
+            return _replaced_generate(self.vllm.llm, partial(_generate_here, seeds, own, cached, self.lora))
         if seeds is not None and accelerator.is_main_process:
             return _replaced_generate(self.vllm.vllm_client, partial(_generate_there, seeds))
         return nullcontext()
+
+
+def starting_vllm(args: G2POConfig) -> AbstractContextManager:
+    """Within it TRL starts its colocated vLLM: with a port of its own, and room for an adapter if it can be served."""
+    if not args.use_vllm or args.vllm_mode != "colocate":
+        return nullcontext()
+    take_free_port()
+    if not is_peft_available():
+        return nullcontext()
+    from .vllm_adapter import adapters_beside_the_base
+
+    return adapters_beside_the_base(args.vllm_merge_adapter)
 
 
 def take_free_port() -> None:
@@ -198,6 +225,7 @@ def _generate_here(
     seeds: list[int] | None,
     own: slice,
     cached: list,
+    lora: LoRARequest | None,
     generate: Callable,
     prompts: list,
     sampling_params: Any,
@@ -209,6 +237,8 @@ def _generate_here(
         for _, seed in zip(prompts, seeds, strict=True):
             sampling_params.append(shared.clone())
             sampling_params[-1].seed = seed
+    if lora is not None:
+        kwargs["lora_request"] = lora
     outputs = generate(prompts, sampling_params=sampling_params, **kwargs)
     cached.extend(output.num_cached_tokens for output in outputs[own])
     return outputs
