@@ -168,6 +168,15 @@ def test_estimators_by_hand():
     np.testing.assert_array_equal(rloo(graph), [8, 8, -8])
 
 
+@pytest.mark.parametrize("reward", [0.1, 0.7, -0.3, 10.0, 1e-7])
+def test_leave_one_out_of_equal_rewards_is_nothing(reward):
+    """Not their rounding: with beta 0, rows of advantage 0 do not pass through the model."""
+    graph = graph_of([episode("ab", reward) for _ in range(8)], [episode("a", r) for r in (0.1, 0.2, 0.3, 0.0)])
+    advantage = rloo(graph)
+    np.testing.assert_array_equal(advantage[:16], 0)
+    np.testing.assert_allclose(advantage[16:], [-1 / 15, 1 / 15, 0.2, -0.2], rtol=1e-12)
+
+
 def test_step_weight_zero_is_grpo():
     graph = graph_of(*random_groups(np.random.default_rng(0)))
     np.testing.assert_array_equal(g2po(graph, step_weight=0.0), grpo(graph))

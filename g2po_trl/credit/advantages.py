@@ -121,7 +121,9 @@ def rloo(graph: StateGraph, invalid_action_penalty: float = 0.0) -> np.ndarray:
     total = np.bincount(graph.trajectory_group, graph.rewards * used, minlength=graph.num_groups)
     total = total[graph.trajectory_group]
     others = (total - graph.rewards) / np.maximum(size - 1, 1)
-    advantage = np.where(used & (size > 1), graph.rewards - others, 0.0)[graph.trajectory]
+    advantage = np.where(used & (size > 1), graph.rewards - others, 0.0)
+    differs = np.abs(advantage) > _ROUNDING * _largest_rewards(graph)[graph.trajectory_group]
+    advantage = np.where(differs, advantage, 0.0)[graph.trajectory]
     return np.where(graph.counted, advantage - invalid_action_penalty * ~graph.valid, 0.0)
 
 
@@ -222,8 +224,14 @@ def standardise(
     least_std: float = 0.0,
 ) -> np.ndarray:
     """(values - mean) / (std + epsilon), all (S,); 0 where the set has no spread and in `error` trajectories."""
-    largest = np.zeros(graph.num_groups)
-    np.maximum.at(largest, graph.trajectory_group, np.abs(graph.rewards))
+    largest = _largest_rewards(graph)
     spread = std > _ROUNDING * (largest + abs(penalty))[graph.group]
     scale = np.maximum(std, least_std * largest[graph.group]) + EPSILON if scale_by_std else 1.0
     return np.where(graph.counted & spread, (values - mean) / scale, 0.0)
+
+
+def _largest_rewards(graph: StateGraph) -> np.ndarray:
+    """(groups,) largest reward of each, whatever its sign."""
+    largest = np.zeros(graph.num_groups)
+    np.maximum.at(largest, graph.trajectory_group, np.abs(graph.rewards))
+    return largest
