@@ -31,6 +31,7 @@ def normal(text, **options):
             "On the desk 1, you see some bread, a plate 1 and a mug 2.",
         ),
         ("You can: [go north, take key]", "you can: [take key, go north]"),
+        ("You see a mug 1,\na plate 1 and the pan.", "You see the pan, a mug 1,\n and a plate 1."),
         ("Inventory:\n- a key\n- a lamp\nExits: none", "Inventory:\n* a lamp\n* a key\nExits: none"),
         ("1. open door\n2. wait", "1) wait\n2) open door"),
         ("too   many blanks ", "too many blanks"),
@@ -58,6 +59,22 @@ def test_what_a_normalised_key_leaves_out(text, same):
 )
 def test_what_a_normalised_key_keeps(text, other):
     assert normal(text) != normal(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "you see a thing" + " and a thing" * 3000 + ", nothing else.",
+        "a lid and the pot, " * 3000 + "which is all.",
+        "a " * 20000 + "and",
+        "a lid" + " " * 20000 + "and",
+        "[" * 20000,
+    ],
+    ids=["and", "comma", "articles", "blanks", "brackets"],
+)
+def test_a_list_that_goes_on_as_none_takes_no_time(text):
+    """Read in all the ways there are, the first of these would take longer than a run."""
+    assert normal(text, numbers=False) == " ".join(text.split())
 
 
 def test_each_part_of_the_normaliser_is_a_switch():

@@ -22,10 +22,11 @@ from ..trajectory import Step, Trajectory
 IGNORABLE = ("numbers", "list_order", "case")
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_ITEM = r"(?:an?|the|some)\s[^,.;:!?\n]+?"
-# "a mug 1, a plate 2, and some bread": two or more items, each with its article.
-_LIST = re.compile(rf"\b{_ITEM}(?:(?:,\s+and|,|\s+and)\s+{_ITEM})+(?=[.;:!?\n]|$)", re.IGNORECASE)
-_BETWEEN_ITEMS = re.compile(r",\s+and\s+|,\s+|\s+and\s+(?=(?:an?|the|some)\s)", re.IGNORECASE)
+_ARTICLE = r"(?:an?|the|some)\s"
+_ITEM = re.compile(rf"\b{_ARTICLE}.", re.IGNORECASE)
+_BETWEEN = rf",\s+and\s+|,\s+|(?<!\s)\s+and\s+(?={_ARTICLE})"
+_BETWEEN_ITEMS = re.compile(_BETWEEN, re.IGNORECASE)
+_CUT = re.compile(rf"{_BETWEEN}|(?P<end>[.;:!?\n])", re.IGNORECASE)
 _BRACKETS = re.compile(r"\[([^\[\]\n]*)\]")
 _BULLET = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -55,7 +56,7 @@ class NormalisedKey:
             text = text.lower()
         if self.list_order:
             text = _BRACKETS.sub(lambda found: f"[{', '.join(_sorted_items(found[1].split(',')))}]", text)
-            text = _LIST.sub(lambda found: ", ".join(_sorted_items(_BETWEEN_ITEMS.split(found[0]))), text)
+            text = _sort_lists(text)
             text = _sort_bullets(text)
         if self.numbers:
             text = _NUMBER.sub("#", text)
@@ -176,6 +177,31 @@ def similarity(pairs: set[str], others: set[str]) -> float:
 
 def _sorted_items(items: Iterable[str]) -> list[str]:
     return sorted(item.strip() for item in items)
+
+
+def _sort_lists(text: str) -> str:
+    """Clauses whose end is a list: "you see a mug 1, a plate 2, and some bread", two or more items with articles.
+
+    In time linear in the text's length: what an environment or a model writes must not stop the trainer.
+    """
+    ends = [cut.start() for cut in _CUT.finditer(text) if cut["end"]]
+    starts = [0, *(end + 1 for end in ends)]
+    return "".join(_sort_list(text[a:b]) + text[b : b + 1] for a, b in zip(starts, [*ends, len(text)]))
+
+
+def _sort_list(clause: str) -> str:
+    starts = [0, *(separator.end() for separator in _BETWEEN_ITEMS.finditer(clause))]
+    parts = _BETWEEN_ITEMS.split(clause)
+    first = len(parts)
+    while first and _ITEM.match(parts[first - 1]) and "," not in parts[first - 1]:
+        first -= 1
+    before = parts[first - 1] if 0 < first < len(parts) else ""
+    head = _ITEM.search(before, before.rfind(",") + 1)  # "you see a mug 1"
+    items = [*([before[head.start() :]] if head else []), *parts[first:]]
+    if len(items) < 2:
+        return clause
+    start = starts[first - 1] + head.start() if head else starts[first]
+    return clause[:start] + ", ".join(_sorted_items(items))
 
 
 def _sort_bullets(text: str) -> str:

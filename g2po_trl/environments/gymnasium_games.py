@@ -25,7 +25,7 @@ from .borrowed import OwnRandomness, facts_of, import_extra
 from .contract import Observation, StepResult, TextEnvironment
 
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-_COLOURED = re.compile(r"\x1b\[((?:\d+;?)+)m(.*?)\x1b\[0m", re.DOTALL)
+_COLOURED = re.compile(r"\x1b\[(\d[\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
 
 
 class GymnasiumEnvironment(TextEnvironment):
