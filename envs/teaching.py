@@ -36,6 +36,7 @@ from g2po_trl.rollout.prompting import PromptTemplate
 from g2po_trl.rollout.sampling import Sampling, derived_seed
 from g2po_trl.runs.checkpoint import find_checkpoint
 from g2po_trl.runs.evaluation import summarize
+from g2po_trl.sdpa import without_cudnn_attention
 from g2po_trl.trajectory import Trajectory, write_jsonl
 
 _NOT_HERE = {
@@ -181,7 +182,8 @@ def teach(
     with EnvironmentPool(exam.environment_factory) as pool:
         callback = ExamCallback(exam, processing_class, pool, per_step, most)
         trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with without_cudnn_attention():
+            trainer.train(resume_from_checkpoint=checkpoint)
     if peft_config is not None:
         taught = taught.merge_and_unload()
     return taught, callback.results

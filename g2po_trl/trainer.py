@@ -469,6 +469,7 @@ class G2POTrainer(GRPOTrainer):
         """
         check_unchanged(self._made_with, self.args)
         self.iteration.start_anew()
+        self.update.guard.begin()
         if self.rolling:
             self.rolling.drop()
         origin, identity = self.model.config._name_or_path, self.run_identity()

@@ -1,7 +1,10 @@
 """Which layout a run takes, when it is looked at again, and what that look costs."""
 
+import itertools
 import logging
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,14 +12,19 @@ import torch
 from families import FAMILIES, WINDOW
 from letter_environment import LongLetterEnvironment
 from peft import LoraConfig
-from test_packing import rollout_of
+from test_packing import Config as Small
+from test_packing import Large, rollout_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
 from g2po_trl.parts import make_update
 from g2po_trl.update import attention, layout
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.packing import RowLength, _only, lay_out, make_packs
+from g2po_trl.update.packing import LAYOUTS, RowLength, _only, lay_out, make_packs, most_tokens, row_width
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from gpu_work import synthetic_trajectories
 
 
 @pytest.fixture
@@ -98,6 +106,17 @@ def test_one_measure_of_rounding_does_not_decide(make_family_trainer, monkeypatc
 
     monkeypatch.setattr(layout, "_last_bits_flipped", seldom)
     assert trainer.update.layout_holds(trainer.model, slices) and tried == [0, 1, 2, 3]
+
+
+def test_a_float32_head_leaves_layers_in_half_precision(make_trainer, monkeypatch):
+    """Tied to it, the embeddings are float32 too, and the layers are not: what rounds and what is masked are these."""
+    options = {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True, "learning_rate": 0.0}
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, **options)
+    assert trainer.model.dtype == torch.float32 and trainer.model.config.tie_word_embeddings
+    made, added_mask = [], attention.added_mask
+    monkeypatch.setattr(attention, "added_mask", lambda *args: made.append(added_mask(*args)) or made[-1])
+    assert holds(trainer, [20] * 40) and trainer.update.layout.kind == "shared"
+    assert {mask.dtype for mask in made} == {torch.bfloat16}
 
 
 def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):
@@ -206,7 +225,55 @@ def test_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
     assert trainer.update.layout.row_multiple is None
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
     trainer.update = make_update(trainer)
-    assert trainer.update.layout.row_multiple == 64
+    assert trainer.update.layout.row_multiple == 128
+    trainer.update.max_tokens, trainer.update.layout.row_length = 1000, RowLength(1000)
+    ((micro_batches,), _) = trainer.update.cut(batch_of([90] * 40))
+    sizes = {micro_batch["packed_ids"].numel() for micro_batch in micro_batches}
+    assert max(sizes) == 896, "a row of 1,000 tokens would be padded beyond what a micro-batch may hold"
+    trainer.update.layout.kind = "padded"
+    assert trainer.update.layout.row_multiple == 16, "a row of one sequence needs no mask"
+
+
+def episodes(turns, lengths, groups=8):
+    made = synthetic_trajectories(groups, turns, 300, lengths)
+    return StepBatch.from_trajectories(made, np.random.default_rng(0).normal(size=sum(len(t.steps) for t in made)))
+
+
+# Rollouts as long as those of the default recipe, and of the 1.5B recipe (prompts of up to 2,048 tokens).
+SHAPES = {
+    "tiny": (RowLength.of(Small, "sdpa", 2048), 2048, 1, episodes(12, (20, 10, 70, 10))),
+    "1.5b": (RowLength.of(Large, "sdpa", 32768), 32768, 4, episodes(6, (280, 30, 700, 150))),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_on_cuda(make_trainer, monkeypatch, name):
+    """None is 64 modulo 128 long, where cuDNN's attention makes NaN of a gradient; padding counts in every sum."""
+    row_length, max_tokens, slices, batch = SHAPES[name]
+    trainer = make_trainer(LongLetterEnvironment, max_tokens_per_micro_batch=max_tokens, steps_per_generation=slices)
+    monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
+    update = make_update(trainer)
+    update.layout.row_length = row_length
+    for update.layout.kind, update.layout.pad_to_multiple_of in itertools.product(LAYOUTS, (None, 32, 64)):
+        parts, metrics = update.cut(batch)
+        rows = [micro_batch["packed_ids"] for part in parts for micro_batch in part]
+        assert all(ids.shape[1] % 128 != 64 and ids.shape[1] % update.layout.row_multiple == 0 for ids in rows)
+        assert all(ids.numel() <= max_tokens or len(ids) == 1 for ids in rows) and len(rows) > slices
+        forwarded = sum(ids.numel() for ids in rows)
+        assert metrics["update/forwarded_tokens"] == forwarded
+        tokens = (1 - metrics["update/repeated_token_fraction"]) * sum(map(sum, batch.lengths(range(len(batch)))))
+        assert metrics["update/padding_fraction"] == pytest.approx(1 - tokens / forwarded)
+
+
+def test_widths_of_rows():
+    for multiple in (1, 8, 16, 24, 32, 64, 96, 128, 192):
+        widths = [row_width(tokens, multiple) for tokens in range(1, 700)]
+        assert all(width >= tokens and width % multiple == 0 for tokens, width in enumerate(widths, 1))
+        assert widths == sorted(widths) and 64 not in {width % 128 for width in widths}
+        for places in range(2 * multiple, 700):
+            most = most_tokens(places, multiple)
+            assert row_width(most, multiple) <= places < row_width(most + 1, multiple)
+    assert row_width(64, None) == most_tokens(64, None) == 64
 
 
 def test_eager_attention_gets_shorter_rows():

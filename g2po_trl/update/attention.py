@@ -104,11 +104,25 @@ def visible(ends: torch.Tensor, positions: torch.Tensor | None = None, reach: Re
     return sees.unsqueeze(1)
 
 
+def arithmetic(body: torch.nn.Module) -> torch.dtype:
+    """In which the layers compute: the dtype of the first weight that is no embedding's, and no adapter's.
+
+    The model's own `dtype` is that of the embeddings, which `cast_lm_head_to_fp32` makes float32 where the LM head
+    shares them, and bfloat16 layers stay what they are.
+    """
+    embeddings = {id(parameter) for parameter in body.get_input_embeddings().parameters()}
+    for name, parameter in body.named_parameters():
+        is_layers = id(parameter) not in embeddings and "lora_" not in name
+        if is_layers and parameter.is_floating_point() and parameter.dtype.itemsize > 1:
+            return parameter.dtype
+    return body.dtype
+
+
 def added_mask(sees: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What is seen, as SDPA and eager attention add it to scores.
 
     In the dtype of the arithmetic: all layers then keep this one tensor for their backward pass, and none a converted
-    copy.
+    copy; and on CUDA no other is taken (cuDNN reads a float32 mask as if it were bfloat16, pytorch#191612).
     """
     return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
 
@@ -136,7 +150,7 @@ def masks(body: torch.nn.Module, ends: torch.Tensor, positions: torch.Tensor) ->
         if body.config._attn_implementation == "flex_attention":
             return block_mask(ends, positions, reach)
         kind = ends.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else body.dtype
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else arithmetic(body)
         return added_mask(visible(ends, positions, reach), dtype)
 
     kinds = reaches(body.config.get_text_config())

@@ -177,7 +177,7 @@ class Cut:
         num_slices: parts of a rollout; each of `training_step`'s calls trains one. Not used with `mini_batch_size`.
         max_tokens: of a micro-batch, on a rank.
         loss_type: TRL's, see `loss_scale`.
-        pad_to_multiple_of: lengths of rows.
+        pad_to_multiple_of: lengths of rows, see `row_width`.
         layout: see `g2po_trl.update.layout`. row_length: of packed rows.
         kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
         mini_batch_size: most rows of a part, over all ranks; one call of `training_step` then trains all parts.
@@ -198,8 +198,17 @@ class Cut:
     ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
         """`plan_update` of all ranks' rows."""
         kept, size = rows.with_gradient(self.kl), self.mini_batch_size
-        num_slices = self.num_slices if size is None else num_mini_batches(len(rows), size)
-        return plan_update(rows, ordering, num_slices, self.max_tokens, rng, self.layout, self.row_length, kept)
+        return plan_update(
+            rows,
+            ordering,
+            self.num_slices if size is None else num_mini_batches(len(rows), size),
+            self.max_tokens,
+            rng,
+            self.layout,
+            self.row_length,
+            kept,
+            self.pad_to_multiple_of,
+        )
 
 
 def make_micro_batches(

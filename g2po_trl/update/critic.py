@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel
 
+from ..sdpa import without_cudnn_attention
+from .guard import ADVICE, describe, non_finite
+from .packing import row_width
 from .planning import deal_rows, plan_micro_batches
 
 _WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.safetensors"
@@ -68,6 +72,7 @@ class Critic:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate, **(adamw or {}))
 
+    @without_cudnn_attention()
     def values(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         """(prompts,) values of token ids, float64. Makes no collective call."""
         values = np.zeros(len(prompts))
@@ -77,6 +82,7 @@ class Critic:
                 values[rows] = self._forward([prompts[row] for row in rows]).cpu().double().numpy()
         return values
 
+    @without_cudnn_attention()
     def fit(
         self,
         prompts: Sequence[Sequence[int]],
@@ -97,6 +103,9 @@ class Critic:
 
         Returns:
             Means over updates: `loss`, `clip_fraction` (share of rows whose value left the range), `grad_norm`.
+
+        Raises:
+            FloatingPointError: for a gradient that is not finite, on every process; the weights are as they were.
         """
         lengths = [(len(prompt), 0) for prompt in prompts]
         sums, updates = np.zeros(3), 0
@@ -132,17 +141,22 @@ class Critic:
         for parameter in self.parameters:
             grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad = self.accelerator.reduce(grad, reduction="sum")
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or float("inf"))
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or float("inf")).item()
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"gradient norm of the critic is {norm}, and its weights are as they were: "
+                f"{describe(non_finite(self.model))}. {ADVICE}"
+            )
         self.optimizer.step()
-        return norm.item()
+        return norm
 
     def _micro_batches(self, prompts, rows) -> list[list[int]]:
         rows = sorted(rows, key=lambda row: -len(prompts[row]))
-        plan = plan_micro_batches([[(len(prompts[row]), 0) for row in rows]], self.max_tokens)
+        plan = plan_micro_batches([[(self._width(len(prompts[row])), 0) for row in rows]], self.max_tokens)
         return [rows[start:stop] for start, stop in plan if rows[start:stop]]
 
     def _forward(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        width = max(map(len, prompts))
+        width = self._width(max(map(len, prompts)))
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
         mask = torch.zeros_like(ids)
         for i, prompt in enumerate(prompts):
@@ -151,6 +165,9 @@ class Critic:
         device = self.accelerator.device
         with self._autocast():
             return self.model(ids.to(device), mask.to(device))
+
+    def _width(self, tokens: int) -> int:
+        return row_width(tokens, 16 if self.accelerator.device.type == "cuda" else None)
 
     def _autocast(self) -> AbstractContextManager:
         return self.accelerator.autocast() if self.accelerator.mixed_precision != "no" else nullcontext()

@@ -23,6 +23,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+from ..sdpa import without_cudnn_attention
 from ..trajectory import Trajectory
 from .batch import StepBatch, collate_plan, loss_scale, rescale
 from .iteration import Iteration, merge
@@ -121,6 +122,7 @@ class EarlyUpdate:
         if parts:
             self._pass(StepBatch.concatenate(parts), num_places / num_trajectories)
 
+    @without_cudnn_attention()
     def _pass(self, batch: StepBatch, share: float) -> None:
         """Forward and backward. `share`: how many times as much the rank will have in all, about."""
         update, rows, cut = self.update, batch.summary, self.update.cut_into(1)
@@ -130,7 +132,7 @@ class EarlyUpdate:
         if self._totals is None:
             self._totals = round(len(rows) * share * ranks), max(1, round(batch.num_tokens * share * ranks))
         plan, _ = cut.plan(rows, Ordering.of(batch.sequences()), np.random.default_rng(0))
-        load = Load.of(plan, 1)
+        load = Load.of(plan, 1, cut.pad_to_multiple_of)
         self._load = Load(
             self._load.tokens + load.tokens,
             self._load.forwarded + load.forwarded,

@@ -13,7 +13,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 
-from .attention import limits, most_places, takes_packed, why_padded
+from .attention import arithmetic, limits, most_places, takes_packed, why_padded
 from .packing import Pack, RowLength, lay_out, packed_log_probs
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Layout:
     Args:
         kind: what is asked for; `kind` becomes what the model takes, by its configuration or by what `holds` finds.
         max_tokens: of a micro-batch. row_tokens: of a packed row; `None`: what costs least.
-        pad_to_multiple_of: rows' lengths; `None`: as the device likes them.
+        pad_to_multiple_of: rows' lengths; `None`: as the device likes them, see `row_multiple`.
         others: models that must take the same layout, such as the reference.
 
     Raises:
@@ -68,8 +68,7 @@ class Layout:
             )
         length = RowLength(row_tokens) if row_tokens else RowLength.of(config, attention, max_tokens)
         self.row_length = replace(length, most=min(length.most, most_places(config) or length.most))
-        # On CUDA, attention copies a mask in every layer unless its rows are aligned.
-        self.row_multiple = pad_to_multiple_of or (64 if accelerator.device.type == "cuda" else None)
+        self.pad_to_multiple_of = pad_to_multiple_of
         self._found_for = [kind, attention, accelerator.device.type, str(self._arithmetic(model))]
         self._found_for += [torch.__version__, transformers.__version__]
         if self.kind == "padded":
@@ -83,6 +82,17 @@ class Layout:
                 "sequences of a row apart but does not let them share tokens."
             )
             self.kind = "packed"
+
+    @property
+    def row_multiple(self) -> int | None:
+        """Rows' lengths are multiples of it, but for those that `row_width` skips; `None`: as long as their tokens.
+
+        On CUDA, attention copies a mask in every layer unless its rows are aligned. Rows under one are long, and few
+        lengths keep memory whole; rows of one sequence need none, and may be as short as a prompt.
+        """
+        if self.pad_to_multiple_of or self.accelerator.device.type != "cuda":
+            return self.pad_to_multiple_of
+        return 16 if self.kind == "padded" else 128
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: what `holds` has found, and for which arithmetic. Plain data."""
@@ -202,7 +212,7 @@ class Layout:
 
     def _arithmetic(self, model: torch.nn.Module) -> torch.dtype:
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        return mixed.get(self.accelerator.mixed_precision, model.dtype)
+        return mixed.get(self.accelerator.mixed_precision, arithmetic(self._language_model(model).base_model))
 
 
 def _show_body(model: torch.nn.Module) -> None:

@@ -113,6 +113,26 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
+def row_width(tokens: int, multiple: int | None) -> int:
+    """Places of a row for so many tokens: a multiple, and never 64 modulo 128; without a multiple, as many as tokens.
+
+    cuDNN's attention makes NaN of a gradient under a mask at 64 modulo 128 (docs/speed.md), so such a row gets one
+    multiple more.
+    """
+    if not multiple:
+        return tokens
+    width = -(-tokens // multiple) * multiple
+    return width + multiple * (width % 128 == 64)
+
+
+def most_tokens(places: int, multiple: int | None) -> int:
+    """Tokens of the longest row that takes no more than these places; `places` where not even one multiple does."""
+    if not multiple:
+        return places
+    fits = [width for width in range(places // multiple * multiple, 0, -multiple)[:2] if width % 128 != 64]
+    return fits[0] if fits else places
+
+
 def lay_out(
     packs: Sequence[Pack],
     sequences: Sequence[np.ndarray],
@@ -124,6 +144,7 @@ def lay_out(
 
     Args:
         reply_lengths: of each sequence, how many of its last tokens are scored; 0 for none.
+        pad_to_multiple_of: see `row_width`.
 
     Returns:
         `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token, the latter two only if some row holds
@@ -132,7 +153,7 @@ def lay_out(
         not scored (-100).
     """
     length = max((pack.num_tokens for pack in packs), default=1)
-    length = length if not pad_to_multiple_of else -(-length // pad_to_multiple_of) * pad_to_multiple_of
+    length = row_width(length, pad_to_multiple_of)
     shape = (max(len(packs), 1), length)
     ids = np.full(shape, pad_token_id, dtype=np.int64)
     positions = np.zeros(shape, dtype=np.int64)

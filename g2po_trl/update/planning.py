@@ -11,12 +11,12 @@ A *unit* is what is dealt and cut: a row, or a packed row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .ordering import Ordering
-from .packing import Pack, RowLength, best_packs, cut_into_packs, split_packs
+from .packing import Pack, RowLength, best_packs, cut_into_packs, most_tokens, row_width, split_packs
 
 _PACKS_A_RANK = 8
 _NEIGHBOURS = 8  # alike rows that go to a slice together: more share little more, and make slices less alike
@@ -37,13 +37,13 @@ class Load:
     micro_batches: int
 
     @classmethod
-    def of(cls, slices: Sequence[Sequence[MicroBatchPlan]], num_ranks: int) -> Load:
-        """That of a plan."""
+    def of(cls, slices: Sequence[Sequence[MicroBatchPlan]], num_ranks: int, row_multiple: int | None = None) -> Load:
+        """That of a plan, whose rows are padded as `row_width` says."""
         tokens, forwarded = np.zeros(num_ranks), 0
         for planned in (planned for part in slices for planned in part):
             widths = [[pack.num_tokens for pack in own] for own in planned.packs]
             tokens += [sum(own) for own in widths]
-            forwarded += sum(len(own or [1]) * max(own or [1]) for own in widths)
+            forwarded += sum(len(own or [1]) * row_width(max(own or [1]), row_multiple) for own in widths)
         return cls(tokens, forwarded, sum(map(len, slices)))
 
     @classmethod
@@ -137,6 +137,7 @@ def plan_update(
     layout: str = "padded",
     row_length: RowLength | None = None,
     kept: np.ndarray | None = None,
+    row_multiple: int | None = None,
 ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
     """Deal all ranks' rows out anew, so that each has as much to do, and cut what it has into micro-batches.
 
@@ -144,6 +145,7 @@ def plan_update(
         max_tokens: see `plan_micro_batches`. rng: in the same state on every rank.
         layout: one of `packing.LAYOUTS`. row_length: of packed rows.
         kept: (N,) bool; the other rows have a place in a slice, and are left out of it. `None`: all are kept.
+        row_multiple: rows are padded to it, see `row_width`; that padding counts towards `max_tokens`.
 
     Returns:
         [slice][micro-batch]; and metrics: what there is to train, how much of it passes through the model, and how
@@ -153,6 +155,8 @@ def plan_update(
     kept = np.ones(len(rows), dtype=bool) if kept is None else kept
     left = kept if rows.done is None else kept & ~rows.done
     lengths = rows.prompts.astype(np.int64) + rows.replies
+    if row_length is not None:
+        row_length = replace(row_length, most=min(row_length.most, most_tokens(max_tokens, row_multiple)))
     slices = []
     # Alike rows go to a slice together: far more of them is shared, whatever the number of slices.
     for part in slice_rows(ordering.sort(range(len(rows))), num_slices, rng, _NEIGHBOURS):
@@ -162,14 +166,14 @@ def plan_update(
         else:
             packs = _plan_packs(part, lengths, ordering, layout, row_length, num_ranks)
         ranks = _deal(np.arange(len(packs)), np.array([pack.num_tokens for pack in packs], dtype=np.int64), num_ranks)
-        sizes = [[(packs[pack].num_tokens, 0) for pack in dealt] for dealt in ranks]
+        sizes = [[(row_width(packs[pack].num_tokens, row_multiple), 0) for pack in dealt] for dealt in ranks]
         slices.append(
             [
                 MicroBatchPlan([[packs[pack] for pack in dealt[start:stop]] for dealt in ranks])
                 for start, stop in plan_micro_batches(sizes, max_tokens)
             ]
         )
-    return slices, _metrics(rows, lengths, kept, Load.of(slices, num_ranks))
+    return slices, _metrics(rows, lengths, kept, Load.of(slices, num_ranks, row_multiple))
 
 
 def _metrics(rows: Rows, lengths: np.ndarray, kept: np.ndarray, load: Load) -> dict[str, float]:

@@ -11,8 +11,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 
+from ..sdpa import without_cudnn_attention
 from .batch import Cut, StepBatch, make_micro_batches
 from .exchange import cut_over_ranks
+from .guard import GradientGuard
 from .layout import Layout
 from .log_probs import Correction, LogProbs
 
@@ -52,6 +54,7 @@ class Update:
         self.num_slices, self.max_tokens, self.loss_type = num_slices, max_tokens, loss_type
         self.pad_token_id, self.seed, self.mini_batch_size = pad_token_id, seed, mini_batch_size
         self.policy_moves_on = policy_moves_on
+        self.guard = GradientGuard(accelerator, layout)
         self.log_probs = LogProbs(self.score, beta, policy_moves_on(num_slices), correction, checkpointing)
 
     def micro_batches(
@@ -124,6 +127,7 @@ class Update:
         """See `LogProbs.saw`."""
         self.log_probs.saw(log_probs)
 
+    @without_cudnn_attention()
     def score(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> torch.Tensor:
         """Log-probabilities of the reply tokens, (rows, C)."""
         batch = send_to_device(micro_batch, self.accelerator.device)
@@ -135,6 +139,7 @@ class Update:
                 batch["completion_ids"].size(1),
             )[0]
 
+    @without_cudnn_attention()
     def backward(
         self,
         model: torch.nn.Module,
@@ -145,8 +150,12 @@ class Update:
 
         Args:
             train: forward and backward of a micro-batch -> its loss.
+
+        Raises:
+            FloatingPointError: at an optimizer step, before it is made, if the gradient is not finite; on every rank.
         """
         accelerator = self.accelerator
+        self.guard.watch(micro_batches)
         loss = torch.zeros((), device=accelerator.device)
         ends_step = accelerator.sync_gradients
         # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
@@ -157,6 +166,11 @@ class Update:
         for index, micro_batch in enumerate(micro_batches):
             last = index == len(micro_batches) - 1
             accelerator.gradient_state._set_sync_gradients(ends_step and last)
-            with nullcontext() if last or fsdp else accelerator.no_sync(model):
+            with (
+                nullcontext() if last or fsdp else accelerator.no_sync(model),
+                self.guard.around(model, ends_step and last),
+            ):
                 loss += train(micro_batch)
+        if ends_step:
+            self.guard.check(model, train)
         return loss

@@ -1,0 +1,101 @@
+"""A gradient that is not finite: the run stops before the optimizer steps, and says where it comes from."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from letter_environment import LongLetterEnvironment
+from safetensors.torch import load_file
+
+from g2po_trl.update.guard import describe
+
+
+def spoil(model, is_spoiled):
+    """Make the gradient of layer 1's queries NaN, as cuDNN's attention does, where the ids that pass are such."""
+    passing = []
+
+    def note(module, arguments, named):
+        passing[:] = [named["input_ids"]]
+
+    def make_nan(module, arguments, output):
+        if output.requires_grad and is_spoiled(*passing):
+            output.register_hook(lambda gradient: gradient * torch.nan)
+
+    model.model.register_forward_pre_hook(note, with_kwargs=True)
+    model.model.layers[1].self_attn.q_proj.register_forward_hook(make_nan)
+
+
+@pytest.mark.parametrize("slices", [1, 2], ids=["a slice a step", "two slices a step"])
+def test_a_run_stops_before_the_step(make_trainer, slices):
+    trainer = make_trainer(
+        LongLetterEnvironment,
+        max_completion_length=4,
+        max_tokens_per_micro_batch=200,
+        packed_row_tokens=100,
+        steps_per_generation=2,
+        gradient_accumulation_steps=slices,
+        gradient_checkpointing=True,
+        save_strategy="steps",
+        save_steps=1,
+        max_steps=2,
+    )
+
+    def is_spoiled(ids):  # the second micro-batch of the second optimizer step
+        part = trainer.iteration.slices[2 - slices]
+        return trainer.state.global_step == 1 and torch.equal(ids, part[1]["packed_ids"])
+
+    spoil(trainer.model, is_spoiled)
+    with pytest.raises(FloatingPointError, match="the run stops before the optimizer steps") as error:
+        trainer.train()
+    parts = trainer.iteration.slices[2 - slices :]
+    rows, length = parts[0][1]["packed_ids"].shape
+    assert (
+        "It begins in model.layers.1 (self_attn.q_proj.weight, self_attn.q_proj.bias, input_layernorm.weight);"
+        in str(error.value)
+    )
+    assert f"Micro-batch 2 of {sum(map(len, parts))} makes it: {rows} row" in str(error.value)
+    assert re.search(rf"{length} tokens under a mask, \d+ step samples, token_layout 'shared'\.", str(error.value))
+    (checkpoint,) = Path(trainer.args.output_dir).glob("checkpoint-*")
+    saved = load_file(checkpoint / "model.safetensors")
+    weights = trainer.model.state_dict()
+    assert saved.keys() <= weights.keys() and all(torch.equal(weights[name], saved[name]) for name in saved)
+
+
+def test_fp16_is_left_to_its_scaler(make_trainer, monkeypatch):
+    """Its gradients overflow now and then, and the step is left out."""
+    trainer = make_trainer(LongLetterEnvironment)
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    with pytest.raises(FloatingPointError, match="None of the step's 0 micro-batches makes it"):
+        trainer.update.guard.check(trainer.model, train=None)
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    monkeypatch.setattr(type(trainer.accelerator), "mixed_precision", "fp16")
+    trainer.update.guard.check(trainer.model, train=None)
+
+
+def test_no_pass_takes_cudnns_attention(make_trainer):
+    """Rollout, log-probabilities, the layout's comparison, and forward and backward of the update."""
+    trainer = make_trainer(LongLetterEnvironment, beta=0.1, max_steps=1, gradient_checkpointing=True)
+    allowed, modes = set(), set()
+
+    def note(module, arguments, output):
+        modes.add((module.training, output.requires_grad))
+        allowed.add(torch.backends.cuda.cudnn_sdp_enabled())
+        if output.requires_grad:
+            output.register_hook(lambda gradient: allowed.add(torch.backends.cuda.cudnn_sdp_enabled()))
+
+    for model in (trainer.model, trainer.ref_model):
+        model.model.layers[0].self_attn.q_proj.register_forward_hook(note)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    trainer.train()
+    assert allowed == {False} and modes >= {(True, True), (False, False)}
+    assert torch.backends.cuda.cudnn_sdp_enabled(), "as it was"
+
+
+def test_what_is_nearest_to_the_loss_is_named():
+    names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.11.self_attn.q_proj.bias"]
+    assert describe(names).startswith("It begins in model.layers.11 (self_attn.q_proj.bias); 3 of the parameters")
+    assert describe(["lm_head.weight"]).startswith("It begins in lm_head.weight; 1 of the parameters")
+    assert describe([]) == "Each parameter's gradient is finite, and their norm is not"
