@@ -15,7 +15,8 @@ imports may lie in a folder of wheels, where no package registry is reached; on 
 Parts, the most valuable first, each in a process and with a limit of its own; what one leaves of its time the next
 ones have:
 
-    tests      those marked `gpu`: exactness of layouts and attentions, bfloat16, training, memory that recipes count
+    tests      those marked `gpu`: exactness of layouts and attentions, bfloat16, gradients where attention scores are
+               all far below zero (with cuDNN's attention and without), training, memory that recipes count
     phases     log-probabilities and update of Qwen2.5-1.5B (random weights) at the paper's batch (`gpu_phases.py`)
     teach      SmolLM2-135M learns the reply's format; left out with `--start`. If it fails, the tiny model plays
     g2po, grpo from that start, side by side on the GPU, on generated ALFWorld games (`gpu_learning.py`)

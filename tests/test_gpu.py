@@ -19,6 +19,9 @@ import gpu_work
 from gpu_work import memory_of_recipe, recipe_trainer
 from phases import make_shape, random_model
 
+from g2po_trl.sdpa import without_cudnn_attention
+from g2po_trl.update.packing import lay_out, make_packs, packed_log_probs
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
@@ -82,6 +85,46 @@ def test_half_precision_is_as_close_as_padding(model_and_wanted, record_property
     record_property("gradient", found[2])
     record_property("gradient_padded", padded[2])
     assert found[1] < 1.5 * padded[1] and found[2] < 1.5 * padded[2]
+
+
+@pytest.mark.parametrize("length", [640, 704, 720, 768])
+def test_attention_under_a_mask_has_a_gradient(record_property, length):
+    """Where each token's logsumexp is below -88.7, as in heads of Qwen2.5. With cuDNN, 704 may be NaN: recorded."""
+    found = gpu_work.masked_gradient(length, DEVICE, torch.bfloat16)
+    with without_cudnn_attention():
+        wanted = gpu_work.masked_gradient(length, DEVICE, torch.bfloat16)
+    not_finite = sum(int((~part.isfinite()).sum()) for part in found)
+    record_property("not_finite_by_default", not_finite)
+    assert all(part.isfinite().all() for part in wanted)
+    assert length % 128 == 64 or not_finite == 0, "rows are of such lengths"
+
+
+def test_massive_activations_have_a_gradient(record_property):
+    """A packed row of 704 tokens in the shared layout, in bfloat16. By default it may be NaN: recorded."""
+    model, (sequences, scored) = gpu_work.massive_model().to(DEVICE), gpu_work.rows_of_704()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    layout = lay_out(make_packs(sequences, 704), sequences, scored, pad_token_id=0)
+    layout = {name: tensor.to(DEVICE) for name, tensor in layout.items()}
+
+    def slope():
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            log_probs, _ = packed_log_probs(model, model.base_model, layout, torch.ones(4, 50, device=DEVICE))
+        return gradient(model, log_probs.float())
+
+    with gpu_work.logsumexps() as found, without_cudnn_attention():
+        assert slope().isfinite().all()
+    assert max(found) < -88.7, "or this tries nothing"
+    record_property("largest_logsumexp", max(found))
+    record_property("not_finite_by_default", int((~slope().isfinite()).sum()))
+
+
+def test_massive_activations_are_trained_on(tmp_path):
+    """By the trainer, which stops where a gradient is not finite."""
+    trainer = gpu_work.massive_trainer(tmp_path)
+    with gpu_work.logsumexps() as found:
+        trainer.train()
+    trainer.close()
+    assert trainer.state.global_step == 2 and min(found) < -88.7
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flex_attention"])

@@ -262,6 +262,35 @@ def test_synthetic_episodes_are_as_long_as_the_papers_and_branch(gpu_work):
         assert len({episode.reward for episode in episodes[8 * group : 8 * group + 8]}) == 2
 
 
+def test_massive_activations_are_as_large_as_they_must_be(gpu_work):
+    """cuDNN's attention fails where exp(-logsumexp) is no float32; here, on a CPU, the gradient is finite."""
+    import torch
+    from families import gradient
+    from trl.trainer.utils import add_fused_lm_head
+
+    from g2po_trl.update.packing import lay_out, make_packs, packed_log_probs
+
+    model, (sequences, scored) = gpu_work.massive_model(), gpu_work.rows_of_704()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    layout = lay_out(make_packs(sequences, 704), sequences, scored, pad_token_id=0)
+    assert layout["packed_ids"].shape == (1, 704) and "packed_ends" in layout
+    with gpu_work.logsumexps() as found:
+        log_probs, _ = packed_log_probs(model, model.base_model, layout, torch.ones(4, 50))
+    assert len(found) == 2 and max(found) < -88.7
+    assert gradient(model, log_probs).isfinite().all()
+    for length in (640, 704):
+        assert all(part.isfinite().all() for part in gpu_work.masked_gradient(length, "cpu", torch.bfloat16))
+
+
+@pytest.mark.slow
+def test_massive_activations_are_trained_on(gpu_work, tmp_path):
+    trainer = gpu_work.massive_trainer(tmp_path, use_cpu=True)
+    with gpu_work.logsumexps() as found:
+        trainer.train()
+    trainer.close()
+    assert trainer.state.global_step == 2 and min(found) < -88.7
+
+
 def test_micro_batches_are_taken_from_all_over():
     import gpu_phases
 
