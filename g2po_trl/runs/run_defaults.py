@@ -64,7 +64,7 @@ def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace
     defaults |= {name: _value(play, name, types, file) for name, types in _OF_WORKERS.items() if name in play}
     defaults["environment_variables"] = defaults.get("environment_variables") or []
     defaults |= {name: _value(play, name, types, file) for name, types in _SAMPLING.items()}
-    defaults["generation_kwargs"] = _engine_options(run, play, file)
+    defaults["generation_kwargs"] = _engine_options(run, play, file, asked.agent)
     defaults |= {f"trained_{name}": play.get(name) for name in ("dtype", "autocast")}
     if asked.agent == "direct":
         lengths = {name: _value(play, name, types, file) for name, types in _LENGTHS.items()}
@@ -124,11 +124,11 @@ def panel_file(folder: Path, name: str | None) -> Path:
     return panels[name] if name is not None else next(iter(panels.values()))
 
 
-def _engine_options(run: Mapping[str, Any], play: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """`generation_kwargs`, and what `vllm_structured_outputs_regex` adds to them."""
+def _engine_options(run: Mapping[str, Any], play: Mapping[str, Any], file: Path, agent: str) -> dict[str, Any]:
+    """`generation_kwargs`, and for a direct agent the form of replies in `vllm_structured_outputs_regex`."""
     recorded = {**(run.get("trainer") or {}), **play}
     options = _value({"generation_kwargs": None, **recorded}, "generation_kwargs", (dict, *_OPTIONAL), file) or {}
-    regex = recorded.get("vllm_structured_outputs_regex")
+    regex = recorded.get("vllm_structured_outputs_regex") if agent == "direct" else None
     return options if regex is None else {**options, "structured_outputs": {"regex": regex}}
 
 
