@@ -274,6 +274,8 @@ def model_to_teach(
             raise ValueError(f"{name} is set: {meaning}")
     if args.world_size > 1:
         raise ValueError(f"world_size is {args.world_size}: teaching runs in one process, on one device")
+    if Path(args.output_dir, "run.json").is_file():
+        raise ValueError(f"output_dir is {args.output_dir!r}, which holds a training run: pass another --output_dir")
     left = find_checkpoint("auto", args.output_dir)
     if left and find_checkpoint(args.resume_from_checkpoint, args.output_dir) is None:
         raise ValueError(

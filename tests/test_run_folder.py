@@ -13,8 +13,10 @@ from urllib.request import urlopen
 
 import pytest
 from letter_environment import LetterEnvironment, LongLetterEnvironment
-from letter_trainer import TASKS, make_letter_trainer
+from letter_trainer import TASKS, make_config, make_letter_trainer
 
+from g2po_trl.evaluate import main as evaluate
+from g2po_trl.recipe import starting_point
 from g2po_trl.report.__main__ import gamma_of, notes
 from g2po_trl.report.analysis import load_iterations
 from g2po_trl.runs.changes import changes, next_parts, settings_at
@@ -230,6 +232,24 @@ def test_one_process_at_a_time(make_trainer, tmp_path):
     with held(tmp_path / "new", "output"):
         pass
     assert not (tmp_path / "new").exists(), "nothing was written"
+
+
+def test_commands_refuse_a_folder_that_is_taken(run, tmp_path, capsys):
+    before, own = files_of(run), ["--model", str(run), "--num-environment-workers", "1", "--limit", "1"]
+    with pytest.raises(SystemExit, match="holds another run .*--overwrite"):
+        starting_point(make_config(run))
+    with pytest.raises(SystemExit, match="which holds a training run: pass another --output"):
+        evaluate([*own, "--output", str(run), "--overwrite"])
+    lock = FolderLock(tmp_path / "evaluation")
+    assert lock.acquire()
+    with pytest.raises(SystemExit, match=rf"process {os.getpid()} on \S+ is writing there: wait for it"):
+        evaluate([*own, "--output", str(tmp_path / "evaluation")])
+    assert [path.name for path in (tmp_path / "evaluation").iterdir()] == [".lock"]
+    lock.release()
+    evaluate([*own, "--output", str(tmp_path / "evaluation")])
+    assert files_of(run) == before
+    with pytest.raises(ValueError, match="holds an evaluation of `g2po evaluate`"):
+        check_free(tmp_path / "evaluation", None, overwrite=True)
 
 
 def test_where_files_cannot_be_locked_it_is_said(tmp_path):

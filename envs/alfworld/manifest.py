@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from g2po_envs.alfworld.engine import CorruptGameError, read_game
+from g2po_trl.json_text import write_json
 
 GAME_FILE = "game.tw-pddl"
 TASK_TYPES = (
@@ -124,7 +125,7 @@ class Manifest:
         return f"{len(self.games)} games ({types}){left_out}; manifest {self.hash}"
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps({"hash": self.hash, "games": self.games, "skipped": self.skipped}, indent=1))
+        write_json(path, {"hash": self.hash, "games": self.games, "skipped": self.skipped}, indent=1)
 
     @classmethod
     def load(cls, path: str | Path) -> Manifest:

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from g2po_envs.alfworld.manifest import Manifest
+from g2po_trl.json_text import write_json
 
 RELEASE = "json_2.1.1"
 RECORD = "g2po_versions.json"
@@ -95,7 +96,7 @@ def record(directory: str | Path, release: Release | None = None) -> dict:
         "manifests": {split: manifest.hash for split, manifest in games.items()},
     }
     if not (root / RECORD).exists():
-        (root / RECORD).write_text(json.dumps(found, indent=1) + "\n")
+        write_json(root / RECORD, found, indent=1)
     return {**found, "summaries": {split: manifest.summary() for split, manifest in games.items()}}
 
 

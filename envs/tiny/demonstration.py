@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from g2po_trl.json_text import write_json_lines
+
 
 @dataclass(frozen=True)
 class Demonstration:
@@ -26,9 +28,7 @@ class Demonstration:
 
 def save(path: Path, demonstrations: Iterable[Demonstration]) -> None:
     """One demonstration a line."""
-    with path.open("w", encoding="utf-8") as file:
-        for demonstration in demonstrations:
-            file.write(json.dumps(asdict(demonstration)) + "\n")
+    write_json_lines(path, map(asdict, demonstrations))
 
 
 def load(path: Path) -> list[Demonstration]:

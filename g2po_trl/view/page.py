@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..installing import how_to_install
-from ..json_text import to_json
+from ..json_text import to_json, written_beside
 from .data import Run
 from .episode_sets import Evaluation
 from .sources import Sources, open_folder
@@ -107,9 +107,10 @@ def write_page(
         ImportError: if pyvis, which brings the graph library, is not installed.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     sources = sources if isinstance(sources, Sources) else Sources(sources)
-    path.write_text(page_of(sources, iterations, prompts), encoding="utf-8")
+    page = page_of(sources, iterations, prompts)
+    with written_beside(path) as file:
+        file.write(page)
     return path
 
 
