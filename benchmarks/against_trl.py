@@ -153,6 +153,7 @@ def make_ours(options: argparse.Namespace, manifest: Manifest, tasks: Dataset, t
         max_completion_length=REPLY_TOKENS,
         invalid_action_penalty=0.0,
         save_trajectories=False,
+        overwrite=True,  # each measurement is a run of its own
         **{"max_tokens_per_micro_batch": 2048, **options.g2po},
     )
     environment = partial(tiny_environment, manifest)

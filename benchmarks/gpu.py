@@ -284,7 +284,7 @@ class Learning:
         flags += ["--seed", str(seed), "--max_steps", "2" if self.args.shrink else "1000"]
         flags += ["--num_games", str(self.sizes["train"]), "--num_eval_games", str(self.sizes["held-out"])]
         flags += ["--cache_dir", str(self.cache), "--output_dir", str(self.work / f"{method}-seed{seed}")]
-        flags += ["--num_environment_workers", str(workers), "--save_strategy", "no"]
+        flags += ["--num_environment_workers", str(workers), "--save_strategy", "no", "--overwrite"]
         flags += ["--per_device_eval_batch_size", str(self.sizes["held-out"])]
         if self.args.vllm:
             share = 0.5 / (len(self.args.methods) * len(self.args.seeds))

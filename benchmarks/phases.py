@@ -112,6 +112,7 @@ def make_trainer(
     on_gpu = torch.cuda.is_available()
     args = G2POConfig(
         str(folder / "out"),
+        overwrite=True,  # each measurement is a run of its own
         per_device_train_batch_size=episodes,
         num_generations=8,
         max_turns=15,

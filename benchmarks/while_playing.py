@@ -132,6 +132,7 @@ def measure(seconds: float, folder: str, options: argparse.Namespace) -> dict:
         report_to="none",
         save_strategy="no",
         save_trajectories=False,
+        overwrite=True,  # each measurement is a run of its own
         shuffle_dataset=False,
         num_environment_workers=2,
         max_tokens_per_micro_batch=4096,
