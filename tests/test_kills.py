@@ -161,8 +161,8 @@ def check(folder, written, attempt, output):
     return len(models[attempt % 2 :][:1])
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.slow)])
-def test_killed_at_any_moment(tiny_model_dir, tmp_path, kills):
+@pytest.mark.slow
+def test_killed_at_any_moment(tiny_model_dir, tmp_path, kills=100):
     folder, log, chance = tmp_path / "run", tmp_path / "log", random.Random(0)
     written, evaluated, moments = Written(), 0, []
     for attempt in range(kills):
