@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from g2po_trl import G2POConfig, PPOConfig
 from g2po_trl.cli import COMMANDS
 from g2po_trl.cli import HELP as COMMANDS_HELP
-from g2po_trl.config_checks import REFUSED
+from g2po_trl.config_checks import REFUSED, WITHOUT_EFFECT
 
 PAGE = Path(__file__).with_name("configuration.md")
 CLI_PAGE = Path(__file__).with_name("cli.md")
@@ -29,6 +29,7 @@ nothing to a trained agent in an environment of your own:
 ```bash
 g2po init coin && cd coin
 g2po check
+g2po play                        # you in the model's place
 g2po train                       # a model from the Hub; without a network: g2po train --model FOLDER
 g2po view runs/coin
 g2po evaluate --model runs/coin --seeds 3
@@ -42,11 +43,20 @@ g2po evaluate --model runs/coin --seeds 3
 - `--num_processes N` starts N processes through Accelerate with `recipes/accelerate/ddp.yaml`, or with the
   configuration that `--accelerate_config` names. On a machine without GPUs the processes run on the CPU (gloo). For
   several machines, call Accelerate: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
-- `g2po train FILE.py`: a file that defines one `TextEnvironment`, and neither names a trainer nor tests `__name__`, is
-  an environment. It is trained by `recipes/train_environment.py` with `config.yaml` and `tasks.jsonl` from the same
-  folder. Any other file is run as a script and gets all flags.
-- Errors are one line and exit code 1 (2: arguments). What was not foreseen keeps its traceback in a file, which the
-  line names; `--debug` prints it.
+- `check`, `play`, `train`, `evaluate` and `serve` take an environment the same way: `environment.py` (its one
+  environment), `FILE.py:Class`, `module:Class`, and all but `serve` the address of an OpenEnv server. `tasks.jsonl`
+  next to the file is its tasks.
+- `g2po train FILE.py` looks at the source. A file that makes a trainer or calls `run_recipe` is a script: it is run,
+  gets all flags, and one that does not look at its command line is warned about them. Any other file with one
+  environment is an environment, also with an `if __name__ == "__main__"` block, which is not run. It is trained by
+  `recipes/train_environment.py`, with `config.yaml` from the same folder. A file that is neither is an error.
+- What can be seen without a model is refused in a second, before torch is imported: flags and keys that are not
+  known, values that are no numbers, a model's folder that is not there, a package that is not installed, a tasks
+  file that cannot be read. An option without effect is refused too (`--lora_r` without `--use_peft`), unless the
+  option that it needs is also given: `--use_vllm false` with the configuration of a GPU is fine.
+- Errors are one line and exit code 1 (`init`, `check`, `play`, `evaluate`, `view` and `serve`: 2 for their
+  arguments). An error that g2po-trl did not foresee keeps its traceback for a week in a file, which the line names;
+  `--debug` prints it.
 - Ctrl-C ends with exit code 130 and one line that names the checkpoint from which `--resume_from_checkpoint auto`
   continues. Exit code 3: the model was trained and saved, but not pushed to the Hub.
 - Options may be spelled with `-` or `_`: `--max-turns` is `--max_turns`.
@@ -106,6 +116,8 @@ def page() -> str:
         *table(PPOConfig, G2POConfig),
         "\n## Refused\n\nThese options of `GRPOConfig` do not apply to G2PO and raise an error if they are set:\n",
         *refused,
+        "\nThese are harmless and only warned about:\n",
+        *[f"- `{name}`: {reason}." for name, (_, reason) in WITHOUT_EFFECT.items()],
         "\nNext: [Python API](api.md).",
     ]
     return "\n".join(parts) + "\n"

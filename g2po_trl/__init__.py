@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .environments.contract import Observation, StepResult, TextEnvironment
     from .environments.gymnasium_games import GymnasiumEnvironment
     from .environments.pool import EnvironmentPool
+    from .environments.tasks import tasks_dataset
     from .environments.textarena_games import TextArenaEnvironment
     from .environments.tools import ToolEnvironment
     from .environments.verifiers_games import VerifiersEnvironment
@@ -55,6 +56,7 @@ _MODULE_OF = {
     "VerifiersEnvironment": "environments.verifiers_games",
     "check_environment": "environments.checks",
     "EnvironmentPool": "environments.pool",
+    "tasks_dataset": "environments.tasks",
     "Player": "rollout.player",
     "PromptActor": "rollout.actor",
     "Sampling": "rollout.sampling",
@@ -104,6 +106,7 @@ __all__ = [
     "node_advantage",
     "read_jsonl",
     "rloo",
+    "tasks_dataset",
     "write_jsonl",
 ]
 

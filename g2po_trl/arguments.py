@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 
@@ -42,3 +44,37 @@ class _Print(argparse.Action):
 def _hyphenated(word: str) -> str:
     name, equals, value = word.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if re.fullmatch(r"--[A-Za-z][\w-]*", name) else word
+
+
+def not_known(parser: argparse.ArgumentParser, word: str, where: str, help_flag: str = "--help") -> str:
+    """Say that a word is no flag, and which one it is nearest to. `where`: "flag", or what else it is not."""
+    names = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    near = difflib.get_close_matches(word.partition("=")[0], names, 1)
+    remedy = f"did you mean {near[0]}?" if near else f"{help_flag} lists all there are"
+    return (
+        f"{word} is not a {where}: {remedy}"
+        if word.startswith("-")
+        else f"{word!r} does not belong to a flag: {remedy}"
+    )
+
+
+def read_config(path: str | Path | None) -> dict[str, Any]:
+    """The fields in a YAML file, without `env`, from which TRL takes environment variables.
+
+    Raises:
+        ValueError: when it cannot be read, or holds something else.
+    """
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"config is {str(path)!r}, which cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"config is {str(path)!r}, which cannot be read: {said}") from error
+    if not isinstance(keys, dict) or not all(isinstance(name, str) for name in keys):
+        raise ValueError(f"config is {str(path)!r}, which holds no fields: write one a line, like max_steps: 100")
+    return {name: value for name, value in keys.items() if name != "env"}

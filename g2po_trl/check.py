@@ -2,6 +2,7 @@
 
     g2po check [environment.py] [--tasks tasks.jsonl]
     g2po check module:Environment --task '{"seed": 1}' [--episodes 8] [--turns 30]
+    g2po check environment.py --show                     # the first prompt, as the model reads it
 
 The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), or the
 address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 if there is an error.
@@ -18,40 +19,23 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from .arguments import Parser
-from .credit.graph import StateGraph
 from .environments.checks import check_task_columns
 from .environments.contract import TextEnvironment
 from .environments.in_worker import FailedError, WorkerEnvironment
 from .environments.pool import EnvironmentFailure, EnvironmentPool
+from .environments.problems import where_raised
 from .environments.tasks import read_tasks
-from .environments.tools import random_call, text_environment_factory
+from .environments.tools import text_environment_factory
 from .objects import load
+from .random_episodes import LEVELS, Finding, Played, findings_of, learnable, play_at_random
 from .rollout.returning import rehearse
-from .trajectory import Step, Trajectory
-
-LEVELS = ("error", "warning", "ok")
-SLOW_STEP = 0.2  # seconds
-LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A finding. `level`: "error", "warning" or "ok"."""
-
-    level: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.level:9} {self.text}"
 
 
 def examine(
@@ -74,42 +58,75 @@ def examine(
         environment_variables: see `EnvironmentPool`.
     """
     options = {"num_workers": 1, "step_timeout": timeout, "environment_variables": environment_variables}
-    findings: list[Finding] = []
     try:
         environment_factory = text_environment_factory(environment_factory, turns)
-        for task in tasks:
+        findings, tasks = _columns(environment_factory, tasks)
+        if tasks:
+            findings += _played(environment_factory, tasks, episodes, turns, random.Random(seed), timeout, options)
+    except ValueError as error:  # tools that cannot be described, variables that are not set
+        findings = [Finding("error", str(error))]
+    return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
+
+
+def _played(
+    environment_factory: Callable,
+    tasks: Sequence[dict[str, Any]],
+    episodes: int,
+    turns: int,
+    rng: random.Random,
+    timeout: float,
+    options: dict[str, Any],
+) -> list[Finding]:
+    findings: list[Finding] = []
+    with EnvironmentPool(environment_factory, reset_timeout=timeout, saves_states=True, **options) as pool:
+        starts, failures = _tried(pool, tasks)
+        for failure in failures:
+            if failure.kind in ("timeout", "crash"):  # each further look would take as long
+                return [*findings, Finding("error", f"in a worker process it {_said(failure)}")]
+        with WorkerEnvironment(environment_factory, reset_timeout=10 * timeout, **options) as environment:
+            findings += _contract(environment, tasks, starts, failures)
+            playable = [task for task, start in zip(tasks, starts) if not isinstance(start, EnvironmentFailure)]
+            if playable:
+                findings += _learnable(environment, pool, playable, episodes, turns, rng, findings)
+    return findings
+
+
+def _columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[dict]]:
+    """Do the tasks fit `reset`? And those that do."""
+    findings, fitting = [], []
+    for number, task in enumerate(tasks, 1):
+        try:
             check_task_columns(environment_factory, task)
-        with EnvironmentPool(environment_factory, reset_timeout=timeout, saves_states=True, **options) as pool:
-            starts, failures = _tried(pool, tasks)
-            for failure in failures:
-                if failure.kind in ("timeout", "crash"):
-                    return [Finding("error", f"in a worker process it {_said(failure)}")]
-            with WorkerEnvironment(environment_factory, reset_timeout=10 * timeout, **options) as environment:
-                findings += _contract(environment, tasks, starts, failures)
-                if not any(finding.level == "error" for finding in findings):
-                    findings += _admissible(environment, tasks[0])
-                    played = _play(environment, tasks, episodes, turns, random.Random(seed))
-                    findings += [*_speed(played), *_texts(played), *_after_the_end(played)]
-                    findings += _returned_to(pool, tasks, played)
-                    if played.lists_actions:
-                        findings += [*_graph(played, episodes), *_outcomes(played, turns)]
-    except FailedError as failed:
-        return [
-            Finding("error", f"a random episode {_said(failed.failure)}. Return an observation instead of raising.")
-        ]
-    except ValueError as error:
-        return [Finding("error", str(error))]
-    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+            fitting.append(task)
+        except ValueError as error:
+            findings.append(Finding("error", f"task {number}: {error}" if len(tasks) > 1 else str(error)))
+    return findings, fitting
 
 
-@dataclass
-class _Played:
-    groups: list[list[Trajectory]]
-    reset_seconds: list[float]
-    step_seconds: list[float]
-    has_task: bool
-    lists_actions: bool
-    paid_after_the_end: float | None = None
+def _learnable(
+    environment: WorkerEnvironment,
+    pool: EnvironmentPool,
+    tasks: Sequence[dict[str, Any]],
+    episodes: int,
+    turns: int,
+    rng: random.Random,
+    so_far: Sequence[Finding],
+) -> list[Finding]:
+    """Can a model learn here? As far as episodes can be played at all."""
+    findings = []
+    with suppress(FailedError):  # random episodes meet it, and say so
+        findings += _admissible(environment, tasks[0])
+    played = play_at_random(environment, tasks, episodes, turns, rng)
+    findings += _failed(played.failures)
+    if not played.step_seconds:
+        return findings
+    findings += findings_of(played)
+    if any(finding.level == "error" for finding in [*so_far, *findings]):
+        return findings  # what follows would only say the same in other words
+    findings += _returned_to(pool, tasks, played)
+    if played.lists_actions:
+        findings += learnable(played, episodes, turns)
+    return findings
 
 
 def _tried(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> tuple[list, list[EnvironmentFailure]]:
@@ -128,33 +145,44 @@ def _contract(
     starts: Sequence[Any],
     failures: list[EnvironmentFailure],
 ) -> list[Finding]:
-    """Does it keep its contract, and does a task start in this process as it did in another?"""
+    """Does it keep its contract, and does a task start in one process as it did in another?"""
+    findings: dict[str, Finding] = {}
     for task, there in zip(tasks, starts):
         try:
             here = environment.reset(**task)
         except FailedError as failed:
-            return [Finding("error", f"{_said(failed.failure)} (task {task})")]
-        if failures:  # only sometimes, then
-            return [Finding("error", f"in a worker process it {_said(failures[0])}")]
-        if here != there:
-            return [
-                Finding(
-                    "error",
-                    f"a task starts differently in another process: {here.text[:80]!r} and {there.text[:80]!r}. "
-                    "Seed all randomness from the task; hash() of a string and the order of a set differ by process.",
-                )
-            ]
-    return [
-        Finding("ok", "keeps the contract of reset, step and close, also for an invalid action."),
+            shown = f" (task {task})" if len(tasks) > 1 else ""
+            for text in _said(failed.failure).splitlines():
+                findings.setdefault(text, Finding("error", f"{text}{shown}"))
+            if failed.failure.kind in ("timeout", "crash"):
+                break
+            continue
+        if not isinstance(there, EnvironmentFailure) and here != there:
+            text = (
+                f"a task starts differently in another process: {here.text[:80]!r} and {there.text[:80]!r}. "
+                "Seed all randomness from the task; hash() of a string and the order of a set differ by process."
+            )
+            findings.setdefault("starts differently", Finding("error", text))
+    if not findings:  # only sometimes, then
+        findings = {text: Finding("error", f"in a worker process it {text}") for text in map(_said, failures)}
+    return list(findings.values()) or [
+        Finding("ok", "keeps the contract of reset, step and close, also for actions that are not admissible."),
         Finding("ok", "can be sent to worker processes, and tasks start the same in each."),
     ]
+
+
+def _failed(failures: Sequence[EnvironmentFailure]) -> list[Finding]:
+    """Each way in which random episodes failed, once."""
+    remedies = {"exception": ". Return an observation instead of raising."}
+    texts = (f"a random episode {_said(failure)}{remedies.get(failure.kind, '')}" for failure in failures)
+    return [Finding("error", text) for text in dict.fromkeys(texts)]
 
 
 def _said(failure: EnvironmentFailure) -> str:
     """What an environment did, in a line."""
     message = failure.message.rpartition("\nslot ")[0]
     if failure.kind == "exception":
-        return f"raised {message.strip().splitlines()[-1]}"
+        return f"raised {message.strip().splitlines()[-1]}{where_raised(message)}"
     return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + message
 
 
@@ -183,48 +211,7 @@ def _admissible(environment: WorkerEnvironment, task: dict[str, Any]) -> list[Fi
     ]
 
 
-def _play(
-    environment: WorkerEnvironment, tasks: Sequence[dict[str, Any]], episodes: int, turns: int, rng: random.Random
-) -> _Played:
-    played = _Played([], [], [], True, True)
-    for number, task in enumerate(tasks):
-        group = []
-        for _ in range(episodes):
-            started = time.perf_counter()
-            observation = environment.reset(**task)
-            played.reset_seconds.append(time.perf_counter() - started)
-            played.has_task &= bool(observation.task)
-            steps, reward, outcome = [], 0.0, "truncated"
-            for _ in range(turns):
-                if environment.described is not None:
-                    action = random_call(environment.described, rng)
-                else:
-                    played.lists_actions &= observation.admissible_actions is not None
-                    action = rng.choice(observation.admissible_actions or ["look"])
-                steps.append(
-                    Step(
-                        observation.text,
-                        action,
-                        state_key=observation.state_key,
-                        admissible_actions=observation.admissible_actions,
-                    )
-                )
-                started = time.perf_counter()
-                result = environment.step(action)
-                played.step_seconds.append(time.perf_counter() - started)
-                reward, observation, steps[-1].reward = reward + result.reward, result.observation, result.reward
-                if result.terminated or result.truncated:
-                    won = result.info.get("success", reward > 0)
-                    outcome = "truncated" if result.truncated else "success" if won else "failure"
-                    if played.paid_after_the_end is None:
-                        played.paid_after_the_end = result.info["paid_after_the_end"]
-                    break
-            group.append(Trajectory(str(number), steps, reward, outcome))
-        played.groups.append(group)
-    return played
-
-
-def _returned_to(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: _Played) -> list[Finding]:
+def _returned_to(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Played) -> list[Finding]:
     """Do the actions of each task's longest episode lead to the same states again, in another process?"""
     restores = False
     for task, group in zip(tasks, played.groups):
@@ -251,97 +238,14 @@ def _returned_to(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played:
     return [Finding("ok", f"states can be returned to {how}, also in another process (branch_share).")]
 
 
-def _after_the_end(played: _Played) -> list[Finding]:
-    if not played.paid_after_the_end:
-        return []
-    return [
-        Finding(
-            "warning",
-            f"a step after the end returns a reward of {played.paid_after_the_end:g}: training never plays one, but "
-            "code that calls the environment directly may. Return 0 in step once the episode has ended.",
-        )
-    ]
-
-
-def _speed(played: _Played) -> list[Finding]:
-    step, reset = median(played.step_seconds), median(played.reset_seconds)
-    text = f"a step takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians, to a worker and back)."
-    if step > SLOW_STEP:
-        remedy = "cache what the environment recomputes, or raise num_environment_workers on more cores."
-        return [Finding("warning", f"{text} That is slow: {remedy}")]
-    return [Finding("ok", text)]
-
-
-def _texts(played: _Played) -> list[Finding]:
-    findings = []
-    longest = max(len(step.observation) for group in played.groups for t in group for step in t.steps)
-    if longest > LONG_TEXT:
-        findings.append(
-            Finding(
-                "warning",
-                f"an observation has {longest} characters: prompts beyond max_prompt_length tokens lose their middle. "
-                "Shorten it, or raise max_prompt_length.",
-            )
-        )
-    if not played.has_task:
-        findings.append(
-            Finding(
-                "warning",
-                "reset gives no Observation.task: after the first step only the history shows the goal. Set it, or "
-                "repeat the goal in every observation.",
-            )
-        )
-    if not played.lists_actions:
-        findings.append(
-            Finding(
-                "warning",
-                "no admissible actions are listed: random episodes played 'look', and the model has to know the "
-                "possible actions. List them in the observation or describe them in the prompt template.",
-            )
-        )
-    return findings
-
-
-def _graph(played: _Played, episodes: int) -> list[Finding]:
-    """Will states be compared at all?"""
-    graph = StateGraph.from_groups(played.groups)
-    statistics = graph.statistics()
-    size, alone = statistics["mean_group_size"], statistics["singleton_step_fraction"]
-    text = (
-        f"{episodes} random episodes of a task visit a state {size:.1f} times on average; {100 * alone:.0f} % of the "
-        "steps are in a state visited once"
-    )
-    if graph.num_nodes == len(played.groups) and graph.num_steps > len(played.groups):
-        return [
-            Finding("warning", f"{text}: a task has one state only. Let state_key or the text distinguish states.")
-        ]
-    if alone > 0.5:
-        return [
-            Finding(
-                "warning",
-                f"{text}: most actions are compared with no other, and G2PO is little more than GRPO. Give equal "
-                "states an equal state_key (leave out counters and clocks), or see state_key_ignores and "
-                "state_similarity.",
-            )
-        ]
-    return [Finding("ok", f"{text}: there is a graph to learn from.")]
-
-
-def _outcomes(played: _Played, turns: int) -> list[Finding]:
-    everyone = [t for group in played.groups for t in group]
-    won = sum(t.success for t in everyone)
-    ended = sum(t.outcome != "truncated" for t in everyone)
-    text = f"random actions succeed in {won} of {len(everyone)} episodes; {ended} end within {turns} turns"
-    rewards = {t.reward for t in everyone}
-    if len(rewards) == 1:
-        return [
-            Finding(
-                "warning",
-                f"{text}, all with reward {rewards.pop():g}: a model that acts randomly learns nothing here. Start "
-                "from one that sometimes succeeds, or from easier tasks.",
-            )
-        ]
-    return [Finding("ok", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}.")]
+def _task(text: str) -> dict[str, Any]:
+    try:
+        task = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"task {text} is not valid JSON ({error}): write it as '{{\"seed\": 1}}'") from error
+    if not isinstance(task, dict):
+        raise ValueError(f"task is {text}: write an object, as '{{\"seed\": 1}}'")
+    return task
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -368,24 +272,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help=given)
     given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
     parser.add_argument("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
+    shown = "print the prompt of the first task's first step, as the model reads it; nothing else is played"
+    parser.add_argument("--show", action="store_true", help=shown)
+    template = "with --show: module:TEMPLATE, a PromptTemplate; default: the environment's"
+    parser.add_argument("--prompt", metavar="NAME", help=template)
+    model = "with --show: also this model's chat template and number of tokens"
+    parser.add_argument("--model", metavar="FOLDER|ID", help=model)
     args = parser.parse_args(argv)
-    if args.environment == "environment.py" and not Path(args.environment).is_file():
-        parser.error("there is no environment.py here: name an environment, as file.py or module:Class")
-    beside = Path(args.environment.partition(".py")[0]).with_name("tasks.jsonl")
-    if not args.task and args.tasks is None and ".py" in args.environment and beside.is_file():
-        args.tasks = beside
+    for name in ("episodes", "turns", "timeout"):
+        if not getattr(args, name) > 0:
+            parser.error(f"{name} is {getattr(args, name):g}: set it above 0")
+    if not isinstance(args.environment_options, dict):
+        parser.error(f"environment_options is {args.environment_options!r}: write an object, as '{{\"size\": 3}}'")
+    if not args.show and (args.model or args.prompt):
+        parser.error("--model and --prompt have no effect without --show: add it, or leave them out")
     try:
-        tasks = [json.loads(line) for line in args.task if line.strip()]
-    except ValueError as error:
-        raise SystemExit(f"a task is not valid JSON ({error}): write it as '{{\"seed\": 1}}'") from error
-    try:
-        tasks += read_tasks(args.tasks)[:5] if args.tasks else []
+        environment, tasks = environment_and_tasks(args.environment, args.task, args.tasks)
+        tasks = tasks[: max(5, len(args.task))]
+        if args.environment_options:
+            environment = partial(environment, **args.environment_options)
+        if args.show:
+            print(first_prompt(environment, tasks[0], args.prompt, args.model, args.turns))
+            return
     except ValueError as error:
         raise SystemExit(str(error)) from error
-    environment = load(args.environment)
     findings = examine(
-        partial(environment, **args.environment_options) if args.environment_options else environment,
-        tasks or [{}],
+        environment,
+        tasks,
         args.episodes,
         args.turns,
         timeout=args.timeout,
@@ -393,6 +306,61 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     print(*findings, sep="\n")
     sys.exit(any(finding.level == "error" for finding in findings))
+
+
+def environment_and_tasks(
+    name: str, given: Sequence[str] = (), file: Path | None = None
+) -> tuple[Callable, list[dict[str, Any]]]:
+    """Load an environment by its name, and its tasks: those given as JSON and those of a file, by default tasks.jsonl
+    next to file.py, or one without arguments.
+
+    Raises:
+        ValueError, SystemExit: when one of them is not there.
+    """
+    if name == "environment.py" and not Path(name).is_file():
+        raise ValueError("there is no environment.py here: name an environment, as file.py or module:Class")
+    path = Path(name.rpartition(":")[0] if ":" in name else name)
+    beside = path.with_name("tasks.jsonl")
+    if not given and file is None and path.suffix == ".py" and beside.is_file():
+        file = beside
+    tasks = [_task(text) for text in given] + (read_tasks(file) if file else [])
+    return load(name), tasks or [{}]
+
+
+def first_prompt(
+    environment_factory: Callable, task: dict[str, Any], prompt: str | None, model: str | None, turns: int
+) -> str:
+    """The chat messages of a task's first step; with a model, as its chat template writes them, and their tokens.
+
+    Raises:
+        ValueError: when the environment fails, or there is no such template.
+    """
+    from .rollout.prompting import PromptTemplate
+    from .rollout.tool_prompt import prompt_of
+
+    template = load(prompt) if prompt else prompt_of(environment_factory)
+    if not isinstance(template, PromptTemplate):
+        raise ValueError(f"prompt is {prompt!r}, which is no PromptTemplate: name one")
+    environment_factory = text_environment_factory(environment_factory, turns)
+    check_task_columns(environment_factory, task)
+    with EnvironmentPool(environment_factory, num_workers=1) as pool:
+        (first,) = pool.reset([task])
+    if isinstance(first, EnvironmentFailure):
+        raise ValueError(f"the environment {_said(first)}")
+    messages = template.messages(first.text, first.task or "", first.admissible_actions)
+    if model is None:
+        texts = [f"--- {message['role']} ---\n{message['content']}" for message in messages]
+        return "\n".join([*texts, f"--- {sum(len(m['content']) for m in messages)} characters ---"])
+    from transformers import AutoTokenizer  # slow to import, and only this needs it
+
+    from .rollout.chat_template import template_of
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if template_of(tokenizer) is None:
+        raise ValueError(f"model is {model!r}, whose tokenizer has no chat template")
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    number = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return f"{text}\n--- {number} tokens ---"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import warnings
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from .credit.state_keys import IGNORABLE
 from .installing import how_to_install
 from .rollout.sampling import reserved_option
 from .runs.sample_table import BACKENDS
+from .switches import without_effect
 from .update.packing import LAYOUTS
 
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ REFUSED = {
     "reward_weights": (None, "the reward comes from the environment's `step`; scale it there"),
     "multi_objective_aggregation": ("sum_then_normalize", "an episode has one reward"),
     "max_tool_calling_iterations": (None, "an episode's length is `max_turns`"),
-    "log_completions": (False, "`save_trajectories` writes every prompt and reply to output_dir/trajectories"),
     "top_entropy_quantile": (1.0, "its threshold would depend on the split into micro-batches"),
     "entropy_coef": (0.0, "the bonus would depend on the split into micro-batches"),
     "use_adaptive_entropy": (False, "the bonus would depend on the split into micro-batches"),
@@ -33,6 +35,14 @@ REFUSED = {
         False,
         "TRL's fused LM head is used; load kernels with model_init_kwargs={'use_kernels': True}",
     ),
+}
+# Options of every TRL script that change nothing here but what is shown: set, they are told to have no effect.
+_SHOWN = "`save_trajectories` writes every prompt and reply, and `g2po view` shows them"
+WITHOUT_EFFECT = {
+    "log_completions": (False, _SHOWN),
+    "num_completions_to_print": (None, _SHOWN),
+    "log_unique_prompts": (False, _SHOWN),
+    "log_completions_hub_repo": (None, "`push_to_hub` uploads the model and its card"),
 }
 ESTIMATORS = ("g2po", "gigpo", "grpo", "rloo", "graphgpo", "hgpo", "crbc")
 # What to do in place of an entry of generation_kwargs, by the setting that decides the same.
@@ -78,11 +88,13 @@ def check(args: G2POConfig) -> None:
     for name, (unused, reason) in REFUSED.items():
         if getattr(args, name) != unused:
             raise ValueError(f"{name}={getattr(args, name)!r} has no effect in G2PO: {reason}.")
+    _warn_of_no_effect(args)
     if args.num_generations is None or args.num_generations < 2:
         raise ValueError(
             f"num_generations is {args.num_generations}: a group needs at least 2 trajectories of one task to "
             "compare. Set it to 2 or more (the paper uses 8)."
         )
+    _check_whole_groups(args)
     _require(0 < args.gamma <= 1, "gamma", args.gamma, "set it above 0 and at most 1 (the paper uses 0.95)")
     _require(args.step_advantage_weight >= 0, "step_advantage_weight", args.step_advantage_weight, "set it >= 0")
     _require(0 < args.graphgpo_omega < 1, "graphgpo_omega", args.graphgpo_omega, "set it above 0 and below 1")
@@ -152,6 +164,35 @@ def check(args: G2POConfig) -> None:
     _check_servers(args)
     for name in ("max_completion_length", "max_tokens_per_micro_batch", "generation_batch_tokens"):
         _require((getattr(args, name) or 0) >= 1, name, getattr(args, name), "set it to 1 or more")
+
+
+def _warn_of_no_effect(args: G2POConfig) -> None:
+    """What is harmless is only told: a TRL script that sets it should run."""
+    for name, (unused, reason) in WITHOUT_EFFECT.items():
+        if getattr(args, name) != unused:
+            warnings.warn(f"{name}={getattr(args, name)!r} has no effect in G2PO: {reason}.", stacklevel=5)
+    for sentence in without_effect(vars(args), {field.name: field.default for field in fields(args)}):
+        warnings.warn(f"{sentence}.", stacklevel=5)
+
+
+def _check_whole_groups(args: G2POConfig) -> None:
+    """Episodes of an iteration, over all processes, are whole groups. TRL says so in its own terms."""
+    processes, size = int(os.environ.get("WORLD_SIZE", 1)), args.num_generations
+    steps = args.steps_per_generation or args.gradient_accumulation_steps
+    episodes = args.generation_batch_size or args.per_device_train_batch_size * steps * processes
+    if episodes % size == 0:
+        return
+    if args.generation_batch_size:
+        name, value, how = "generation_batch_size", episodes, ""
+    else:
+        name, value = "per_device_train_batch_size", args.per_device_train_batch_size
+        how = f" x {steps} (steps_per_generation) x {processes} (processes)"
+    near = [n for n in range(1, 4 * max(size, value)) if (n * episodes // value) % size == 0]
+    below, above = [n for n in near if n < value][-1:], [n for n in near if n > value][:1]
+    raise ValueError(
+        f"{name} is {value}{how}: that is {episodes} episodes an iteration, not whole groups of num_generations="
+        f"{size}. Set it to {' or '.join(map(str, below + above))}."
+    )
 
 
 def check_afterwards(args: G2POConfig) -> None:

@@ -39,6 +39,8 @@ def how_to_install(extra: str) -> str:
 def missing_module(error: ImportError) -> str | None:
     """A sentence about a module that an extra brings; `None` for any other."""
     module = (error.name or "").partition(".")[0]
+    if "vLLM is not available" in str(error):  # TRL names its own extra
+        module = "vllm"
     if module not in EXTRA_OF:
         return None
     return f"{module} is not installed: {how_to_install(EXTRA_OF[module])}"

@@ -42,10 +42,10 @@ def written_beside(path: str | Path) -> Iterator[TextIO]:
     beside.replace(path)
 
 
-def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
-    """A file with one value a line, as JSON, written beside the old one."""
+def write_json_lines(path: str | Path, rows: Iterable[Any], **options: Any) -> None:
+    """A file with one value a line, as JSON, written beside the old one. `options` are those of `to_json`."""
     with written_beside(path) as file:
-        file.writelines(to_json(row) + "\n" for row in rows)
+        file.writelines(to_json(row, **options) + "\n" for row in rows)
 
 
 def write_json(path: str | Path, data: Any, **options: Any) -> None:

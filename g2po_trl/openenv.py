@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "    g2po serve environment.py:CoinEnvironment --port 8000",
     )
     add = parser.add_argument
-    add("environment", help="module:Class, or file.py:Class")
+    add("environment", help="module:Class, file.py:Class, or file.py with one environment")
     add("--host", default="127.0.0.1", help="the address to listen on; default: this machine alone")
     add("--port", metavar="N", type=int, default=8000, help="default: 8000")
     add("--max-sessions", metavar="N", type=int, default=64, help="concurrent episodes; default: 64")

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, ModelConfig, TrlParser
 
+from .arguments import not_known, read_config
 from .config import G2POConfig
 from .runs.checkpoint import find_checkpoint
 from .runs.evaluation import REPORT, before_and_after, format_table
 from .runs.hub import HubError
 from .runs.ownership import check_free
+from .switches import check_given
 from .trainer import G2POTrainer
 
 EXIT_NOT_PUSHED = 3
@@ -45,6 +46,8 @@ def parse_arguments(
     argv = [part for word in (sys.argv[1:] if argv is None else argv) for part in _split_config(word)]
     if "--config" not in argv and default_config is not None:
         argv += ["--config", str(default_config)]
+    if argv[-1:] == ["--config"]:
+        raise SystemExit("--config has no value: write --config FILE")
     parser = TrlParser(types, allow_abbrev=False)
     parser.usage = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
     # Without it transformers refuses bf16 where there is no accelerator.
@@ -55,30 +58,28 @@ def parse_arguments(
         parser.print_help()
         raise SystemExit(0)
     try:
-        *parsed, of_file, unknown = parser.parse_args_and_config(
-            argv, return_remaining_strings=True, separate_remaining_strings=True
-        )
-    except OSError as error:
-        raise SystemExit(f"config is {error.filename!r}, which cannot be read: {error.strerror}") from error
+        keys = read_config(argv[argv.index("--config") + 1] if "--config" in argv else None)
+        check_given(_given(parser, argv, keys))
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    *parsed, of_file, unknown = parser.parse_args_and_config(
+        argv, return_remaining_strings=True, separate_remaining_strings=True
+    )
     for words, where in ((unknown, "flag"), (of_file[::2], "key of the config file")):
         if words:
-            raise SystemExit(_not_known(parser, words[0], where))
+            raise SystemExit(not_known(parser, words[0], where))
     return tuple(parsed)
+
+
+def _given(parser: argparse.ArgumentParser, argv: Sequence[str], keys: Collection[str]) -> set[str]:
+    """Names of the fields on the command line and in the configuration file."""
+    fields = {option: action.dest for action in parser._actions for option in action.option_strings}
+    words = (word.partition("=")[0] for word in argv)
+    return {fields[word] for word in words if word in fields} | set(keys)
 
 
 def _split_config(word: str) -> list[str]:
     return word.split("=", 1) if word.startswith("--config=") else [word]
-
-
-def _not_known(parser: argparse.ArgumentParser, word: str, where: str) -> str:
-    names = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    near = difflib.get_close_matches(word.partition("=")[0], names, 1)
-    remedy = f"did you mean {near[0]}?" if near else "--help lists all there are"
-    return (
-        f"{word} is not a {where}: {remedy}"
-        if word.startswith("-")
-        else f"{word!r} does not belong to a flag: {remedy}"
-    )
 
 
 def _group(parser: argparse.ArgumentParser, types: Sequence[type]) -> None:
@@ -129,6 +130,23 @@ def starting_point(args: G2POConfig) -> str | None:
         raise SystemExit(str(error)) from error
 
 
+def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTrainedTokenizerBase:
+    """Return the model's tokenizer with the Jinja chat template of a file.
+
+    Raises:
+        SystemExit: when the file cannot be read.
+    """
+    try:
+        template = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"chat_template is {str(file)!r}, which cannot be read: {error}") from error
+    sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
+    options = {"revision": model_args.model_revision, **sides}
+    tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, **options)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 class _ReportBefore(TrainerCallback):
     """Evaluates the reported panel once, when training begins: sharded models can play only then."""
 
@@ -160,12 +178,17 @@ def run_recipe(
         panel: what the reported panel is called in the table.
 
     Raises:
-        ValueError: when a checkpoint would be chosen and reported on the same panel.
+        ValueError: when there is no panel to report on, or a checkpoint would be chosen on it.
         SystemExit: with code 3 when all went well but the Hub did not take the model, 130 after Ctrl-C.
     """
     args = trainer.args
     if args.load_best_model_at_end and report_dataset is None:
         raise ValueError("load_best_model_at_end is True and report_dataset is None: pass another panel to report on")
+    if report_dataset is None and not trainer.eval_dataset:
+        raise ValueError(
+            f"report_dataset is None and the trainer's eval_dataset is {trainer.eval_dataset!r}: pass one, the "
+            "panel that is played after training; or call trainer.train() instead"
+        )
     trainer.folder.settings = settings
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))

@@ -36,7 +36,7 @@ from .credit.branching import ChooseBranches
 from .credit.estimators import estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .environments.contract import TextEnvironment
-from .environments.tasks import check_datasets, task_id_of, tasks_hash
+from .environments.tasks import check_datasets, own_columns, task_id_of, tasks_hash
 from .environments.tools import text_environment_factory
 from .json_text import written_beside
 from .parts import (
@@ -175,7 +175,7 @@ class G2POTrainer(GRPOTrainer):
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.branching = make_branching(self, choose_branches)
         self.refill, self.rolling = make_refill(self), make_rolling(self)
-        self.player.pool.check(dict(train_dataset[0]))  # before any work is lost
+        self.player.pool.check(own_columns(train_dataset[0]))  # before any work is lost
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.iteration = make_iteration(self)
@@ -313,7 +313,7 @@ class G2POTrainer(GRPOTrainer):
         first when it is time."""
         iteration = self.iteration
         if iteration.needs_rollout:
-            iteration.slices = self._roll_out(inputs)
+            iteration.slices = self._roll_out([own_columns(row) for row in inputs])
         started = time.perf_counter()
         losses = []
         with iteration.one_value_each():
@@ -429,7 +429,9 @@ class G2POTrainer(GRPOTrainer):
         started = time.perf_counter()
         training = self.model.training
         self.model.eval()
-        trajectories, rows = self._play_panel([dict(row) for row in dataset for _ in range(self.num_generations_eval)])
+        trajectories, rows = self._play_panel(
+            [own_columns(row) for row in dataset for _ in range(self.num_generations_eval)]
+        )
         summary = summarize(trajectories, [row.get("task_type") for row in rows])
         if self.accelerator.is_main_process:
             step, temperature = self.state.global_step, self.args.eval_temperature

@@ -15,6 +15,7 @@ from transformers import TrainingArguments
 from trl import GRPOTrainer
 
 from .config import G2POConfig
+from .environments.contract import TextEnvironment
 from .rollout.chat_template import template_of
 from .update.batch import loss_scale
 
@@ -34,6 +35,12 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
             )
     if environment_factory is None:
         raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
+    if isinstance(environment_factory, TextEnvironment) or not callable(environment_factory):
+        kind = type(environment_factory).__name__
+        raise ValueError(
+            f"environment_factory is an object of {kind}, and each worker makes its own: pass the class, "
+            f"environment_factory={kind}, or functools.partial({kind}, …) for its arguments"
+        )
     if args.use_vllm and (options.get("quantization_config") or getattr(model, "is_quantized", False)):
         raise ValueError(
             "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
@@ -82,7 +89,8 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     if template_of(trainer.processing_class) is None:
         raise ValueError(
             f"the tokenizer of {trainer.model.config._name_or_path or 'the model'} has no chat template: use an "
-            "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class`"
+            "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class` "
+            "(`g2po train environment.py`: --chat_template FILE)"
         )
     if trainer.aux_loss_enabled:
         raise ValueError(

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.alfworld import (
@@ -32,7 +31,7 @@ from g2po_envs.alfworld.environment import KEYS
 from g2po_envs.alfworld.games import report_games
 from g2po_envs.alfworld.official import PREFIX, official_games
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
@@ -157,8 +156,8 @@ def main(
     trainer = trainer_class(
         model=model_args.model_name_or_path or str(tiny_model_path()),
         args=args,
-        train_dataset=Dataset.from_list(train.rows()),
-        eval_dataset=Dataset.from_list(held_out.rows()),
+        train_dataset=tasks_dataset(train.rows()),
+        eval_dataset=tasks_dataset(held_out.rows()),
         environment_factory=partial(
             AlfworldEnvironment,
             train.merged(held_out, reported or held_out),
@@ -183,7 +182,7 @@ def main(
         "report_manifest": reported.hash if reported else None,
         "evaluation": describe_panel(script_args, reported),
     }
-    report_dataset = Dataset.from_list(reported.rows()) if reported else None
+    report_dataset = tasks_dataset(reported.rows()) if reported else None
     run_recipe(trainer, checkpoint, settings, dataset_name="ALFWorld", report_dataset=report_dataset)
 
 

@@ -17,13 +17,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installation
 from g2po_envs.appworld.environment import STEP_GRACE
 from g2po_envs.appworld.setup import set_up
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "appworld" / "tiny.yaml"
@@ -90,8 +89,8 @@ def main() -> None:
     trainer = G2POTrainer(
         model=model_args.model_name_or_path,
         args=args,
-        train_dataset=Dataset.from_list([{"task_id": task_id} for task_id in train]),
-        eval_dataset=Dataset.from_list([{"task_id": task_id} for task_id in held_out]),
+        train_dataset=tasks_dataset([{"task_id": task_id} for task_id in train]),
+        eval_dataset=tasks_dataset([{"task_id": task_id} for task_id in held_out]),
         environment_factory=partial(
             AppworldEnvironment,
             installation,
@@ -117,7 +116,7 @@ def main() -> None:
             "difficulties": [] if reported else script_args.difficulties,  # all tasks are reported
         },
     }
-    report_dataset = Dataset.from_list([{"task_id": task_id} for task_id in reported]) if reported else None
+    report_dataset = tasks_dataset([{"task_id": task_id} for task_id in reported]) if reported else None
     run_recipe(trainer, checkpoint, settings, "AppWorld", report_dataset)
 
 

@@ -15,13 +15,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must n
 from dataclasses import asdict, dataclass, field
 
 import torch
-from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate
+from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate, tasks_dataset
 from g2po_trl.environments.tasks import read_tasks
 from g2po_trl.objects import load
-from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, tokenizer_with_template, use_model_arguments
 
 
 @dataclass
@@ -37,6 +36,9 @@ class ScriptArguments:
     num_eval_tasks: int | None = field(
         default=None,
         metadata={"help": "Held-out tasks, the last lines of `tasks`. None: a fifth of them. Unused with eval_tasks."},
+    )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "File with a Jinja chat template, for a model that has none."}
     )
     prompt: str | None = field(
         default=None, metadata={"help": "module:TEMPLATE or file.py:TEMPLATE, a PromptTemplate. None: the default."}
@@ -99,14 +101,18 @@ def main() -> None:
 
     # model
     use_model_arguments(args, model_args)
+    tokenizer = None
+    if script_args.chat_template is not None:
+        tokenizer = tokenizer_with_template(model_args, script_args.chat_template)
 
     trainer = G2POTrainer(
         model=model_args.model_name_or_path,
         args=args,
-        train_dataset=Dataset.from_list(train),
-        eval_dataset=Dataset.from_list(held_out),
+        train_dataset=tasks_dataset(train),
+        eval_dataset=tasks_dataset(held_out),
         environment_factory=load(script_args.environment),
         prompt_template=prompt_template,
+        processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )

@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.webshop import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT, ShopSource, WebshopEnvironment
 from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.tiny import tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
@@ -94,8 +93,8 @@ def main() -> None:
     trainer = G2POTrainer(
         model=model_args.model_name_or_path or str(tiny_model_path()),
         args=args,
-        train_dataset=Dataset.from_list(train),
-        eval_dataset=Dataset.from_list(held_out),
+        train_dataset=tasks_dataset(train),
+        eval_dataset=tasks_dataset(held_out),
         environment_factory=partial(
             WebshopEnvironment,
             source,
@@ -119,7 +118,7 @@ def main() -> None:
             **{"plain": script_args.plain, "partial_reward": script_args.partial_reward},
         },
     }
-    report_dataset = Dataset.from_list(reported) if reported else None
+    report_dataset = tasks_dataset(reported) if reported else None
     run_recipe(trainer, checkpoint, settings, dataset_name="WebShop", report_dataset=report_dataset)
 
 

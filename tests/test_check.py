@@ -81,6 +81,40 @@ class Raising(Walk):
         return super().step(action)
 
 
+class Picky(Walk):
+    """Takes actions apart as if they were its own, as language models write it."""
+
+    def observe(self):
+        return Observation(f"place {self.at}", admissible_actions=["go left 1", "go right 1"], task="Go right.")
+
+    def step(self, action):
+        words = action.split(" ")
+        number = int(words[-1])
+        return super().step(words[1] if number else "left")
+
+
+class Clock(Walk):
+    """Three faults in one: random starts, a reward that is none, and an exception far from the start."""
+
+    def reset(self, seed=0):
+        self.started = os.urandom(4).hex()
+        return super().reset()
+
+    def observe(self):
+        return Observation(f"{self.started} {self.at}", admissible_actions=["left", "right"], task="Go right.")
+
+    def step(self, action):
+        if self.at == 3:
+            raise RuntimeError("stuck")
+        result = super().step(action)
+        return StepResult(result.observation, float("nan") if action == "" else 0.0, result.terminated)
+
+
+class Generous(Walk):
+    def step(self, action):
+        return StepResult(super().step(action).observation, 10.0, terminated=True)
+
+
 class Locked(Walk):
     def __init__(self):
         import threading
@@ -92,8 +126,9 @@ def doubts(environment, **options):
     return [finding.text for finding in examine(environment, [{"seed": 0}], **options) if finding.level == "warning"]
 
 
-def broken(environment):
-    return [finding.text for finding in examine(environment, [{"seed": 0}]) if finding.level == "error"]
+def broken(environment, task=None, **options):
+    findings = examine(environment, [task or {"seed": 0}], **options)
+    return [finding.text for finding in findings if finding.level == "error"]
 
 
 class Stuck(Walk):
@@ -125,8 +160,8 @@ class Stuck(Walk):
 )
 def test_what_hangs_or_dies_is_named(where, text):
     """And `check` neither hangs nor dies of it."""
-    (found,) = examine(Stuck, [{"where": where}], timeout=2)
-    assert found.level == "error" and text in found.text
+    (found,) = broken(Stuck, {"where": where}, timeout=2)
+    assert text in found
 
 
 def test_nothing_is_wrong_with_a_good_environment():
@@ -206,6 +241,35 @@ def test_what_is_broken(environment, text):
     assert text in found
 
 
+def test_actions_that_are_nearly_admissible():
+    """And the line of the user's code is named, not the line of what plays it."""
+    source = Path(__file__).read_text().splitlines()
+    line = 1 + next(number for number, text in enumerate(source) if "int(words[-1])" in text)
+    found = broken(Picky)
+    assert any("raised ValueError: invalid literal for int()" in text for text in found)
+    assert all(f"test_check.py, line {line}. An impossible" in text for text in found), found
+
+
+def test_all_is_told_at_once():
+    said = "\n".join(broken(Clock))
+    for text in ("reset is not deterministic", "reward is nan", "raised RuntimeError: stuck"):
+        assert said.count(text) == 1, said
+
+
+def test_too_easy_is_not_too_hard():
+    (doubt,) = [text for text in doubts(Generous) if "succeed in" in text]
+    assert "succeed in 8 of 8 episodes" in doubt and "harder" in doubt and "easier" not in doubt
+
+
+def test_the_first_prompt_is_shown(tiny_model_dir):
+    where = "toy_environments.py:KeyDoorEnvironment", "--show", "--task", '{"key_room": "cellar"}'
+    shown = run(*where).stdout
+    assert shown.startswith("--- user ---\n") and "Observation: " in shown and "Possible actions:\ngo kitchen" in shown
+    shown = run(*where, "--model", str(tiny_model_dir)).stdout
+    assert shown.startswith("<|im_start|>user\n") and "<|im_start|>assistant\n\n--- " in shown
+    assert int(shown.split()[-3]) > 50 and shown.endswith(" tokens ---\n")
+
+
 def run(*arguments):
     return programs.run("-m", "g2po_trl.check", *arguments, cwd=TESTS)
 
@@ -220,8 +284,12 @@ def test_the_command():
         (["letter_environment"], "names no environment"),
         (["nowhere:Environment"], "cannot be loaded"),
         (["letter_environment:Nothing"], "cannot be loaded"),
-        (["letter_environment:LetterEnvironment", "--task", "{seed}"], "a task is not valid JSON"),
+        (["letter_environment:LetterEnvironment", "--task", "{seed}"], "task {seed} is not valid JSON"),
+        (["letter_environment:LetterEnvironment", "--task", "[1]"], "task is [1]: write an object"),
+        (["letter_environment:LetterEnvironment", "--tasks", "none.jsonl"], "tasks is 'none.jsonl', which cannot be"),
+        (["letter_environment:LetterEnvironment", "--episodes", "0"], "episodes is 0: set it above 0"),
+        (["letter_environment:LetterEnvironment", "--model", "m"], "no effect without --show"),
     ):
         failed = run(*arguments)
-        assert failed.returncode == 1 and message in failed.stderr and "Traceback" not in failed.stderr
+        assert failed.returncode in (1, 2) and message in failed.stderr and "Traceback" not in failed.stderr
     assert KeyDoorEnvironment.__doc__

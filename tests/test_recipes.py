@@ -102,6 +102,12 @@ def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_
     )
     with pytest.raises(ValueError, match="report_dataset is None: pass another panel"):
         run_recipe(trainer, None, {})
+    trainer.eval_dataset, panel = None, trainer.eval_dataset
+    trainer.args.load_best_model_at_end = False
+    with pytest.raises(ValueError, match="report_dataset is None and the trainer's eval_dataset is None"):
+        run_recipe(trainer, None, {})
+    assert trainer.state.global_step == 0, "told before it trains"
+    trainer.eval_dataset, trainer.args.load_best_model_at_end = panel, True
     run_recipe(trainer, None, {}, report_dataset=TASKS.select(range(3, 7)))
     names = [(entry["name"], entry["step"], entry["episodes"]) for entry in trainer.folder.evaluations]
     assert names == [("report", 0, 4), ("eval", 1, 3), ("eval", 2, 3), ("report", 2, 4)]
@@ -144,14 +150,23 @@ def test_arguments_of_a_recipe(tmp_path, capsys):
     config.write_text("gamma: 0.5\nbeta: 0.25\n")
     cpu = {"use_cpu": True, "bf16": False, "beta": 0.75, "output_dir": str(tmp_path)}
     for flags in (["--config", str(config)], [f"--config={config}"]):
-        script, args, model = parse_arguments(types, None, cpu, ["--tasks", "t", "--lora_r", "3", *flags])
+        script, args, model = parse_arguments(
+            types, None, cpu, ["--tasks", "t", "--use_peft", "--lora_r", "3", *flags]
+        )
         assert (script.tasks, args.gamma, args.beta, model.lora_r) == ("t", 0.5, 0.25, 3), "the file before defaults"
     assert parse_arguments(types, config, cpu, ["--beta", "0"])[1].beta == 0
+    for name, text in (("empty", ""), ("list", "- 1"), ("broken", "a: [1")):
+        (tmp_path / f"{name}.yaml").write_text(text)
     for flags, text in (
         (["--gama", "1"], "--gama is not a flag: did you mean --gamma?"),
         (["--gamm", "1"], "--gamm is not a flag: did you mean --gamma?"),
         (["stray"], "'stray' does not belong to a flag: --help lists all there are"),
         (["--config", str(tmp_path / "none.yaml")], "none.yaml', which cannot be read: No such file"),
+        (["--config"], "--config has no value: write --config FILE"),
+        (["--config", str(tmp_path / "empty.yaml")], "empty.yaml', which holds no fields"),
+        (["--config", str(tmp_path / "list.yaml")], "list.yaml', which holds no fields"),
+        (["--config", str(tmp_path / "broken.yaml")], "broken.yaml', which cannot be read: while parsing"),
+        (["--lora_r", "3"], "lora_r has no effect without --use_peft"),
     ):
         with pytest.raises(SystemExit, match=re.escape(text)):
             parse_arguments(types, None, cpu, flags)

@@ -430,3 +430,8 @@ def test_a_second_call_of_train_begins_with_a_rollout_and_keeps_its_optimizer(ma
     trainer.args.learning_rate = 0.5
     with pytest.raises(ValueError, match=r"learning_rate is 0.5 and was 0.001 when the trainer read it"):
         trainer.train()
+
+
+def test_an_object_is_not_a_factory(make_trainer):
+    with pytest.raises(ValueError, match="environment_factory is an object of LetterEnvironment, .* pass the class"):
+        make_trainer(LetterEnvironment())

@@ -5,18 +5,24 @@ It may import everything, and imports a command's code when the command is calle
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import linecache
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 # Name -> module with `main(argv)`, and what it is for.
 COMMANDS = {
     "init": ("g2po_trl.cli.init", "write a folder with a small environment of your own to start from"),
     "check": ("g2po_trl.check", "play an environment at random and report what is wrong with it"),
+    "play": ("g2po_trl.cli.play", "play an environment yourself, in the terminal"),
     "train": ("g2po_trl.cli.train", "train on alfworld, webshop, appworld or an environment of your own"),
     "teach": ("g2po_trl.cli.teach", "teach a model the reply's format, as a start for training"),
     "view": ("g2po_trl.view.__main__", "look at a run or an evaluation, or compare two"),
@@ -36,6 +42,7 @@ Train language-model agents by G2PO, on top of TRL.
   g2po --version
   --debug                with any command: the traceback of an error
 """
+_PREFIX = "g2po-error-"
 _DEBUG_VALUES = ("underflow_overflow", "tpu_metrics_debug")  # of transformers' own --debug
 
 
@@ -67,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if debug:
             traceback.print_exception(exit_.__cause__ or exit_)
         _fail(f"g2po {name}", str(exit_.code))
+    except BrokenPipeError:  # `g2po … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except Exception as error:
         if debug:
             raise
@@ -82,15 +92,57 @@ def _without_debug(argv: list[str]) -> tuple[list[str], bool]:
 
 
 def _in_words(error: Exception) -> str:
-    """An error nobody foresaw: what it says, and where its traceback is kept."""
+    """What to print of an error: what it says, and of one that nobody foresaw where its traceback is kept."""
     from ..installing import missing_module
 
     if isinstance(error, ImportError) and (said := missing_module(error)):
         return said
-    with tempfile.NamedTemporaryFile("w", prefix="g2po-error-", suffix=".txt", delete=False, encoding="utf-8") as file:
-        traceback.print_exception(error, file=file)
+    if isinstance(error, OSError) and (said := _of_system(error)):
+        return said
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    if _foreseen(error):
+        return str(error) if isinstance(error, (ValueError, RuntimeError, TypeError)) else f"{kind}{error}"
+    _sweep()
+    with tempfile.NamedTemporaryFile("w", prefix=_PREFIX, suffix=".txt", delete=False, encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
     return f"{kind}{error}\nThe traceback is in {file.name}; --debug prints it."
+
+
+def _foreseen(error: Exception) -> bool:
+    """Was it raised on purpose, by a `raise` of g2po-trl's own code? Its words are for the user then."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    file = trace.tb_frame.f_code.co_filename
+    ours = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in ("g2po_trl", "g2po_envs", "g2po_recipes")
+    return ours and linecache.getline(file, trace.tb_lineno).lstrip().startswith("raise ")
+
+
+def _of_system(error: OSError) -> str | None:
+    """A sentence about a full disk, a folder that cannot be written, or a model that is not to be had."""
+    what = error.filename or "the output"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk is full: {what} cannot be written ({error.strerror}). What is complete stays: free some space, "
+            "and the same command continues with --resume_from_checkpoint auto"
+        )
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
+        return f"{what} cannot be opened or written ({error.strerror}): choose another folder"
+    said = str(error)
+    if any(words in said for words in ("couldn't connect to", "is not a valid model identifier", "Can't load ")):
+        first = said.strip().splitlines()[0]
+        return f"the model is neither a folder nor to be had from the Hub: {first} Without network: --model FOLDER"
+    return None
+
+
+def _sweep() -> None:
+    """Remove tracebacks of a week ago."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*.txt"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > 7 * 24 * 3600:
+                path.unlink()
 
 
 def _fail(who: str, message: str, code: int = 1) -> None:

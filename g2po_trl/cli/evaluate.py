@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
+from ..installing import how_to_install
+from .preflight import check_model
 from .train import find_config
 
 
@@ -22,7 +25,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                 argv[at] = word[: len(word) - len(name)] + str(find_config(name, kind="", among="agents"))
             except ValueError as error:
                 raise SystemExit(str(error)) from error
-    parse(argv)
+    args = parse(argv)
+    try:
+        if not args.base_url:
+            check_model("model", args.model)
+        if args.engine == "vllm" and not args.base_url and find_spec("vllm") is None:
+            raise ValueError(f"engine is vllm: it is not installed: {how_to_install('vllm')}")
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     from ..evaluate import main as evaluate
 
     evaluate(argv)

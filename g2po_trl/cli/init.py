@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -24,8 +25,17 @@ def write_folder(folder: Path, model: str = MODEL) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         text = (STARTER / name).read_text(encoding="utf-8")
-        text = text.replace("{NAME}", folder.resolve().name).replace("{MODEL}", model)
+        own = folder.resolve().name
+        text = text.replace("runs/{NAME}", quoted(f"runs/{own}", name)).replace("{NAME}", own)
+        text = text.replace("{MODEL}", quoted(model, name))
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def quoted(word: str, file: str) -> str:
+    """A word as a shell or a YAML file takes it; as it is where nothing in it is special."""
+    if quote(word) == word or file.endswith(".py"):
+        return word
+    return json.dumps(word) if file.endswith(".yaml") else quote(word)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

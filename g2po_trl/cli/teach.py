@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from .preflight import check_command
 from .train import find_config, read, recipes_folder, run_in_place
 
 HELP = """usage: g2po teach TARGET [--config FILE] [--FIELD VALUE ...]
@@ -46,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError("num_processes is above 1: teaching takes minutes and runs in one process. Leave it out.")
         words = [] if request.config is None else ["--config", str(find_config(request.config, kind="teach"))]
         words += [] if request.model is None else ["--model_name_or_path", request.model]
+        script = recipes_folder() / f"teach_{request.target}.py"
+        if not request.help_all:
+            check_command(script, [*words, *request.passed])
     except ValueError as error:
         raise SystemExit(str(error)) from error
-    script = recipes_folder() / f"teach_{request.target}.py"
     run_in_place(script, ["--help"] if request.help_all else [*words, *request.passed])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 import runpy
 import sys
 import warnings
@@ -12,11 +13,16 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..arguments import read_config
+from ..objects import environment_name, environments_in, read_source
+from .preflight import check_command
+
 HELP = """usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
 TARGET      alfworld, alfworld-ppo, webshop, appworld: a recipe, by default with a tiny model on the CPU;
             FILE.py or FILE.py:Class: an environment as `g2po init` writes it, with config.yaml and tasks.jsonl
-            beside it; or a script of your own, which gets all flags. Default: environment.py.
+            beside it; module:Class, or an OpenEnv server's address; or FILE.py that makes a trainer: a script, which
+            gets all flags. Default: environment.py.
 
 run         --config FILE|NAME         YAML file, or one of g2po-trl: alfworld/qwen2.5-1.5b-lora; flags win
             --output_dir FOLDER        model, checkpoints, trajectories, metrics
@@ -53,7 +59,7 @@ _VALUES = {
 
 @dataclass
 class Request:
-    """A command line: what this command reads, and what it passes on."""
+    """A command line: what this command reads, what it passes on, and what to say about it."""
 
     target: str | None = None
     config: str | None = None
@@ -62,6 +68,7 @@ class Request:
     model: str | None = None
     help_all: bool = False
     passed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def read(argv: Sequence[str]) -> Request:
@@ -131,24 +138,65 @@ def find_config(name: str, option: str = "config", kind: str | None = None, amon
     raise ValueError(f"{option} is {name!r}, which is not a file: pass one, or one of {', '.join(names)}")
 
 
-def environment_in(path: Path) -> str | None:
-    """The class of a file that holds an environment and no training; `None` for a script.
+def starts_training(tree: ast.Module) -> bool:
+    """Does a file make a trainer, call `run_recipe`, or hand a trainer's class to what does?"""
+    used = [part for node in ast.walk(tree) if isinstance(node, ast.Call) for part in (node.func, *node.args)]
+    return any(name.endswith("Trainer") or name == "run_recipe" for name in map(_last_name, used))
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def reads_arguments(tree: ast.Module) -> bool:
+    """Does a script look at its command line, by a parser or by `sys.argv`?"""
+    names = set()
+    for node in ast.walk(tree):
+        names |= {getattr(node, "id", ""), getattr(node, "attr", "")}
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.name for alias in node.names} | {getattr(node, "module", "") or ""}
+    parsers = {"argv", "click", "typer", "fire", "tyro", "hydra", "docopt", "absl"}
+    return any(isinstance(name, str) and (name in parsers or "pars" in name.lower()) for name in names)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a file is, an environment or a script, and what its user should know."""
+
+    is_environment: bool
+    notes: tuple[str, ...] = ()
+
+
+def look_at(path: Path, flags: Sequence[str] = ()) -> Source:
+    """Tell an environment from a script by the source. `flags` are those that the script would get.
 
     Raises:
-        ValueError: when it cannot be read, or holds several.
+        ValueError: when the file cannot be read, holds several environments, or neither trains nor holds one.
     """
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if "__name__" in names or any(name.endswith("Trainer") for name in names):
-        return None
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    found = [one.name for one in classes if any("TextEnvironment" in ast.unparse(base) for base in one.bases)]
-    if len(found) > 1:
-        raise ValueError(f"{path} holds {', '.join(found)}: name one, {path}:{found[0]}")
-    return found[0] if found else None
+    tree = read_source(path)
+    found = environments_in(tree)
+    if not starts_training(tree):
+        if not found and "train" not in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}:
+            raise ValueError(
+                f"{path} makes no trainer and holds no TextEnvironment, so that nothing would be trained: write "
+                f"{path}:Class if a class of it is one, or python {path} to run it"
+            )
+        if found:
+            block = f'its `if __name__ == "__main__"` block is not run (python {path} runs it)'
+            return Source(True, (f"trains {found[0]} of {path}; {block}",) if _has_main(tree) else ())
+    notes = []
+    if found:
+        notes.append(f"{path} starts a trainer and is run as a script. Its environment alone: {path}:{found[0]}")
+    if flags and not reads_arguments(tree):
+        ignored = " ".join(flags)
+        notes.append(
+            f"warning: {path} does not look at its command line (parse_arguments would): {ignored} is ignored"
+        )
+    return Source(False, tuple(notes))
+
+
+def _has_main(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
 
 
 def resolve(request: Request) -> tuple[Path, list[str]]:
@@ -166,22 +214,28 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
     elif target in recipe_names():
         script = recipes_folder() / f"train_{target.replace('-', '_')}.py"
         return script, [*_config_and_model(request, target.partition("-")[0]), *arguments]
-    file, _, name = target.partition(":")
+    own_recipe = recipes_folder() / f"train_{OWN_RECIPE}.py"
+    file, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     path = Path(file)
+    if ":" in target and path.suffix != ".py":  # module:Class, or the address of a server
+        return own_recipe, ["--environment", target, *_config_and_model(request), *arguments]
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(
             f"{target!r} is neither a recipe nor a file: choose one of {', '.join(recipe_names())}, or FILE.py"
         )
-    name = name or environment_in(path)
-    if name is None:
+    if not name:
         given = {"config": request.config, "model": request.model}
-        return path, [word for key, value in given.items() if value for word in (f"--{key}", value)] + arguments
+        words = [word for key, value in given.items() if value for word in (f"--{key}", value)] + arguments
+        source = look_at(path, words)
+        request.notes += source.notes
+        if not source.is_environment:
+            return path, words
     if request.config is None and (beside := path.with_name("config.yaml")).is_file():
         request.config = str(beside)
-    own = ["--environment", f"{path.resolve()}:{name}", *_config_and_model(request)]
+    own = ["--environment", environment_name(target), *_config_and_model(request)]
     if (tasks := path.with_name("tasks.jsonl")).is_file() and "tasks" not in _keys(request.config):
         own += ["--tasks", str(tasks)]
-    return recipes_folder() / f"train_{OWN_RECIPE}.py", own + arguments
+    return own_recipe, own + arguments
 
 
 def _config_and_model(request: Request, kind: str | None = None) -> list[str]:
@@ -194,14 +248,7 @@ def _config_and_model(request: Request, kind: str | None = None) -> list[str]:
 
 
 def _keys(config: str | None) -> set[str]:
-    if config is None:
-        return set()
-    import yaml
-
-    try:
-        return set(yaml.safe_load(find_config(config).read_text(encoding="utf-8")) or ())
-    except (OSError, TypeError, yaml.YAMLError) as error:
-        raise ValueError(f"config is {config!r}, which cannot be read: {error}") from error
+    return set() if config is None else set(read_config(find_config(config)))
 
 
 def run_in_place(script: Path, arguments: Sequence[str]) -> None:
@@ -227,8 +274,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             config = find_config(request.accelerate, "accelerate_config", "accelerate")
         if request.processes is not None and not (request.processes.isdigit() and int(request.processes)):
             raise ValueError(f"num_processes is {request.processes!r}: set it to at least 1")
+        if (request.accelerate or "").startswith("deepspeed") and find_spec("deepspeed") is None:
+            raise ValueError(f"accelerate_config is {request.accelerate!r}: it needs pip install deepspeed")
+        if script.parent == recipes_folder() and not request.help_all:
+            check_command(script, arguments)
     except ValueError as error:
         raise SystemExit(str(error)) from error
+    if "RANK" not in os.environ:
+        for note in request.notes:
+            print(f"g2po train: {note}", file=sys.stderr)
     if request.help_all:
         run_in_place(script, ["--help"])
     elif config is None and request.processes in (None, "1"):

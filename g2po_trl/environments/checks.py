@@ -10,7 +10,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from typing import Any
 
 from ..json_text import plain
@@ -190,45 +189,11 @@ def check_environment(
         EnvironmentContractError: for the first violation; the message says how to correct it.
         ValueError: if `task` does not fit the arguments of `reset`.
     """
-    name = factory_name(environment_factory)
+    from .problems import problems  # which reads what an environment returns as this module does
+
     check_task_columns(environment_factory, task)
-    try:
-        environment = environment_factory()
-    except Exception as error:
-        raise EnvironmentContractError(
-            f"making {name} raised {type(error).__name__}: {error}. It must be made without arguments: give those it "
-            "needs by functools.partial"
-        ) from error
-    for method in ("reset", "step", "close"):
-        if not callable(getattr(environment, method, None)):
-            raise EnvironmentContractError(f"{name} has no method {method}: derive it from TextEnvironment")
-    try:
-        first = checked_observation(environment.reset(**deepcopy(task)), f"{name}.reset")
-        again = checked_observation(environment.reset(**deepcopy(task)), f"{name}.reset")
-        if first != again:
-            raise EnvironmentContractError(
-                f"{name}.reset is not deterministic: the same task gave {_show(first.text)} and then "
-                f"{_show(again.text)}. Members of a group must start in the same state: seed what is random from the "
-                "task"
-            )
-        for garbage in ("\x00 no such action", ""):  # a model says anything: it is answered, not raised
-            checked_step(environment.step(garbage), f"{name}.step")
-            observation = checked_observation(environment.reset(**deepcopy(task)), f"{name}.reset")
-        for number in range(max_steps if actions is None else len(actions)):
-            action = actions[number] if actions is not None else (observation.admissible_actions or ["look"])[0]
-            result = checked_step(environment.step(action), f"{name}.step")
-            if result.terminated or result.truncated:
-                break
-            observation = result.observation
-    except EnvironmentContractError:
-        raise
-    except Exception as error:
-        raise EnvironmentContractError(
-            f"{name} raised {type(error).__name__}: {error}. An impossible action is answered, not raised; a "
-            "task that cannot be played should not be in the dataset"
-        ) from error
-    finally:
-        environment.close()
+    for problem in problems(environment_factory, task, actions, max_steps):
+        raise EnvironmentContractError(problem)
 
 
 def _reset_function(environment_factory: Callable) -> Callable | None:

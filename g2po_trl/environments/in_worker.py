@@ -7,9 +7,10 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from .checks import check_environment, checked_step, factory_name
+from .checks import EnvironmentContractError, checked_step, factory_name
 from .contract import Observation, StepResult, TextEnvironment
 from .pool import EnvironmentFailure, EnvironmentPool
+from .problems import problems
 from .tools import ToolEnvironment
 
 
@@ -22,15 +23,17 @@ class FailedError(Exception):
 
 class _Examined(TextEnvironment):
     """In a worker: an environment whose contract is checked when it is reset to a task for the first time, and whose
-    last action is played once more, to see what that pays."""
+    last action is played once more, to see what that pays. All that the check finds is one error, a line each; the
+    next reset to the task plays it."""
 
-    def __init__(self, environment_factory: Callable[[], TextEnvironment]):
-        self.factory, self.environment, self.checked = environment_factory, None, []
+    def __init__(self, environment_factory: Callable[[], TextEnvironment], checked: list[dict[str, Any]]):
+        self.factory, self.environment, self.checked = environment_factory, None, checked
 
     def reset(self, **task) -> Observation | str:
         if task not in self.checked:
-            check_environment(self.factory, task)
             self.checked.append(deepcopy(task))  # reset may change what it is given
+            if found := list(problems(self.factory, deepcopy(task))):
+                raise EnvironmentContractError("\n".join(found))
         self.environment = self.environment or self.factory()
         return self.environment.reset(**task)
 
@@ -53,8 +56,10 @@ class WorkerEnvironment:
     """One environment in a worker, as if it were here, but with time limits."""
 
     def __init__(self, environment_factory: Callable[[], TextEnvironment], **options: Any):
+        checked: list[dict[str, Any]] = []  # in the worker: an environment that fails is not used again
+
         def examined() -> TextEnvironment:
-            return _Examined(environment_factory)
+            return _Examined(environment_factory, checked)
 
         examined.__name__ = factory_name(environment_factory)
         self.described: str | None = None  # the tools of a class in TRL's style

@@ -127,7 +127,11 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(str(error)) from error
 
     output = args.output or args.run / "report"
-    write_json(output / "analysis.json", numbers, indent=1)
+    try:
+        write_json(output / "analysis.json", numbers, indent=1)
+    except OSError as error:
+        said = error.strerror or error
+        raise SystemExit(f"{output} cannot be written ({said}): pass --output FOLDER") from error
     rows = numbers["iterations"]
     print(summary(rows))
     print("\n".join(["", keys.text(numbers["prediction"]), *notes(run), ""]), flush=True)  # plots take longer

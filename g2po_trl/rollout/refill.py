@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..environments.tasks import task_id_of
+from ..environments.tasks import own_columns, task_id_of
 from ..trajectory import Trajectory
 from .sampling import derived_seed
 from .stats import RolloutStats
@@ -91,7 +91,7 @@ class Refill:
         """Each of the others once, in an order of this rollout."""
         names = set(names)
         for place in random.Random(derived_seed(self.seed, number)).sample(range(len(self.tasks)), len(self.tasks)):
-            row = dict(self.tasks[place])
+            row = own_columns(self.tasks[place])
             if task_id_of(row) not in names and task_id_of(row) not in self.set_aside:
                 yield row
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..environments.tasks import task_id_of
+from ..environments.tasks import own_columns, task_id_of
 from ..trajectory import Trajectory
 from .branching import Branching
 from .episodes import Episode
@@ -269,7 +269,7 @@ class Rolling:
         draws = random.Random(derived_seed(self.seed, self.rank, next(self._group_numbers)))
         while number > 0:
             places = draws.sample(range(len(self.tasks)), min(number, len(self.tasks)))
-            self.queue.extend(dict(self.tasks[place]) for place in places)
+            self.queue.extend(own_columns(self.tasks[place]) for place in places)
             number -= len(places)
 
 

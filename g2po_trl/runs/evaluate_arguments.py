@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from ..arguments import Parser
+from ..objects import environment_name
 from ..rollout.sampling import reserved_option
 from .run_defaults import run_as_of, run_defaults
 from .run_description import find_run, read_run
@@ -36,7 +37,8 @@ model      --model FOLDER|ID|NAME     a checkpoint or an adapter, or what a serv
            --base-url URL, --parallel N                             a server with OpenAI's protocol
            --key-variable NAME        environment variable with the server's key (OPENAI_API_KEY)
            --run FOLDER               training run whose settings are the defaults (the model's)
-tasks      --environment NAME         alfworld, webshop, appworld, my_game.py:MyGame; --environment-options JSON
+tasks      --environment NAME         alfworld, webshop, appworld, my_game.py, my_game.py:MyGame;
+           --environment-options JSON
            --panel NAME, --panel-options JSON                       which tasks of the environment, or of the run
            --tasks FILE               for an environment of your own: one task per line, as JSON
            --limit N                  the first N tasks only
@@ -175,6 +177,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if first.run and not folder:
         parser.error(f"run is {str(first.run)!r}: there is no run.json, which the trainer writes into its output_dir")
     try:
+        if first.environment is not None:
+            first.environment = environment_name(first.environment)
         run = run_as_of(read_run(folder), Path(first.run or first.model)) if folder else {}
         defaults = run_defaults(run, folder, first) if folder else {}
     except ValueError as error:
@@ -185,6 +189,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     lists = {name: merged.pop(name, []) for name in ("stop", "stop_after")}
     parser.set_defaults(**{**merged, "panel_options": options})
     args = parser.parse_args(argv)
+    args.environment = first.environment or args.environment
+    if args.environment and args.tasks is None and ".py:" in args.environment:
+        beside = Path(args.environment.rpartition(":")[0]).with_name("tasks.jsonl")  # as for `g2po check` and `train`
+        args.tasks = beside if beside.is_file() else None
     args.panel_options = {**options, **args.panel_options}
     for name, default in lists.items():
         if getattr(args, name) is None:

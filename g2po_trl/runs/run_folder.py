@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..environments.tasks import tasks_hash
+from ..environments.tasks import own_columns, tasks_hash
 from ..json_text import read_json_lines, write_json, write_json_lines
 from ..trajectory import Trajectory, write_jsonl
 from .changes import next_parts, parts_of, told
@@ -232,7 +232,9 @@ class RunFolder:
             self.parts = parts_of({})
         write_json(self.path / FILE, {"run_id": self.run_id, **description, "parts": self.parts}, indent=2)
         for name, rows in panels.items():
-            write_json_lines(self.path / "panels" / f"{name}.jsonl", map(dict, rows))
+            # As written, also NaN and half a character: `g2po evaluate` plays these rows again.
+            lossless = {"ensure_ascii": True, "allow_nan": True}
+            write_json_lines(self.path / "panels" / f"{name}.jsonl", map(own_columns, rows), **lossless)
 
     def take_for_evaluation(self) -> bool:
         """Before `train`, on the main process: whether the folder is this run's, or has become it now.

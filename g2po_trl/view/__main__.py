@@ -54,7 +54,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             _serve(sources, args)
         chosen = args.iterations or sources.numbers
         path = args.output or args.folders[0] / _page_name(sources)
-        page = write_page(sources, path, chosen, not args.no_prompts and len(chosen) <= MANY)
+        try:
+            page = write_page(sources, path, chosen, not args.no_prompts and len(chosen) <= MANY)
+        except OSError as error:
+            said = error.strerror or error
+            raise ValueError(f"{path} cannot be written ({said}): pass --output FILE, or --serve") from error
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:

@@ -1,0 +1,142 @@
+"""What can be said about a command line in a moment, before torch and TRL are imported.
+
+Flags and the configuration file are known, have values of the right type, and each has an effect; the model is there;
+what the options need is installed; the tasks can be read. All else is the recipe's to refuse.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..arguments import read_config
+from ..environments.tasks import read_tasks
+from ..installing import EXTRA_OF, how_to_install
+from ..switches import check_given
+from .flags import Field, fields_of, make_parser, read_flags, read_keys
+
+# The first word of a recipe's name -> a module without which it cannot begin.
+_NEEDED_BY = {"alfworld": "alfworld"}
+_NEEDED_WITH = {"use_vllm": "vllm", "load_in_4bit": "bitsandbytes", "load_in_8bit": "bitsandbytes"}
+_TRACKERS = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow", "swanlab": "swanlab", "comet_ml": "comet_ml"}
+
+
+def recipe_fields(script: Path) -> dict[str, Field]:
+    """The fields that are flags of one of g2po-trl's own recipes."""
+    name = script.stem
+    config = "SFTConfig" if name.startswith("teach_") else "PPOConfig" if name.endswith("_ppo") else "G2POConfig"
+    source = script.with_name(f"{name.removesuffix('_ppo')}.py")
+    top = Path(__file__).parents[1] / "__init__.py"
+    trl = _package("trl")
+    config_file = trl if config == "SFTConfig" else top
+    classes = ((source, "ScriptArguments"), (config_file, config), (trl, "ModelConfig"))
+    return {name: one for file, kind in classes for name, one in fields_of(file, kind).items()}
+
+
+def _package(name: str) -> Path:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{name} is not installed: reinstall g2po-trl")
+    return Path(spec.origin)
+
+
+def check_command(script: Path, arguments: Sequence[str]) -> None:
+    """Refuse what one of g2po-trl's own recipes would refuse, and what has no effect.
+
+    Args:
+        script: the recipe. arguments: its flags.
+
+    Raises:
+        ValueError: with what is wrong and what to do.
+    """
+    parser = make_parser(list(recipe_fields(script).values()))
+    words, config = _without_config(arguments)
+    given = {**dict(read_keys(parser, read_config(config))), **read_flags(parser, words)}
+    check_given(given)
+    _check_installed(script, given)
+    module = str(given.get("environment") or "").partition(":")[0]
+    if re.fullmatch(r"[\w.]+(?<!\.py)", module) and not _is_module(module.partition(".")[0]):
+        raise ValueError(f"environment is {given['environment']!r}: there is no module {module} here")
+    if script.stem == "train_environment":
+        if given.get("model_name_or_path") is None:
+            raise ValueError("model_name_or_path is None: pass --model, a folder or a Hub id")
+        if given.get("tasks") is None:
+            raise ValueError("tasks is None: pass --tasks FILE, one task a line, as JSON")
+    for name in ("model_name_or_path", "critic_model_name_or_path"):
+        if given.get(name) is not None:
+            check_model(name, str(given[name]))
+    if given.get("load_in_4bit") and given.get("load_in_8bit"):
+        raise ValueError("load_in_4bit and load_in_8bit are both True: choose one")
+    if (given.get("load_in_4bit") or given.get("load_in_8bit")) and not given.get("use_peft"):
+        raise ValueError("load_in_4bit or load_in_8bit is True: rounded weights cannot be trained, add --use_peft")
+    for name in ("tasks", "eval_tasks"):
+        if isinstance(given.get(name), str):
+            read_tasks(given[name])
+
+
+def _without_config(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """The last `--config` counts, as for TRL's parser there is one."""
+    words, config, rest = list(arguments), None, []
+    while words:
+        name, equals, value = (word := words.pop(0)).partition("=")
+        if name != "--config":
+            rest.append(word)
+        elif equals or words:
+            config = value if equals else words.pop(0)
+    return rest, config
+
+
+def _check_installed(script: Path, given: Mapping[str, Any]) -> None:
+    wanted = [(f"{script.stem}.py", module) for name, module in _NEEDED_BY.items() if name in script.stem]
+    wanted += [(f"{name} is True", module) for name, module in _NEEDED_WITH.items() if given.get(name)]
+    for why, module in wanted:
+        if find_spec(module) is None:
+            raise ValueError(f"{why}: {module} is not installed: {how_to_install(EXTRA_OF[module])}")
+    for name in _as_list(given.get("report_to")):
+        if name in _TRACKERS and find_spec(_TRACKERS[name]) is None:
+            raise ValueError(f"report_to is {name}: it is not installed: pip install {_TRACKERS[name]}")
+
+
+def _is_module(name: str) -> bool:
+    return Path(name).is_dir() or Path(f"{name}.py").is_file() or find_spec(name) is not None
+
+
+def _as_list(value: Any) -> Iterable[str]:
+    return value if isinstance(value, list) else [value]
+
+
+def check_model(field: str, name: str) -> None:
+    """Refuse a folder without a model, and a name that can be none on the Hub.
+
+    Raises:
+        ValueError: saying what was looked for.
+    """
+    path = Path(name)
+    if path.is_dir():
+        if not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+            inside = sorted(one.name for one in path.glob("checkpoint-*") if (one / "trainer_state.json").is_file())
+            remedy = f"it has {', '.join(inside)}: pass one of these" if inside else "pass a model's folder"
+            raise ValueError(f"{field} is {name!r}, a folder without a model (no config.json): {remedy}")
+        return
+    if path.is_file():
+        raise ValueError(f"{field} is {name!r}, which is a file: pass the folder that holds the model")
+    first, slash, rest = name.partition("/")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or (slash and (not rest or Path(first).is_dir())):
+        raise ValueError(f"{field} is {name!r}: there is no such folder here")
+    if _offline() and not _cached(name):
+        raise ValueError(f"{field} is {name!r}: no folder has this name, and HF_HUB_OFFLINE is set: pass a folder")
+
+
+def _offline() -> bool:
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return any(os.environ.get(name, "").upper() in ("1", "TRUE", "YES", "ON") for name in names)
+
+
+def _cached(name: str) -> bool:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface").expanduser()
+    folders = (os.environ.get("HF_HUB_CACHE"), os.environ.get("TRANSFORMERS_CACHE"), str(home / "hub"))
+    return any(folder and (Path(folder) / f"models--{name.replace('/', '--')}").is_dir() for folder in folders)

@@ -1,0 +1,123 @@
+"""Options that do nothing unless another option is set: `--lora_r 8` without `--use_peft`. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Values = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Fields that are read only while others, the switches, have certain values.
+
+    Args:
+        switches: the fields that decide.
+        is_on: reads them by name.
+        remedy: how to turn it on, as a user types it.
+        fields: what has no effect while it is off.
+        in_objects: also told of objects. Some defaults of `G2POConfig` are worked out when it is made.
+    """
+
+    switches: tuple[str, ...]
+    is_on: Callable[[Values], bool]
+    remedy: str
+    fields: tuple[str, ...]
+    in_objects: bool = True
+
+
+def _by(name: str, *fields: str) -> Switch:
+    return Switch((name,), lambda value: bool(value(name)), f"--{name}", fields)
+
+
+SWITCHES = (
+    _by(
+        "use_peft",
+        *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters"),
+        *("lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora"),
+    ),
+    _by("load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant"),
+    _by("use_vllm", "vllm_mode", "vllm_model_impl", "vllm_structured_outputs_regex"),
+    _by("use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"),
+    _by("use_vllm", "vllm_max_model_length"),
+    Switch(
+        ("vllm_mode",),
+        lambda value: bool(value("use_vllm")) and value("vllm_mode") == "server",
+        "--use_vllm --vllm_mode server",
+        ("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_group_port"),
+    ),
+    _by("vllm_servers", "vllm_request_timeout", "vllm_weights_folder"),
+    Switch(
+        ("use_vllm", "vllm_servers", "rollouts_ahead"),
+        lambda value: bool(value("use_vllm") or value("vllm_servers") or value("rollouts_ahead")),
+        "--use_vllm, --vllm_servers or --rollouts_ahead",
+        ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+        in_objects=False,
+    ),
+    _by("use_transformers_continuous_batching", "transformers_continuous_batching_config"),
+    _by("push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
+    _by("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
+    _by("log_trajectories_every", "num_trajectories_logged"),
+    Switch(
+        ("min_valid_action_ratio", "min_success_of_best"),
+        lambda value: bool(value("min_valid_action_ratio") or value("min_success_of_best")),
+        "--min_valid_action_ratio or --min_success_of_best",
+        ("collapse_patience",),
+    ),
+    Switch(
+        ("eval_strategy",),
+        lambda value: str(getattr(value("eval_strategy"), "value", value("eval_strategy"))) != "no",
+        "--eval_strategy steps",
+        ("eval_steps",),
+    ),
+    *(
+        Switch(
+            ("loss_type",),
+            lambda value, name=name: value("loss_type") == name,
+            f"--loss_type {name}",
+            tuple(f"{name}_{part}" for part in parts),
+        )
+        for name, parts in (
+            ("sapo", ("temperature_neg", "temperature_pos")),
+            ("vespo", ("k_pos", "lambda_pos", "k_neg", "lambda_neg")),
+        )
+    ),
+)
+
+
+def check_given(given: Collection[str]) -> None:
+    """Refuse options whose switch is not mentioned at all.
+
+    A switch that is given, also as off, is a decision: `--use_vllm false` with the configuration of a GPU is fine.
+
+    Args:
+        given: names of the fields on the command line and in the configuration file.
+
+    Raises:
+        ValueError: for the first such option.
+    """
+    for switch in SWITCHES:
+        found = [name for name in switch.fields if name in given]
+        if found and not any(name in given for name in switch.switches):
+            raise ValueError(f"{_has_no_effect(found)} without {switch.remedy}: add it, or leave {_them(found)} out")
+
+
+def without_effect(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each switch that is off while fields of it are not at their defaults."""
+    for switch in SWITCHES:
+        known = switch.in_objects and all(name in values for name in switch.switches)
+        if not known or switch.is_on(values.get):
+            continue
+        found = [name for name in switch.fields if name in values and values[name] != defaults[name]]
+        if found:
+            yield f"{_has_no_effect(found)} without {switch.remedy}"
+
+
+def _has_no_effect(names: list[str]) -> str:
+    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect"
+
+
+def _them(names: list[str]) -> str:
+    return "it" if len(names) == 1 else "them"
