@@ -35,7 +35,8 @@ SECTIONS = {
         "How to write one: [environments](environments.md).",
         "TextEnvironment Observation StepResult check_environment tasks_dataset check:examine "
         "random_episodes:Finding ToolEnvironment environments.tools:text_environment_factory "
-        "environments.tools:BrokenEnvironmentError GymnasiumEnvironment TextArenaEnvironment VerifiersEnvironment openenv:RemoteEnvironment openenv:make_app EnvironmentPool "
+        "environments.tools:BrokenEnvironmentError GymnasiumEnvironment TextArenaEnvironment "
+        "VerifiersEnvironment openenv:RemoteEnvironment openenv:make_app EnvironmentPool "
         "environments.replay:EnvironmentFailure",
     ),
     "Rollout": (
