@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "agents": {"environments", "rollout", "runs"},
     "report": {"credit", "runs"},
     "view": {"environments", "rollout", "credit", "runs", "report"},
-    "cli": {"environments", "runs", "config", "evaluate", "switches"},
+    "cli": {"environments", "runs", "check", "config", "evaluate", "switches"},
 }
 
 
