@@ -13,7 +13,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "g2po_trl"
 PAGE = Path(__file__).parent / "house.md"
 BEGIN, END = "<!-- written by docs/make_house.py -->", "<!-- to here -->"
-BASE = ("trajectory", "json_text", "objects", "installing", "arguments", "sdpa")  # what every room may use
+BASE = ("trajectory", "json_text", "objects", "installing", "arguments", "masking", "sdpa")  # what every room may use
 ORDER = ("environments", "rollout", "credit", "update", "runs", "agents", "report", "view", "cli")
 
 

@@ -9,5 +9,7 @@ if sys.path[0] in ("", os.getcwd()) and Path.cwd() != Path(__file__).resolve().p
     del sys.path[0]
 
 from g2po_trl.cli import main
+from g2po_trl.cli.launch import end_with_launcher
 
+end_with_launcher()
 main()

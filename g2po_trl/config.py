@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from trl import GRPOConfig
 
@@ -20,6 +21,7 @@ from .config_checks import (
     check_estimator,
 )
 from .credit.state_keys import IGNORABLE
+from .masking import masked
 from .update.packing import LAYOUTS
 
 _ITERATIONS_PER_CHECKPOINT = 10
@@ -332,6 +334,10 @@ class G2POConfig(GRPOConfig):
             if load_best and self.eval_strategy == "steps":
                 self.save_steps = self.eval_steps
         check_afterwards(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain data, for files and loggers: without what looks like a secret."""
+        return masked(super().to_dict())
 
     def _check_estimator(self) -> None:
         check_estimator(self)

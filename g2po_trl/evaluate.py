@@ -37,6 +37,7 @@ from .environments.pool import EnvironmentPool
 from .environments.tasks import read_tasks
 from .environments.tools import text_environment_factory
 from .json_text import to_json, write_json, write_json_lines
+from .masking import masked
 from .objects import load
 from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout.tool_prompt import prompt_of
@@ -268,7 +269,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         args.repetition_penalty,
     )
     agent = make_agent(args, panel)
-    about = identity(args, panel, agent, settings)
+    about = masked(identity(args, panel, agent, settings))
     _keep_settings(args.output, about, args.overwrite)
     write_json_lines(args.output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
     budget, rows, reasons, errors = TokenBudget(args.max_total_tokens, path=args.output / "tokens.json"), [], [], []

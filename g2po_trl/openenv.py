@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import urlsplit
 
 from .arguments import Parser
 from .environments.checks import factory_name
@@ -27,6 +28,7 @@ from .installing import how_to_install
 
 # Open sessions of this process by server: the least loaded is asked first.
 _SESSIONS: Counter[str] = Counter()
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _TEXT_FIELDS = ("text", "message", "output", "prompt", "content", "result", "observation")
 
 
@@ -119,12 +121,13 @@ class RemoteEnvironment(TextEnvironment):
             raise ConnectionError(f"{url} was cut off in mid-episode: {error!r}") from error
         fields = answer.observation
         truncated = bool(fields.get("truncated", False))
+        terminated = fields.get("terminated")  # other servers say `done` alone
         info = fields.get("info")
         info = (info if isinstance(info, Mapping) else None) or answer.metadata or {}
         return StepResult(
             self.read_observation(fields),
             float(answer.reward or 0.0),
-            terminated=bool(answer.done) and not truncated,
+            terminated=bool(answer.done) and not truncated if terminated is None else bool(terminated),
             truncated=truncated,
             info=dict(info),
         )
@@ -166,15 +169,17 @@ def make_app(
     max_sessions: int = 64,
     environment_variables: Sequence[str] = (),
     max_turns: int | None = None,
+    host: str | None = None,
 ):
     """A FastAPI application that serves an environment over OpenEnv; each session plays in a worker process of its
-    own.
+    own. Web pages are refused: a browser would let any page that is open play, and see the answers.
 
     Args:
         environment_factory: as passed to the trainer.
         max_sessions: maximum number of concurrent sessions; the server rejects more.
         environment_variables: see `EnvironmentPool`.
         max_turns: the trainer's `max_turns`; required for tool-based classes, and only for them.
+        host: the address it will listen on. One of this machine alone is asked by no other name. `None`: not known.
 
     Raises:
         ValueError: if one of the variables is not set, or `max_turns` does not fit the environment.
@@ -194,6 +199,7 @@ def make_app(
         state_key: str | None = None
         admissible_actions: list[str] | None = None
         task: str | None = None
+        terminated: bool = False
         truncated: bool = False
         info: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
 
@@ -222,6 +228,7 @@ def make_app(
                 **asdict(result.observation),
                 reward=result.reward,
                 done=result.terminated or result.truncated,
+                terminated=result.terminated,
                 truncated=result.truncated,
                 info=result.info,
             )
@@ -234,7 +241,32 @@ def make_app(
             if self.pool is not None:
                 self.pool.close()
 
-    return create_fastapi_app(Served, TextAction, TextObservation, max_concurrent_envs=max_sessions)
+    app = create_fastapi_app(Served, TextAction, TextObservation, max_concurrent_envs=max_sessions)
+    app.add_middleware(NoWebPages, names=_LOOPBACK if host in _LOOPBACK else None)
+    return app
+
+
+class NoWebPages:
+    """ASGI middleware: answers 403 to what a web page sends, over HTTP or a WebSocket.
+
+    Args:
+        names: of the host that may be asked for; a page can give its own name this machine's address. `None`: any.
+    """
+
+    def __init__(self, app: Callable, names: Sequence[str] | None):
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: dict[str, Any], receive: Callable, send: Callable) -> None:
+        headers = dict(scope.get("headers", ()))
+        host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname
+        foreign = self.names is not None and host not in self.names
+        if scope["type"] == "lifespan" or not (b"origin" in headers or foreign):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+        else:
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"not for web pages"})
 
 
 def _as_text_environment(environment_factory: Callable[[], Any], max_turns: int | None) -> Callable:
@@ -267,7 +299,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("environment", help="module:Class, file.py:Class, or file.py with one environment")
-    add("--host", default="127.0.0.1", help="the address to listen on; default: this machine alone")
+    host = "the address to listen on; default: this machine alone. 0.0.0.0: whoever reaches the port plays, without "
+    add("--host", default="127.0.0.1", help=f"{host}a password, and has the environment execute what it executes")
     add("--port", metavar="N", type=int, default=8000, help="default: 8000")
     add("--max-sessions", metavar="N", type=int, default=64, help="concurrent episodes; default: 64")
     given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
@@ -281,7 +314,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from .objects import load
 
     try:
-        app = make_app(load(args.environment), args.max_sessions, args.environment_variables, args.max_turns)
+        environment = load(args.environment)
+        app = make_app(environment, args.max_sessions, args.environment_variables, args.max_turns, args.host)
     except ValueError as error:
         raise SystemExit(str(error)) from error
     uvicorn.run(app, host=args.host, port=args.port)

@@ -365,6 +365,45 @@ def test_two_processes_and_ctrl_c(folder, tiny_model_dir):
     assert f"iteration   {step + 1}/{step + 1}" in again.stdout + again.stderr
 
 
+LAUNCHED = """
+import os, sys, time
+from g2po_trl.cli.launch import end_with_launcher
+end_with_launcher()
+assert "G2PO_LAUNCHER" not in os.environ, "what it starts has another"
+print("started", flush=True)
+time.sleep(100)
+"""
+
+
+def test_what_was_launched_ends_when_its_launcher_is_killed():
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    environ = {**os.environ, "G2PO_LAUNCHER": str(launcher.pid)}
+    command = [sys.executable, "-c", LAUNCHED]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "started\n"
+        launcher.kill()
+        launcher.wait()
+        assert run.wait(60) == -signal.SIGTERM
+        assert "the process that launched this one was killed" in run.stderr.read()
+
+
+@pytest.mark.slow
+def test_two_processes_whose_launcher_is_killed(folder, tiny_model_dir):
+    import psutil
+
+    command = [sys.executable, "-m", "g2po_trl", "train", "--model", str(tiny_model_dir), *TINY, "--max_steps", "1000"]
+    with open("log", "w") as log:
+        run = subprocess.Popen([*command, "--num_processes", "2"], stdout=log, stderr=log)
+        while "iteration   2/1000" not in Path("log").read_text():
+            assert run.poll() is None
+            time.sleep(0.1)
+        started = psutil.Process(run.pid).children(recursive=True)
+        assert len(started) >= 4, "two ranks and their workers"
+        run.kill()
+        run.wait()
+        assert psutil.wait_procs(started, timeout=60)[1] == []
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_all_of_it(tmp_path):
     source = tmp_path / "source"

@@ -346,6 +346,17 @@ def test_the_environment_gets_the_variables_that_are_named(game, server, monkeyp
         main(served(game, server, "--overwrite"))
 
 
+def test_keys_are_written_into_no_file(game, server):
+    (game / "game.py").write_text(
+        GAME.replace("def reset(", "def __init__(self, api_key):\n        pass\n\n    def reset(")
+    )
+    main(served(game, server, "--environment-options", '{"api_key": "SECRET"}'))
+    for name in ("settings.json", "results.json"):
+        text = (game / "out" / name).read_text()
+        assert "api_key" in text and "SECRET" not in text
+    main(served(game, server, "--environment-options", '{"api_key": "SECRET-2"}'))
+
+
 def test_a_class_in_trls_style_is_played(game, server):
     given = flags(game)
     given[1] = given[1].replace(":Game", ":Tools")

@@ -90,6 +90,7 @@ def test_the_same_trajectories_trained_on(server, make_trainer):
     from datasets import Dataset
 
     options = {"dataset": Dataset.from_list([{"key_room": r} for r in ("hall", "cellar")] * 2), "max_steps": 1}
+    options["overwrite"] = True  # the second deletes the first, which was read
     written = []
     for environment in (KeyDoorEnvironment, partial(RemoteEnvironment, [server])):
         trainer = make_trainer(environment=environment, **options)
@@ -137,6 +138,68 @@ def test_an_environment_that_dies_on_the_server():
         stop(process)
 
 
+def session_of(monkeypatch, environment, **options):
+    """What plays for one client of the server."""
+    made = []
+
+    def create(served, *rest, **more):
+        made.append(served)
+        return SimpleNamespace(add_middleware=lambda *one, **other: None)
+
+    monkeypatch.setattr("openenv.core.env_server.http_server.create_fastapi_app", create)
+    make_app(environment, **options)
+    return made[0]()
+
+
+@pytest.mark.parametrize(("truncates", "terminates"), [(True, True), (True, False), (False, True)])
+def test_an_end_is_the_one_that_the_environment_named(monkeypatch, truncates, terminates):
+    """Truncated and terminated is a success here if it was paid, and so it is by a server."""
+    from openenv.core.client_types import StepResult as Answer
+
+    class Ends(TextEnvironment):
+        def reset(self):
+            return "begin"
+
+        def step(self, action):
+            return StepResult("end", 10.0, terminates, truncates)
+
+    session = session_of(monkeypatch, Ends)
+    session.reset()
+    said = session.step(SimpleNamespace(text="go"))
+    session.close()
+    remote = RemoteEnvironment(["http://127.0.0.1:1"])
+    fields = said.model_dump(exclude={"reward", "done", "metadata"})
+    remote._client = SimpleNamespace(step=lambda action: Answer(fields, said.reward, said.done))
+    result = remote.step("go")
+    assert (result.terminated, result.truncated, result.reward) == (terminates, truncates, 10.0)
+
+
+def test_web_pages_do_not_play(server):
+    """A page that is open in a browser on the server's machine, also one that has its name mean this machine."""
+    import json
+    import urllib.error
+    import urllib.request
+
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    address = server.replace("http", "ws") + "/ws"
+    reset = json.dumps({"type": "reset", "data": {"key_room": "hall"}})
+    for page in ({"origin": "http://evil.example"}, {"origin": server}):
+        with pytest.raises(InvalidStatus, match="403"):
+            connect(address, **page)
+    with socket.create_connection(("127.0.0.1", int(server.rpartition(":")[2]))) as renamed:
+        with pytest.raises(InvalidStatus, match="403"):
+            connect("ws://evil.example/ws", sock=renamed)
+    with connect(address) as client:
+        client.send(reset)
+        assert "You wake up" in client.recv()
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        request = urllib.request.Request(f"{server}/reset", b"{}", {"Content-Type": "application/json", **headers})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(request)
+
+
 class TellsASecret(TextEnvironment):
     def reset(self):
         return os.environ.get("GAME_TOKEN", "none")
@@ -146,9 +209,8 @@ def test_a_served_environment_gets_the_variables_that_are_named(monkeypatch):
     with pytest.raises(SystemExit, match="environment_variables names NOT_SET, not set here"):
         main(["toy_environments:KeyDoorEnvironment", "--environment_variables", "NOT_SET"])
     monkeypatch.setenv("GAME_TOKEN", "sesame")
-    monkeypatch.setattr("openenv.core.env_server.http_server.create_fastapi_app", lambda served, *rest, **more: served)
     for names, seen in (([], "none"), (["GAME_TOKEN"], "sesame")):
-        session = make_app(TellsASecret, environment_variables=names)()
+        session = session_of(monkeypatch, TellsASecret, environment_variables=names)
         assert session.reset().text == seen
         session.close()
 
@@ -158,8 +220,7 @@ def test_a_class_in_trls_style_is_served_as_the_trainer_wraps_it(monkeypatch):
         main(["tools_by_hand:Safe"])
     with pytest.raises(SystemExit, match="max_turns is 3: only classes in TRL's style take it, and KeyDoor"):
         main(["toy_environments:KeyDoorEnvironment", "--max_turns", "3"])
-    monkeypatch.setattr("openenv.core.env_server.http_server.create_fastapi_app", lambda served, *rest, **more: served)
-    session = make_app(Safe, max_turns=2)()
+    session = session_of(monkeypatch, Safe, max_turns=2)
     told = session.reset(code="12", prompt="Open it.")
     assert told.text == "The safe is locked." and "turn" in told.task and told.task.endswith("Open it.")
     turn = '<tool_call>{"name": "turn", "arguments": {"digit": %d}}</tool_call>'

@@ -16,7 +16,7 @@ from faulty_pools import Reporter, faulty_pool, pids
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
-from g2po_trl.environments import worker
+from g2po_trl.environments import scratch, worker
 
 
 @pytest.fixture
@@ -252,6 +252,82 @@ def test_what_a_worker_leaves_behind_goes_with_it():
         second = pool.reset([{}])[0].text
         assert first != second and not os.path.exists(first) and len(os.listdir(second)) == 1
     assert not os.path.exists(second)
+
+
+class Daemons(KeyDoorEnvironment):
+    """Starts a program in a session of its own, and a daemon that has left its parent too; tells their processes."""
+
+    def reset(self, dies=False):
+        command = ["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"]
+        daemon = subprocess.run(command, capture_output=True, text=True, check=True, start_new_session=True).stdout
+        program = subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Observation(f"{program.pid} {daemon.strip()} {os.getpid()} {tempfile.gettempdir()}")
+
+
+def test_programs_in_a_session_of_their_own_end_with_the_worker():
+    with EnvironmentPool(Daemons, num_workers=2) as pool:
+        seen = [o.text.split() for o in pool.reset([{}, {}], groups=[0, 1])]
+        os.kill(int(seen[0][2]), signal.SIGKILL)
+        assert pool.reset([{}, {"dies": True}])[1].kind == "crash"
+        assert all(ends(int(pid)) for pid in seen[0][:3])
+    assert all(ends(int(pid)) for of_one in seen for pid in of_one[:3])
+    assert not any(os.path.exists(of_one[3]) for of_one in seen)
+
+
+def test_a_worker_that_leaves_its_process_group_ends():
+    class Leaving(KeyDoorEnvironment):
+        def reset(self):
+            os.setpgid(0, os.getpgid(os.getppid()))
+            return Observation(str(os.getpid()))
+
+        def step(self, action):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with EnvironmentPool(Leaving, num_workers=1, step_timeout=2) as pool:
+        pid = int(pool.reset([{}])[0].text)
+        assert pool.step({0: "stop"})[0].kind == "timeout"
+        assert ends(pid)
+
+
+KILLED_AT_ONCE = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from g2po_trl import EnvironmentPool
+from test_pool_processes import Daemons
+pool = EnvironmentPool(Daemons, num_workers=1)
+print(pool.reset([{}])[0].text, flush=True)
+worker = pool.worker_pids[0]
+os.kill(worker, signal.SIGSTOP)
+time.sleep(0.1)
+if sys.argv[2] == "both":
+    os.kill(worker, signal.SIGKILL)
+else:
+    os.kill(worker, signal.SIGCONT)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("killed", ["trainer", "both"])
+def test_what_a_killed_trainer_leaves(tmp_path, killed):
+    """The worker clears up after the trainer; when it was killed at the same time, the next pool does."""
+    command = [sys.executable, "-c", KILLED_AT_ONCE, os.path.dirname(__file__), killed]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, env=environ)
+    *pids, folder = told.stdout.split()
+    assert os.path.dirname(folder) == str(tmp_path)
+    if killed == "both":
+        assert ends(int(pids[2])) and os.path.exists(folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(tmp_path))
+            with EnvironmentPool(KeyDoorEnvironment, num_workers=1) as pool:
+                pool.reset([{}])
+                (own,) = os.listdir(tmp_path)
+                assert os.path.join(tmp_path, own) != folder, "the pool that plays keeps its own"
+                scratch.sweep()
+                assert os.listdir(tmp_path) == [own], "no other takes it away"
+    assert all(ends(int(pid)) for pid in pids) and not os.path.exists(folder)
 
 
 class Growing(KeyDoorEnvironment):

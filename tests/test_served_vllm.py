@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,6 +164,27 @@ def test_the_server_with_the_fewest_requests_is_asked():
     assert [servers.take() for _ in range(3)] == [a, b, a]
     servers.leave_out(a, "as well"), servers.leave_out(b, "too")
     assert servers.take() is None and "http://b: too" in servers.why()
+
+
+@pytest.mark.parametrize("slowly", ["its headers", "its body"])
+def test_a_reply_has_its_time_as_a_whole(slowly):
+    """A server that says a little now and then is late, too. Left alone, it would answer."""
+    head, body = b"HTTP/1.1 200 OK\r\nContent-Length: 25\r\n\r\n", b'"' + b"x" * 23 + b'"'
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.recv(1000)
+                connection.sendall(b"" if slowly == "its headers" else head)
+                for byte in head + body if slowly == "its headers" else body:
+                    time.sleep(0.1)
+                    connection.sendall(bytes([byte]))
+
+        threading.Thread(target=answer, daemon=True).start()
+        server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        with pytest.raises(ServerLost, match="no answer in 1 s"):
+            server.get("/reply", timeout=1)
 
 
 def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):

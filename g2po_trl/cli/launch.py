@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+_LAUNCHER = "G2PO_LAUNCHER"  # variable with the process that waits for this one
+
+
+def end_with_launcher() -> None:
+    """In a process that `launch` has started: end when the launcher was killed, as by the kernel when memory is short.
+
+    Nobody else would end it: launched processes are in sessions of their own.
+    """
+    if _LAUNCHER in os.environ:
+        threading.Thread(target=_watch, args=(int(os.environ.pop(_LAUNCHER)),), daemon=True).start()
+
+
+def _watch(pid: int) -> None:
+    import psutil
+
+    try:
+        launcher = psutil.Process(pid)
+        while launcher.is_running() and launcher.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(1.0)
+    except psutil.NoSuchProcess:
+        pass
+    print("g2po: the process that launched this one was killed: ending", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10.0)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def launch(arguments: Sequence[str], num_processes: str | None, config: Path | None) -> None:
@@ -28,6 +57,7 @@ def launch(arguments: Sequence[str], num_processes: str | None, config: Path | N
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say what happened
+    os.environ[_LAUNCHER] = str(os.getpid())
     try:
         if config is None and not torch.cuda.is_available():
             _on_the_cpu(arguments, num_processes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..json_text import plain
@@ -61,7 +61,10 @@ def checked_observation(value: Any, where: str, max_characters: int | None = Non
             raise EnvironmentContractError(
                 f"{where}: Observation.admissible_actions is {_show(actions)}; give a list of strings, or None"
             )
-        actions = [_plain_text(action, f"{where}: an admissible action") for action in actions]
+        if _are_plain(actions):
+            actions = list(actions)
+        else:
+            actions = [_plain_text(action, f"{where}: an admissible action") for action in actions]
     if max_characters is not None and len(texts["text"]) > max_characters:
         raise EnvironmentContractError(
             f"{where}: the observation has {len(texts['text'])} characters, more than {max_characters}; shorten "
@@ -128,19 +131,28 @@ def _checked_info(info: Any, where: str) -> dict[str, Any]:
         raise EnvironmentContractError(
             f"{where}: info cannot be stored as JSON ({error!r}); return plain data in it"
         ) from error
+    check_facts(data, where, info)
+    if data.get("success", True) is None:  # not known: the reward tells
+        del data["success"]
+    return data
+
+
+def check_facts(data: dict[str, Any], where: str, given: Mapping[Any, Any] | None = None) -> None:
+    """Are scores numbers, and is success a truth, in the info `data`? `given`: as the environment gave it.
+
+    Raises:
+        EnvironmentContractError: when they are not.
+    """
+    given = data if given is None else given
     for name, score in data.items():
         is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
         if is_score(name) and not is_number:
             raise EnvironmentContractError(
-                f"{where}: info[{name!r}] is {_show(info.get(name, score))}; give a finite number, or call it "
+                f"{where}: info[{name!r}] is {_show(given.get(name, score))}; give a finite number, or call it "
                 "something else: evaluations report the mean"
             )
-    success = data.get("success", True)
-    if success is None:  # not known: the reward tells
-        del data["success"]
-    elif success not in (True, False):
-        raise EnvironmentContractError(f"{where}: info['success'] is {_show(info['success'])}; give True or False")
-    return data
+    if data.get("success") not in (True, False, None):
+        raise EnvironmentContractError(f"{where}: info['success'] is {_show(given['success'])}; give True or False")
 
 
 def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
@@ -212,6 +224,14 @@ def _plain_text(value: Any, what: str) -> str:
             f'{what} is not valid unicode ({error}): clean it by text.encode("utf-8", "replace").decode()'
         ) from error
     return str.__str__(value)  # a subclass may not unpickle in the trainer
+
+
+def _are_plain(texts: Any) -> bool:
+    """Is it a list of strings of no subclass, and valid unicode? One look at all of them."""
+    try:
+        return type(texts) is list and set(map(type, texts)) <= {str} and "".join(texts).encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _show(value: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import time
 import weakref
 from collections import Counter, defaultdict
@@ -17,6 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from .answers import Answer, NoAnswerError
 from .contract import Observation, StepResult
 from .listening import Listener
 from .losing import Loss, LostResets, end_lost, given_up
@@ -24,8 +24,9 @@ from .placement import FIRST_RESET, RESET, MeasuredTimes, least_busy, place_epis
 from .process import Job, WorkerProcess, end_all
 from .recycling import WorkerLimits
 from .replay import EnvironmentFailure, Episode, Restore
+from .scratch import sweep
 
-Answer = Observation | StepResult | EnvironmentFailure
+Received = Observation | StepResult | EnvironmentFailure
 
 
 class Fleet:
@@ -49,13 +50,14 @@ class Fleet:
         limits: WorkerLimits,
         spread_groups: bool | None,
     ):
+        sweep()
         self.setup, self.withheld, self.name = setup, withheld, name
         self.reset_timeout, self.step_timeout, self.load_timeout = reset_timeout, step_timeout, load_timeout
         self.limits, self.spread_groups = limits, spread_groups
         self.workers: list[WorkerProcess | None] = [None] * num_workers  # that take new episodes
         self.episodes: dict[int, Episode] = {}  # the live ones, by slot
         self.owing: set[int] = set()  # slots of those that owe an answer
-        self.answers: dict[int, Answer] = {}  # that nobody has taken yet, in the order they came
+        self.answers: dict[int, Received] = {}  # that nobody has taken yet, in the order they came
         self.times = MeasuredTimes()
         self.replayed = 0  # episodes that were played again and went on
         self.recycled = 0  # workers replaced for their age or size
@@ -176,7 +178,7 @@ class Fleet:
                 if done or not self.owing or patience <= 0:
                     return done
 
-    def take(self, slots: Sequence[int] | None = None) -> dict[int, Answer]:
+    def take(self, slots: Sequence[int] | None = None) -> dict[int, Received]:
         """The answers there are, or those of the given slots."""
         if slots is None:
             answers = dict(self.answers)
@@ -186,41 +188,50 @@ class Fleet:
 
     def _listen(self, patience: float) -> None:
         for worker, said, fate in self._listener.listen(self.in_service, patience):
-            for message in said:
-                self._hear(worker, message)
+            why = "a message larger than any"
+            try:
+                for message in said:
+                    self._hear(worker, message)
+            except NoAnswerError as error:
+                fate, why = "garbled", str(error)
             if fate:
-                self._lose(worker, fate)
+                self._lose(worker, fate, why)
             elif worker.leaving:
                 self._dismiss_leaving()
 
     def _hear(self, worker: WorkerProcess, message: bytes) -> None:
-        """The answer to a worker's next job, if the message is one."""
-        job = worker.take(message)
+        """The answer to a worker's next job, if the message is one.
+
+        Raises:
+            NoAnswerError: when it is nothing that a worker says.
+        """
+        told = worker.take(message)
+        if told is None:
+            return
+        job, answer = told
         episode = self._owing_of(job)
         if episode is None:  # also what was asked after a failure
             return
-        try:
-            seconds, mark, answer = pickle.loads(message)
-        except Exception as error:  # a class that unpickles in the worker only
-            seconds, mark = 0.0, None
-            answer = "invalid", f"what {self.name}.{job.command} returned cannot be unpickled: {error!r}"
-        if isinstance(answer, tuple):
-            kind, text = answer
+        result = answer.result
+        if not job.expected and not _answers(job, answer):
+            result = "invalid", f"the worker sent no answer to {job.command}"
+        if isinstance(result, tuple):
+            kind, text = result
             hidden = [name for name in self.withheld if name in text]
             if hidden:
                 text += f"\nworkers do not get {', '.join(hidden)}: name it in environment_variables"
             self._settle(episode, episode.lost(text) if job.expected else episode.failure(kind, text))
         elif not job.expected:
-            self.times.add(job.kind, seconds)
-            self.replayed += episode.note(job, mark)
-            self._settle(episode, answer)
+            self.times.add(job.kind, answer.seconds)
+            self.replayed += episode.note(job, answer.mark)
+            self._settle(episode, result)
 
     def _owing_of(self, job: Job | None) -> Episode | None:
         """The live episode that a job is of, if it owes an answer."""
         episode = self.episodes.get(job.slot) if job else None
         return episode if episode and episode.number == job.episode and job.slot in self.owing else None
 
-    def _settle(self, episode: Episode, answer: Answer) -> None:
+    def _settle(self, episode: Episode, answer: Received) -> None:
         self.owing.discard(episode.slot)
         self.answers[episode.slot] = answer
         failed = isinstance(answer, EnvironmentFailure)
@@ -233,11 +244,11 @@ class Fleet:
 
     # What goes wrong.
 
-    def _lose(self, worker: WorkerProcess, kind: str) -> None:
-        """A worker hangs or died. The episode it was at fails, the others that owe an answer are played elsewhere, and
-        so are those that owe none, when they are next asked."""
+    def _lose(self, worker: WorkerProcess, fate: str, why: str) -> None:
+        """A worker hangs, died or talks nonsense. The episode it was at fails, the others that owe an answer are
+        played elsewhere, and so are those that owe none, when they are next asked."""
         self._leave_service(worker)
-        loss = end_lost(worker, kind, self.name)
+        loss = end_lost(worker, fate, self.name, why)
         blamed = self._owing_of(loss.job)
         owing = {episode.slot: episode for job in worker.owed if (episode := self._owing_of(job))}
         for episode in self.episodes.values():
@@ -321,6 +332,12 @@ class Fleet:
         self._listener.remove(worker)
         self.in_service = [other for other in self.in_service if other is not worker]
         self.workers = [None if other is worker else other for other in self.workers]
+
+
+def _answers(job: Job, answer: Answer) -> bool:
+    """Is it an answer to this job, or tells of its failure?"""
+    wanted = StepResult if job.command == "step" else Observation
+    return isinstance(answer.result, tuple) or (isinstance(answer.result, wanted) and answer.mark is not None)
 
 
 def _close(processes: list[WorkerProcess], listener: Listener, owner: int) -> None:

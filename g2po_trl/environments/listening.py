@@ -47,7 +47,7 @@ class Listener:
         """Wait at most `patience` seconds for one to say something.
 
         Yields:
-            The workers that did or were lost, what they said, and `"timeout"` or `"crash"` if they were.
+            The workers that did or were lost, what they said, and `"timeout"`, `"crash"` or `"garbled"` if they were.
         """
         before = time.monotonic()
         until = before + min(patience, LOOK)
@@ -82,6 +82,8 @@ class Listener:
             except EOFError:
                 self.remove(worker)
                 worker.hung_up = now
+            if worker.channel.garbled:
+                return said, "garbled"
         if worker.hung_up is not None:
             return said, "crash" if worker.is_dead() or now - worker.hung_up > DYING else None
         if dead and not spoke & READ:

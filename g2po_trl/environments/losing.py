@@ -24,15 +24,17 @@ class Loss:
     loaded: bool
 
 
-def end_lost(worker: WorkerProcess, kind: str, name: str) -> Loss:
-    """End a worker of the environment `name` that hangs (`"timeout"`) or died (`"crash"`)."""
+def end_lost(worker: WorkerProcess, fate: str, name: str, why: str = "") -> Loss:
+    """End a worker of the environment `name` that hangs (`"timeout"`), died (`"crash"`) or says what no worker says
+    (`"garbled"`: `why` tells what)."""
     job = worker.owed[0] if worker.owed and worker.begun else None
     status = worker.end()
-    if kind == "crash":
+    if fate != "timeout":
         how = "it closed its connection" if status is None else how_it_ended(status)
+        did = f"died ({how})" if fate == "crash" else f"was killed, since it sent no answer of a worker ({why}),"
         when = f"during {job.command} of slot {job.slot}" if job else "before it took up a job"
         when = when if worker.loaded else "when it was loaded"
-        return Loss(kind, f"the worker process of {name} died ({how}) {when}", job, worker.loaded)
+        return Loss("crash", f"the worker process of {name} {did} {when}", job, worker.loaded)
     doing, limit, remedy = f"a worker of {name} takes up no job: it", worker.owed[0].limit, ""
     if job:
         doing = f"{name}.{job.command} in slot {job.slot}"
@@ -40,7 +42,7 @@ def end_lost(worker: WorkerProcess, kind: str, name: str) -> Loss:
         doing, limit = f"loading {name} in a worker", worker.load_limit
         remedy = "; if its imports are only slow, raise environment_load_timeout (of a pool, load_timeout)"
     message = f"{doing} took more than {limit:g} s; its worker was killed{remedy}"
-    return Loss(kind, message, job, worker.loaded)
+    return Loss("timeout", message, job, worker.loaded)
 
 
 class LostResets:

@@ -6,32 +6,29 @@ import contextlib
 import json
 import os
 import pickle
-import re
-import shutil
+import secrets
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 
-from .channel import Channel
+from ..masking import is_secret_variable
+from .answers import Answer, NoAnswerError, decode
+from .channel import PIECE, Channel
+from .scratch import clear, make_scratch
 
 # sys.path goes as an argument: as PYTHONPATH it would go on to every Python that an environment starts.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from g2po_trl.environments.worker import main; main(int(sys.argv[1]), sys.argv[2])"
-)
-_SECRET = re.compile(
-    r"(^|_)(TOKENS?|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|PAT|AUTH)($|_)|PASSWORD|(API|ACCESS|SECRET)KEY",
-    re.IGNORECASE,
+    "from g2po_trl.environments.worker import main; main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 )
 
 
@@ -44,7 +41,7 @@ def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
     unknown = sorted(set(passed) - set(os.environ))
     if unknown:
         raise ValueError(f"environment_variables names {', '.join(unknown)}, not set here: export it, or leave it out")
-    return sorted(name for name in os.environ if _SECRET.search(name) and name not in passed)
+    return sorted(name for name in os.environ if is_secret_variable(name) and name not in passed)
 
 
 @dataclass(frozen=True)
@@ -57,15 +54,17 @@ class Job:
         expected: the mark of its answer when it is played again.
         limit: seconds it may take.
         kind: which times it is to be measured with.
+        number: its answer's, too. What runs in a worker and is no part of it cannot guess the number.
     """
 
     episode: int
     slot: int
     command: str
     argument: Any
-    expected: bytes | None
+    expected: str | None
     limit: float
     kind: str
+    number: int = field(default_factory=lambda: secrets.randbits(62))
 
 
 def pickled(value: Any) -> bytes:
@@ -99,19 +98,21 @@ class WorkerProcess:
     """
 
     def __init__(self, setup: bytes, withheld: Sequence[str], load_limit: float):
-        self.scratch = tempfile.mkdtemp(prefix="g2po-worker-")  # goes with the worker, however that ends
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+        self.scratch, lock = make_scratch()  # goes with the worker, however that ends
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as started:
+            started.callback(os.close, lock)  # the worker has it
+            on_failure.callback(clear, [self.scratch])
             ours, theirs = socket.socketpair()
             on_failure.callback(ours.close)
             with theirs:
-                self.process = self._start(theirs.fileno(), withheld)
+                self.process = self._start([theirs.fileno(), lock], withheld)
             on_failure.pop_all()
         self.channel = Channel(ours)
         self.owed: deque[Job] = deque()
         self.loaded = False  # has it loaded the environment's class?
         self._untouched: deque[int] = deque()  # numbers of jobs in the messages that it has not taken up
         self._taken_up = 0  # jobs that are left of the message it has taken up
+        self._heard = 0  # bytes of an unfinished answer when they were last a sign of life
         self.ended: list[int] = []  # episodes it is to be told of with the next jobs
         self.leaving = False  # does it only play what it has?
         self.outgrown = ""  # why its episodes have to move elsewhere
@@ -122,7 +123,7 @@ class WorkerProcess:
         self.deadline = time.monotonic() + load_limit
         self.channel.send(setup)
 
-    def _start(self, descriptor: int, withheld: Sequence[str]) -> subprocess.Popen:
+    def _start(self, descriptors: Sequence[int], withheld: Sequence[str]) -> subprocess.Popen:
         if os.name == "nt":
             raise OSError("environments run in POSIX process groups, which Windows does not have: use WSL")
         path = json.dumps([folder or os.getcwd() for folder in sys.path])
@@ -130,8 +131,8 @@ class WorkerProcess:
         # -P: modules come from where the trainer takes them, not from a copy in the current folder.
         try:
             return subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, path, str(descriptor), self.scratch],
-                pass_fds=[descriptor],
+                [sys.executable, "-P", "-c", _PROGRAM, path, *map(str, descriptors), self.scratch],
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,  # input() raises instead of reading the trainer's terminal
                 env={**variables, "OMP_NUM_THREADS": "1", "TMPDIR": self.scratch},
                 process_group=0,  # what an environment starts ends with its worker
@@ -144,7 +145,7 @@ class WorkerProcess:
             ) from error
 
     def send(self, jobs: Sequence[Job]) -> None:
-        jobs_sent = [(job.episode, job.command, job.argument, job.expected) for job in jobs]
+        jobs_sent = [(job.number, job.episode, job.command, job.argument, job.expected) for job in jobs]
         message = pickled((self.ended, jobs_sent))
         self.ended = []
         idle = not self.owed
@@ -168,24 +169,36 @@ class WorkerProcess:
         Raises:
             EOFError: it has ended.
         """
-        moved = self.channel.moved
         messages = self.channel.receive()
-        if self.channel.moved > moved:  # also if it is a part of a long answer
+        unfinished = self.channel.unfinished
+        if messages or unfinished < self._heard:
+            self._heard = 0
+        if unfinished >= self._heard + (PIECE if self._heard else 1):  # a long answer; not one that comes in drops
+            self._heard = unfinished
             self._start_next()
         return messages
 
-    def take(self, message: bytes) -> Job | None:
-        """The job that a message answers; `None` when it says that it has loaded the environment, or else that it
-        begins with the jobs of the next message."""
-        job = None
+    def take(self, message: bytes) -> tuple[Job, Answer] | None:
+        """A job and its answer; `None` when a message says that it has loaded the environment, or else that it begins
+        with the jobs of the next message.
+
+        Raises:
+            NoAnswerError: when it makes no sense now. What else the worker says is then worth nothing.
+        """
+        told = None
         if message:
-            job = self.owed.popleft()
+            answer = decode(message)
+            if not self.begun or answer.job != self.owed[0].number:
+                raise NoAnswerError("an answer that nobody is owed")
+            told = self.owed.popleft(), answer
             self._taken_up -= 1
         elif self.loaded:
+            if self.begun or not self._untouched:
+                raise NoAnswerError("it takes up jobs that it was not given")
             self._taken_up = self._untouched.popleft()
         self.loaded = True
         self._start_next()
-        return job
+        return told
 
     @property
     def begun(self) -> bool:
@@ -228,12 +241,16 @@ class WorkerProcess:
         return self.process.returncode
 
     def _end(self, patience: float) -> None:
+        self._stop(patience)
+        clear([self.scratch])
+
+    def _stop(self, patience: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # no process of the group is left
             os.killpg(self.pid, signal.SIGKILL)
+        self.process.kill()  # it may have left its group
         self.process.wait()
-        shutil.rmtree(self.scratch, ignore_errors=True)
 
     @property
     def in_service(self) -> bool:
@@ -257,9 +274,10 @@ def end_all(workers: list[WorkerProcess], owner: int) -> None:
     for worker in workers:
         patience = max(0.0, deadline - time.monotonic())
         if worker.in_service:
-            worker._end(patience)
+            worker._stop(patience)
         else:
             worker._ending.join(patience)
+    clear([worker.scratch for worker in workers])
     workers.clear()
 
 

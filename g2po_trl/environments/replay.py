@@ -56,7 +56,7 @@ class Episode:
     worker: WorkerProcess | None = None
     action: str | Restore | None = None
     actions: list[str | Restore] = field(default_factory=list)
-    marks: list[bytes] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
     moves: int = 0
     lost_workers: int = 0
     timeouts: int = 0
@@ -70,7 +70,7 @@ class Episode:
         return [reset, *(self.step(action, reset_timeout, step_timeout, mark) for action, mark in played)]
 
     def step(
-        self, action: str | Restore, reset_timeout: float, step_timeout: float, expected: bytes | None = None
+        self, action: str | Restore, reset_timeout: float, step_timeout: float, expected: str | None = None
     ) -> Job:
         if isinstance(action, Restore):
             return Job(self.number, self.slot, "restore", action.state, expected, reset_timeout, RESTORE)
@@ -80,7 +80,7 @@ class Episode:
         """It needs another worker."""
         self.worker, self.why_moved = None, why
 
-    def note(self, job: Job, mark: bytes) -> bool:
+    def note(self, job: Job, mark: str) -> bool:
         """Take down a new answer. Was the episode played again for it?"""
         again = bool(self.why_moved and self.marks)
         self.marks.append(mark)

@@ -5,10 +5,11 @@ second time when its author forgot `if __name__ == "__main__"`, and a notebook h
 
 The pool sends what makes an environment, and then, whenever there are some, lists of jobs and the numbers of episodes
 that it has ended. The worker says with an empty message that it has loaded the one, and that it takes up each of the
-lists; every job is answered by one message `(seconds, mark, answer)`, in their order: an `Observation` or
+lists; every job is answered by one message, in their order, see `answers`: by an `Observation` or
 `StepResult`, `(kind, message)` when it failed, and `None` when it was played again and its answer had the mark it
 should, or there is nothing to play it in. Between jobs it reads what has arrived, so that jobs of episodes that were
-ended are not done. When the pool has gone the process ends, and its temporary files with it.
+ended are not done. An empty message dismisses it. When the pool has gone without one the process ends as well, and its
+temporary files and what it started with it: the pool cannot see to that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import hashlib
 import os
 import pickle
 import select
-import shutil
 import signal
 import threading
 import time
@@ -29,6 +29,7 @@ from typing import Any
 
 import cloudpickle
 
+from .answers import Answer, encode
 from .channel import WorkerEnd
 from .checks import (
     EnvironmentContractError,
@@ -39,6 +40,7 @@ from .checks import (
     factory_name,
 )
 from .contract import Observation, SavedObservation, StepResult
+from .scratch import clear
 
 LOOK = 0.001  # seconds between two looks at what has arrived, while there are jobs
 
@@ -61,6 +63,7 @@ class Host:
         self.saves_states = saves_states
         self.max_characters, self.episode_timeout = max_observation_characters, episode_timeout
         self.seconds: dict[int, float] = {}  # each episode so far
+        self.process = os.getpid()
         self.idle: list[Any] = []
         self.playing: dict[int, Any] = {}
 
@@ -125,9 +128,12 @@ class Host:
         try:
             yield
         except Exception:
+            _leave_if_forked(self.process)
             with contextlib.suppress(Exception):
                 environment.close()
             raise
+        finally:
+            _leave_if_forked(self.process)
 
     def close(self) -> None:
         for environment in [*self.idle, *self.playing.values()]:
@@ -135,16 +141,23 @@ class Host:
                 environment.close()
 
 
-def mark(answer: Observation | StepResult) -> bytes:
-    """16 bytes that tell all an agent would notice of an answer."""
+def _leave_if_forked(process: int) -> None:
+    """End here what is not this process but a fork of it: a fork that an environment made, and that came back from
+    there as if it were the worker."""
+    if os.getpid() != process:
+        os._exit(0)
+
+
+def mark(answer: Observation | StepResult) -> str:
+    """16 bytes, in hexadecimal, that tell all an agent would notice of an answer."""
     seen, facts = answer, ()
     if isinstance(answer, StepResult):
         seen, facts = answer.observation, (answer.reward, answer.terminated, answer.truncated)
     text = repr((seen.text, seen.state_key, seen.admissible_actions, seen.task, facts))
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def work(host: Host, command: str, episode: int, argument: Any, expected: bytes | None) -> tuple[bytes | None, Any]:
+def work(host: Host, command: str, episode: int, argument: Any, expected: str | None) -> tuple[str | None, Any]:
     """Do one job: its mark and its answer. An episode that it ends, or that fails, gives its environment back."""
     call = f"{host.name}.{command}"
     shown = f"({argument!r})" if command == "step" else ""
@@ -168,12 +181,22 @@ def work(host: Host, command: str, episode: int, argument: Any, expected: bytes 
     return None, ("lost", f"{call} answers otherwise than before: {text[:200]!r}")
 
 
-def serve(pool: WorkerEnd) -> None:
+def answered(number: int, seconds: float, mark: str | None, result: Any) -> bytes:
+    """The message that answers a job; of a result that cannot be sent, that it cannot."""
+    try:
+        return encode(Answer(number, seconds, mark, result))
+    except (ValueError, RecursionError) as error:
+        return encode(Answer(number, seconds, None, ("invalid", f"the answer cannot be sent to the trainer: {error}")))
+
+
+def serve(pool: WorkerEnd) -> bool:
+    """Play until the pool has no more to play. Has it said so? Else it has died."""
     host = unusable = None
+    process, dismissed = os.getpid(), False
     try:
         host = Host(*cloudpickle.loads(pool.receive()))
     except EOFError:
-        return
+        return False
     except Exception:  # every episode is told, else the pool would start a worker for each
         unusable = "exception", f"the environment_factory cannot be loaded in a worker\n{traceback.format_exc()}"
     queue: deque[tuple] = deque()
@@ -181,7 +204,7 @@ def serve(pool: WorkerEnd) -> None:
     looked = 0.0
     with contextlib.suppress(EOFError, OSError):
         pool.send(b"")
-        while True:
+        while not dismissed:
             messages = []
             if not queue:
                 ended.clear()
@@ -189,15 +212,18 @@ def serve(pool: WorkerEnd) -> None:
             elif time.perf_counter() - looked > LOOK:
                 messages, looked = pool.arrived(), time.perf_counter()
             for message in messages:
+                if not message:
+                    dismissed = True
+                    break
                 over, jobs = pickle.loads(message)
                 ended.update(over)
                 if host is not None:
                     for episode in over:
                         host.end(episode)
                 queue.extend((place == 0, *job) for place, job in enumerate(jobs))
-            if not queue:
+            if not queue or dismissed:
                 continue
-            first_of_its_list, episode, command, argument, expected = queue.popleft()
+            first_of_its_list, number, episode, command, argument, expected = queue.popleft()
             if first_of_its_list:
                 pool.send(b"")
             started, made = time.perf_counter(), (None, unusable)
@@ -206,9 +232,11 @@ def serve(pool: WorkerEnd) -> None:
                 made = (None, None)
                 if playable and episode not in ended:
                     made = work(host, command, episode, argument, expected)
-            pool.send(pickle.dumps((time.perf_counter() - started, *made)))
+            _leave_if_forked(process)
+            pool.send(answered(number, time.perf_counter() - started, *made))
     if host is not None:
         host.close()
+    return dismissed
 
 
 def end_with(descriptor: int, scratch: str, patience: float = 5.0) -> None:
@@ -218,12 +246,13 @@ def end_with(descriptor: int, scratch: str, patience: float = 5.0) -> None:
     poll.register(descriptor, 0)  # hang-up alone
     poll.poll()
     time.sleep(patience)  # environments may close
-    shutil.rmtree(scratch, ignore_errors=True)
+    clear([scratch])
     os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(1)
 
 
-def main(descriptor: int, scratch: str) -> None:
+def main(descriptor: int, lock: int, scratch: str) -> None:
+    os.set_inheritable(lock, False)  # open as long as this process lives
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it closes the channel
     threading.Thread(target=end_with, args=(descriptor, scratch), daemon=True).start()
-    serve(WorkerEnd(descriptor))
-    shutil.rmtree(scratch, ignore_errors=True)
+    if not serve(WorkerEnd(descriptor)):
+        clear([scratch])

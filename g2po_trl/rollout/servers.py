@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,6 +42,37 @@ class Refused(RuntimeError):
 
 class Abandoned(Exception):
     """Nobody waits for this answer any more."""
+
+
+class _UntilDeadline(io.RawIOBase):
+    """What a socket receives, up to a time: its own time-out starts anew with each byte."""
+
+    def __init__(self, connection: socket.socket, deadline: float):
+        self._connection, self._deadline = connection, deadline
+        self._stream = connection.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the reply has not come in whole")
+        self._connection.settimeout(left)
+        return self._stream.readinto(buffer)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """A response that has come in whole by the deadline, or raises TimeoutError."""
+
+    def __init__(self, sock: socket.socket, *args: Any, deadline: float, **kwargs: Any):
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        self.fp = io.BufferedReader(_UntilDeadline(sock, deadline))
 
 
 class Server:
@@ -161,6 +194,7 @@ class Server:
         whole = False
         try:
             connection.sock.settimeout(timeout)
+            connection.response_class = partial(_Response, deadline=time.monotonic() + timeout)
             connection.request(method, path, data, _headers(data is not None))
             response = connection.getresponse()
             answer = response.read()

@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 
 from ..arguments import Parser
+from ..masking import hidden_in
 from ..objects import environment_name
 from ..rollout.sampling import reserved_option
 from .run_defaults import run_as_of, run_defaults
-from .run_description import find_run, read_run
+from .run_description import FILE, find_run, read_run
 
 HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
 
@@ -266,6 +267,12 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             "has no run.json that names one" if Path(args.model).is_dir() else "is no folder of a run, which names one"
         )
         parser.error(f"--environment is missing: {args.model} {why}")
+    for name in [action.dest for action in parser._actions]:
+        for place in hidden_in(getattr(args, name, None), name):
+            parser.error(
+                f"{place} was left out of {FILE}, since it looks like a secret: give --{name.replace('_', '-')} with "
+                "it, or let the environment read it from a variable, passed by --environment-variables"
+            )
     for name, (is_right, remedy) in _RANGES.items():
         value = getattr(args, name)
         if value is not None and not is_right(value):

@@ -17,8 +17,10 @@ from .ownership import LOCK, STAGING, SUPERSEDED
 
 logger = logging.getLogger(__name__)
 
-# Not for the Hub: every prompt and reply of a run, the tasks it is judged by, and checkpoints.
-_NOT_PUSHED = ("trajectories/", "panels/", f"{STAGING}/", "checkpoint-*/", f"{SUPERSEDED}checkpoint-*/", LOCK)
+# Not for the Hub: every prompt and reply of a run, the tasks it is judged by, checkpoints, and transformers' pickle of
+# all arguments, tokens included.
+_NOT_PUSHED = ("trajectories/", "panels/", "report/", "exams/", f"{STAGING}/", "checkpoint-*/")
+_NOT_PUSHED += (f"{SUPERSEDED}checkpoint-*/", LOCK, "view*.html", "training_args.bin")
 _REFUSED_BY_HUB = (400, 401, 403, 404)
 
 
@@ -82,7 +84,7 @@ def model_pushed(trainer: Any, token: str | None = None, private: bool | None = 
         raise HubError(
             f"the model was not pushed to the Hub: {_first_line(error)}\nIt is in {folder!r}. To push it later:\n"
             f"    hf upload {trainer.hub_model_id or args.hub_model_id or Path(folder).name} {quote(str(folder))} "
-            f"--exclude 'trajectories/*' --exclude 'panels/*' --exclude 'checkpoint-*'"
+            + " ".join(f"--exclude '{name}*'" if name.endswith("/") else f"--exclude '{name}'" for name in _NOT_PUSHED)
         ) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..environments.tasks import own_columns, tasks_hash
 from ..json_text import read_json_lines, write_json, write_json_lines
+from ..masking import masked
 from ..trajectory import Trajectory, write_jsonl
 from .changes import next_parts, parts_of, told
 from .checkpoint import find_checkpoint, run_id_of
@@ -217,12 +218,12 @@ class RunFolder:
         panels: Mapping[str, Sequence[Mapping[str, Any]]],
         step: int = 0,
     ) -> None:
-        """run.json, see `run_description`, and the panels' rows.
+        """run.json, see `run_description`, without what looks like a secret, and the panels' rows.
 
         Args:
             step: the run goes on after it. What changes there is printed, and kept in run.json, see `changes`.
         """
-        description = {**description, **self.settings}
+        description = masked({**description, **self.settings})
         before = read_run(self.path) if step and (self.path / FILE).is_file() else {}
         if before:
             self.parts = next_parts(before, step, description)

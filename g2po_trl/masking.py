@@ -1,0 +1,67 @@
+"""What looks like a secret, by its name, and plain data without it: for what is written, logged and pushed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+HIDDEN = "<not written: it looks like a secret>"
+_WORDS = r"TOKENS?|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|PAT|AUTH"
+# Of a variable, and of an argument: there `max_tokens`, `state_key` and `key_room` are ordinary.
+_VARIABLE = re.compile(rf"(^|_)({_WORDS})($|_)|PASSWORD|(API|ACCESS|SECRET)KEY", re.IGNORECASE)
+_ARGUMENT = re.compile(
+    rf"(^|[_-])({_WORDS}|AUTHORIZATION|COOKIE)$|PASSWORD|SECRET|CREDENTIAL|(API|ACCESS|PRIVATE)[_-]?KEY",
+    re.IGNORECASE,
+)
+_ORDINARY = re.compile(
+    r"(^|_)(BOS|EOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|VIDEO|AUDIO|SPECIAL|STATE|TASK|SORT)_(TOKEN|KEY)S?$", re.IGNORECASE
+)
+_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
+_IN_QUERY = re.compile(r"([?&][^=&\s]*(?:token|key|secret|password|signature|auth)=)[^&#\s]+", re.IGNORECASE)
+# Credentials whatever they are called: of the Hub, of OpenAI and its like, of GitHub, AWS, Slack, Google.
+_CREDENTIAL = re.compile(
+    r"\b(hf_\w{16,}|sk-[\w-]{16,}|gh[oprsu]_\w{20,}|github_pat_\w{20,}|AKIA[A-Z0-9]{16}|xox[abprs]-[\w-]{10,}"
+    r"|AIza[\w-]{30,})"
+)
+
+
+def is_secret_variable(name: str) -> bool:
+    """Does an environment variable look like a secret by its name?"""
+    return bool(_VARIABLE.search(name))
+
+
+def masked(data: Any, name: str = "") -> Any:
+    """Plain data in which `HIDDEN` takes the place of texts that look like a secret.
+
+    They are those of a name that says so (`api_key`, `hub_token`), passwords in addresses, and words that begin as
+    known credentials do. Numbers are none, and mappings and lists are looked through.
+
+    Args:
+        name: of the data, if it has one.
+    """
+    if isinstance(data, Mapping):
+        return {key: masked(value, name if _is_secret(name) else str(key)) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [masked(value, name) for value in data]
+    if not isinstance(data, str):
+        return data
+    if data and _is_secret(name):
+        return HIDDEN
+    return _CREDENTIAL.sub(HIDDEN, _IN_QUERY.sub(rf"\1{HIDDEN}", _IN_ADDRESS.sub(HIDDEN, data)))
+
+
+def hidden_in(data: Any, name: str) -> Iterator[str]:
+    """The names, like `environment_options.api_key`, of what `masked` has left out of data."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from hidden_in(value, f"{name}.{key}")
+    elif isinstance(data, (list, tuple)):
+        for place, value in enumerate(data):
+            yield from hidden_in(value, f"{name}[{place}]")
+    elif isinstance(data, str) and HIDDEN in data:
+        yield name
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_ARGUMENT.search(name)) and not _ORDINARY.search(name)
