@@ -67,7 +67,7 @@ def test_no_file_of_a_run_or_an_evaluation_holds_a_secret(tmp_path, capsys):
     described = describe_run(args, "http://me:SECRET-7@there/model", factory, PromptTemplate("x", "x"), "G2PO", {})
     folder = RunFolder(tmp_path, save_trajectories=False)
     folder.settings = {"engine_options": {"hf_token": "SECRET-8"}}
-    folder.write_run(described, {})
+    folder.write_run(described, {"eval": [{"key_room": "hall"}]})
     written = (tmp_path / "run.json").read_text()
     assert "SECRET" not in written and "SECRET" not in args.to_json_string()
     run = json.loads(written)
@@ -79,7 +79,8 @@ def test_no_file_of_a_run_or_an_evaluation_holds_a_secret(tmp_path, capsys):
         parse(["--model", str(tmp_path)])
     told = capsys.readouterr().err.splitlines()[-1]
     assert "environment_options.api_key was left out of run.json" in told and "--environment-options" in told
-    given = parse(["--model", str(tmp_path), "--environment-options", '{"api_key": "mine"}'])
+    mine = ["--environment-options", '{"api_key": "mine"}', "--generation-kwargs", "{}"]
+    given = parse(["--model", str(tmp_path), *mine])
     assert given.environment_options == {"api_key": "mine"}
 
 
