@@ -100,14 +100,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
     plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-    of_engine = {"optimizer", "scheduler"} & set(plugin.deepspeed_config if plugin else ())
-    schedule = str(getattr(trainer.args.lr_scheduler_type, "value", trainer.args.lr_scheduler_type))
-    if trainer.args.mini_batch_size is not None and of_engine and schedule != "constant":
-        raise ValueError(
-            f"mini_batch_size is {trainer.args.mini_batch_size}, lr_scheduler_type {schedule!r}, and DeepSpeed's "
-            f"configuration has {' and '.join(sorted(of_engine))!r}: its engine would move the schedule on at every "
-            "mini-batch, where max_steps counts rollouts. Set lr_scheduler_type='constant', or remove them there."
-        )
+    check_schedule(trainer.args, plugin.deepspeed_config if plugin else {})
     groups, tasks = trainer.args.generation_batch_size // trainer.args.num_generations, len(trainer.train_dataset)
     if tasks < groups:
         raise ValueError(
@@ -116,6 +109,23 @@ def check_trainer(trainer: GRPOTrainer) -> None:
         )
     nothing = {"advantages": (), "completion_mask": torch.zeros(0)}
     loss_scale(trainer.args.loss_type, nothing, 1, 1, 1, 1)  # known type?
+
+
+def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> None:
+    """Refuse a schedule of DeepSpeed's engine: it would count mini-batches, where `max_steps` counts rollouts.
+
+    Raises:
+        ValueError: with `mini_batch_size` and a learning rate that is not constant.
+    """
+    of_engine = [name for name in ("optimizer", "scheduler") if name in deepspeed_config]
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    constant = schedule == "constant" and "scheduler" not in of_engine
+    if args.mini_batch_size is not None and of_engine and not constant:
+        raise ValueError(
+            f"mini_batch_size is {args.mini_batch_size}, lr_scheduler_type is {schedule!r}, and DeepSpeed's "
+            f"configuration has its own {' and '.join(of_engine)}, whose schedule would count mini-batches instead of "
+            f"rollouts: remove {' and '.join(of_engine)} there, or set mini_batch_size=None"
+        )
 
 
 def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:

@@ -13,6 +13,7 @@ from test_config import make
 from test_ppo import make_ppo  # noqa: F401
 from test_trainer import weights
 
+from g2po_trl.trainer_checks import check_schedule
 from g2po_trl.update.iteration import Iteration
 
 LORA = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
@@ -138,6 +139,16 @@ def test_the_critic_makes_as_many_steps(make_ppo, monkeypatch):  # noqa: F811
 def test_what_sets_the_number_of_mini_batches_too_is_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make(tmp_path, **{"mini_batch_size": 64, **options})
+
+
+def test_a_schedule_that_counts_mini_batches_is_refused(tmp_path):
+    """DeepSpeed's engine makes the optimizer's steps itself, and moves a schedule that it has made on at each."""
+    linear, constant = (make(tmp_path, mini_batch_size=64, lr_scheduler_type=kind) for kind in ("linear", "constant"))
+    for args, config in ((linear, {"optimizer": {}}), (linear, {"scheduler": {}}), (constant, {"scheduler": {}})):
+        with pytest.raises(ValueError, match=f"mini_batch_size is 64.*remove {next(iter(config))} there"):
+            check_schedule(args, config)
+    for args, config in ((constant, {"optimizer": {}}), (linear, {}), (make(tmp_path), {"scheduler": {}})):
+        check_schedule(args, config)
 
 
 def test_all_is_counted_in_iterations(tmp_path):
