@@ -127,7 +127,7 @@ def play_iteration(trainer, tasks: list[dict[str, Any]], turns: int) -> tuple[Wo
     work = Work(
         episodes=len(tasks),
         turns=stats.turns,
-        active=stats.active_fraction(len(tasks)),
+        active=stats.active_fraction,
         prompt_tokens=stats.prompt_tokens / stats.live_steps,
         reply_tokens=stats.generated_tokens / stats.live_steps,
         longest_reply=sum(map(max, by_turn)) / stats.turns,

@@ -120,7 +120,7 @@ def one_run(arm: str, groups: list[list[int]], options: argparse.Namespace, pool
         played, stats = rolling.play(rows, Sampling(), version) if rolling else player.play(rows, None, names)
         if version > options.unmeasured:
             age = [version - step.policy_version for one in played for step in one.steps] if rolling else [0]
-            kept.append((stats.total_time, stats.live_steps, stats.active_fraction(len(rows)), mean(age)))
+            kept.append((stats.total_time, stats.live_steps, stats.active_fraction, mean(age)))
     pool.end()
     seconds, steps, active, ages = zip(*kept)
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
@@ -25,6 +26,8 @@ from .masking import masked
 from .update.packing import LAYOUTS
 
 _ITERATIONS_PER_CHECKPOINT = 10
+# TRL sets it by the name that transformers 5 deprecates: nothing a user could act on.
+warnings.filterwarnings("ignore", message="`gradient_checkpointing` is deprecated", category=FutureWarning)
 
 
 @dataclass

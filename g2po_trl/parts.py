@@ -307,11 +307,13 @@ def make_update(trainer: GRPOTrainer) -> Update:
 def add_callbacks(trainer: GRPOTrainer) -> None:
     """What a user watches, and what ends a run that has come apart, in place of transformers' own lines."""
     args, pool = trainer.args, trainer.player.pool
+    if trainer.accelerator.is_main_process and not torch.accelerator.is_available():
+        print("No GPU found: training on the CPU.", flush=True)
     if trainer.accelerator.is_main_process and not args.disable_tqdm:
         print(pool.describe(args.per_device_train_batch_size * args.steps_per_generation), flush=True)
     for theirs in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(theirs)
-    for ours in (TaskErrorReport(trainer.task_errors), *callbacks_of(args), trainer.sample_table):
+    for ours in (TaskErrorReport(trainer.task_errors), trainer.verdict, *callbacks_of(args), trainer.sample_table):
         trainer.add_callback(ours)
 
 

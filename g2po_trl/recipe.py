@@ -192,6 +192,7 @@ def run_recipe(
     trainer.folder.settings = settings
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
+    trainer.verdict.waits = True  # for the table
     disable_progress_bar()  # of each file transformers writes: one between any two lines where checkpoints are saved
     try:
         trainer.train(resume_from_checkpoint=checkpoint or args.resume_from_checkpoint)
@@ -214,6 +215,8 @@ def run_recipe(
         before, after = before_and_after(trainer.folder.evaluations)
         print(f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
         print(format_table({"after": after} if before is after else {"before": before, "after": after}))
+        if trainer.verdict.text:
+            print(f"\n{trainer.verdict.text}")
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")
     trainer.close()
     exit_code = 0

@@ -31,7 +31,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from .config import G2POConfig
-from .credit.assignment import advantages_of_rank
+from .credit.assignment import advantages_of_rank, groups_of
 from .credit.branching import ChooseBranches
 from .credit.estimators import estimator_name, make_estimator
 from .credit.graph import StateGraph
@@ -62,10 +62,10 @@ from .rollout.stats import RolloutStats
 from .rollout.tool_prompt import prompt_of
 from .rollout.vllm_engine import starting_vllm
 from .runs import hub
-from .runs.callbacks import RolloutBar
+from .runs.callbacks import ClosingVerdict, RolloutBar
 from .runs.checkpoint import Resumption, Staging, check_complete, clear_staging, files_moved_in
 from .runs.evaluation import summarize
-from .runs.metrics import branch_metrics, evaluation_metrics, gather_rollout, rollout_metrics
+from .runs.metrics import advantage_metrics, branch_metrics, evaluation_metrics, gather_rollout, rollout_metrics
 from .runs.model_card import card_of
 from .runs.ownership import on_main
 from .runs.panel import play_panel
@@ -74,6 +74,7 @@ from .runs.run_folder import RunFolder, check_panel_name
 from .runs.sample_table import SampleTable
 from .runs.task_errors import TaskErrors
 from .runs.task_order import TaskSampler
+from .runs.verdict import Tally
 from .trainer_checks import (
     check_arguments,
     check_errors,
@@ -172,6 +173,8 @@ class G2POTrainer(GRPOTrainer):
         self.credit = make_credit(args, estimator, state_key)
         self.update = make_update(self)
         self.task_errors = TaskErrors(args.task_error_patience)
+        self.tally = Tally()
+        self.verdict = ClosingVerdict(self.tally, self.estimator_name)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.branching = make_branching(self, choose_branches)
         self.refill, self.rolling = make_refill(self), make_rolling(self)
@@ -181,6 +184,7 @@ class G2POTrainer(GRPOTrainer):
         self.iteration = make_iteration(self)
         self.while_playing = make_while_playing(self, advantage_fn)
         parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
+        parts |= {"tally": self.tally}
         parts |= {"credit": self.credit, "layout": self.update.layout}
         parts |= {"rolling": self.rolling} if self.rolling else {}
         parts |= {"branching": self.branching} if self.branching else {}
@@ -279,7 +283,9 @@ class G2POTrainer(GRPOTrainer):
         clock.lap("time/batch")
         self._add_log_probs(slices)
         clock.lap("time/logps")
-        self._log_rollout(played, graph, clock.laps, update_metrics)
+        metrics = {**self._advantage_metrics(graph, advantages), **update_metrics}
+        everyone = self._log_rollout(played, graph, clock.laps, metrics)
+        self.tally.add(groups_of(records, self.args.num_generations), everyone, everything[len(records) :])
         return slices
 
     def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Played:
@@ -376,13 +382,18 @@ class G2POTrainer(GRPOTrainer):
             self.iteration.merge_training_steps()
         super().log(logs, start_time)
 
+    def _advantage_metrics(self, graph: StateGraph, advantages: np.ndarray) -> dict[str, float]:
+        overridden = type(self).estimate_advantages is not G2POTrainer.estimate_advantages
+        return advantage_metrics(graph, advantages, None if overridden else self.credit.estimator)
+
     def _log_rollout(
         self,
         played: Played,
         graph: StateGraph,
         times: dict[str, float],
-        update_metrics: dict[str, float],
-    ) -> None:
+        more: dict[str, float],
+    ) -> list[Trajectory]:
+        """Log and write a rollout. Returns all ranks' trajectories, without their texts."""
         everyone, stats, times = gather_rollout(played.all, played.stats, times, gather_object)
         self.iteration.log(
             {
@@ -390,16 +401,17 @@ class G2POTrainer(GRPOTrainer):
                 **(branch_metrics(everyone, stats) if self.branching else {}),
                 **self.credit.statistics(graph),
                 **rollout_metrics(everyone, graph, self.args),
-                **stats.metrics(len(everyone)),
+                **stats.metrics(),
                 **(ages(everyone, self.iteration.number) if self.rolling else {}),
                 **times,
-                **update_metrics,
+                **more,
                 "episode/tasks_set_aside": len(self.task_errors.set_aside),
             }
         )
         self.state.num_input_tokens_seen += stats.prompt_tokens + stats.generated_tokens
         self.sample_table.offer(played.trajectories, self.iteration.number)
         self.folder.add_rollout(self.iteration.number, played.trajectories, played.replaced)
+        return everyone
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -472,6 +484,7 @@ class G2POTrainer(GRPOTrainer):
         check_unchanged(self._made_with, self.args)
         self.iteration.start_anew()
         self.update.guard.begin()
+        self.tally.restart(is_whole=True)
         if self.rolling:
             self.rolling.drop()
         origin, identity = self.model.config._name_or_path, self.run_identity()
@@ -494,6 +507,7 @@ class G2POTrainer(GRPOTrainer):
             else:
                 check_complete(checkpoint)
             step = state.global_step
+            self.tally.restart(is_whole=False)  # unless the checkpoint has its counts
             self.iteration.slices = self.resumption.restore(checkpoint, self.run_identity())
             if finished is None:
                 self.folder.keep_evaluations_of(state.global_step)

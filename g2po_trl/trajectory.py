@@ -7,6 +7,7 @@ advantages, step samples, viewer) is computed from these two classes alone.
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +17,7 @@ from typing import Any
 from .json_text import to_json, written_beside
 
 OUTCOMES = ("success", "failure", "truncated", "error", "lost")
+_SLOT = re.compile(r"<[^<>]+>")  # in a listed action: what the agent fills in
 UNCOUNTED = ("error", "lost")  # no result: in no statistic, trains nothing
 
 
@@ -65,6 +67,17 @@ class Step:
         """The state key: `state_key`, or the observation without one."""
         return self.observation if self.state_key is None else self.state_key
 
+    @property
+    def admissible(self) -> bool | None:
+        """Whether the action is among `admissible_actions`, in any letter case; `None` if none were listed.
+
+        The action of an invalid completion is not. A part in angle brackets, as in `search[<your query>]`, stands for
+        any text.
+        """
+        if not self.admissible_actions:
+            return None
+        return self.valid and is_listed(self.action, self.admissible_actions)
+
 
 @dataclass
 class Trajectory:
@@ -79,7 +92,7 @@ class Trajectory:
             be replayed). Trajectories with the last two are in no statistic and are not trained on.
         final_observation: text of the observation after the last step.
         error: reason of `"error"` and `"lost"`.
-        info: `StepResult.info` of the last step.
+        info: `StepResult.info` of the last step that was played.
         failure_reason: why the agent itself ended the episode early, as `"kind"` or `"kind: detail"`, e.g. `"prompt
             too long: …"`. Such an episode is a failure.
         group: number of the group in its rollout.
@@ -139,6 +152,19 @@ class Trajectory:
         if unknown:
             raise ValueError(f"unknown trajectory fields {sorted(unknown)}: written by a newer version of g2po_trl?")
         return cls(**{**data, "steps": [Step(**step) for step in data["steps"]]})
+
+
+def is_listed(action: str, listed: Sequence[str]) -> bool:
+    """Whether an environment's list of actions contains this one; see `Step.admissible`."""
+    if action in listed:
+        return True
+    action = action.strip().casefold()
+    return any(action == one.strip().casefold() or _matches(action, one) for one in listed)
+
+
+def _matches(action: str, listed: str) -> bool:
+    parts = _SLOT.split(listed.strip().casefold())
+    return len(parts) > 1 and re.fullmatch(".+".join(map(re.escape, parts)), action, re.DOTALL) is not None
 
 
 def note_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[float], groups: Sequence[int]) -> None:

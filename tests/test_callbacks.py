@@ -10,7 +10,7 @@ from letter_trainer import TASKS
 from safetensors.torch import load_file
 from transformers import TrainerControl
 
-from g2po_trl.runs.callbacks import CollapseStop
+from g2po_trl.runs.callbacks import CollapseStop, IterationLine, duration
 from g2po_trl.runs.iteration_log import IterationLog
 
 
@@ -40,6 +40,40 @@ def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, capsys
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
     assert [int(line.split()[1].split("/")[0]) for line in printed] == ([2, 3] if logging_steps == 3 else [1, 2, 3])
     assert all("rollout" in line and "update" in line for line in printed)
+
+
+def test_the_time_that_is_left(capsys):
+    """By the optimizer steps since this process began its first; what was before, and before it was resumed, is not in
+    it."""
+    clock = SimpleNamespace(now=0.0)
+    line = IterationLine(2, clock=lambda: clock.now)
+    state = SimpleNamespace(global_step=4, max_steps=10, is_world_process_zero=True)
+    line.on_train_begin(None, state, None)
+    clock.now = 3600.0  # an evaluation
+    for step in (4, 5, 6, 7, 8, 9):
+        state.global_step = step
+        line.on_step_begin(None, state, None)
+        clock.now += 100.0
+        state.global_step = step + 1
+        if step % 2:
+            line.on_log(None, state, None, {"episode/success_rate": 0.5, "time/update": 1.0})
+    ends = [text.rpartition(" | ")[2] for text in capsys.readouterr().out.splitlines()]
+    assert ends == ["elapsed 1 h 3 min, 7 min left", "elapsed 1 h 7 min, 3 min left", "elapsed 1 h 10 min"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text", "rough"),
+    [
+        (0.4, "0 s", "0 s"),
+        (59.4, "59 s", "59 s"),
+        (59.6, "1 min 0 s", "1 min"),
+        (65, "1 min 5 s", "1 min"),
+        (3599.7, "1 h 0 min", "1 h 0 min"),
+        (90_000, "25 h 0 min", "25 h 0 min"),
+    ],
+)
+def test_durations(seconds, text, rough):
+    assert duration(seconds) == text and duration(seconds, rough=True) == rough
 
 
 def test_the_update_joins_its_rollout():

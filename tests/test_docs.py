@@ -70,7 +70,7 @@ def test_every_metric_is_explained(tiny_model_dir, tmp_path):
     unexplained = {n for n in logged if n not in named and f"{n.split('/')[0]}/*" not in named}
     assert len(logged) > 30 and not unexplained
     ours = {"episode", "graph", "advantage", "rollout", "update", "time"}
-    elsewhere = set(RolloutStats(cacheable_tokens=1, servers=1).metrics(1)) | set(branch_metrics([], RolloutStats()))
+    elsewhere = set(RolloutStats(cacheable_tokens=1, servers=1).metrics()) | set(branch_metrics([], RolloutStats()))
     elsewhere |= {"time/update_while_playing", "update/while_playing_fraction"}  # tests/test_while_playing.py
     gone = {n for n in named if n.split("/")[0] in ours and "/" in n} - logged - elsewhere
     assert not gone, "explained, but not logged"

@@ -152,6 +152,15 @@ def test_the_command_writes_numbers_and_plots(run, capsys):
         assert "<svg" in path.read_text()
 
 
+def test_a_run_that_lost_everything(tmp_path, capsys):
+    """No numbers that there are not, but why, and what to do."""
+    played = [episode("abc", 0.0, task) for task in "xxyy"]
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", played)
+    main([str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "nan" not in said and "all 2 groups lost every episode" in said and "visits of a node" in said
+
+
 def test_the_command_says_what_is_missing(tmp_path):
     command = programs.run("-m", "g2po_trl.report", tmp_path)
     assert command.returncode == 1 and "no trajectories/train" in command.stderr and "Traceback" not in command.stderr

@@ -131,7 +131,7 @@ def test_rollouts_in_a_row(encode, kind, streams, ahead):
             assert len(played.steps) == min(turns, 4) and played.outcome == ("truncated" if turns > 4 else "success")
             versions = [step.policy_version for step in played.steps]
             assert versions == sorted(versions) and version - ahead <= versions[0] and versions[-1] <= version
-        assert 0 <= stats.active_fraction(6) <= 1
+        assert 0 <= stats.active_fraction <= 1
     # Each was queued as often as its turn came, and once more for every task that was drawn at the beginning.
     assert sum(taught.values()) == 16
 

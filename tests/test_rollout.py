@@ -6,12 +6,13 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment
 from scripted_actors import ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Overwhelming
 
-from g2po_trl import EnvironmentPool, PromptTemplate, Trajectory
+from g2po_trl import EnvironmentPool, PromptTemplate, StepResult, Trajectory
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.encoding import ChatEncoder
 from g2po_trl.rollout.generation import Reply
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.prompting import parse_plain
+from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.runs.evaluation import summarize
 
 TEMPLATE = PromptTemplate(
@@ -54,7 +55,7 @@ def test_only_live_episodes_are_generated_and_stepped(play, request):
     assert [len(t.steps) for t in trajectories] == [1, 3, 2, 4]
     assert [t.outcome for t in trajectories] == ["success", "success", "success", "truncated"]
     assert [t.reward for t in trajectories] == [10, 10, 10, 0]
-    assert stats.live_steps == 10 and stats.turns == 4 and stats.active_fraction(4) == 10 / 16
+    assert stats.live_steps == 10 and stats.turns == 4 and stats.active_fraction == 10 / 16
     assert trajectories[1].final_observation == "left 0"
 
 
@@ -125,3 +126,32 @@ def test_a_prompt_that_grows_too_long_keeps_what_was_played(play):
 def test_invalid_replies_are_played_all_the_same(play):
     (trajectory,), _, _ = play([{"seed": 1}], LetterEnvironment, LETTER_PROMPT, reply="7<|im_end|>")
     assert [step.valid for step in trajectory.steps] == [False, False] and trajectory.outcome == "failure"
+
+
+class Reporting(Countdown):
+    """Tells a score at each step, and after the second that it has won."""
+
+    def step(self, action):
+        result = super().step(action)
+        info = {"score": 10 - self.left, "success": self.left <= 7}
+        return StepResult(result.observation, result.reward, result.terminated, result.truncated, info)
+
+
+def test_facts_of_the_last_step_count_where_the_turn_limit_ends_the_episode(play):
+    """The environment ended one episode of two: the other's score is not 0. Nor does it succeed by what it says."""
+    trajectories, _, _ = play([{"turns": 3}, {"turns": 9}], environment=Reporting)
+    assert [t.info["score"] for t in trajectories] == [10, 5]
+    assert [t.outcome for t in trajectories] == ["success", "truncated"]
+    assert summarize(trajectories)["score"] == 7.5
+    truncated, _, _ = play([{"turns": 2, "truncates": True, "success": True}])
+    assert truncated[0].outcome == "truncated", "truncated is not terminated, whatever `success` says"
+
+
+def test_the_active_fraction_of_a_rollout_in_parts():
+    """Ten turns and then two, all episodes live throughout; over ranks the longest of a part counts."""
+    first = RolloutStats(turns=10, live_steps=80, parts=((10, 8),))
+    second = RolloutStats(turns=2, live_steps=16, parts=((2, 8),))
+    both = first.and_then(second)
+    assert first.active_fraction == second.active_fraction == both.active_fraction == 1.0 and both.turns == 10
+    idle = RolloutStats(turns=5, live_steps=5, parts=((5, 1), (0, 0)))
+    assert RolloutStats.over_ranks([both, idle]).active_fraction == (96 + 5) / (10 * 9 + 2 * 8)

@@ -6,7 +6,7 @@ import pytest
 
 from g2po_trl import Step, Trajectory, read_jsonl, write_jsonl
 from g2po_trl.credit.graph import record
-from g2po_trl.runs.evaluation import summarize
+from g2po_trl.runs.evaluation import format_table, summarize
 
 
 def trajectory(task="put a clean mug on the desk – ✓", outcome="success") -> Trajectory:
@@ -103,6 +103,36 @@ def test_reasons_of_failures_are_counted_by_kind():
     summary = summarize(played)
     assert summary["success_rate"] == 1 / 4 and summary["failure_reason_rate"] == 3 / 4
     assert summary["failure_reasons"] == {"own time limit": 1, "prompt too long": 2}
+
+
+@pytest.mark.parametrize(
+    ("action", "listed", "expected"),
+    [
+        ("go north", ["go north", "wait"], True),
+        (" Go North", ["go north"], True),
+        ("go south", ["go north", "wait"], False),
+        ("search[red shirt]", ["search[<your query>]", "click[back]"], True),
+        ("search[]", ["search[<your query>]"], False),
+        ("click[red shirt]", ["search[<your query>]"], False),
+        ("a < b > c", ["a < b > c"], True),
+        ("anything", [], None),
+        ("anything", None, None),
+    ],
+)
+def test_admissible_actions(action, listed, expected):
+    assert Step("o", action, admissible_actions=listed).admissible is expected
+    assert Step("o", action, valid=False, admissible_actions=listed).admissible is (None if not listed else False)
+
+
+def test_the_share_of_admissible_actions():
+    """Of steps that list actions, in episodes with a result; no such step, no such number."""
+    steps = [Step("o", "a", admissible_actions=["a"]), Step("o", "b", admissible_actions=["a"]), Step("o", "c")]
+    played = [Trajectory("t", steps, 0.0, "failure"), Trajectory("t", steps[:1] * 9, 0.0, "error", error="died")]
+    assert summarize(played)["admissible_action_ratio"] == 0.5
+    assert "admissible actions      50.0" in format_table({"after": summarize(played)})
+    silent = summarize([Trajectory("t", steps[2:], 0.0, "failure")])
+    assert "admissible_action_ratio" not in silent
+    assert "admissible" not in format_table({"before": silent, "after": summarize(played)})
 
 
 def test_defaults_are_not_shared():

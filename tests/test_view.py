@@ -16,6 +16,7 @@ from g2po_trl.view import Run, Sources
 from g2po_trl.view.__main__ import main
 from g2po_trl.view.groups import disagreements
 from g2po_trl.view.server import make_server
+from g2po_trl.view.texts import Texts, step_data
 
 pytest.importorskip("pyvis")
 
@@ -42,6 +43,11 @@ def run(tmp_path):
     settings = {"gamma": 0.5, "advantage_estimator": "g2po", "step_advantage_weight": 1.0, "scale_by_std": False}
     (folder / "run.json").write_text(json.dumps({"trainer": settings}))
     return folder
+
+
+def test_steps_say_whether_their_actions_were_listed():
+    steps = [Step("o", "a", admissible_actions=["a"]), Step("o", "b", admissible_actions=["a"]), Step("o", "c")]
+    assert [step_data(step, Texts(), None)["in"] for step in steps] == [True, False, None]
 
 
 def test_values_and_advantages_by_hand(run):

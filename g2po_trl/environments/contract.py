@@ -59,8 +59,9 @@ class StepResult:
         reward: the reward of this step. An episode's reward is the sum over its steps.
         terminated: the task is over.
         truncated: the environment ended the episode early, e.g. at a time limit of its own.
-        info: facts about the episode, read in its last step. `success` tells whether it succeeded (default: whether
-            its reward is above 0). `failure_reason`, as `"kind"` or `"kind: detail"`, tells that the agent itself
+        info: facts about the episode so far, read in its last step, also where `max_turns` ends it. `success`, read
+            with `terminated`, tells whether it succeeded (default: whether its reward is above 0): an episode that was
+            truncated is a failure. `failure_reason`, as `"kind"` or `"kind: detail"`, tells that the agent itself
             ended the episode; failures are counted by kind. `score` and every `score_…` are finite numbers, whose
             means evaluations report. Written as JSON: numpy values become numbers and lists, NaN becomes `None`, other
             objects their text.

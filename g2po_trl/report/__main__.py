@@ -15,22 +15,23 @@ from pathlib import Path
 import numpy as np
 
 from ..arguments import Parser
+from ..credit.graph import record
 from ..installing import how_to_install
 from ..json_text import write_json
 from ..runs.changes import description_at, parts_of, told
 from ..runs.run_description import read_run
+from ..runs.verdict import Tally, verdict
 from . import analysis, keys
 
 SIZES = (1, 2, 4, 8, 16, 32)
 
 
-def analyse(run: Path, gamma: float | None, described: dict) -> tuple[dict, dict]:
+def analyse(iterations: list[analysis.Iteration], gamma: float | None, described: dict) -> tuple[dict, dict]:
     """Numbers for analysis.json, and what the plots show besides.
 
     Args:
         gamma: discount; `None`: of each iteration that of the run, by its description `described`.
     """
-    iterations = analysis.load_iterations(run)
     gammas = [gamma_of(described, iteration.number) if gamma is None else gamma for iteration in iterations]
     rows, sizes, deviations, turns = [], [], [], []
     for iteration, gamma in zip(iterations, gammas):
@@ -66,6 +67,15 @@ def gamma_of(described: dict, iteration: int) -> float:
     return description_at(described, iteration).get("trainer", {}).get("gamma", 0.95)
 
 
+def verdict_on(iterations: list[analysis.Iteration], run: dict) -> str | None:
+    """Return what the run said at its end if there was nothing to learn from, of the iterations that are here."""
+    tally = Tally()
+    for iteration in iterations:
+        everyone = [t for group in iteration.groups for t in group]
+        tally.add([[record(t) for t in group] for group in iteration.groups], everyone)
+    return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"))
+
+
 def mean_over(rows: list[dict], part: str, name: str) -> float:
     """Mean over the iterations that have such a number; nan if none has."""
     values = np.array([row[part][name] for row in rows])
@@ -90,22 +100,22 @@ def summary(rows: list[dict]) -> str:
         return mean_over(rows, part, name)
 
     unfinished = sum(row["unfinished"] for row in rows)
-    return "\n".join(
-        [
-            *([f"{unfinished} lines were not written to their end and are left out"] if unfinished else []),
-            f"{len(rows)} iterations, {sum(row['steps'] for row in rows)} steps",
-            f"visits of a node: {mean('group_size', 'mean'):.1f} (of a mean step's node: "
-            f"{mean('group_size', 'mean_of_step'):.1f}); {100 * mean('group_size', 'singleton_steps'):.1f} % of steps "
-            "in a node visited once",
-            f"states visited again whose returns differ: {100 * mean('value_variation', 'varying_share'):.0f} %, by "
-            f"{mean('value_variation', 'mean_deviation'):.2f} (standard deviation, mean over steps)",
-            f"variance of V: {mean('value_errors', 'value_ratio'):.2f} times what independent visits would give; "
-            f"{100 * mean('value_errors', 'revisit_share'):.0f} % of steps are second visits of their trajectory",
-            f"variance of delta: {mean('value_errors', 'edge_ratio'):.2f} times what independent ends would give; "
-            f"{100 * mean('value_errors', 'shared_share'):.0f} % of trajectories through an edge's smaller end are in "
-            "both",
-        ]
-    )
+    lines = [
+        *([f"{unfinished} lines were not written to their end and are left out"] if unfinished else []),
+        f"{len(rows)} iterations, {sum(row['steps'] for row in rows)} steps",
+        f"visits of a node: {mean('group_size', 'mean'):.1f} (of a mean step's node: "
+        f"{mean('group_size', 'mean_of_step'):.1f}); {100 * mean('group_size', 'singleton_steps'):.1f} % of steps "
+        "in a node visited once",
+        f"states visited again whose returns differ: {100 * mean('value_variation', 'varying_share'):.0f} %, by "
+        f"{mean('value_variation', 'mean_deviation'):.2f} (standard deviation, mean over steps)",
+        f"variance of V: {mean('value_errors', 'value_ratio'):.2f} times what independent visits would give; "
+        f"{100 * mean('value_errors', 'revisit_share'):.0f} % of steps are second visits of their trajectory",
+        f"variance of delta: {mean('value_errors', 'edge_ratio'):.2f} times what independent ends would give; "
+        f"{100 * mean('value_errors', 'shared_share'):.0f} % of trajectories through an edge's smaller end are in "
+        "both",
+    ]
+    # A run in which all returns are equal, or no state is visited twice, has no such numbers.
+    return "\n".join(line for line in lines if "nan" not in line)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -122,7 +132,8 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"plots need matplotlib: {how_to_install('plots')}") from error
     try:
         run = read_run(args.run)
-        numbers, shown = analyse(args.run, args.gamma, run)
+        iterations = analysis.load_iterations(args.run)
+        numbers, shown = analyse(iterations, args.gamma, run)
     except ValueError as error:
         raise SystemExit(str(error)) from error
 
@@ -134,6 +145,8 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"{output} cannot be written ({said}): pass --output FOLDER") from error
     rows = numbers["iterations"]
     print(summary(rows))
+    if said := verdict_on(iterations, run):
+        print(f"\n{said}")
     print("\n".join(["", keys.text(numbers["prediction"]), *notes(run), ""]), flush=True)  # plots take longer
     at = [row["iteration"] for row in rows]
     sizes = [row["group_size"] for row in rows]

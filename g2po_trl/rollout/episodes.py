@@ -92,8 +92,8 @@ class Episode:
         self.observation = result.observation
         self.steps[-1].reward = result.reward
         self.reward += result.reward
+        self.info = result.info  # of the last step, also where the turn limit makes it the last
         if result.terminated or result.truncated:
-            self.info = result.info
             success = result.info.get("success", self.reward > 0)
             self.outcome = "truncated" if not result.terminated else "success" if success else "failure"
             if self.outcome != "success" and (reason := result.info.get("failure_reason")):

@@ -105,6 +105,7 @@ class Player:
                 turns = Turns(self.pool, session, self.max_turns, stats, self.overlap, any_live, on_turn, on_end)
                 turns.play(episodes, *begun)
             stats.total_time = time.perf_counter() - started
+            stats.parts = ((stats.turns, len(episodes)),)
         trajectories = [Trajectory(name, [], 0.0, "error", error=SET_ASIDE) for name in names]
         for place, episode in zip(played, episodes):
             trajectories[place] = episode.trajectory()

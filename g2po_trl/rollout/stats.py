@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 
 # Not more where a rollout is played in parts, or by several ranks.
 _OF_THE_ROLLOUT = ("turns", "servers", "servers_left_out", "server_logp_difference", "weights_time")
@@ -19,6 +20,8 @@ class RolloutStats:
         prompt_time: seconds spent building prompts.
         total_time: seconds in all.
         turns: turns of the longest episode.
+        parts: (turns of the longest episode, episodes) of each part of the rollout; one begins when the one before has
+            ended.
         live_steps: steps of all episodes.
         truncated_prompts: steps whose prompt lost history or text.
         truncated_replies: completions that reached `max_tokens`.
@@ -42,6 +45,7 @@ class RolloutStats:
     prompt_time: float = 0.0
     total_time: float = 0.0
     turns: int = 0
+    parts: tuple[tuple[int, int], ...] = ()
     live_steps: int = 0
     truncated_prompts: int = 0
     truncated_replies: int = 0
@@ -66,25 +70,32 @@ class RolloutStats:
     def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
         """Counts are summed; of times and turns the largest counts: all wait for the slowest rank."""
         times = {"environment_time", "generation_time", "prompt_time", "total_time"}
-        return cls._joined(stats, {*times, *_OF_THE_ROLLOUT})
+        parts = zip_longest(*(one.parts for one in stats), fillvalue=(0, 0))
+        together = tuple((max(turns for turns, _ in part), sum(number for _, number in part)) for part in parts)
+        return replace(cls._joined(stats, {*times, *_OF_THE_ROLLOUT}), parts=together)
 
     def and_then(self, other: RolloutStats) -> RolloutStats:
         """Of two rollouts, one after the other."""
-        return self._joined([self, other], set(_OF_THE_ROLLOUT))
+        return replace(self._joined([self, other], set(_OF_THE_ROLLOUT)), parts=self.parts + other.parts)
 
     @classmethod
     def _joined(cls, stats: Sequence[RolloutStats], largest: set[str]) -> RolloutStats:
         return cls(
-            **{f.name: (max if f.name in largest else sum)(getattr(s, f.name) for s in stats) for f in fields(cls)}
+            **{
+                f.name: (max if f.name in largest else sum)(getattr(s, f.name) for s in stats)
+                for f in fields(cls)
+                if f.name != "parts"
+            }
         )
 
-    def active_fraction(self, num_episodes: int) -> float:
+    @property
+    def active_fraction(self) -> float:
         """Share of (episode, turn) places in which an episode was live; with `places`, of their time."""
         if self.places:
             return self.place_seconds / max(1e-9, self.places * self.total_time)
-        return self.live_steps / max(1, self.turns * num_episodes)
+        return self.live_steps / max(1, sum(turns * number for turns, number in self.parts))
 
-    def metrics(self, num_episodes: int) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """`time/*` in seconds and `rollout/*`. Those of a prefix cache and of servers if there are any."""
         cache = {}
         if self.cacheable_tokens:
@@ -102,7 +113,7 @@ class RolloutStats:
             "time/environment": self.environment_time,
             "time/generation": self.generation_time,
             "time/prompts": self.prompt_time,
-            "rollout/active_fraction": self.active_fraction(num_episodes),
+            "rollout/active_fraction": self.active_fraction,
             "rollout/steps": self.live_steps,
             "rollout/prompt_tokens": self.prompt_tokens,
             "rollout/reply_tokens": self.generated_tokens,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from .iteration_log import IterationLog
+from .verdict import Tally, verdict
 
 if TYPE_CHECKING:
     from ..config import G2POConfig
@@ -30,35 +31,55 @@ def callbacks_of(args: G2POConfig) -> list[TrainerCallback]:
 class IterationLine(TrainerCallback):
     """Prints one line an iteration and one an evaluation, in place of a dictionary of forty numbers."""
 
-    def __init__(self, steps_per_iteration: int):
-        self.steps_per_iteration = steps_per_iteration
-        self.started = time.perf_counter()
+    def __init__(self, steps_per_iteration: int, clock: Callable[[], float] = time.perf_counter):
+        self.steps_per_iteration, self.clock = steps_per_iteration, clock
         self.log = IterationLog()
+        self.started = clock()
+        # When the first optimizer step of this process began, and after how many: what is before tells nothing of the
+        # steps that are left.
+        self._first: tuple[float, int] | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.started = time.perf_counter()
+        self.started, self._first = self.clock(), None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._first = self._first or (self.clock(), state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and logs:
             for entry in self.log.add({**logs, "step": state.global_step}):
-                self._print(entry, state.max_steps)
+                self._print(entry, state)
 
     def on_train_end(self, args, state, control, **kwargs):
-        for entry in self.log.close():
-            self._print(entry, state.max_steps)
+        for entry in self.log.close() if state.is_world_process_zero else ():
+            self._print(entry, state)
 
-    def _print(self, entry: Mapping[str, Any], max_steps: int) -> None:
-        iteration = -(-entry["step"] // self.steps_per_iteration)
-        total = -(-max_steps // self.steps_per_iteration)
-        phases = [(name, entry.get(f"time/{name}")) for name in ("rollout", "logps", "update")]
-        print_line(
-            f"iteration {iteration:>3}/{total} | success {_percent(entry.get('episode/success_rate'))} | "
-            f"{_score(entry.get('episode/score'))}"
-            f"reward {_number(entry.get('episode/reward'))} | turns {_number(entry.get('episode/turns'))} | "
-            f"valid {_percent(entry.get('episode/valid_action_ratio'))} | kl {entry.get('kl') or 0.0:.4f} | "
-            f"seconds: {' '.join(f'{name} {value:.1f}' for name, value in phases if value is not None)} | "
-            f"elapsed {time.perf_counter() - self.started:.0f} s"
-        )
+    def _print(self, entry: Mapping[str, Any], state: TrainerState) -> None:
+        total = str(-(-state.max_steps // self.steps_per_iteration))
+        iteration = f"{-(-entry['step'] // self.steps_per_iteration):>{len(total)}}/{total}"
+        logps, update = (entry.get(f"time/{name}") for name in ("logps", "update"))
+        seconds = {"rollout": entry.get("time/rollout"), "update": update and update + (logps or 0.0)}
+        parts = [
+            f"iteration {iteration}",
+            f"success {_percent(entry.get('episode/success_rate'))}",
+            *_given("score", entry.get("episode/score")),
+            f"reward {_number(entry.get('episode/reward')).strip()}",
+            f"turns {_number(entry.get('episode/turns')).strip()}",
+            f"valid {_percent(entry.get('episode/valid_action_ratio'))}",
+            *_given("admissible", entry.get("episode/admissible_action_ratio")),
+            *([f"kl {entry['kl']:.4f}"] if entry.get("kl") is not None else []),
+            ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items() if value is not None),
+            f"elapsed {duration(self.clock() - self.started)}{self._left(state)}",
+        ]
+        print_line(" | ".join(parts))
+
+    def _left(self, state: TrainerState) -> str:
+        """The time left, by the mean of the optimizer steps so far, evaluations between them included."""
+        if self._first is None or not self._first[1] < state.global_step < state.max_steps:
+            return ""
+        began, step = self._first
+        mean = (self.clock() - began) / (state.global_step - step)
+        return f", {duration((state.max_steps - state.global_step) * mean, rough=True)} left"
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         for name in metrics or {} if state.is_world_process_zero else ():
@@ -67,11 +88,17 @@ class IterationLine(TrainerCallback):
                 turns, valid, episodes, seconds = (
                     metrics[f"{prefix}_{part}"] for part in ("turns", "valid_action_ratio", "episodes", "runtime")
                 )
-                print_line(
-                    f"{prefix} at step {state.global_step} | success {_percent(metrics[name])} | "
-                    f"{_score(metrics.get(f'{prefix}_score'))}"
-                    f"turns {_number(turns)} | valid {_percent(valid)} | {episodes:.0f} episodes | {seconds:.0f} s"
-                )
+                parts = [
+                    f"{prefix} at step {state.global_step}",
+                    f"success {_percent(metrics[name])}",
+                    *_given("score", metrics.get(f"{prefix}_score")),
+                    f"turns {_number(turns)}",
+                    f"valid {_percent(valid)}",
+                    *_given("admissible", metrics.get(f"{prefix}_admissible_action_ratio")),
+                    f"{episodes:.0f} episodes",
+                    f"{seconds:.0f} s",
+                ]
+                print_line(" | ".join(parts))
 
 
 class CollapseStop(TrainerCallback):
@@ -113,6 +140,28 @@ class CollapseStop(TrainerCallback):
         return [sum(values[i - self.patience : i]) / self.patience for i in range(self.patience, len(values) + 1)]
 
 
+class ClosingVerdict(TrainerCallback):
+    """Prints the verdict when training ends, if there is one.
+
+    Args:
+        tally: of the run. estimator_name: see `verdict`.
+
+    `waits`: the caller of `train` prints `text` later.
+    """
+
+    def __init__(self, tally: Tally, estimator_name: str):
+        self.tally, self.estimator_name, self.waits = tally, estimator_name, False
+
+    @property
+    def text(self) -> str | None:
+        """The verdict on what was played so far."""
+        return verdict(self.tally, self.estimator_name)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if state.is_world_process_zero and not self.waits and (text := self.text):
+            print_line(text)
+
+
 class RolloutBar:
     """A bar that shows how far a rollout is, in turns of its longest episode or in groups, and how many are live.
 
@@ -138,8 +187,20 @@ def print_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def _score(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"score {_percent(value)} | "
+def duration(seconds: float, rough: bool = False) -> str:
+    """Return "31 s", "1 min 5 s" or "2 h 5 min"; if it is `rough`, minutes without seconds."""
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        hours, minutes = divmod(round(seconds / 60), 60)
+        return f"{hours} h {minutes} min"
+    return f"{max(1, round(seconds / 60))} min" if rough else f"{minutes} min {rest} s"
+
+
+def _given(name: str, value: float | None) -> list[str]:
+    """A part of a line that is left out where there is no such number."""
+    return [] if value is None or math.isnan(value) else [f"{name} {_percent(value).strip()}"]
 
 
 def _percent(value: float | None) -> str:

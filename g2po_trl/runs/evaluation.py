@@ -24,6 +24,8 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         `error_rate`, `lost_rate`: fractions of all episodes.
         `reward`, `turns`, `turns_to_success`: means; the last over successful episodes.
         `valid_action_ratio`: fraction of completions with the required format.
+        `admissible_action_ratio`: fraction of actions among those that the environment listed, of steps for which
+            it listed any; absent if there are none.
         `score`, `score_…`: means of those in `info`; episodes without one count 0.
         `episodes`: number of all episodes.
         `success_rate_by_type`, `episodes_by_type`: by task type.
@@ -34,6 +36,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     finished = [t for t in trajectories if t.counted]
     names = sorted({name for t in finished for name in t.info if is_score(name)})
     scores = {name: _mean([float(t.info.get(name, 0.0)) for t in finished]) for name in names}
+    listed = [a for t in finished for step in t.steps if (a := step.admissible) is not None]
     reasons = Counter(t.failure_reason.split(":")[0].strip() for t in finished if t.failure_reason)
     by_type = defaultdict(list)
     for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
@@ -46,6 +49,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
         "turns": _mean([len(t.steps) for t in finished]),
         "turns_to_success": _mean([len(t.steps) for t in finished if t.success]),
         "valid_action_ratio": _mean([step.valid for t in finished for step in t.steps]),
+        **({"admissible_action_ratio": _mean(listed)} if listed else {}),
         "truncated_rate": _mean([t.outcome == "truncated" for t in finished]),
         "failure_reason_rate": _mean([t.failure_reason is not None for t in finished]),
         "error_rate": _mean([t.outcome == "error" for t in trajectories]),
@@ -97,10 +101,11 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
     ]
     rows += [
         ("success: all", [s["success_rate"] for s in summaries], 100),
-        *([("score", [s["score"] for s in summaries], 100)] if all("score" in s for s in summaries) else []),
+        *_row_of_all("score", "score", summaries),
         ("reward", [s["reward"] for s in summaries], 1),
         ("mean turns", [s["turns"] for s in summaries], 1),
         ("valid replies", [s["valid_action_ratio"] for s in summaries], 100),
+        *_row_of_all("admissible actions", "admissible_action_ratio", summaries),
         ("episodes", [s["episodes"] for s in summaries], 0),
     ]
     width = max(len(label) for label, _, _ in rows)
@@ -113,6 +118,11 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
             cells.append(f"{(values[1] - values[0]) * scale:+10.1f}")
         lines.append(f"{label:<{width}}" + "".join(cells))
     return "\n".join(lines)
+
+
+def _row_of_all(label: str, name: str, summaries: Sequence[dict[str, Any]]) -> list[tuple[str, list[float], int]]:
+    """A row of percentages, if every summary has the number."""
+    return [(label, [s[name] for s in summaries], 100)] if all(name in s for s in summaries) else []
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..credit.advantages import edge_advantage, episode_advantage, node_advantage
+from ..credit.advantages import edge_advantage, episode_advantage, g2po, node_advantage
 from ..credit.graph import StateGraph
 from ..environments.checks import is_score
 from ..rollout.stats import RolloutStats
@@ -17,25 +18,48 @@ from .evaluation import summarize
 if TYPE_CHECKING:
     from ..config import G2POConfig
 
+_SHORT: dict[bool | None, list[str] | None] = {True: [""], False: ["another"], None: None}  # lists without the texts
+
 
 def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: G2POConfig) -> dict[str, float]:
-    """`episode/*`, `graph/*` and `advantage/*` of a rollout, all ranks' trajectories in whole groups.
+    """`episode/*` and `graph/*` of a rollout, all ranks' trajectories in whole groups.
 
     `episode/*` is about the episodes that are not held back for branches: as many of each task. More of them begin at
     the beginning where a group has won, so that all of those together would be too good.
     """
-    scale, penalty = args.scale_by_std, args.invalid_action_penalty
-    parts = {
-        "episode": episode_advantage(graph, scale, penalty, args.episode_statistics),
-        "node": node_advantage(graph, scale, penalty if args.episode_statistics == "step" else 0.0),
-        "edge": edge_advantage(graph, scale),
-    }
     size, first = args.num_generations, args.num_generations - args.num_branches
     summary = summarize([played for place, played in enumerate(trajectories) if place % size < first])
     return {
         **{f"episode/{name}": value for name, value in summary.items() if not isinstance(value, dict)},
         **{f"graph/{name}": value for name, value in graph.statistics().items()},
-        **{f"advantage/{name}_abs_mean": float(np.abs(a).mean()) if len(a) else 0.0 for name, a in parts.items()},
+    }
+
+
+def advantage_metrics(
+    graph: StateGraph, advantages: np.ndarray, estimator: Callable[[StateGraph], np.ndarray] | None
+) -> dict[str, float]:
+    """`advantage/*`: mean absolute values over the steps of episodes that came to a result.
+
+    Args:
+        advantages: (S,) what steps are trained with.
+        estimator: what computed them; with `g2po`, also those of the parts it adds up. A branch has no A_EP.
+    """
+    options = estimator.keywords if isinstance(estimator, partial) and estimator.func is g2po else None
+    parts = {"": (advantages, graph.counted)}
+    if options is not None:
+        scale, aggregate = options.get("scale_by_std", True), options.get("aggregate", True)
+        penalty = options.get("invalid_action_penalty", 0.0)
+        statistics = options.get("episode_statistics", "trajectory")
+        whole = graph.counted & graph.from_beginning[graph.trajectory]
+        parts["episode_"] = episode_advantage(graph, scale, penalty, statistics), whole
+        if options.get("node_centric", True):
+            penalty = penalty if statistics == "step" else 0.0
+            parts["node_"] = node_advantage(graph, scale, penalty, aggregate), graph.counted
+        if options.get("edge_centric", True):
+            parts["edge_"] = edge_advantage(graph, scale, aggregate), graph.counted
+    return {
+        f"advantage/{name}abs_mean": float(np.abs(values[used]).mean()) if used.any() else 0.0
+        for name, (values, used) in parts.items()
     }
 
 
@@ -68,7 +92,10 @@ def gather_rollout(
 
 def _without_texts(trajectory: Trajectory) -> Trajectory:
     """What `summarize` needs of a trajectory, small enough to gather."""
-    steps = [Step("", "", step.valid, policy_version=step.policy_version) for step in trajectory.steps]
+    steps = [
+        Step("", "", s.valid, admissible_actions=_SHORT[s.admissible], policy_version=s.policy_version)
+        for s in trajectory.steps
+    ]
     info = {name: value for name, value in trajectory.info.items() if is_score(name)}
     return Trajectory(
         trajectory.task_id,

@@ -55,6 +55,7 @@ def card_of(
         dataset_name=dataset_name,
         repo_id=trainer.hub_model_id,
         architecture=(model.config.architectures or [None])[0],
+        verdict=trainer.verdict.text,
     )
 
 
@@ -72,6 +73,7 @@ def build_model_card(
     dataset_name: str | None = None,
     repo_id: str | None = None,
     architecture: str | None = None,
+    verdict: str | None = None,
 ) -> ModelCard:
     """The card of a trained agent.
 
@@ -82,6 +84,7 @@ def build_model_card(
         evaluations: the run's evaluations, oldest first; the first and the last of each panel are shown, or of the
             reported one.
         architecture: the class of the model, as its configuration names it. `None`: a language model.
+        verdict: why there was nothing to learn from, if that is so.
     """
     on_hub = bool(base_model) and not Path(base_model).exists()
     name = model_name or Path(args.output_dir).name
@@ -101,6 +104,7 @@ def build_model_card(
             f"{after['temperature']}.{chosen}\n\n```text\n{format_table(columns)}\n```"
         )
     results = "\n\n".join(tables) or "No evaluation was made in this run."
+    results += f"\n\n{verdict}" if verdict else ""
     data_rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     where = repo_id or args.hub_model_id or args.output_dir
     of_text = architecture is None or architecture.endswith("CausalLM")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
+ROUNDING = 1e-4  # of a ratio: one that is less than this beyond its bound, e.g. beyond 1 on-policy, is not outside
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -31,21 +33,24 @@ def importance_ratio(
 
     Returns:
         ratio: (rows, tokens), or (rows, 1) in the sequence modes, bounded.
-        outside: the same shape, bool: capped or dropped.
+        outside: the same shape, bool: capped or dropped, beyond rounding.
 
     Raises:
         ValueError: for an unknown mode.
     """
     if mode not in MODES:
         raise ValueError(f"vllm_importance_sampling_mode is {mode!r}: choose one of {', '.join(MODES)}")
-    difference = torch.nan_to_num((logps - sampling_logps) * mask, nan=0.0)
-    if mode.startswith("sequence"):
-        difference = difference.sum(-1, keepdim=True)
-    ratio = torch.exp(difference)
+    ratio = torch.exp(log_ratio(logps, sampling_logps, mask, mode))
     low, high = -math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max
-    outside = (ratio < low) | (ratio > high)
+    outside = (ratio < low * (1 - ROUNDING)) | (ratio > high * (1 + ROUNDING))
     bounded = ratio.clamp(low, high) if mode.endswith("truncate") else ratio.masked_fill(outside, 0.0)
     return bounded, outside
+
+
+def log_ratio(logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
+    """Return log(p_trainer / p_engine), not bounded: (rows, tokens), or (rows, 1) in the sequence modes."""
+    difference = torch.nan_to_num((logps - sampling_logps) * mask, nan=0.0)
+    return difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference
 
 
 class SamplingStatistics:
@@ -54,8 +59,8 @@ class SamplingStatistics:
     def __init__(self):
         self.differences: list[torch.Tensor] = []
         self.ratios: list[torch.Tensor] = []
-        self.weights: list[torch.Tensor] = []
         self.outside: list[torch.Tensor] = []
+        self.log_ratios: list[torch.Tensor] = []
 
     def add(self, logps, sampling_logps, mask, ratio=None, outside=None) -> None:
         """Arguments as in `importance_ratio`, and what it returned."""
@@ -63,30 +68,32 @@ class SamplingStatistics:
         difference = (logps - sampling_logps).abs()[trained]
         self.differences.append(difference[~torch.isnan(difference)].float().cpu())
         if ratio is not None:
-            rows = trained if ratio.shape == mask.shape else trained.any(-1, keepdim=True)
+            by_token = ratio.shape == mask.shape
+            rows = trained if by_token else trained.any(-1, keepdim=True)
+            unbounded = log_ratio(logps, sampling_logps, mask, "token" if by_token else "sequence")
             self.ratios.append(ratio[rows].float().cpu())
-            self.weights.append(self.ratios[-1] ** 2)
             self.outside.append(outside[rows].float().cpu())
+            self.log_ratios.append(unbounded[rows].double().cpu())
 
-    def summary(self) -> dict[str, tuple[float, float, float, float]]:
-        """(sum, count, min, max) of each quantity of this rank, small enough to gather."""
-        return {
+    def summary(self) -> dict[str, tuple[float, ...]]:
+        """Return (sum, count, min, max) of each quantity of this rank, and of the unbounded ratios the logarithms of
+        their sum and of the sum of their squares: small enough to gather, and never infinite."""
+        found: dict[str, tuple[float, ...]] = {
             name: (float(v.sum()), float(len(v)), float(v.min()), float(v.max()))
-            for name, parts in (
-                ("difference", self.differences),
-                ("ratio", self.ratios),
-                ("ratio squared", self.weights),
-                ("outside", self.outside),
-            )
+            for name, parts in (("difference", self.differences), ("ratio", self.ratios), ("outside", self.outside))
             if parts and len(v := torch.cat(parts))
         }
+        if self.log_ratios and len(logs := torch.cat(self.log_ratios)):
+            found["log sums"] = float(logs.logsumexp(0)), float((2 * logs).logsumexp(0))
+        return found
 
     @staticmethod
-    def metrics(summaries: list[dict[str, tuple[float, float, float, float]]]) -> dict[str, float]:
-        """Metrics over all ranks' summaries, under TRL's names; `clipped_fraction` and `effective_sample_size`, the
-        share of a sample of the same size from the trained policy that it is worth, are ours."""
+    def metrics(summaries: list[dict[str, tuple[float, ...]]]) -> dict[str, float]:
+        """Metrics over all ranks' summaries, under TRL's names. Two are not TRL's: `clipped_fraction`, and
+        `effective_sample_size` of the ratios before they are bounded, the share of a sample of the same size from the
+        trained policy that these samples are worth."""
         values = {}
-        for name in ("difference", "ratio", "ratio squared", "outside"):
+        for name in ("difference", "ratio", "outside"):
             parts = [summary[name] for summary in summaries if name in summary]
             if parts:
                 mean = sum(p[0] for p in parts) / sum(p[1] for p in parts)
@@ -99,6 +106,8 @@ class SamplingStatistics:
             for name, value in zip(("mean", "min", "max"), values["ratio"]):
                 metrics[f"sampling/importance_sampling_ratio/{name}"] = value
             metrics["sampling/importance_sampling_ratio/clipped_fraction"] = values["outside"][0]
-            squares = values["ratio squared"][0]
-            metrics["sampling/effective_sample_size"] = values["ratio"][0] ** 2 / squares if squares else 0.0
+            counted = [summary for summary in summaries if "log sums" in summary]
+            log_sum, log_squares = (np.logaddexp.reduce([s["log sums"][i] for s in counted]) for i in (0, 1))
+            number = sum(summary["ratio"][1] for summary in counted)
+            metrics["sampling/effective_sample_size"] = float(np.exp(2 * log_sum - log_squares) / number)
         return metrics

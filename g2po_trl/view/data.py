@@ -21,6 +21,7 @@ _CURVES = {  # the log's names -> the page's
     "episode/reward": "reward",
     "episode/turns": "turns",
     "episode/valid_action_ratio": "valid",
+    "episode/admissible_action_ratio": "admissible",
     "kl": "kl",
 }
 _SETTINGS = (

@@ -45,13 +45,15 @@ class Prompts:
 
 
 def step_data(step: Step, texts: Texts, prompt_of: Callable[[Step], str | None] | None) -> dict[str, Any]:
-    """What is read of a step: observation, action, reply and prompt (texts by number), was the reply valid?"""
+    """What is read of a step: observation, action, reply and prompt (texts by number), was the reply valid, and the
+    action admissible (`None`: none were listed)?"""
     return {
         "o": texts.number(step.observation),
         "a": step.action,
         "r": texts.number(step.reply),
         "p": texts.number(prompt_of(step)) if prompt_of else None,
         "ok": bool(step.valid),
+        "in": step.admissible,
     }
 
 

@@ -34,6 +34,10 @@ function drawn(tag, attributes = {}, ...children) {
 const folded = (title, text) => (text === null || text === undefined ? null
   : make("details", {}, make("summary", {}, title), make("pre", {}, text)));
 
+// What is wrong with a step's reply or its action, as tags.
+const faults = (step) => (step.ok ? (step.in === false ? ["not admissible"] : []) : ["invalid reply"])
+  .flatMap((fault) => [" ", make("span", { class: "tag" }, fault)]);
+
 // -- data -------------------------------------------------------------------------------------------------------------
 
 async function unpack(text) {

@@ -74,7 +74,9 @@ function drawCurves() {
     [{ values: of("success", 100) }], { top: 100, points })];
   if (run.curves.length) {
     charts.push(chart("turns of an episode", [{ values: of("turns") }]));
-    charts.push(chart("valid replies (%)", [{ values: of("valid", 100) }], { top: 100 }));
+    const listed = run.curves.some((c) => c.admissible !== undefined);
+    charts.push(chart(`valid replies${listed ? ", dark: admissible actions" : ""} (%)`,
+      [{ values: of("valid", 100) }, { values: of("admissible", 100) }], { top: 100, colours: [null, css("--text")] }));
     const bars = chart("seconds of an iteration, by phase", [], { bars: PHASES });
     const key = make("div", { class: "key" });
     PHASES.forEach((name, i) => key.append(make("span", {}, make("i", { style: `background:${PHASE_COLOURS[i]}` }), name), " "));

@@ -67,7 +67,7 @@ function stepCard(s, from, kind = "") {
     return told.map((text, i) => folded(`${title} of ${from[i].name}`, text));
   };
   return make("div", { class: `step ${kind}` },
-    make("div", { class: "adv" }, `${s + 1}. `, steps[s].ok ? null : make("span", { class: "tag" }, "invalid reply")),
+    make("div", { class: "adv" }, `${s + 1}. `, ...faults(steps[s])),
     make("pre", {}, texts[steps[s].o]), make("div", { class: "act" }, `→ ${steps[s].a}`),
     ...more("reply", "r"), ...more("prompt", "p"));
 }

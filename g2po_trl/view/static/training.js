@@ -122,7 +122,7 @@ function steps(rows) {
   const names = ["action", ...heads(), "episode"].map((name) => make("th", {}, name));
   return make("table", {}, make("thead", {}, make("tr", {}, ...names)), make("tbody", {},
     ...rows.map(([step, t, s]) => make("tr", { tabindex: 0, onclick: () => showTrajectory(t, s) },
-      make("td", {}, step.a), ...numbers(step).map(number),
+      make("td", {}, step.a, ...faults(step)), ...numbers(step).map(number),
       make("td", { class: group.trajectories[t].outcome }, `${t + 1}, step ${turnOf(t, s)}`)))));
 }
 
@@ -185,7 +185,7 @@ function showTrajectory(t, at) {
   const names = heads();
   const cards = trajectory.steps.map((step, s) => make("div", { class: s === at ? "step here" : "step" },
     make("div", { class: "adv" }, `${turnOf(t, s)}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`,
-      step.ok ? "" : " ", step.ok ? null : make("span", { class: "tag" }, "invalid reply")),
+      ...faults(step)),
     make("pre", {}, shown.texts[step.o]), make("div", { class: "act" }, `→ ${step.a}`),
     hasAdvantages() ? make("div", { class: "adv" },
       numbers(step).map((x, i) => `${names[i]} ${shownNumber(x)}`).join("  ")) : null,

@@ -1,0 +1,176 @@
+"""Was there anything to learn from? What a run says at its end if there was not, and what to do next.
+
+A `Tally` counts over all rollouts of a run. A checkpoint keeps it, so that a resumed run speaks of the whole run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from ..credit.graph import TrajectoryRecord
+from ..trajectory import Trajectory
+
+ALMOST_NONE = 0.01  # of completions or actions
+# What estimators compare within a group. Others, e.g. a critic, may learn from equal rewards of a group, too.
+_COMPARES = dict.fromkeys(("g2po", "gigpo", "hgpo", "graphgpo", "crbc"), "states")
+_COMPARES |= dict.fromkeys(("grpo", "rloo"), "episodes")
+
+
+@dataclass
+class Tally:
+    """Counts over the rollouts of a run, of all processes. Episodes are those from the beginning, not branches.
+
+    Args:
+        episodes, without_result: number of episodes, and of those that ended in an error or were lost.
+        groups: number of groups with a result, of which
+        lost_groups, won_groups: those in which every episode failed, or succeeded;
+        unequal_groups: those with unequal rewards. With `refill_groups`, replaced groups are not among `groups`:
+        replaced_won, replaced_lost: number of their episodes that succeeded, and that failed.
+        completions, valid: number of completions, and of those with the required format.
+        listed, admissible: number of steps for which actions were listed, and of those with an action among them.
+        later_steps, shared_steps: number of steps after the first of an episode, and of those in a state that was
+            visited more than once in its group.
+        is_whole: `False` for a run that was resumed from a checkpoint without counts.
+    """
+
+    episodes: int = 0
+    without_result: int = 0
+    groups: int = 0
+    lost_groups: int = 0
+    won_groups: int = 0
+    unequal_groups: int = 0
+    replaced_won: int = 0
+    replaced_lost: int = 0
+    completions: int = 0
+    valid: int = 0
+    listed: int = 0
+    admissible: int = 0
+    later_steps: int = 0
+    shared_steps: int = 0
+    is_whole: bool = True
+
+    def add(
+        self,
+        groups: Iterable[Sequence[TrajectoryRecord]],
+        trajectories: Iterable[Trajectory],
+        replaced: Iterable[TrajectoryRecord] = (),
+    ) -> None:
+        """Count a rollout.
+
+        Args:
+            groups: those that are trained on.
+            trajectories: all that were played, in any order.
+            replaced: what groups that were replaced consisted of, in any order.
+        """
+        for group in groups:
+            self._add_group(group)
+        for one in replaced:
+            self._add_episode(one)
+            self.replaced_won += one.outcome == "success"
+            self.replaced_lost += one.counted and one.outcome != "success"
+        for step in (step for played in trajectories if played.counted for step in played.steps):
+            self.completions += 1
+            self.valid += step.valid
+            if step.admissible is not None:
+                self.listed += 1
+                self.admissible += step.admissible
+
+    def _add_group(self, group: Sequence[TrajectoryRecord]) -> None:
+        for one in group:
+            self._add_episode(one)
+        counted = [one for one in group if one.counted]
+        if not counted:
+            return
+        won = {one.outcome == "success" for one in counted}
+        self.groups += 1
+        self.lost_groups += won == {False}
+        self.won_groups += won == {True}
+        self.unequal_groups += len({one.reward for one in counted}) > 1
+        visits = Counter(key for one in counted for key in one.keys)
+        later = [key for one in counted for key in one.keys[one.parent is None :]]
+        self.later_steps += len(later)
+        self.shared_steps += sum(visits[key] > 1 for key in later)
+
+    def _add_episode(self, one: TrajectoryRecord) -> None:
+        self.episodes += one.parent is None
+        self.without_result += one.parent is None and not one.counted
+
+    def restart(self, is_whole: bool = True) -> None:
+        """Forget everything: training starts again."""
+        self.__init__(is_whole=is_whole)
+
+    def state(self) -> dict[str, int | bool]:
+        """What a checkpoint keeps. Plain data."""
+        return asdict(self)
+
+    def restore(self, state: Mapping[str, int | bool]) -> None:
+        """Take up what `state` gave."""
+        self.__init__(**state)
+
+
+def verdict(tally: Tally, estimator_name: str = "g2po") -> str | None:
+    """Return why there was nothing to learn from and what to do next, in a paragraph; `None` if that cannot be said.
+
+    Args:
+        estimator_name: see `g2po_trl.credit.estimators`.
+    """
+    compares = _COMPARES.get(estimator_name.split(" ")[0].rstrip(","))
+    if not tally.is_whole or not tally.episodes:
+        return None
+    if tally.without_result == tally.episodes:
+        return (
+            f"Nothing was learned: {_all(tally.episodes, 'episode')} ended in an environment error. Their `error` in "
+            "trajectories/ says why; `g2po check` plays the environment without a model."
+        )
+    if tally.unequal_groups:
+        if compares != "states" or not tally.later_steps or tally.shared_steps:
+            return None
+        return (
+            f"No action was compared with another in the same state: after an episode's first step, "
+            f"{_all(tally.later_steps, 'step')} were in a state that was visited once in its group. Use coarser state "
+            "keys (state_key, state_key_ignores, state_similarity); `g2po view` shows what tells states apart."
+        )
+    groups = _all(tally.groups, "group")
+    if tally.lost_groups == tally.groups and not tally.replaced_won:
+        return f"Nothing to learn from: {groups} lost every episode, with equal rewards. {_remedy(tally)}"
+    if tally.won_groups == tally.groups and not tally.replaced_lost:
+        return f"Success could not rise: {groups} won every episode, with equal rewards. Use harder tasks."
+    if compares is None:
+        return None
+    return (
+        f"Episodes were never told apart: in {groups} rewards were equal ({tally.lost_groups:,} lost and "
+        f"{tally.won_groups:,} won every episode). Use tasks that the model solves sometimes, or larger groups "
+        "(num_generations)."
+    )
+
+
+def _remedy(tally: Tally) -> str:
+    """Why groups lost, and what to do about it."""
+    if not tally.completions:
+        return "No episode had a step: `failure_reason` in trajectories/ says why. Is max_prompt_length too small?"
+    if tally.valid < ALMOST_NONE * tally.completions:
+        return (
+            f"{_none(tally.valid, tally.completions, 'completion')} had the required format: read some `reply` in "
+            "trajectories/. If replies are cut off, raise max_completion_length; otherwise change the prompt "
+            "template, or fine-tune the model on demonstrations first."
+        )
+    if tally.listed and tally.admissible < ALMOST_NONE * tally.listed:
+        return (
+            f"{_none(tally.admissible, tally.listed, 'action')} was among those that the environment listed, although "
+            f"{tally.valid / tally.completions:.1%} of the completions had the required format. Use a stronger model, "
+            "or fine-tune it on demonstrations first."
+        )
+    return (
+        "Start from a model that sometimes succeeds (a larger one, or one that was fine-tuned on demonstrations), or "
+        "from easier tasks; `g2po check` tells whether random actions ever succeed."
+    )
+
+
+def _all(number: int, thing: str) -> str:
+    return f"the only {thing}" if number == 1 else f"all {number:,} {thing}s"
+
+
+def _none(number: int, of: int, thing: str) -> str:
+    return f"{'Almost no' if number else 'No'} {thing} ({number:,} of {of:,})"

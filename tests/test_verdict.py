@@ -1,0 +1,124 @@
+"""What a run says at its end when there was nothing to learn from: said where it is so, and nowhere else."""
+
+from dataclasses import replace
+
+import pytest
+from letter_environment import BreakingEnvironment, LetterEnvironment
+
+from g2po_trl import Observation, Step, Trajectory
+from g2po_trl.credit.graph import record
+from g2po_trl.runs.verdict import Tally, verdict
+
+
+def episode(won=False, states=("a", "b", "c"), reward=None, outcome=None, **facts):
+    outcome = outcome or ("success" if won else "failure")
+    steps = [Step(state, "go", **{"admissible_actions": ["go"], **facts}) for state in states]
+    return Trajectory("task", steps, 10.0 * won if reward is None else reward, outcome)
+
+
+def tally_of(*groups, replaced=()):
+    tally = Tally()
+    tally.add([[record(t) for t in group] for group in groups], sum(groups, [*replaced]), map(record, replaced))
+    return tally
+
+
+LOST, WON, MIXED = [episode(), episode()], [episode(True), episode(True)], [episode(True), episode()]
+ALONE = [episode(True, "axy"), episode(False, "auv")]
+ERRORS = [episode(outcome="error"), episode(outcome="lost")]
+MUTE, WRONG = [episode(valid=False)] * 2, [episode(admissible_actions=["stay"])] * 2
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([LOST] * 3, ["all 3 groups lost every episode", "g2po check"]),
+        ([LOST], ["the only group lost every episode"]),
+        ([WON, WON], ["all 2 groups won every episode", "harder tasks"]),
+        ([WON, LOST], ["in all 2 groups rewards were equal (1 lost and 1 won", "num_generations"]),
+        ([ERRORS, ERRORS], ["all 4 episodes ended in an environment error", "g2po check"]),
+        ([ERRORS, LOST], ["the only group lost every episode"]),
+        ([MUTE], ["No completion (0 of 6) had the required format"]),
+        ([WRONG], ["No action (0 of 6) was among those that the environment listed", "100.0%"]),
+        ([WRONG, MUTE], ["No action (0 of 12) was among", "50.0%"]),
+        ([[episode(states=())] * 2], ["No episode had a step", "failure_reason"]),
+        ([ALONE, ALONE], ["all 8 steps were in a state that was visited once", "state_key"]),
+    ],
+)
+def test_what_is_said(groups, words):
+    text = verdict(tally_of(*groups))
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [],
+        [MIXED],
+        [LOST] * 9 + [MIXED],
+        [[episode(reward=0.5), episode()]],  # nobody won, and one was paid more
+        [[episode(True, reward=9.0), episode(True)]],  # all won, and one was paid more
+        [ALONE, MIXED],
+        [[episode(True, "a"), episode(False, "a")]],  # there is no later step
+    ],
+)
+def test_nothing_is_said_where_something_could_be_learned(groups):
+    assert verdict(tally_of(*groups)) is None
+
+
+def test_estimators_learn_from_different_things():
+    assert verdict(tally_of(ALONE), "g2po without A_EC") and verdict(tally_of(ALONE), "gigpo, value_lambda 0.5")
+    assert verdict(tally_of(ALONE), "grpo") is None and verdict(tally_of(ALONE), "my_advantages") is None
+    assert verdict(tally_of(WON, LOST), "rloo") and verdict(tally_of(WON, LOST), "ppo") is None
+    assert verdict(tally_of(LOST, LOST), "ppo")
+
+
+def test_groups_that_were_replaced_are_not_forgotten():
+    assert "all 2 groups lost" in verdict(tally_of(LOST, LOST, replaced=LOST))
+    assert "rewards were equal" in verdict(tally_of(LOST, LOST, replaced=WON))
+    assert "rewards were equal" in verdict(tally_of(WON, WON, replaced=LOST))
+
+
+def test_a_run_without_all_of_its_counts_says_nothing():
+    tally = tally_of(LOST)
+    tally.restart(is_whole=False)
+    tally.add([list(map(record, LOST))], LOST)
+    assert verdict(tally) is None
+
+
+class Hopeless(LetterEnvironment):
+    """Nothing is ever paid. It lists what it knows."""
+
+    def reset(self, seed):
+        return replace(super().reset(seed), admissible_actions=["dance"])
+
+    def step(self, action):
+        result = super().step(action)
+        return replace(result, reward=0.0, observation=Observation(result.observation, admissible_actions=["dance"]))
+
+
+def test_a_run_says_it_once_also_when_it_was_resumed(make_trainer, tmp_path, capsys):
+    """With the numbers of all of it."""
+    trainer = make_trainer(Hopeless, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    said = capsys.readouterr().out
+    assert said.count("all 2 groups lost every episode") == 1
+    (line,) = (line for line in said.splitlines() if line.startswith("iteration"))
+    assert "| admissible 0.0% |" in line and len(line) < 150
+    trainer = make_trainer(Hopeless, max_steps=2, save_strategy="steps", save_steps=1)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
+    assert capsys.readouterr().out.count("all 4 groups lost every episode") == 1
+    assert trainer.tally.completions == 2 * 16 and trainer.tally.admissible == 0
+    trainer.create_model_card()
+    assert "all 4 groups lost every episode" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_run_of_errors_says_so(make_trainer, capsys):
+    make_trainer(BreakingEnvironment, max_steps=1, max_error_rate=1.0).train()
+    assert capsys.readouterr().out.count("all 8 episodes ended in an environment error") == 1
+
+
+def test_a_run_that_learns_says_nothing(make_trainer, capsys):
+    trainer = make_trainer(max_steps=2)
+    trainer.train()
+    assert trainer.tally.unequal_groups and trainer.verdict.text is None
+    assert "groups" not in capsys.readouterr().out
