@@ -188,6 +188,7 @@ def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]
         # A server that does not report them is not one that needs none.
         "tokens": mean(tokens) if any(tokens) or not any(t.steps for t in trajectories) else float("nan"),
         "valid": 100 * summary["valid_action_ratio"],
+        **({"admissible": 100 * summary["admissible_action_ratio"]} if "admissible_action_ratio" in summary else {}),
         "errors": 100 * summary["error_rate"],
         **({"lost": 100 * summary["lost_rate"]} if summary["lost_rate"] else {}),
     }
@@ -196,8 +197,8 @@ def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]
 def format_rows(rows: Sequence[dict[str, float]]) -> str:
     """Mean ± sample standard deviation over seeds, under their headings; n/a where a seed has no number."""
     cells = {}
-    for heading in rows[0]:
-        values = [row[heading] for row in rows]
+    for heading in dict.fromkeys(heading for row in rows for heading in row):
+        values = [row.get(heading, 0.0 if heading == "lost" else float("nan")) for row in rows]
         digits = 0 if heading == "tokens" else 1
         spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 and not any(map(isnan, values)) else ""
         cells[heading] = "n/a" if any(map(isnan, values)) else f"{mean(values):.{digits}f}{spread}"

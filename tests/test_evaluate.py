@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from g2po_trl import Step, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.agents import ChatSettings
 from g2po_trl.agents.chat import load_local
-from g2po_trl.evaluate import load_panel, main, parse, played_by, row_of
+from g2po_trl.evaluate import format_rows, load_panel, main, parse, played_by, row_of
 from g2po_trl.runs.panel import Panel
 from g2po_trl.runs.run_description import load_object
 from g2po_trl.view.__main__ import main as view
@@ -451,3 +451,11 @@ def test_a_port_in_use_is_one_line(server, tmp_path):
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("t", [Step("a", "b")], 1.0, "success")])
     with pytest.raises(SystemExit, match=f"port {server.server_port}"):
         view([str(tmp_path), "--serve", "--no-open", "--port", str(server.server_port)])
+
+
+def test_a_column_that_one_seed_lacks_is_shown():
+    """None of its episodes was lost; whether its actions were listed is not known."""
+    rows = [{"Succ.": 50.0, "valid": 100.0}, {"Succ.": 70.0, "valid": 100.0, "admissible": 20.0, "lost": 5.0}]
+    header, cells = (line.split("  ") for line in format_rows(rows).splitlines())
+    told = dict(zip((one.strip() for one in header if one), (one.strip() for one in cells if one)))
+    assert told == {"Succ.": "60.0 ± 14.1", "valid": "100.0 ± 0.0", "admissible": "n/a", "lost": "2.5 ± 3.5"}
