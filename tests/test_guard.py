@@ -1,12 +1,16 @@
 """A gradient that is not finite: the run stops before the optimizer steps, and says where it comes from."""
 
+import json
+import os
 import re
 from pathlib import Path
 
+import programs
 import pytest
 import torch
 from letter_environment import LongLetterEnvironment
 from safetensors.torch import load_file
+from test_distributed import needs_deepspeed
 
 from g2po_trl.update.guard import describe
 
@@ -60,6 +64,30 @@ def test_a_run_stops_before_the_step(make_trainer, slices):
     saved = load_file(checkpoint / "model.safetensors")
     weights = trainer.model.state_dict()
     assert saved.keys() <= weights.keys() and all(torch.equal(weights[name], saved[name]) for name in saved)
+
+
+DEEPSPEED = [pytest.mark.deepspeed, needs_deepspeed]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("none", marks=pytest.mark.slow),
+        pytest.param("fsdp2", marks=pytest.mark.slow),
+        pytest.param("zero2", marks=DEEPSPEED),
+        pytest.param("zero3", marks=DEEPSPEED),
+    ],
+)
+def test_all_ranks_stop_together(tmp_path, tiny_model_dir, kind):
+    """Also where DeepSpeed steps inside the backward pass."""
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("guard_script.py")
+    run = programs.run_ranks(2, script, tiny_model_dir, tmp_path, kind, env=env, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2))
+    assert first == second and first["same"] and first["step"] == 1
+    assert "It begins in model.layers.1 (self_attn.q_proj.weight, self_attn.q_proj.bias, " in first["told"]
+    assert "Micro-batch 1 of " in first["told"] and " on rank 1 makes it: " in first["told"]
 
 
 def test_fp16_is_left_to_its_scaler(make_trainer, monkeypatch):

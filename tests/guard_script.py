@@ -1,0 +1,48 @@
+"""One of two ranks gets a gradient that is not finite, in its second optimizer step; each writes what it was told."""
+
+import json
+import sys
+
+import sharding
+import torch
+from distributed_script import build
+from test_guard import spoil
+from transformers import TrainerCallback
+
+
+class Weights(TrainerCallback):
+    """All of them, after each optimizer step."""
+
+    def __init__(self, trainer, kind):
+        self.trainer, self.kind, self.latest = trainer, kind, None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.latest = sharding.whole_weights(self.trainer, self.kind)
+
+
+def main(model, output, kind):
+    trainer = build(model, output, "groups over both ranks", "dapo", kind, optim="adamw_torch", eval_on_start=False)
+    rank = trainer.accelerator.process_index
+
+    def is_spoiled(ids):
+        part = trainer.iteration.slices[1]
+        return rank == 1 and trainer.state.global_step == 1 and torch.equal(ids, part[0]["packed_ids"])
+
+    spoil(trainer.model, is_spoiled)
+    weights = Weights(trainer, kind)
+    trainer.add_callback(weights)
+    told = None
+    try:
+        trainer.train()
+    except FloatingPointError as error:
+        told = str(error)
+    sharding.check(trainer, kind)
+    same = bool(torch.equal(weights.latest, sharding.whole_weights(trainer, kind)))
+    with open(f"{output}/told-{rank}.json", "w") as file:
+        json.dump({"told": told, "same": same, "step": trainer.state.global_step}, file)
+    trainer.close()
+    trainer.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
