@@ -85,6 +85,8 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
     (folder / "nothing.py").write_text("print('hello')\n")
     (folder / "runs" / "a" / "checkpoint-3").mkdir(parents=True)
     (folder / "runs" / "a" / "checkpoint-3" / "trainer_state.json").touch()
+    (folder / "runs" / "old").mkdir()
+    (folder / "runs" / "old" / "run.json").write_text("{}")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").touch()
     mine = ["train", "--model", "model"]
@@ -113,6 +115,7 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         (*mine, "--lora_r", "8"): "lora_r has no effect without --use_peft: add it, or leave it out",
         (*mine, "--vllm_mode", "colocate"): "vllm_mode has no effect without --use_vllm",
         (*mine, "--load_in_4bit"): "bitsandbytes" if not _has("bitsandbytes") else "rounded weights cannot be trained",
+        (*mine, "--output_dir", "runs/old"): "output_dir is 'runs/old', which holds another run (run.json): pass --",
         ("train", "nothing.py"): "makes no trainer and holds no TextEnvironment",
         ("train", "environment.py:Nope"): "environment.py has no Nope: it holds CoinEnvironment",
         ("train", "nosuch:Game", "--model", "model"): "there is no module nosuch here",

@@ -16,6 +16,7 @@ from typing import Any
 from ..arguments import read_config
 from ..environments.tasks import read_tasks
 from ..installing import EXTRA_OF, how_to_install
+from ..runs.ownership import check_free
 from ..switches import check_given
 from .flags import Field, fields_of, make_parser, read_flags, read_keys
 
@@ -73,6 +74,8 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
         raise ValueError("load_in_4bit and load_in_8bit are both True: choose one")
     if (given.get("load_in_4bit") or given.get("load_in_8bit")) and not given.get("use_peft"):
         raise ValueError("load_in_4bit or load_in_8bit is True: rounded weights cannot be trained, add --use_peft")
+    if script.stem.startswith("train_") and isinstance(given.get("output_dir"), str):
+        check_free(given["output_dir"], given.get("resume_from_checkpoint"), bool(given.get("overwrite")))
     for name in ("tasks", "eval_tasks"):
         if isinstance(given.get(name), str):
             read_tasks(given[name])
