@@ -33,7 +33,7 @@ def test_programs_run(block, tmp_path, tiny_model_dir):
     run = programs.run(script, cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-2000:]
     if "trainer.train()" in program:
-        assert "iteration 1/1 | success" in run.stdout
+        assert "iteration   1/1 | success" in run.stdout
         assert list(tmp_path.glob("*/trajectories/train-000001.jsonl"))
 
 

@@ -55,12 +55,11 @@ class IterationLine(TrainerCallback):
             self._print(entry, state)
 
     def _print(self, entry: Mapping[str, Any], state: TrainerState) -> None:
-        total = str(-(-state.max_steps // self.steps_per_iteration))
-        iteration = f"{-(-entry['step'] // self.steps_per_iteration):>{len(total)}}/{total}"
+        iteration, total = (-(-step // self.steps_per_iteration) for step in (entry["step"], state.max_steps))
         logps, update = (entry.get(f"time/{name}") for name in ("logps", "update"))
         seconds = {"rollout": entry.get("time/rollout"), "update": update and update + (logps or 0.0)}
         parts = [
-            f"iteration {iteration}",
+            f"iteration {iteration:>3}/{total}",
             f"success {_percent(entry.get('episode/success_rate'))}",
             *_given("score", entry.get("episode/score")),
             f"reward {_number(entry.get('episode/reward')).strip()}",
