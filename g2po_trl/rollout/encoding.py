@@ -77,7 +77,8 @@ def word_cuts(tokenizer) -> re.Pattern[str] | None:
     expressions on kinds of characters that look one character ahead at most, so all pairs of kinds are tried: a word
     must end at the cut whatever is on its left, or none is made before that character; and the token ids of them all
     must be those of the parts. SentencePiece's vocabularies have no words, and tokens added with `lstrip` or `rstrip`
-    take the space beside them: no cuts there.
+    take the space beside them: no cuts there. A pre-tokenizer that takes whole spans for words, such as all between
+    two quotes, is not found out: its prompts are then tokenized by parts, the same in play and in training.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or backend.pre_tokenizer is None:
