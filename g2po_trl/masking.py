@@ -11,18 +11,20 @@ _WORDS = r"TOKENS?|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|PAT|AUTH"
 # Of a variable, and of an argument: there `max_tokens`, `state_key` and `key_room` are ordinary.
 _VARIABLE = re.compile(rf"(^|_)({_WORDS})($|_)|PASSWORD|(API|ACCESS|SECRET)KEY", re.IGNORECASE)
 _ARGUMENT = re.compile(
-    rf"(^|[_-])({_WORDS}|AUTHORIZATION|COOKIE)$|PASSWORD|SECRET|CREDENTIAL|(API|ACCESS|PRIVATE)[_-]?KEY",
+    rf"(^|[_-])({_WORDS}|AUTHORIZATION|COOKIES?)$|ACCESSTOKEN$|PASSWORD|SECRET|CREDENTIAL|(API|ACCESS|PRIVATE)[_-]?KEY",
     re.IGNORECASE,
 )
+# A bare `key` is what tells states apart in ALFWorld and AppWorld, and what opens a door elsewhere.
 _ORDINARY = re.compile(
-    r"(^|_)(BOS|EOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|VIDEO|AUDIO|SPECIAL|STATE|TASK|SORT)_(TOKEN|KEY)S?$", re.IGNORECASE
+    r"(^|_)(BOS|EOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|VIDEO|AUDIO|SPECIAL|STATE|TASK|SORT)_(TOKEN|KEY)S?$|^KEYS?$",
+    re.IGNORECASE,
 )
-_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
-_IN_QUERY = re.compile(r"([?&][^=&\s]*(?:token|key|secret|password|signature|auth)=)[^&#\s]+", re.IGNORECASE)
-# Credentials whatever they are called: of the Hub, of OpenAI and its like, of GitHub, AWS, Slack, Google.
+_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]*:[^\s/]+(?=@)")  # a password may have an @
+_IN_QUERY = re.compile(r"([?&#][^=&\s]*(?:token|key|secret|password|signature|auth)=)[^&#\s]+", re.IGNORECASE)
+# Credentials whatever they are called: of the Hub, of OpenAI and its like, of GitHub, AWS, Slack, Google, GitLab.
 _CREDENTIAL = re.compile(
     r"\b(hf_\w{16,}|sk-[\w-]{16,}|gh[oprsu]_\w{20,}|github_pat_\w{20,}|AKIA[A-Z0-9]{16}|xox[abprs]-[\w-]{10,}"
-    r"|AIza[\w-]{30,})"
+    r"|AIza[\w-]{30,}|glpat-[\w-]{16,}|(?<=Bearer )\S{8,})"
 )
 
 

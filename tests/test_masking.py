@@ -33,6 +33,10 @@ class Keyed(KeyDoorEnvironment):
         (["https://there/?access_token=abc&x=1"], [f"https://there/?access_token={HIDDEN}&x=1"]),
         ({"note": "use hf_abcdefghijklmnopqrstuvwx here"}, {"note": f"use {HIDDEN} here"}),
         ("sk-proj-abcdefghijklmnopqrst", HIDDEN),
+        ("postgres://me:p@ss@there/db", f"postgres://{HIDDEN}@there/db"),
+        ("https://there/#access_token=abc", f"https://there/#access_token={HIDDEN}"),
+        ({"accessToken": "a", "cookies": ["b"]}, {"accessToken": HIDDEN, "cookies": [HIDDEN]}),
+        ([["Authorization", "Bearer abcdefgh"]], [["Authorization", f"Bearer {HIDDEN}"]]),
     ],
 )  # fmt: skip
 def test_what_is_masked(data, expected):
@@ -45,6 +49,7 @@ def test_what_is_masked(data, expected):
         {"max_tokens": 5, "eos_token": "<|im_end|>", "stop_tokens": ["a"], "state_key": "room", "key_room": "hall"},
         {"api_key": None, "password": "", "use_auth_token": True, "state_key_ignores": ["case"], "monkey": "x"},
         {"url": "http://there:8000/a@b", "environment_variables": ["HF_TOKEN"], "author": "me", "pattern": "x"},
+        {"key": "released", "keys": ["red", "blue"], "url": "http://there:8000, a mail: me@there"},
         {"text": "the task-force sk-8 and hf_small", "token_layout": "packed", "nested": [[1, 2.5, None]]},
     ],
 )

@@ -17,6 +17,7 @@ from trl import ModelConfig, TrlParser, get_peft_config
 
 from g2po_trl import G2POConfig
 from g2po_trl.cli.train import _VALUES, HELP
+from g2po_trl.masking import masked
 from g2po_trl.recipe import parse_arguments, run_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -33,6 +34,13 @@ def parse(name, *flags, environment="alfworld"):
     parser = TrlParser((load_recipe(environment).ScriptArguments, G2POConfig, ModelConfig))
     config = ["--config", str(RECIPES / environment / name)]
     return parser.parse_args_and_config([*config, "--use_cpu", "true", "--bf16", "false", *flags])
+
+
+@pytest.mark.parametrize("environment", ["alfworld", "webshop", "appworld", "environment"])
+def test_no_setting_of_a_recipe_looks_like_a_secret(environment):
+    """`g2po evaluate --model` of its run needs them all."""
+    script_args = dataclasses.asdict(load_recipe(environment).ScriptArguments())
+    assert masked(script_args) == script_args
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen2.5-1.5b.yaml", 2), ("qwen2.5-7b.yaml", 8)])
