@@ -193,10 +193,13 @@ def test_what_a_broken_off_run_has_measured_is_forgotten(make_trainer):
     trainer.update.backward = backward
     trainer.iteration.update_time = 100.0
     rewards, log_rollout = [], trainer._log_rollout
-    trainer._log_rollout = lambda *args: (
-        log_rollout(*args),
-        rewards.append(list(trainer._metrics["train"]["episode/reward"])),
-    )
+
+    def log_and_note(*args):
+        everyone = log_rollout(*args)
+        rewards.append(list(trainer._metrics["train"]["episode/reward"]))
+        return everyone
+
+    trainer._log_rollout = log_and_note
     trainer.train()
     (entry,) = log_of(trainer)
     assert len(rewards) == 1 and rewards == [[entry["episode/reward"]]] and entry["time/update"] < 100
