@@ -353,7 +353,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         with held(args.output, "output"):
             results = evaluate(args)
     except (ValueError, OSError, ImportError, TokenBudgetSpentError, ChatError) as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from error
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise SystemExit(f"{kind}{error}") from error
     except KeyboardInterrupt:
         print(f"\nStopped. The same command resumes here: {args.output}", file=sys.stderr)
         raise SystemExit(130) from None

@@ -18,7 +18,7 @@ import torch
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate, tasks_dataset
-from g2po_trl.environments.tasks import read_tasks
+from g2po_trl.environments.tasks import split_tasks
 from g2po_trl.objects import load
 from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, tokenizer_with_template, use_model_arguments
 
@@ -53,22 +53,7 @@ def load_tasks(script_args: ScriptArguments) -> tuple[list[dict], list[dict]]:
     """
     if script_args.tasks is None:
         raise ValueError("tasks is None: pass --tasks FILE, one task a line, as JSON")
-    train = read_tasks(script_args.tasks)
-    if script_args.eval_tasks is not None:
-        held_out = read_tasks(script_args.eval_tasks)
-    else:
-        number = script_args.num_eval_tasks
-        number = max(1, len(train) // 5) if number is None else number
-        if not 0 < number < len(train):
-            raise ValueError(
-                f"num_eval_tasks is {number} and {script_args.tasks} has {len(train)} tasks: hold out at least 1 and "
-                "leave at least 1, or pass --eval_tasks FILE"
-            )
-        train, held_out = train[:-number], train[-number:]
-    for name, rows in ((script_args.tasks, train), (script_args.eval_tasks, held_out)):
-        if not rows:
-            raise ValueError(f"{name} has no tasks: write one a line, as JSON")
-    return train, held_out
+    return split_tasks(script_args.tasks, script_args.eval_tasks, script_args.num_eval_tasks)
 
 
 def main() -> None:

@@ -87,6 +87,9 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
     (folder / "runs" / "a" / "checkpoint-3" / "trainer_state.json").touch()
     (folder / "runs" / "old").mkdir()
     (folder / "runs" / "old" / "run.json").write_text("{}")
+    (folder / "runs" / "alfworld-tiny").mkdir()
+    (folder / "runs" / "alfworld-tiny" / "run.json").write_text("{}")
+    (folder / "one.jsonl").write_text('{"start": "hall", "coin": "attic"}\n')
     (folder / "model").mkdir()
     (folder / "model" / "config.json").touch()
     mine = ["train", "--model", "model"]
@@ -116,6 +119,8 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         (*mine, "--vllm_mode", "colocate"): "vllm_mode has no effect without --use_vllm",
         (*mine, "--load_in_4bit"): "bitsandbytes" if not _has("bitsandbytes") else "rounded weights cannot be trained",
         (*mine, "--output_dir", "runs/old"): "output_dir is 'runs/old', which holds another run (run.json): pass --",
+        ("train", "alfworld"): "output_dir is 'runs/alfworld-tiny', which holds another run (run.json): pass --",
+        (*mine, "--tasks", "one.jsonl"): "num_eval_tasks is 5 and one.jsonl has 1 tasks: hold out at least 1",
         ("train", "nothing.py"): "makes no trainer and holds no TextEnvironment",
         ("train", "environment.py:Nope"): "environment.py has no Nope: it holds CoinEnvironment",
         ("train", "nosuch:Game", "--model", "model"): "there is no module nosuch here",

@@ -16,13 +16,14 @@ from letter_environment import LetterEnvironment, LongLetterEnvironment
 from letter_trainer import TASKS, make_config, make_letter_trainer
 
 from g2po_trl.evaluate import main as evaluate
+from g2po_trl.masking import HIDDEN
 from g2po_trl.recipe import starting_point
 from g2po_trl.report.__main__ import gamma_of, notes
 from g2po_trl.report.analysis import load_iterations
 from g2po_trl.runs.changes import changes, next_parts, settings_at
 from g2po_trl.runs.ownership import FolderLock, check_free, held, what_is_in
 from g2po_trl.runs.run_description import read_run
-from g2po_trl.runs.run_folder import check_panel_name
+from g2po_trl.runs.run_folder import RunFolder, check_panel_name
 from g2po_trl.view.data import Run
 from g2po_trl.view.server import make_server
 from g2po_trl.view.sources import Sources, open_folder
@@ -187,6 +188,7 @@ def test_parts_of_several_resumes():
     second = {"trainer": {"gamma": 0.5, "beta": 0.1, "seed": 0, "new": 1}, "environment": {"import": "a:A"}}
     third = {"trainer": {"gamma": 0.5, "beta": 0.2, "seed": 0, "new": 1}, "environment": {"import": "a:A"}}
     assert changes(first, {**first, "run_id": "x", "parts": []}) == {}
+    assert changes({"trainer": {"hub_token": "<HUB_TOKEN>"}}, {"trainer": {"hub_token": HIDDEN}}) == {}
     second["parts"] = next_parts(first, 4, second)
     assert second["parts"][1:] == [
         {"first_step": 5, "changed": {"environment.kwargs": [{"n": 1}, None], "trainer.gamma": [0.9, 0.5]}}
@@ -250,6 +252,35 @@ def test_commands_refuse_a_folder_that_is_taken(run, tmp_path, capsys):
     assert files_of(run) == before
     with pytest.raises(ValueError, match="holds an evaluation of `g2po evaluate`"):
         check_free(tmp_path / "evaluation", None, overwrite=True)
+
+
+def test_a_run_that_another_has_overwritten_writes_no_evaluations_there(tmp_path):
+    """Two trainers of a notebook, or one that was left open while a command overwrote its run."""
+    described = {"trainer": {}, "versions": {}}
+
+    def begun(overwrite):
+        folder = RunFolder(tmp_path, save_trajectories=False)
+        folder.begin(None, overwrite, {})
+        folder.take(resumed=False)
+        folder.write_run(described, {})
+        folder.release()
+        return folder
+
+    first = begun(overwrite=False)
+    second = begun(overwrite=True)
+    assert second.take_for_evaluation() is first.take_for_evaluation() is False
+    second.add_evaluation("eval", 3, 0.4, {"success_rate": 0.5}, [], TASKS)
+    before = (tmp_path / "evaluations.jsonl").read_bytes()
+    with pytest.warns(UserWarning, match="holds another run: this evaluation is not written there"):
+        first.add_evaluation("eval", 7, 0.4, {"success_rate": 0.1}, [], TASKS)
+    assert (tmp_path / "evaluations.jsonl").read_bytes() == before
+
+
+def test_an_output_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match="output is '.*' and cannot be written"), held(output, "output"):
+            raise AssertionError("held")
 
 
 def test_where_files_cannot_be_locked_it_is_said(tmp_path):

@@ -1,7 +1,8 @@
 """What can be said about a command line in a moment, before torch and TRL are imported.
 
 Flags and the configuration file are known, have values of the right type, and each has an effect; the model is there;
-what the options need is installed; the tasks can be read. All else is the recipe's to refuse.
+what the options need is installed; the tasks can be read and held out; output_dir holds no other run. All else
+is the recipe's to refuse.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import read_config
-from ..environments.tasks import read_tasks
+from ..environments.tasks import split_tasks
 from ..installing import EXTRA_OF, how_to_install
 from ..runs.ownership import check_free
 from ..switches import check_given
@@ -67,6 +68,7 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
             raise ValueError("model_name_or_path is None: pass --model, a folder or a Hub id")
         if given.get("tasks") is None:
             raise ValueError("tasks is None: pass --tasks FILE, one task a line, as JSON")
+        split_tasks(given["tasks"], given.get("eval_tasks"), given.get("num_eval_tasks"))
     for name in ("model_name_or_path", "critic_model_name_or_path"):
         if given.get(name) is not None:
             check_model(name, str(given[name]))
@@ -74,11 +76,16 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
         raise ValueError("load_in_4bit and load_in_8bit are both True: choose one")
     if (given.get("load_in_4bit") or given.get("load_in_8bit")) and not given.get("use_peft"):
         raise ValueError("load_in_4bit or load_in_8bit is True: rounded weights cannot be trained, add --use_peft")
-    if script.stem.startswith("train_") and isinstance(given.get("output_dir"), str):
-        check_free(given["output_dir"], given.get("resume_from_checkpoint"), bool(given.get("overwrite")))
-    for name in ("tasks", "eval_tasks"):
-        if isinstance(given.get(name), str):
-            read_tasks(given[name])
+    folder = given.get("output_dir", _default_output_dir(script, config))
+    if script.stem.startswith("train_") and isinstance(folder, str):
+        check_free(folder, given.get("resume_from_checkpoint"), bool(given.get("overwrite")))
+
+
+def _default_output_dir(script: Path, config: str | None) -> str | None:
+    """Of the configuration that a recipe reads without `--config`."""
+    kind, _, method = script.stem.removeprefix("train_").partition("_")
+    path = script.with_name(kind) / f"tiny{'-' * bool(method)}{method}.yaml"
+    return read_config(path).get("output_dir") if config is None and path.is_file() else None
 
 
 def _without_config(arguments: Sequence[str]) -> tuple[list[str], str | None]:

@@ -40,6 +40,34 @@ def read_tasks(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
+def split_tasks(
+    tasks: str | Path, eval_tasks: str | Path | None = None, num_eval_tasks: int | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tasks to train on and the held-out ones: those of `eval_tasks`, or the last lines of `tasks`.
+
+    Args:
+        num_eval_tasks: how many lines; `None`: a fifth.
+
+    Raises:
+        ValueError: when a file cannot be read, or there are none of a kind.
+    """
+    train = read_tasks(tasks)
+    if eval_tasks is not None:
+        held_out = read_tasks(eval_tasks)
+    else:
+        number = max(1, len(train) // 5) if num_eval_tasks is None else num_eval_tasks
+        if not 0 < number < len(train):
+            raise ValueError(
+                f"num_eval_tasks is {number} and {tasks} has {len(train)} tasks: hold out at least 1 and leave at "
+                "least 1, or pass --eval_tasks FILE"
+            )
+        train, held_out = train[:-number], train[-number:]
+    for name, rows in ((tasks, train), (eval_tasks, held_out)):
+        if not rows:
+            raise ValueError(f"{name} has no tasks: write one a line, as JSON")
+    return train, held_out
+
+
 class _Absent:
     """Stands in a batch of rows for a column that a row does not have."""
 

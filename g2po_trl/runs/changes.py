@@ -17,6 +17,7 @@ from ..json_text import to_json
 # Where a run is and how it was started, not what it is trained with.
 _NOT_SETTINGS = {"parts", "run_id", "identity"}
 _NOT_FIELDS = {"output_dir", "logging_dir", "resume_from_checkpoint", "overwrite", "eval_on_start", "run_name"}
+_NOT_FIELDS |= {"hub_token"}  # never written, and each version has another word for that
 _OF_VERSION = ("trainer", "play", "estimator", "prompt")  # a name that only one side has is another version's
 
 

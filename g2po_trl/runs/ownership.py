@@ -98,8 +98,12 @@ def held(folder: str | Path, option: str) -> Iterator[None]:
     """Hold a folder while the block runs. Where the block has written nothing, no folder is left.
 
     Raises:
-        ValueError: when another process holds it, naming the option.
+        ValueError: when another process holds it, or it cannot be made, naming the option.
     """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{option} is {str(folder)!r} and cannot be written ({error}): choose another") from error
     lock = FolderLock(folder)
     if not lock.acquire():
         raise ValueError(

@@ -242,6 +242,8 @@ class RunFolder:
 
         One that another run or process has is left as it is, until `train` takes or refuses it.
         """
+        if self.is_ours and self.has_description and read_run(self.path).get("run_id") != self.run_id:
+            self.is_ours = False  # another has overwritten it since
         if not self.is_ours and not occupied(self.path) and self._lock.acquire():
             self.release()
             self.is_ours = True
