@@ -32,6 +32,7 @@ from .rollout.sampling import Sampling
 from .runs.callbacks import callbacks_of
 from .runs.run_description import describe_run
 from .runs.task_errors import TaskErrorReport, TaskErrors
+from .sdpa import without_cudnn_attention
 from .trajectory import Step
 from .update.iteration import Iteration
 from .update.layout import Layout
@@ -236,6 +237,7 @@ def _make_served_engine(trainer: GRPOTrainer, tokenizer: Any, options: dict[str,
 def _lend_trained_model(trainer: GRPOTrainer, config: GenerationConfig) -> Iterator[torch.nn.Module]:
     """The bare model, gathered where ZeRO-3 sharded it, in evaluation mode: training mode means dropout."""
     with (
+        without_cudnn_attention(),
         unwrap_model_for_generation(
             trainer.model_wrapped,
             trainer.accelerator,

@@ -48,6 +48,12 @@ SWITCHES = (
         "--use_vllm --vllm_mode server",
         ("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_group_port"),
     ),
+    Switch(
+        ("use_vllm", "vllm_mode"),
+        lambda value: bool(value("use_vllm")) and value("vllm_mode") == "colocate",
+        "--use_vllm --vllm_mode colocate",
+        ("vllm_merge_adapter",),
+    ),
     _by("vllm_servers", "vllm_request_timeout", "vllm_weights_folder"),
     Switch(
         ("use_vllm", "vllm_servers", "rollouts_ahead"),

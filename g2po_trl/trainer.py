@@ -342,7 +342,8 @@ class G2POTrainer(GRPOTrainer):
     def _step_optimizer(self, model: torch.nn.Module) -> None:
         """Do what transformers does when a training step has ended, for a mini-batch that is not its last."""
         norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
-        self.iteration.grad_norms.append(float(super()._get_grad_norm(model, norm)))
+        norm = super()._get_grad_norm(model, norm)
+        self.iteration.grad_norms += [] if norm is None else [float(norm)]  # DeepSpeed may keep none
         self.control = self.callback_handler.on_pre_optimizer_step(self.args, self.state, self.control)
         self.optimizer.step()
         self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)

@@ -72,7 +72,7 @@ def test_concatenation_keeps_rows_in_order():
     nothing = StepBatch.concatenate([StepBatch.from_trajectories([], [])] * 2)
     assert len(nothing) == 0
     filler = nothing.collate([], num_rows=1, pad_token_id=0)
-    assert filler["sampling_per_token_logps"].tolist() == [[0.0]], "the loss may ask for it, also of filler rows"
+    assert filler["sampling_per_token_logps"].tolist() == [[0.0, 0.0]], "the loss may ask for it, also of filler rows"
 
 
 def test_engine_log_probabilities_are_collated():

@@ -4,14 +4,20 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import programs
 import pytest
 import torch
+from accelerate import Accelerator
 from letter_environment import LongLetterEnvironment
 from safetensors.torch import load_file
 from test_distributed import needs_deepspeed
+from transformers import GenerationConfig
 
+from g2po_trl.rollout.generation import lent
+from g2po_trl.update.critic import Critic
 from g2po_trl.update.guard import describe
 
 
@@ -101,6 +107,26 @@ def test_fp16_is_left_to_its_scaler(make_trainer, monkeypatch):
         parameter.grad = torch.full_like(parameter, torch.inf)
     monkeypatch.setattr(type(trainer.accelerator), "mixed_precision", "fp16")
     trainer.update.guard.check(trainer.model, train=None)
+
+
+def test_the_critic_names_the_layer_too(tiny_model_dir):
+    """Clipping by a norm that is NaN makes every gradient NaN."""
+    critic = Critic(str(tiny_model_dir), Accelerator(cpu=True))
+    spoil(SimpleNamespace(model=critic.model.body), lambda ids: True)
+    before = [parameter.detach().clone() for parameter in critic.parameters]
+    with pytest.raises(FloatingPointError, match=r"It begins in body\.layers\.1 \(self_attn\.q_proj\.weight, "):
+        critic.fit([[5, 6, 7]], np.zeros(1), np.ones(1), None, 1, 1, np.random.default_rng(0))
+    assert all(map(torch.equal, critic.parameters, before))
+
+
+def test_a_lent_model_takes_no_cudnn_attention_either(make_trainer):
+    """Continuous batching and the check of servers' weights call it themselves."""
+    trainer = make_trainer(LongLetterEnvironment)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    for lend in (trainer.player.actor.engine.lend_model, lent(trainer.model)):
+        with lend(GenerationConfig()):
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_no_pass_takes_cudnns_attention(make_trainer):

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl.generation.vllm_generation import VLLMGeneration
 
-from g2po_trl.rollout.merging import merged_parameters
+from g2po_trl.rollout.merging import adapter_parameters, merged_parameters
 
 SIZES = {
     "vocab_size": 64,
@@ -103,3 +103,17 @@ def test_an_interrupted_pass_leaves_the_model_whole():
     weights.close()
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert dict(merged_parameters(model)).keys() == dict(dense().named_parameters()).keys()
+
+
+@pytest.mark.parametrize("others", [[], ["default", "third"]], ids=["alone", "beside others"])
+def test_of_several_adapters_the_active_one_is_handed_on_whatever_its_name(others):
+    config = LoraConfig(r=2, target_modules=["q_proj"])
+    model = get_peft_model(dense(), config, adapter_name="policy")
+    for name in others:
+        model.add_adapter(name, config)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.constant_(parameter, 1.0 if ".policy." in name else 2.0)
+    found = adapter_parameters(model)
+    assert len(found) == 4 and not any("policy" in name for name in found), "PEFT's files have no names of adapters"
+    assert all((value == 1).all() for value in found.values())

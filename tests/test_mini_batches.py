@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from letter_environment import LongLetterEnvironment
@@ -14,6 +15,7 @@ from test_ppo import make_ppo  # noqa: F401
 from test_trainer import weights
 
 from g2po_trl.trainer_checks import check_schedule
+from g2po_trl.update.batch import StepBatch, make_micro_batches
 from g2po_trl.update.iteration import Iteration
 
 LORA = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
@@ -80,6 +82,14 @@ def test_the_weights_are_those_of_as_many_slices(make_trainer, options):
     mini_batches.create_model_card()
     card = (Path(mini_batches.args.output_dir) / "README.md").read_text()
     assert f"optimizer steps: {4 * passes}" in card and "| mini_batch_size |" in card
+
+
+def test_a_norm_that_deepspeed_does_not_know_is_not_logged(make_trainer):
+    """Its engine keeps none where it shards nothing and computes in float32."""
+    trainer = make_trainer(LongLetterEnvironment, mini_batch_size=7, **{**COMMON, "max_steps": 1})
+    trainer.accelerator.clip_grad_norm_ = lambda *args, **kwargs: None
+    trainer.train()
+    assert trainer.iteration.inner_steps > 0 and "grad_norm" not in log_of(trainer)[0]
 
 
 def test_one_mini_batch_is_one_step_as_before(make_trainer):
@@ -174,6 +184,23 @@ def test_a_mean_over_tokens_does_not_depend_on_the_slices():
     for one in (iteration, resumed):
         one.merge_training_steps()
         assert one.metrics["kl"] == [4.0] and one.metrics["clip_ratio/high_max"] == [5.0]
+
+
+def test_rows_that_fill_up_a_micro_batch_of_one_token_replies_are_not_counted(make_trainer):
+    """Three samples for two ranks: the first trains one of them, and a row without tokens."""
+    trainer = make_trainer(beta=0.0)
+    trainer.current_gradient_accumulation_steps = 1
+    prompt = np.array([5, 6, 7, 8])
+    ranks = [
+        StepBatch([prompt] * n, [np.array([9])] * n, np.ones(n, dtype=np.float32), np.ones(n, dtype=bool))
+        for n in (2, 1)
+    ]
+    ((micro_batch,),), _ = make_micro_batches(ranks, 0, trainer.update.cut_into(1), np.random.default_rng(0))
+    assert micro_batch["completion_mask"].sum(1).tolist() == [1, 0]
+    trainer.compute_loss(trainer.model.train(), micro_batch)
+    logps = trainer.model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1)
+    (entropy,) = trainer._metrics["train"]["entropy"]
+    assert entropy == pytest.approx(-(logps.exp() * logps).sum().item(), rel=1e-5)
 
 
 def test_what_a_broken_off_run_has_measured_is_forgotten(make_trainer):

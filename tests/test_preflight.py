@@ -171,6 +171,9 @@ def test_every_configuration_passes(tmp_path):
 def test_a_switch_that_is_given_is_a_decision():
     check_given({"lora_r", "use_peft"})
     check_given({"vllm_mode", "use_vllm", "vllm_gpu_memory_utilization"})
+    check_given({"use_vllm", "vllm_merge_adapter"})
+    with pytest.raises(ValueError, match="vllm_merge_adapter has no effect without --use_vllm --vllm_mode colocate"):
+        check_given({"vllm_merge_adapter"})
     with pytest.raises(ValueError, match="vllm_server_host has no effect without --use_vllm --vllm_mode server"):
         check_given({"use_vllm", "vllm_server_host"})
     with pytest.raises(ValueError, match="bnb_4bit_quant_type, use_bnb_nested_quant have no effect without --load_in"):
@@ -188,6 +191,8 @@ def test_objects_are_told_too(tmp_path):
     options = {"use_cpu": True, "bf16": False, "report_to": "none"}
     with pytest.warns(UserWarning, match="vllm_gpu_memory_utilization has no effect without --use_vllm"):
         G2POConfig(str(tmp_path), vllm_gpu_memory_utilization=0.5, **options)
+    with pytest.warns(UserWarning, match="vllm_merge_adapter has no effect without --use_vllm --vllm_mode colocate"):
+        G2POConfig(str(tmp_path), use_vllm=True, vllm_mode="server", vllm_merge_adapter=False, **options)
     for name, value in {"log_completions": True, "num_completions_to_print": 4}.items():
         with pytest.warns(UserWarning, match=f"{name}={value} has no effect in G2PO: `save_trajectories`"):
             G2POConfig(str(tmp_path), **{name: value}, **options)

@@ -145,6 +145,9 @@ def test_modules_that_this_vllm_does_not_wrap_are_merged(caplog):
     partly = ServedAdapter(vllm_with(names, packed), model, None, None)
     assert partly.merges and "it serves no down_proj" in caplog.text and partly.load() is None
 
+    with pytest.raises(ValueError, match="vllm_merge_adapter is False, and vLLM must have .* serves no down_proj"):
+        ServedAdapter(vllm_with(names, packed), model, None, None, merge=False)
+
     names.append("model.layers.0.mlp.down_proj.base_layer.weight")
     assert not ServedAdapter(vllm_with(names, packed), model, None, None).merges
 

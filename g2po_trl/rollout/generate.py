@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
 
-from ..sdpa import without_cudnn_attention
 from .sampling import Sampling
 
 
@@ -65,7 +64,6 @@ def check_options(options: Iterable[str]) -> None:
             )
 
 
-@without_cudnn_attention()
 def generate_batch(
     model: torch.nn.Module,
     tokenizer: PreTrainedTokenizerBase,

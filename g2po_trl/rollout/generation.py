@@ -16,6 +16,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from ..sdpa import without_cudnn_attention
 from .generate import SampledLogProbs, check_options, generate_batch, generation_config
 from .sampling import Sampling
 
@@ -246,7 +247,7 @@ def lent(model: torch.nn.Module, autocast: torch.dtype | None = None) -> LendMod
         model.eval()
         try:
             mixed = nullcontext() if autocast is None else torch.autocast(model.device.type, autocast)
-            with torch.no_grad(), mixed:
+            with torch.no_grad(), mixed, without_cudnn_attention():
                 yield model
         finally:
             model.train(was_training)

@@ -87,7 +87,7 @@ def adapter_parameters(
         if parameter.requires_grad or model.prefix in name:
             with gather([parameter]):
                 values[_plain(name)] = _whole(parameter.data, device).clone()
-    return get_peft_model_state_dict(model, values, save_embedding_layers=False)
+    return get_peft_model_state_dict(model, values, model.active_adapter, save_embedding_layers=False)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
+_MUST_MERGE = "vllm_merge_adapter is False, and vLLM must have the adapter merged"
 Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 
 
@@ -82,7 +83,7 @@ class _AdapterGeneration(VLLMGeneration):
         if reason is None and not supports_lora(architecture):
             reason = f"it serves no adapters of {architecture.__name__}"
         if reason is not None and self.merge is False:
-            raise ValueError(f"vllm_merge_adapter is False, and vLLM must have the adapter merged: {reason}")
+            raise ValueError(f"{_MUST_MERGE}: {reason}")
         if reason is not None and self.accelerator.is_main_process:
             logger.warning("vLLM has the adapter merged into its weights, which rounds it: %s", reason)
         return reason is None
@@ -116,12 +117,15 @@ class ServedAdapter:
     """The active adapter of a model that is trained, in a colocated vLLM that was started with room for it.
 
     Args:
-        llm: with `enable_lora`. gather, device: as of `merged_parameters`.
+        llm: with `enable_lora`. gather, device: as of `merged_parameters`. merge: of `adapters_beside_the_base`.
 
     `merges`: the adapter has parts that this vLLM does not serve. Then `weights` are merged, and there is no request.
+
+    Raises:
+        ValueError: for such parts, if they may not be merged.
     """
 
-    def __init__(self, llm: LLM, model: PeftModel, gather: Gather, device: torch.device):
+    def __init__(self, llm: LLM, model: PeftModel, gather: Gather, device: torch.device, merge: bool | None = None):
         self.llm, self.model, self.gather, self.device = llm, model, gather, device
         theirs = llm.llm_engine.model_executor.driver_worker.model_runner.model
         served = {name.rpartition(".base_layer.")[0].rpartition(".")[2] for name, _ in theirs.named_parameters()}
@@ -130,6 +134,8 @@ class ServedAdapter:
         adapted = {name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
         unserved = ", ".join(sorted({name.rpartition(".")[2] for name in adapted} - served))
         self.merges, self._has_base, self._number = bool(unserved), False, 0
+        if unserved and merge is False:
+            raise ValueError(f"{_MUST_MERGE}: it serves no {unserved}")
         if unserved:
             logger.warning("vLLM has the adapter merged into its weights, which rounds it: it serves no %s", unserved)
 

@@ -80,7 +80,7 @@ class VLLMEngine(RequestEngine):
             gather = vllm._dist.gather_params
             vllm._iter_named_params = partial(merged_parameters, model, gather, accelerator.device)
             if vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None:
-                self.adapter = ServedAdapter(vllm.llm, model, gather, accelerator.device)
+                self.adapter = ServedAdapter(vllm.llm, model, gather, accelerator.device, vllm.merge)
                 vllm._iter_named_params = self.adapter.weights
 
     @contextmanager

@@ -143,7 +143,8 @@ class StepBatch:
         """
         lengths = self.lengths(rows)
         width = _round_up(max((p for p, _ in lengths), default=1), pad_to_multiple_of)
-        reply_width = _round_up(max((c for _, c in lengths), default=1), pad_to_multiple_of)
+        # At a width of 1 TRL's metrics would take tokens for sequences, and count rows that fill up.
+        reply_width = _round_up(max([2, *(c for _, c in lengths)]), pad_to_multiple_of)
         prompt_ids = torch.full((num_rows, width), pad_token_id, dtype=torch.long)
         completion_ids = torch.full((num_rows, reply_width), pad_token_id, dtype=torch.long)
         prompt_mask, completion_mask = torch.zeros_like(prompt_ids), torch.zeros_like(completion_ids)

@@ -141,14 +141,15 @@ class Critic:
         for parameter in self.parameters:
             grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad = self.accelerator.reduce(grad, reduction="sum")
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or float("inf")).item()
-        if not math.isfinite(norm):
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters])
+        if not norm.isfinite():  # clipping would make every gradient NaN, and hide where that begins
             raise FloatingPointError(
-                f"gradient norm of the critic is {norm}, and its weights are as they were: "
+                f"gradient norm of the critic is {norm.item()}, and its weights are as they were: "
                 f"{describe(non_finite(self.model))}. {ADVICE}"
             )
+        nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm or math.inf, norm)
         self.optimizer.step()
-        return norm
+        return norm.item()
 
     def _micro_batches(self, prompts, rows) -> list[list[int]]:
         rows = sorted(rows, key=lambda row: -len(prompts[row]))

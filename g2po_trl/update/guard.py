@@ -131,8 +131,8 @@ class GradientGuard:
         told = [line for lines in gather_object([told]) for line in lines]
         told = told or [f"None of the step's {number} micro-batches makes it when it passes again, alone."]
         raise FloatingPointError(
-            f"the gradient is not finite, and the run stops before the optimizer steps: no weight was changed. "
-            f"{describe(names)}. {' '.join(told)} {ADVICE}"
+            "the gradient is not finite, and the run stops before the optimizer steps on it: weights are those of the "
+            f"step before. {describe(names)}. {' '.join(told)} {ADVICE}"
         )
 
     def _describe(self, micro_batch: dict[str, Any]) -> str:

@@ -73,7 +73,7 @@ class SamplingStatistics:
             unbounded = log_ratio(logps, sampling_logps, mask, "token" if by_token else "sequence")
             self.ratios.append(ratio[rows].float().cpu())
             self.outside.append(outside[rows].float().cpu())
-            self.log_ratios.append(unbounded[rows].double().cpu())
+            self.log_ratios.append(unbounded[rows].cpu().double())
 
     def summary(self) -> dict[str, tuple[float, ...]]:
         """Return (sum, count, min, max) of each quantity of this rank, and of the unbounded ratios the logarithms of
