@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,21 @@ class _Print(argparse.Action):
 def _hyphenated(word: str) -> str:
     name, equals, value = word.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if re.fullmatch(r"--[A-Za-z][\w-]*", name) else word
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return an argument that is a JSON object.
+
+    Raises:
+        ArgumentTypeError: for any other text.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
+    return value
 
 
 def not_known(parser: argparse.ArgumentParser, word: str, where: str, help_flag: str = "--help") -> str:

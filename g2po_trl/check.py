@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .arguments import Parser
+from .arguments import Parser, json_object
 from .environments.checks import check_task_columns
 from .environments.contract import TextEnvironment
 from .environments.in_worker import FailedError, WorkerEnvironment
@@ -257,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="file.py, file.py:Class, module:Class, or an OpenEnv server's address; default: %(default)s",
     )
     given = "arguments of the environment, as a JSON object"
-    parser.add_argument("--environment-options", metavar="JSON", type=json.loads, default={}, help=given)
+    parser.add_argument("--environment-options", metavar="JSON", type=json_object, default={}, help=given)
     given = "a dataset row as JSON; may be repeated"
     parser.add_argument("--task", metavar="JSON", action="append", default=[], help=given)
     parser.add_argument(
@@ -282,8 +282,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("episodes", "turns", "timeout"):
         if not getattr(args, name) > 0:
             parser.error(f"{name} is {getattr(args, name):g}: set it above 0")
-    if not isinstance(args.environment_options, dict):
-        parser.error(f"environment_options is {args.environment_options!r}: write an object, as '{{\"size\": 3}}'")
     if not args.show and (args.model or args.prompt):
         parser.error("--model and --prompt have no effect without --show: add it, or leave them out")
     try:

@@ -41,7 +41,7 @@ from .masking import masked
 from .objects import load
 from .rollout.prompting import DEFAULT_PROMPT, PromptTemplate
 from .rollout.tool_prompt import prompt_of
-from .runs.evaluate_arguments import ENVIRONMENTS, parse
+from .runs.evaluate_arguments import ENVIRONMENTS, no_environment, parse
 from .runs.evaluation import summarize
 from .runs.fingerprint import (
     fingerprint_code,
@@ -89,9 +89,7 @@ def load_panel(args: argparse.Namespace) -> Panel:
         module = importlib.import_module(f"g2po_envs.{environment}.panels")
         panel = _with_options(module.load_panel, *([args.panel] if args.panel else []), **options)
     else:
-        raise ValueError(
-            f"environment is {environment!r}: choose one of {', '.join(ENVIRONMENTS)}, or module:Class of your own"
-        )
+        raise no_environment(environment)
     changed: dict[str, Any] = {}
     if args.limit:
         changed["rows"] = panel.rows[: args.limit]
@@ -339,11 +337,13 @@ def _keep_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None
             for name in {**before, **about}
             if before.get(name) != about.get(name)
         ]
-        if changed:
+        if changed and any(output.glob("trajectories/*.jsonl")):
             raise ValueError(
                 f"{output} holds another evaluation ({', '.join(changed)}): pass another --output, or --overwrite to "
                 "delete it"
             )
+        if changed:  # nothing was played: a server did not answer
+            (output / "tokens.json").unlink(missing_ok=True)
     write_json(path, about, indent=1)
 
 

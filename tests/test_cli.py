@@ -211,6 +211,7 @@ main(["play", *{arguments!r}])
         assert played(text, *task).stdout.endswith("stopped after 1 step, reward 0\n")
     assert played("x\n", *task, "--turns", "1").stdout.endswith("truncated after 1 step, reward 0\n")
     assert "line is 99, and there are 25 tasks" in played("", "--line", "99").stderr
+    assert "'[1]' is not a JSON object" in played("", "--environment-options", "[1]").stderr
     Path("bad.py").write_text(Path("environment.py").read_text().replace("over = ", "over = 1 / 0 or "))
     run = played("1\n", "bad.py", "--tasks", "tasks.jsonl")
     assert run.returncode == 1 and "ZeroDivisionError: division by zero, bad.py, line " in run.stderr, run.stderr

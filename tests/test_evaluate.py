@@ -436,6 +436,10 @@ def test_bad_input_is_one_line(game, server, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="no answer from http://127.0.0.1:9/v1"):
         monkeypatch.setattr("g2po_trl.evaluate.ServerChat", _without_retries)
         main(flags(game, "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--overwrite"))
+    monkeypatch.setenv("MY_KEY", "right")
+    main([*served(game, server), "--key-variable", "MY_KEY"])  # where nothing was played, nothing is in the way
+    with pytest.raises(SystemExit, match=r"holds another evaluation \(base_url"):
+        main(flags(game, "--model", "m", "--base-url", "http://127.0.0.1:9/v1"))
 
 
 def _without_retries(*args, **kwargs):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from ..environments.tasks import read_tasks
 from ..installing import how_to_install
 from .preflight import check_model
 from .train import find_config
@@ -13,7 +14,7 @@ from .train import find_config
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`python -m g2po_trl.evaluate`, whose `--config` takes g2po-trl's own by name: agents/react."""
-    from ..runs.evaluate_arguments import parse
+    from ..runs.evaluate_arguments import ENVIRONMENTS, no_environment, parse
 
     argv = list(sys.argv[1:] if argv is None else argv)
     for at, word in enumerate(argv):
@@ -27,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 raise SystemExit(str(error)) from error
     args = parse(argv)
     try:
+        if args.tasks is not None:
+            read_tasks(args.tasks)
+        if ":" not in args.environment and args.environment not in ENVIRONMENTS:
+            raise no_environment(args.environment)
         if not args.base_url:
             check_model("model", args.model)
         if args.engine == "vllm" and not args.base_url and find_spec("vllm") is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..arguments import Parser
+from ..arguments import Parser, json_object
 from ..environments.checks import EnvironmentContractError, check_task_columns, checked_observation, checked_step
 from ..environments.contract import Observation
 from ..environments.problems import where_raised
@@ -90,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("environment", nargs="?", default="environment.py", help="as for g2po check; default: %(default)s")
-    add("--environment-options", metavar="JSON", type=json.loads, default={}, help="arguments of the environment")
+    add("--environment-options", metavar="JSON", type=json_object, default={}, help="arguments of the environment")
     add("--task", metavar="JSON", action="append", default=[], help="the task, a dataset row as JSON")
     add("--tasks", metavar="FILE", type=Path, help="a file of tasks; default: tasks.jsonl next to file.py")
     add("--line", metavar="N", type=int, default=1, help="which of the tasks; default: 1")

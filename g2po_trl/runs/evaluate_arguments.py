@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ..arguments import Parser
+from ..arguments import Parser, json_object
 from ..masking import hidden_in
 from ..objects import environment_name
 from ..rollout.sampling import reserved_option
@@ -151,21 +150,6 @@ def make_parser() -> Parser:
     return parser
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Return an argument that is a JSON object.
-
-    Raises:
-        ArgumentTypeError: for any other text.
-    """
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
-    return value
-
-
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments: flags, then --config, then those of the model's run, then the defaults."""
     parser = make_parser()
@@ -204,6 +188,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         name = f"{args.environment.split(':')[-1]}-{args.agent}-{Path(args.model).name}"
         args.output = Path("evaluations", name)
     return args
+
+
+def no_environment(name: str) -> ValueError:
+    """The error for a name that is no environment's."""
+    return ValueError(f"environment is {name!r}: choose one of {', '.join(ENVIRONMENTS)}, or module:Class of your own")
 
 
 def _read_config(parser: argparse.ArgumentParser, path: Path | None) -> dict[str, Any]:
@@ -273,6 +262,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
                 f"{place} was left out of {FILE}, since it looks like a secret: give --{name.replace('_', '-')} with "
                 "it, or let the environment read it from a variable, passed by --environment-variables"
             )
+    if args.base_url and not args.base_url.startswith(("http://", "https://")):
+        parser.error(f"--base-url is {args.base_url!r}: write an address, as http://127.0.0.1:8000/v1")
     for name, (is_right, remedy) in _RANGES.items():
         value = getattr(args, name)
         if value is not None and not is_right(value):
