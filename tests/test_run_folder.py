@@ -106,6 +106,14 @@ def test_overwrite_leaves_what_is_no_run(make_trainer, run):
     assert (run / "checkpoint-3" / "model.safetensors").is_file()
 
 
+def test_a_model_is_not_replaced_by_the_run_that_trains_it(make_trainer, tiny_model_dir, tmp_path):
+    model = shutil.copytree(tiny_model_dir, tmp_path / "out")
+    before = files_of(model)
+    with pytest.raises(ValueError, match="the folder of the model that is trained, whose weights the run would repl"):
+        make_trainer(model=model, max_steps=1).train()
+    assert files_of(model) == before
+
+
 def test_auto_where_there_is_no_checkpoint(make_trainer, run, capsys):
     for name in ("checkpoint-1", "checkpoint-2", "checkpoint-3"):
         shutil.rmtree(run / name)

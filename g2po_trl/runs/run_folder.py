@@ -97,7 +97,7 @@ class RunFolder:
 
         Raises:
             ValueError: when another process writes here, when another run is here, when the checkpoint is another
-                run's, and when there is none that was asked for.
+                run's, when there is none that was asked for, and when the model is in this very folder.
         """
         self._hold()
         try:
@@ -125,6 +125,11 @@ class RunFolder:
         if not ours:
             check_free(self.path, resume, overwrite)
         checkpoint = find_checkpoint(resume, self.path)
+        if checkpoint is None and model and has_weights(model) and Path(model).resolve() == self.path.resolve():
+            raise ValueError(
+                f"output_dir is {str(self.path)!r}, the folder of the model that is trained, whose weights the run "
+                "would replace: pass another --output_dir"
+            )
         if checkpoint is not None:
             self._check_run_of(Path(checkpoint), here, ours)
             self.run_id = run_id_of(checkpoint)
