@@ -99,14 +99,19 @@ def test_two_processes_train_the_same_model_as_one(
     rollouts = [entry for entry in log_of_two if "update/step_samples" in entry]
     if scenario == "three times the samples":
         assert rollouts[0]["rollout/token_imbalance"] > 1.4, "rank 0 played three quarters of the steps"
-        assert max(entry["update/token_imbalance"] for entry in rollouts) < 1.05
+        assert max(map(busiest, rollouts)) < 1.05
     if scenario == "groups without variance":
         half, whole = (entry["update/left_out_fraction"] for entry in rollouts)
         assert 0.2 < half < 0.8 and whole == 1, "and every rank makes its steps all the same"
     if scenario == "a rank of errors":
         assert all(entry["episode/error_rate"] == 0.5 for entry in rollouts)
         assert [entry["rollout/token_imbalance"] for entry in rollouts] == [2.0, 2.0]
-        assert all(entry["update/token_imbalance"] < 1.1 for entry in rollouts)
+        assert max(map(busiest, rollouts)) < 1.1
+
+
+def busiest(entry):
+    """Tokens of the busiest rank, in even shares of all samples without what they have in common."""
+    return entry["update/token_imbalance"] * (1 - entry["update/repeated_token_fraction"])
 
 
 def compare_critics(two, one):

@@ -330,3 +330,23 @@ def test_training_keeps_the_layout_and_reports_it(make_trainer):
     (log, *_) = [log for log in trainer.state.log_history if "update/forwarded_tokens" in log]
     assert trainer.update.layout.kind == "shared" and trainer.update.layout.checked_length > 0
     assert 0 < log["update/repeated_token_fraction"] < 1 and 0 <= log["update/padding_fraction"] < 1
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_small_mini_batches_share_on_several_ranks_too(num_ranks):
+    """64 samples that begin with the same 300 tokens: the busiest rank has far less than its share of whole rows."""
+    rng = np.random.default_rng(0)
+    begin, number = rng.integers(0, 99, 300), 64 // num_ranks
+    batches = [
+        StepBatch(
+            [np.append(begin, rng.integers(0, 99, rng.integers(50, 100))).astype(np.int32) for _ in range(number)],
+            [rng.integers(0, 99, 20).astype(np.int32) for _ in range(number)],
+            np.ones(number, dtype=np.float32),
+            np.ones(number, dtype=bool),
+        )
+        for _ in range(num_ranks)
+    ]
+    cut = Cut(1, 4096, "dapo", 0, None, "shared", RowLength(2048, 6000.0), mini_batch_size=64)
+    metrics = make_micro_batches(batches, 0, cut, np.random.default_rng(0))[1]
+    busiest = metrics["update/token_imbalance"] * (1 - metrics["update/repeated_token_fraction"])
+    assert busiest < 0.5

@@ -264,6 +264,10 @@ class RowLength:
     most: int
     even: float | None = None
 
+    def work(self, tokens: int) -> float:
+        """Of a row of so many tokens, in tokens without attention."""
+        return tokens * (1 + tokens / self.even) if self.even else tokens
+
     @classmethod
     def of(cls, config, attention: str, max_tokens: int) -> RowLength:
         """What suits a model.
@@ -294,6 +298,6 @@ def best_packs(rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[i
         tried.append(tried[-1] // 2)
 
     def work(packs: list[Pack]) -> float:
-        return sum(pack.num_tokens * (1 + pack.num_tokens / length.even) for pack in packs) if len(tried) > 1 else 0.0
+        return sum(length.work(pack.num_tokens) for pack in packs)
 
     return min((cut_into_packs(rows, lengths, overlaps, tokens) for tokens in tried), key=work)

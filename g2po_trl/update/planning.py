@@ -18,7 +18,7 @@ import numpy as np
 from .ordering import Ordering
 from .packing import Pack, RowLength, best_packs, cut_into_packs, most_tokens, row_width, split_packs
 
-_PACKS_A_RANK = 8
+_PACKS_A_RANK = (8, 4, 2, 1)  # that are tried: more are dealt more evenly, fewer share more
 _NEIGHBOURS = 8  # alike rows that go to a slice together: more share little more, and make slices less alike
 
 
@@ -210,11 +210,19 @@ def _plan_packs(
         overlaps = np.zeros(len(order), dtype=np.int64)
     order, sizes, overlaps = order.tolist(), lengths[order].tolist(), overlaps.tolist()
     packs = best_packs(order, sizes, overlaps, row_length)
-    # Several packs a rank, and as many on each, or they cannot be dealt evenly.
-    even = sum(pack.num_tokens for pack in packs) // (_PACKS_A_RANK * num_ranks)
-    if num_ranks > 1 and even < max((pack.num_tokens for pack in packs), default=0):
-        packs = cut_into_packs(order, sizes, overlaps, max(1, even))
-    return split_packs(packs, lengths, num_ranks)
+    if num_ranks == 1:
+        return packs
+    largest = max((pack.num_tokens for pack in packs), default=0)
+    evens = (sum(pack.num_tokens for pack in packs) // (number * num_ranks) for number in _PACKS_A_RANK)
+    finer = [cut_into_packs(order, sizes, overlaps, max(1, even)) for even in evens if even < largest]
+
+    def busiest(packs: list[Pack]) -> float:
+        tokens = np.array([pack.num_tokens for pack in packs], dtype=np.int64)
+        ranks = _deal(np.arange(len(packs)), tokens, num_ranks)
+        return max(sum(row_length.work(int(tokens[pack])) for pack in dealt) for dealt in ranks)
+
+    # The slowest rank sets the pace. As many packs on each, or one has nothing to do.
+    return min((split_packs(some, lengths, num_ranks) for some in [packs, *finer]), key=busiest)
 
 
 def num_mini_batches(num_rows: int, mini_batch_size: int) -> int:
