@@ -1,7 +1,7 @@
 """The card shows what a run's evaluations found, of each panel."""
 
 from g2po_trl import G2POConfig, Step, Trajectory
-from g2po_trl.runs.evaluation import REPORT, summarize
+from g2po_trl.runs.evaluation import REPORT, before_and_after, before_and_after_by_panel, summarize
 from g2po_trl.runs.model_card import build_model_card
 
 
@@ -32,3 +32,13 @@ def test_one_evaluation_is_one(tmp_path):
     text = card(tmp_path, ("eval", 10, 3))
     assert "step 10" in text and text.partition("success: all")[2].split()[0] == "75.0"
     assert "No evaluation was made" in card(tmp_path)
+
+
+def test_only_the_same_tasks_at_the_same_temperature_are_compared():
+    """A resume may play other evaluation tasks, or at another temperature."""
+    first = {"name": "eval", "step": 0, "panel": "a", "temperature": 0.4}
+    then, last = {**first, "step": 5, "temperature": 1.0}, {**first, "step": 9, "temperature": 1.0}
+    assert before_and_after([first, then, last]) == (then, last)
+    assert before_and_after([first, {**last, "panel": "b"}])[0]["step"] == 9
+    assert before_and_after_by_panel([first, then])["eval"] == (then, then)
+    assert before_and_after([first, {**first, "step": 9}])[0] is first

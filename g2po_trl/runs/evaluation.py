@@ -69,8 +69,14 @@ def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, A
     """
     names = [entry["name"] for entry in evaluations]
     name = REPORT if REPORT in names else names[-1]
-    of_panel = [entry for entry in evaluations if entry["name"] == name]
-    return of_panel[0], of_panel[-1]
+    return _comparable([entry for entry in evaluations if entry["name"] == name])
+
+
+def _comparable(of_panel: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The last, before it the first of the same tasks at the same temperature: a resume may have changed them."""
+    last = of_panel[-1]
+    alike = (one for one in of_panel if all(one.get(name) == last.get(name) for name in ("panel", "temperature")))
+    return next(alike), last
 
 
 def before_and_after_by_panel(
@@ -84,7 +90,7 @@ def before_and_after_by_panel(
     for entry in evaluations:
         by_panel.setdefault(entry["name"], []).append(entry)
     names = [REPORT] if REPORT in by_panel else list(by_panel)
-    return {name: (by_panel[name][0], by_panel[name][-1]) for name in names}
+    return {name: _comparable(by_panel[name]) for name in names}
 
 
 def format_table(columns: dict[str, dict[str, Any]]) -> str:
