@@ -186,11 +186,11 @@ def rows_of_704() -> tuple[list[np.ndarray], list[int]]:
 
 def massive_trainer(output: Path, **options: Any) -> RecordedTrainer:
     """A trainer of `massive_model` on short episodes, with the settings of the 1.5B recipe, for its two steps."""
-    trainer = recipe_trainer(
+    recorded = recipe_trainer(
         RECIPES / "qwen2.5-1.5b.yaml", output, massive_model(), beta=0.0, max_tokens_per_micro_batch=4096, **options
     )
-    trainer.turns, trainer.vocabulary, trainer.lengths = 3, 2000, (280, 4, 40, 12)
-    return trainer
+    recorded.turns, recorded.vocabulary, recorded.lengths = 3, 2000, (280, 4, 40, 12)
+    return recorded
 
 
 def memory_of_recipe(recipe: Path) -> dict[str, float]:

@@ -97,6 +97,7 @@ def train(model, origin, output, precision, kind, **options):
         "max_tokens_per_micro_batch": 200,
         "packed_row_tokens": 150,
         "save_trajectories": False,
+        "overwrite": True,  # several runs follow each other in one folder
         "weight_decay": 0.0,
         **options,
     }

@@ -167,6 +167,7 @@ def test_the_critic_finds_the_values_of_a_chain_and_the_policy_solves_it(make_pp
         max_completion_length=1,
         beta=0.0,
         gamma=0.9,
+        seed=1,
     )
     trainer.train()
     history = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]

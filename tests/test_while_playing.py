@@ -56,6 +56,7 @@ def make(make_trainer, monkeypatch):
             "disable_tqdm": True,
             "max_tokens_per_micro_batch": 200,
             "vllm_servers": ["http://localhost:1"],
+            "overwrite": True,  # those that are compared use one folder
         }
         trainer = make_trainer(environment, update_while_playing=on, **{**given, **options})
         trainer.add_callback(Gradients())
