@@ -92,7 +92,8 @@ def test_the_panel_of_a_run_is_the_one_that_is_named_or_the_only_one(tmp_path, c
 def treasure(tmp_path, monkeypatch):
     """A run in `run`, of an environment beside it."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "game.py").write_text("from g2po_trl import TextEnvironment\nclass Game(TextEnvironment): ...\nclass Other: ...\n")
+    source = "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment): ...\nclass Other: ...\n"
+    (tmp_path / "game.py").write_text(source)
     write_json_lines(tmp_path / "run" / "panels" / "eval.jsonl", [{}])
     run = RUN | {"environment": {"import": f"{tmp_path / 'game.py'}:Game", "kwargs": {"size": 3}}}
     run["play"] = PLAY | {"generation_kwargs": {"no_repeat_ngram_size": 2}, "environment_episode_timeout": 5.0}
