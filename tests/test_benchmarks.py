@@ -47,6 +47,6 @@ def test_programs_use_what_a_trainer_has():
     classes = [of for of in PPOTrainer.__mro__ if of.__module__ != "builtins"]
     known = set(dir(PPOTrainer)) | set(re.findall(r"self\.(\w+)", "".join(map(inspect.getsource, classes))))
     for path in (*ROOT.glob("benchmarks/*.py"), *ROOT.glob("recipes/*.py"), *ROOT.glob("tests/*.py")):
-        used = set(re.findall(r"(?<![\w./])trainer\.(\w+)", path.read_text())) - {"py"}
+        used = set(re.findall(r"(?<![\w./\"'])trainer\.(\w+)", path.read_text())) - {"py"}
         if path.name not in ("report_lambdas.py", "test_elsewhere.py"):  # a run's description; other frameworks'
             assert used <= known, f"{path.name} uses {', '.join(sorted(used - known))} of a trainer"
