@@ -110,22 +110,28 @@ def said(pipe, until=None, seconds=240.0):
 
 
 class Written:
-    """What attempts have said that they wrote, as far as no later attempt has begun before it."""
+    """What attempts have said that they wrote, as far as no later attempt may have begun before it."""
 
     def __init__(self):
         self.iterations, self.evaluations, self.checkpoint = set(), set(), 0
 
     def add(self, lines):
+        # A resume removes what follows its checkpoint before it says where it begins: it may be killed in between.
+        if not any(kind == "begin" for kind, _ in lines):
+            self._begin(self.checkpoint)
         for kind, number in ((kind, int(number)) for kind, number in lines):
             if kind == "begin":
                 assert number >= self.checkpoint, "a checkpoint that was written was not continued from"
-                self.iterations = {n for n in self.iterations if n <= number}
-                self.evaluations = {n for n in self.evaluations if n <= number}
-                self.checkpoint = number
+                self._begin(number)
             elif kind == "checkpoint":
                 self.checkpoint = number
             else:
                 (self.iterations if kind == "train" else self.evaluations).add(number)
+
+    def _begin(self, number):
+        self.checkpoint = number
+        self.iterations = set(range(1, number + 1))
+        self.evaluations = {n for n in self.evaluations if n <= number}
 
 
 def check(folder, written, attempt, output):
