@@ -81,6 +81,8 @@ class G2POConfig(GRPOConfig):
         max_prompt_length: maximum number of tokens of a prompt. Longer prompts lose their oldest history first, then
             the middle of the observation. `None`: no limit.
         eval_temperature: sampling temperature of evaluations; 0 is greedy.
+        other_eval_temperatures: further temperatures at which each panel is played; the results at 1.0 are those of a
+            panel `eval_t1`. At one temperature alone a gain may be no more than a more deterministic policy.
         eval_top_p, eval_top_k: `top_p` and `top_k` of evaluations. `None`: those of training.
         eval_seed: seed of the samples of evaluations, so that two evaluations can be compared. docs/evaluation.md
             lists what else must be equal.
@@ -217,6 +219,9 @@ class G2POConfig(GRPOConfig):
     history_length: int = field(default=2, metadata={"help": "Number of past steps in a prompt."})
     max_prompt_length: int | None = field(default=2048, metadata={"help": "Maximum number of tokens of a prompt."})
     eval_temperature: float = field(default=0.4, metadata={"help": "Sampling temperature of evaluation."})
+    other_eval_temperatures: list[float] = field(
+        default_factory=list, metadata={"help": "Further temperatures at which each panel is played."}
+    )
     eval_top_p: float | None = field(default=None, metadata={"help": "top_p of evaluation. None: as in training."})
     eval_top_k: int | None = field(default=None, metadata={"help": "top_k of evaluation. None: as in training."})
     eval_seed: int = field(default=0, metadata={"help": "Seed of the samples of evaluations."})

@@ -133,6 +133,13 @@ def check(args: G2POConfig) -> None:
         "set it to 1 or more, or to None for no limit",
     )
     _require(args.eval_temperature >= 0, "eval_temperature", args.eval_temperature, "set it to 0 (greedy) or more")
+    others = args.other_eval_temperatures
+    _require(
+        all(one >= 0 for one in others) and len({*others, args.eval_temperature}) == len(others) + 1,
+        "other_eval_temperatures",
+        others,
+        "set each to 0 (greedy) or more, and none twice or to eval_temperature",
+    )
     for name in ("max_error_rate", "min_valid_action_ratio", "min_success_of_best"):
         _require(0 <= getattr(args, name) <= 1, name, getattr(args, name), "set it between 0 and 1")
     _require(args.task_error_patience >= 1, "task_error_patience", args.task_error_patience, "set it to 1 or more")

@@ -18,7 +18,7 @@ from trl import GRPOConfig, ModelConfig, TrlParser
 from .arguments import not_known, read_config
 from .config import G2POConfig
 from .runs.checkpoint import find_checkpoint
-from .runs.evaluation import REPORT, before_and_after, format_table
+from .runs.evaluation import REPORT, at_other_temperatures, before_and_after, format_table
 from .runs.hub import HubError
 from .runs.ownership import check_free
 from .switches import check_given
@@ -215,6 +215,9 @@ def run_recipe(
         before, after = before_and_after(trainer.folder.evaluations)
         print(f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
         print(format_table({"after": after} if before is after else {"before": before, "after": after}))
+        others = args.other_eval_temperatures
+        if others:
+            print(f"\n{at_other_temperatures(trainer.folder.evaluations, after['name'], others)}")
         if trainer.verdict.text:
             print(f"\n{trainer.verdict.text}")
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")

@@ -64,7 +64,7 @@ from .rollout.vllm_engine import starting_vllm
 from .runs import hub
 from .runs.callbacks import ClosingVerdict, RolloutBar
 from .runs.checkpoint import Resumption, Staging, check_complete, clear_staging, files_moved_in
-from .runs.evaluation import summarize
+from .runs.evaluation import at_temperature, summarize
 from .runs.metrics import advantage_metrics, branch_metrics, evaluation_metrics, gather_rollout, rollout_metrics
 from .runs.model_card import card_of
 from .runs.ownership import on_main
@@ -419,6 +419,8 @@ class G2POTrainer(GRPOTrainer):
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Play every task of a panel `num_generations_eval` times, at `eval_temperature` and from `eval_seed`.
 
+        Before, at each of `other_eval_temperatures`, as panels of their own: `eval_t1` is `eval` at 1.0.
+
         Args:
             eval_dataset: the panel, its name in a dictionary, or a dictionary of panels. Default: the trainer's.
             ignore_keys: not used.
@@ -439,15 +441,23 @@ class G2POTrainer(GRPOTrainer):
             }
         if dataset is None or len(dataset) == 0:
             raise ValueError("eval_dataset is empty: pass the panel of tasks to evaluate on")
+        metrics = {}
+        for temperature in self.args.other_eval_temperatures:
+            metrics |= self._evaluate_at(temperature, dataset, at_temperature(metric_key_prefix, temperature))
+        metrics |= self._evaluate_at(self.args.eval_temperature, dataset, metric_key_prefix)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _evaluate_at(self, temperature: float, dataset: Dataset, metric_key_prefix: str) -> dict[str, float]:
         started = time.perf_counter()
         training = self.model.training
         self.model.eval()
         trajectories, rows = self._play_panel(
-            [own_columns(row) for row in dataset for _ in range(self.num_generations_eval)]
+            [own_columns(row) for row in dataset for _ in range(self.num_generations_eval)], temperature
         )
         summary = summarize(trajectories, [row.get("task_type") for row in rows])
         if self.accelerator.is_main_process:
-            step, temperature = self.state.global_step, self.args.eval_temperature
+            step = self.state.global_step
             if self.folder.take_for_evaluation():
                 write_run(self)
             self.folder.add_evaluation(metric_key_prefix, step, temperature, summary, trajectories, dataset)
@@ -456,11 +466,12 @@ class G2POTrainer(GRPOTrainer):
         # In training mode TRL would add the iteration's metrics, and forget them.
         self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
         self.model.train(training)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _play_panel(self, rows: list[dict[str, Any]]) -> tuple[list[Trajectory], list[dict[str, Any]]]:
-        sampling, args = Sampling.for_evaluation(self.args), self.args
+    def _play_panel(
+        self, rows: list[dict[str, Any]], temperature: float
+    ) -> tuple[list[Trajectory], list[dict[str, Any]]]:
+        sampling, args = Sampling.for_evaluation(self.args, temperature), self.args
 
         def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
             options = {"description": "evaluation", "seeds": seeds}

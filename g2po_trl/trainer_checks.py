@@ -52,7 +52,8 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
 # Fields of agent training that are read whenever they are needed. TRL or the trainer's parts have read all others.
 _READ_LATE = {
     *("top_p", "top_k", "min_p", "repetition_penalty", "stop_sequences", "mask_truncated_completions"),
-    *("eval_temperature", "eval_top_p", "eval_top_k", "eval_seed", "max_error_rate", "gae_lambda", "overwrite"),
+    *("eval_temperature", "other_eval_temperatures", "eval_top_p", "eval_top_k", "eval_seed", "max_error_rate"),
+    *("gae_lambda", "overwrite"),
 }
 _READ_ONCE = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")  # of transformers' fields
 

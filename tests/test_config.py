@@ -48,6 +48,8 @@ def test_one_log_line_an_iteration(tmp_path):
         ("history_length", -1),
         ("max_prompt_length", 0),
         ("eval_temperature", -1.0),
+        ("other_eval_temperatures", [1.0, -1.0]),
+        ("other_eval_temperatures", [0.4]),  # eval_temperature
         ("max_error_rate", 1.1),
         ("max_completion_length", 0),
         ("max_tokens_per_micro_batch", 0),

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
 from g2po_trl.rollout.prompting import DEFAULT_PROMPT
+from g2po_trl.runs.evaluation import at_other_temperatures, before_and_after
 from g2po_trl.runs.hub import HubError
 from g2po_trl.update.batch import StepBatch, loss_scale
 from g2po_trl.update.planning import deal_rows
@@ -265,6 +266,22 @@ def test_evaluation_repeats_exactly_and_leaves_the_random_state_alone(make_train
     same = [name for name in first if "runtime" not in name]
     assert [first[n] for n in same if first[n] == first[n]] == [second[n] for n in same if second[n] == second[n]]
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_an_evaluation_at_two_temperatures_is_two_panels(make_trainer, tmp_path):
+    options = {"eval_dataset": TASKS, "num_generations_eval": 4}
+    both = make_trainer(eval_temperature=1.0, other_eval_temperatures=[0.5], **options).evaluate()
+    entries = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
+    assert [(one["name"], one["temperature"]) for one in entries] == [("eval_t0_5", 0.5), ("eval", 1.0)]
+    assert [both[f"{one['name']}_success_rate"] for one in entries] == [one["success_rate"] for one in entries]
+    names = {path.name for path in (tmp_path / "out" / "trajectories").iterdir()}
+    assert names == {"eval-000000.jsonl", "eval_t0_5-000000.jsonl"}
+    colder, warmer = (make_trainer(eval_temperature=one, overwrite=True, **options).evaluate() for one in (0.5, 1.0))
+    for prefix, alone in (("eval_t0_5", colder), ("eval", warmer)):
+        same = [name for name in alone if alone[name] == alone[name] and "runtime" not in name]
+        assert {name: both[name.replace("eval", prefix, 1)] for name in same} == {name: alone[name] for name in same}
+    assert before_and_after(entries)[1] == entries[1]
+    assert at_other_temperatures(entries, "eval", [0.5]).endswith(f"success: {100 * colder['eval_success_rate']:.1f}")
 
 
 def test_saved_model_loads(make_trainer, tmp_path):

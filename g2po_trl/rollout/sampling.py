@@ -65,11 +65,11 @@ class Sampling:
         )
 
     @classmethod
-    def for_evaluation(cls, args: G2POConfig) -> Sampling:
+    def for_evaluation(cls, args: G2POConfig, temperature: float | None = None) -> Sampling:
         """`eval_temperature`, `eval_top_p` and `eval_top_k`; without filters of its own, those of training."""
         return replace(
             cls.for_training(args),
-            temperature=args.eval_temperature,
+            temperature=args.eval_temperature if temperature is None else temperature,
             top_p=args.top_p if args.eval_top_p is None else args.eval_top_p,
             top_k=args.top_k if args.eval_top_k is None else args.eval_top_k,
         )

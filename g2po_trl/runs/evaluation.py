@@ -61,6 +61,11 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
     }
 
 
+def at_temperature(panel: str, temperature: float) -> str:
+    """The name of a panel's evaluations at one of `other_eval_temperatures`."""
+    return f"{panel}_t{temperature:g}".replace(".", "_")
+
+
 def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first and the last evaluation of the panel that a run reports.
 
@@ -70,6 +75,18 @@ def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, A
     names = [entry["name"] for entry in evaluations]
     name = REPORT if REPORT in names else names[-1]
     return _comparable([entry for entry in evaluations if entry["name"] == name])
+
+
+def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, temperatures: Sequence[float]) -> str:
+    """Return a sentence for each further temperature: success of a panel before and after, in percent."""
+    lines = []
+    for temperature in temperatures:
+        name = at_temperature(panel, temperature)
+        before, after = _comparable([entry for entry in evaluations if entry["name"] == name])
+        first, last = (100 * one["success_rate"] for one in (before, after))
+        change = f"{first:.1f} before, {last:.1f} after, change {last - first:+.1f}"
+        lines.append(f"At temperature {temperature}, success: {f'{last:.1f}' if before is after else change}")
+    return "\n".join(lines)
 
 
 def _comparable(of_panel: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -89,7 +106,7 @@ def before_and_after_by_panel(
     by_panel: dict[str, list[dict[str, Any]]] = {}
     for entry in evaluations:
         by_panel.setdefault(entry["name"], []).append(entry)
-    names = [REPORT] if REPORT in by_panel else list(by_panel)
+    names = [name for name in by_panel if name.startswith(REPORT)] if REPORT in by_panel else list(by_panel)
     return {name: _comparable(by_panel[name]) for name in names}
 
 

@@ -96,7 +96,7 @@ def build_model_card(
         chosen = ""
         if args.load_best_model_at_end:
             chosen = " The checkpoint was chosen on another panel."
-            if after["name"] != REPORT:
+            if not after["name"].startswith(REPORT):
                 chosen = " The checkpoint was chosen on this panel, so its last number is too high on average."
         columns = {"before": before, "after": after} if before is not after else {f"step {after['step']}": after}
         tables.append(

@@ -284,7 +284,7 @@ class RunFolder:
         else:
             warnings.warn(
                 f"output_dir is {str(self.path)!r}, which holds another run: this evaluation is not written there",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _write_kept_back(self) -> None:
