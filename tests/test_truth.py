@@ -1,5 +1,6 @@
 """The benchmark of credit against the truth: what it calls exact is, and estimators come in the expected order."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "credit"))
 
 import truth
+import truth_figure
 from exact import Policy, Truth, success_rate
 from household import Household, play
 
@@ -91,3 +93,17 @@ def test_a_house_for_each_group(monkeypatch):
     monkeypatch.setitem(truth.SETTINGS, "two houses", {"mixed": True, "groups": 2})
     (found,) = [truth.measure("two houses", 0, 3, ["true advantage"])["true advantage"]]
     assert found["cosine"] > 0.8 and found["error_bias"] == pytest.approx(0, abs=1e-9)
+
+
+def test_the_figure_shows_the_published_means():
+    results = json.loads((Path(truth.__file__).parents[1] / "results" / "truth" / "results.json").read_text())[
+        "results"
+    ]
+    left, *panels = truth_figure.drawn(results).axes
+    dots = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "o"]
+    names = [name for name, *_ in reversed(truth_figure.ROWS)]
+    assert dots == [np.mean(results["default"][name]["cosine"]["values"]) for name in names]
+    drawn = [list(line.get_ydata()) for panel in panels for line in panel.lines]
+    for _, settings in truth_figure.PANELS:
+        for name in truth_figure.COLORS:
+            assert [np.mean(results[setting][name]["cosine"]["values"]) for setting in settings] in drawn
