@@ -17,7 +17,7 @@ VERIFIERS_INSTALLED := $(VENV)/.installed-verifiers
 PRETRAINED_INSTALLED := $(VENV)/.installed-pretrained
 START := runs/alfworld-smollm2-start
 
-.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-verifiers test-pretrained train-pretrained test-gpu docs build lint format clean
+.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-verifiers test-pretrained train-pretrained test-gpu numbers docs build lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-vllm | test-deepspeed | test-appworld | test-verifiers  run those that need vLLM, DeepSpeed, AppWorld, verifiers"
 	@echo "make train-pretrained | test-pretrained                           the same with a pretrained model, SmolLM2-135M"
 	@echo "make test-gpu                                                    run those that need a CUDA GPU"
+	@echo "make numbers                                                     recompute the numbers of README and benchmarks"
 	@echo "make docs | build | lint | format | install | clean"
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
@@ -113,6 +114,9 @@ test-pretrained: $(TEST_INSTALLED) $(PRETRAINED_INSTALLED)
 train-pretrained: $(PRETRAINED_INSTALLED)
 	test -f $(START)/teaching.json || $(BIN)/g2po teach alfworld --resume_from_checkpoint auto
 	$(BIN)/g2po train alfworld --config smollm2-135m --resume_from_checkpoint auto $(ARGS)
+
+numbers: $(INSTALLED)
+	$(BIN)/python benchmarks/check_numbers.py
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py

@@ -4,8 +4,8 @@
 
 RUN is the output_dir of a run with its trajectories, e.g. of `benchmarks/methods.py` or `benchmarks/keys.py`. Each
 episode of a group is left out once and its returns are predicted by values that the others give its states, made with
-each λ (docs/credit.md). Takes seconds a run. Writes OUTPUT/results.json and prints a table of changes of the squared
-error relative to λ = 1, in percent, with 95 % intervals over groups.
+each λ (docs/hyperparameters.md). Takes seconds a run. Writes OUTPUT/results.json and prints a table of changes of the
+squared error relative to λ = 1, in percent, with 95 % intervals over groups.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import programs
 import pytest
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -46,7 +47,7 @@ def test_the_environment_of_the_program_keeps_its_contract(tmp_path):
     check_environment(names["Treasure"], {"treasure": 5})
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *(str(path.relative_to(ROOT)) for path in RESULTS.rglob("README.md"))])
 def test_links(page):
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
         assert (ROOT / page).parent.joinpath(target).exists(), target

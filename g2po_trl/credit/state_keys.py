@@ -7,8 +7,8 @@ letter. Three ways to see more states as equal, in this order:
 - a normaliser, `NormalisedKey`: numbers, the order of lists, letter case (`state_key_ignores` of the configuration);
 - `merge_similar`: texts of a group that share most of their words become one node (`state_similarity`).
 
-Merging states of different worth costs more than it gains (docs/credit.md), and "the drawer 1 is open" and "the drawer
-1 is closed" are nearly the same text. Look at `graph/value_std_within_node` when keys get coarser.
+Merging states of different worth costs more than it gains (docs/benchmarks.md), and "the drawer 1 is open" and "the
+drawer 1 is closed" are nearly the same text. Look at `graph/value_std_within_node` when keys get coarser.
 """
 
 from __future__ import annotations
