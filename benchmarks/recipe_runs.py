@@ -48,44 +48,64 @@ class RecipeRunner:
             Busy: when another process is at it.
             RuntimeError: when the recipe failed; names its log.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        flags = ["--output_dir", str(folder), *(["--resume_from_checkpoint", "auto"] if resume else [])]
         with lock(folder / "lock") as held:
-            started = time.time()
-            flags = ["--output_dir", str(folder), *(["--resume_from_checkpoint", "auto"] if resume else [])]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-            path = folder / "attempts.json"
-            attempts = json.loads(path.read_text()) if path.exists() else []
-            if attempts and attempts[-1]["exit"] is None:  # ended with its machine: known until its last words
-                until = (folder / "log.txt").stat().st_mtime
-                attempts[-1]["seconds"] = round(max(0.0, until - attempts[-1]["started"]), 1)
-            attempts.append({"started": round(started), "commit": commit, "seconds": 0.0, "exit": None})
-            write_json(path, attempts)  # known even if this process does not live to see its end
-            with (folder / "log.txt").open("a") as log:
-                # A session of its own: stopped together with its environments. It holds the lock as long as it lives.
-                process = subprocess.Popen(
-                    [sys.executable, *command, *flags],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    cwd=ROOT,
-                    start_new_session=True,
-                    pass_fds=[held],
-                )
-            self.processes.add(process)
-            if self.stopping.is_set():  # told to stop while it was started
-                end(process)
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = failed = os.waitstatus_to_exitcode(status)
-            self.processes.discard(process)
-            attempts[-1] |= {"exit": failed, "seconds": round(time.time() - started, 1)}
-            attempts[-1]["load"] = round(os.getloadavg()[1], 1)
-            attempts[-1]["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 1)  # with its environments
-            write_json(path, attempts)
-            if self.stopping.is_set() and failed:
-                return None
-            if failed:
-                last = "\n".join((folder / "log.txt").read_text(errors="replace").splitlines()[-8:])
-                raise RuntimeError(f"{' '.join(command)}: exit code {failed}, see {folder}/log.txt\n{last}")
+            return self.call(folder, [sys.executable, *command, *flags], commit, held)
+
+    def call(
+        self, folder: Path, words: Sequence[str], commit: str, held: int, name: str | None = None
+    ) -> list[dict[str, Any]] | None:
+        """Run a program for the run in a folder, on one thread, while its lock is held.
+
+        Args:
+            words: the program and its arguments.
+            held: descriptor of the lock.
+            name: of the program among those of this run: one that has ended well is not run again.
+
+        Returns:
+            What each attempt of all programs cost; `None` if it was stopped before its end.
+
+        Raises:
+            RuntimeError: when the program failed; names its log.
+        """
+        started = time.time()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        path = folder / "attempts.json"
+        attempts = json.loads(path.read_text()) if path.exists() else []
+        if name and any(attempt.get("program") == name and attempt["exit"] == 0 for attempt in attempts):
+            return attempts
+        if attempts and attempts[-1]["exit"] is None:  # ended with its machine: known until its last words
+            until = (folder / "log.txt").stat().st_mtime
+            attempts[-1]["seconds"] = round(max(0.0, until - attempts[-1]["started"]), 1)
+        attempts.append({"started": round(started), "commit": commit, "seconds": 0.0, "exit": None})
+        attempts[-1] |= {"program": name} if name else {}
+        write_json(path, attempts)  # known even if this process does not live to see its end
+        with (folder / "log.txt").open("a") as log:
+            # A session of its own: stopped together with its environments. It holds the lock as long as it lives.
+            process = subprocess.Popen(
+                words,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=ROOT,
+                start_new_session=True,
+                pass_fds=[held],
+            )
+        self.processes.add(process)
+        if self.stopping.is_set():  # told to stop while it was started
+            end(process)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = failed = os.waitstatus_to_exitcode(status)
+        self.processes.discard(process)
+        attempts[-1] |= {"exit": failed, "seconds": round(time.time() - started, 1)}
+        attempts[-1]["load"] = round(os.getloadavg()[1], 1)
+        attempts[-1]["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 1)  # with its environments
+        write_json(path, attempts)
+        if self.stopping.is_set() and failed:
+            return None
+        if failed:
+            last = "\n".join((folder / "log.txt").read_text(errors="replace").splitlines()[-8:])
+            raise RuntimeError(f"{' '.join(words)}: exit code {failed}, see {folder}/log.txt\n{last}")
         return attempts
 
     def side_by_side(self, worker: Callable[[], Any], number: int) -> list[Any]:
@@ -128,6 +148,7 @@ def end(process: subprocess.Popen) -> None:
 @contextmanager
 def lock(path: Path) -> Iterator[int]:
     """Hold a file that no other process holds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

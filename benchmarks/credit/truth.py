@@ -117,9 +117,9 @@ def of_graph(estimator: Callable[[StateGraph], np.ndarray], **options) -> Callab
     return lambda played: estimator(played.graph(**options) if options else played.usual)
 
 
-def discounted_grpo(graph: StateGraph) -> np.ndarray:
+def discounted_grpo(graph: StateGraph, **options) -> np.ndarray:
     """GRPO on gamma^T R: of the discount that graph estimators have, what an episode's reward can hold."""
-    return grpo(replace(graph, rewards=graph.rewards * graph.gamma**graph.lengths))
+    return grpo(replace(graph, rewards=graph.rewards * graph.gamma**graph.lengths), **options)
 
 
 def node_term_by_group(graph: StateGraph) -> np.ndarray:

@@ -1,0 +1,22 @@
+"""`recipes/train_alfworld.py` by GRPO on the discounted reward gamma^T R, an arm of `benchmarks/comparison.py`.
+
+Takes the same flags. GRPO, unlike the graph estimators, has no reason to prefer short episodes: this is GRPO with one.
+"""
+
+from functools import partial
+
+from truth import discounted_grpo
+
+from g2po_recipes.train_alfworld import main
+from g2po_trl import G2POConfig, G2POTrainer
+
+
+def make_trainer(args: G2POConfig, **options) -> G2POTrainer:
+    """A trainer whose estimator takes the options that GRPO's would."""
+    names = ("scale_by_std", "episode_statistics", "invalid_action_penalty")
+    estimator = partial(discounted_grpo, **{name: getattr(args, name) for name in names})
+    return G2POTrainer(args=args, advantage_fn=estimator, **options)
+
+
+if __name__ == "__main__":
+    main(trainer_class=make_trainer)
