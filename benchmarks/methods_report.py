@@ -1,4 +1,4 @@
-"""What runs of `methods.py` amount to: which method is told apart from G2PO, and which runs are still to be played.
+"""What the runs of `benchmarks/results/methods` amount to: which method is told apart from G2PO.
 
 A run is the content of its JSON file: `setting`, `method`, `seed`, `training.success` (a fraction an
 iteration) and `held_out` (`success_rate`, `success_rate_by_type`, `turns_to_success`).
@@ -6,34 +6,23 @@ iteration) and `held_out` (`success_rate`, `success_rate_by_type`, `turns_to_suc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import combinations_with_replacement
 from math import factorial, prod, sqrt
 from typing import Any
 
 import numpy as np
+from comparison_statistics import paired_interval
 from scipy import stats
 
 Run = Mapping[str, Any]
 Runs = Mapping[tuple[str, str, int], Run]  # (setting, method, seed) -> run
-Job = tuple[str, str, int]
 
 REFERENCE = "g2po"
 START = "start"  # the model that every run starts from
-STAGES = ((0, 1, 2, 3), (4, 5, 6, 7))
-WITHIN = 0.04  # of the best: the methods that are played with the seeds of stage 2
-ALWAYS = (REFERENCE, "grpo")
-LONG = ("grpo", "gigpo")
-RIVALS = ("rloo", "hgpo", "graphgpo", "crbc")
-OF_KEY = {
-    "released": ("g2po", "g2po lambda 0.5", "g2po lambda auto"),
-    "memory": ("g2po memory", "g2po memory lambda 0.5", "g2po memory lambda auto"),
-}
 # Auto is lambda 1 where it finds that keys hide something.
-MAY_REPEAT = {names[2]: names[0] for names in OF_KEY.values()}
-# Student's t, 97.5 %, for 1, 2, … degrees of freedom.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+MAY_REPEAT = {"g2po lambda auto": "g2po", "g2po memory lambda auto": "g2po memory"}
 
 
 def training(run: Run) -> float:
@@ -73,15 +62,6 @@ def _draws(count: int) -> tuple[np.ndarray, np.ndarray]:
     return times, np.array(weights) / count**count
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's 95 % interval of the mean; `None` for fewer than two values."""
-    count = len(values)
-    if count < 2:
-        return None
-    half = _T[count - 2] * float(np.std(values, ddof=1)) / sqrt(count)
-    return float(np.mean(values)) - half, float(np.mean(values)) + half
-
-
 def difference(runs: Runs, setting: str, method: str, number: Callable[[Run], float]) -> dict[str, Any] | None:
     """A method less G2PO, paired by seed: `seeds`, `values`, `mean`, `interval` (bootstrap), `t_interval`, `apart`.
 
@@ -94,7 +74,7 @@ def difference(runs: Runs, setting: str, method: str, number: Callable[[Run], fl
     if not seeds:
         return None
     values = [number(of[seed]) - number(against[seed]) for seed in seeds]
-    intervals = [bootstrap_interval(values), t_interval(values)]
+    intervals = [bootstrap_interval(values), paired_interval(values)]
     apart = all(interval is not None and (interval[0] > 0 or interval[1] < 0) for interval in intervals)
     return {
         "seeds": seeds,
@@ -164,77 +144,6 @@ def _holm(p: np.ndarray) -> np.ndarray:
     together = np.empty_like(p)
     together[order] = np.minimum(rising, 1)
     return together
-
-
-def stage_complete(runs: Runs, setting: str, methods: Iterable[str]) -> bool:
-    """Every method has all seeds of stage 1."""
-    return all((setting, method, seed) in runs for method in methods for seed in STAGES[0])
-
-
-def stage_one_means(runs: Runs, setting: str, methods: Iterable[str]) -> dict[str, float]:
-    """Mean of training over the seeds of stage 1, of each method."""
-    return {m: float(np.mean([training(runs[setting, m, seed]) for seed in STAGES[0]])) for m in methods}
-
-
-def second_stage(runs: Runs, setting: str, methods: Sequence[str]) -> list[str]:
-    """The methods of the other seeds: those near the best, G2PO and GRPO. None before stage 1 is over."""
-    if not methods or not stage_complete(runs, setting, methods):
-        return []
-    means = stage_one_means(runs, setting, methods)
-    best = max(means.values())
-    return [m for m in methods if m in ALWAYS or best - means[m] <= WITHIN + 1e-12]
-
-
-def better_key(runs: Runs, methods: Sequence[str]) -> str | None:
-    """The key with the higher mean of training at lambda 1 and 0.5 in *short*; `None` before its stage 1 is over."""
-    if not stage_complete(runs, "short", methods):
-        return None
-    means = {key: np.mean(list(stage_one_means(runs, "short", names[:2]).values())) for key, names in OF_KEY.items()}
-    return "memory" if means["memory"] > means["released"] else "released"
-
-
-def methods_of(runs: Runs, setting: str, short: Sequence[str]) -> list[str]:
-    """Which methods a setting is played with. *long* needs *short* for what is better: until then it is without.
-
-    What is seen to repeat another method's runs is not played on.
-    """
-    methods = list(short)
-    if setting != "short":
-        key = better_key(runs, short)
-        methods = [*LONG, REFERENCE]
-        if key is not None:
-            means = stage_one_means(runs, "short", RIVALS)
-            methods = list(dict.fromkeys([*LONG, max(RIVALS, key=means.__getitem__), REFERENCE, *OF_KEY[key]]))
-    return [method for method in methods if not repeats(runs, setting, method)]
-
-
-def plan(
-    runs: Runs,
-    settings: Sequence[str],
-    short: Sequence[str],
-    methods: Sequence[str] | None = None,
-    seeds: Sequence[int] | None = None,
-) -> list[Job]:
-    """Every run that the rules ask for, complete ones included, in the order in which they are played.
-
-    Seed by seed over methods, so that what is there at any time can be compared.
-
-    Args:
-        short: the methods of *short*.
-        methods: only these; they are also played with the seeds of stage 2 where `seeds` asks for them by number.
-        seeds: only these.
-    """
-    jobs: list[Job] = []
-    named = methods is not None and seeds is not None
-    for stage, of_stage in enumerate(STAGES):
-        for setting in settings:
-            known = methods_of(runs, setting, short)
-            allowed = known if stage == 0 else second_stage(runs, setting, known)
-            chosen = allowed if methods is None else [m for m in methods if m in allowed or stage == 0 or named]
-            jobs += [
-                (setting, method, seed) for seed in of_stage if seeds is None or seed in seeds for method in chosen
-            ]
-    return jobs
 
 
 def points(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The comparison of methods: its statistics by hand, its stages, and that what is complete is not played again."""
+"""The earlier comparison of methods: its statistics by hand; and locks of runs."""
 
 import sys
 from itertools import product
@@ -12,16 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import methods as bench
 from methods_report import (
-    OF_KEY,
-    better_key,
     bootstrap_interval,
     difference,
     differences_with_one_spread,
     held_out,
-    methods_of,
-    plan,
-    second_stage,
-    t_interval,
     table,
     training,
     verdict,
@@ -62,12 +56,6 @@ def test_bootstrap_interval_is_that_of_all_draws():
     assert bootstrap_interval([0.2]) is None
     low, high = bootstrap_interval(list(range(8)))
     assert 3.5 - low == pytest.approx(high - 3.5) and 1.4 < high - 3.5 < 1.7, "about 1.96 × 2.29 / √8"
-
-
-def test_students_interval_by_hand():
-    # Mean 2, sample deviation 1, three values: 4.303 / √3.
-    assert t_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-4)
-    assert t_interval([1.0]) is None
 
 
 def test_differences_are_paired_and_told_apart_by_both_intervals():
@@ -122,86 +110,11 @@ def test_one_spread_covers_what_it_says():
     assert 0.035 < outside / repetitions / 9 < 0.065 and 0.01 < tables / repetitions < 0.07
 
 
-def test_second_stage():
-    methods = ["grpo", "rloo", "gigpo", "g2po"]
-    runs = made({"grpo": [0.4] * 4, "rloo": [0.55] * 4, "gigpo": [0.57] * 4, "g2po": [0.6] * 4})
-    assert second_stage(runs, "short", methods) == ["grpo", "gigpo", "g2po"], "5 points below the best are too many"
-    on_edge = runs | made({"rloo": [0.56] * 4})
-    assert "rloo" in second_stage(on_edge, "short", methods), "4 points are within"
-    del runs["short", "rloo", 3]
-    assert second_stage(runs, "short", methods) == [], "not before stage 1 is complete"
-
-
-def test_plan_goes_seed_by_seed_and_takes_long_from_short():
-    short = bench.SHORT
-    jobs = plan({}, ["short", "long"], short)
-    assert jobs[: len(short)] == [("short", method, 0) for method in short] and len(short) == 16
-    assert {seed for _, _, seed in jobs} == {0, 1, 2, 3}
-    assert {method for setting, method, _ in jobs if setting == "long"} == {"grpo", "gigpo", "g2po"}
-
-    values = {method: [0.5] * 4 for method in short} | {"graphgpo": [0.52] * 4, "g2po memory lambda 0.5": [0.55] * 4}
-    runs = made(values)
-    assert better_key(runs, short) == "memory"
-    assert methods_of(runs, "long", short) == ["grpo", "gigpo", "graphgpo", "g2po", *OF_KEY["memory"]]
-    later = [job for job in plan(runs, ["short", "long"], short) if job not in runs]
-    assert later[0] == ("long", "grpo", 0)
-    assert ("short", "graphgpo", 4) in later and ("short", "gigpo", 4) not in later and ("short", "g2po", 7) in later
-    assert ("short", "grpo", 4) in later, "5 points below the best, and played all the same"
-
-    memory = {"g2po memory": [0.2], "g2po memory lambda auto": [0.2], "g2po": [0.1]}
-    runs |= made(memory, "long")
-    assert "g2po memory lambda auto" not in methods_of(runs, "long", short), "seed 0 was that of memory over again"
-    runs |= made(memory | {"g2po memory lambda auto": [0.2, 0.3]}, "long")
-    assert "g2po memory lambda auto" in methods_of(runs, "long", short), "seed 1 was not"
-
-    assert plan({}, ["short"], short, ["gigpo"], [5]) == [("short", "gigpo", 5)], "what is named is played"
-    assert [seed for _, _, seed in plan({}, ["short"], short, ["gigpo"])] == [0, 1, 2, 3]
-
-
 def test_table_says_how_many_seeds(tmp_path):
     lines = table(made({"g2po": [0.6, 0.7], "grpo": [0.5]}), "short", ["grpo", "ppo", "g2po"], bench.TYPES)
     assert len(lines) == 4, "no row without a run"
     assert lines[2].startswith("| grpo | 1 (0) | 50.0 | -10.0 (one seed) | 60.0 | -10.0 (one seed) |")
     assert lines[3].startswith("| g2po | 2 (0, 1) | 65.0 ± 7.1 |  | 75.0 ± 7.1 |")
-
-
-def test_what_is_complete_is_not_played_again(tmp_path, monkeypatch):
-    """Also after a failure and a stop: the method that failed is left, the others are played, nothing twice."""
-    played = []
-
-    def play(self, setting, method, seed):
-        played.append((setting, method, seed))
-        if method == "gigpo" and len(played) < 5:
-            raise RuntimeError("value_lambda is unknown")
-        (run,) = made({method: [0.5] * (seed + 1)}, setting).values() if seed == 0 else [None]
-        run = run or made({method: [0.5] * (seed + 1)}, setting)[setting, method, seed]
-        command, config = bench.command_of(setting, method, seed)
-        versions = {package: bench.version(package) for package in bench.RELEVANT}
-        run |= {"command": command, "config": config, "versions": versions}
-        bench.write_json(bench.file_of(tmp_path, setting, method, seed), run)
-        return True
-
-    monkeypatch.setattr(bench.Runner, "play", play)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    args = bench.argparse.Namespace(
-        results=tmp_path,
-        work=tmp_path / "work",
-        settings=["short"],
-        methods=["gigpo", "g2po"],
-        seeds=[0, 1],
-        jobs=1,
-        minutes=None,
-    )
-    assert bench.run_all(args) == 1
-    first = [("short", "start", 0), ("short", "gigpo", 0), ("short", "g2po", 0), ("short", "g2po", 1)]
-    assert played == first, "gigpo failed once and is left alone"
-    assert bench.run_all(args) == 0
-    assert played[len(first) :] == [("short", "gigpo", 0), ("short", "gigpo", 1)]
-    assert bench.run_all(args) == 0 and len(played) == 6
-    assert all(bench.differs(run) is None for run in bench.load(tmp_path).values())
-    run = bench.load(tmp_path)["short", "g2po", 0]
-    assert "torch 1.0" in bench.differs(run | {"versions": {**run["versions"], "torch": "1.0"}})
-    assert bench.differs(run | {"config": "0"}) == "the values of recipes/alfworld/tiny.yaml have changed"
 
 
 def test_a_run_that_another_process_plays_is_busy(tmp_path):
