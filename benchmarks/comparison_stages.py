@@ -238,4 +238,4 @@ def smoke(job: Job) -> Job:
     for name, value in small.items():
         if name not in left_out:
             words += [name, value]
-    return replace(job, words=tuple(words), games=games, until=tuple(dict.fromkeys(min(n, 2) for n in job.until)))
+    return replace(job, words=tuple(words), games=games, until=(1, 2) if job.until else ())
