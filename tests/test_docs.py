@@ -10,6 +10,7 @@ from pathlib import Path
 
 import programs
 import pytest
+import yaml
 
 import g2po_trl
 
@@ -87,6 +88,15 @@ def test_commands_and_their_flags_exist(command):
 
 def test_there_are_commands():
     assert len(COMMANDS) >= 8
+
+
+def test_the_recommended_settings_are_fields_and_what_they_call_the_papers_are_defaults():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    settings = re.findall(r"^(\w+): (\S+) *(?:# (?:as the paper|the paper: (\S+)).*)?$", block, re.MULTILINE)
+    assert len(settings) == len(block.splitlines()) == 4
+    for name, value, of_paper in settings:
+        assert g2po_trl.G2POConfig.__dataclass_fields__[name].default == yaml.safe_load(of_paper or value), name
 
 
 def test_the_readme_is_short():
