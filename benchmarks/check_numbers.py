@@ -150,8 +150,8 @@ def main() -> None:
     pages = read(SAID.read_text(encoding="utf-8"))
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in pages}
     found = problems(texts, pages)
-    print("\n".join(found))
     if found:
+        print("\n".join(found), flush=True)
         sys.exit(f"{len(found)} to look at; numbers_said.txt holds what the pages say")
     for name, page in pages.items():
         count = sum(len(values) for *_, values in page.pieces)
