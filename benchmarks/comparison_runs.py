@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 from comparison_stages import GAME, START, TAUGHT, Job
+from comparison_statistics import first_at
 from recipe_runs import ROOT, RecipeRunner, code, lock
 
 from g2po_trl import read_jsonl
@@ -96,7 +97,7 @@ class Runner(RecipeRunner):
                 if played is None:
                     return False
                 panels.append({"until": until, **played})
-                if self.has_gained(job, panels[-1]):
+                if self.is_over(job, folder, panels[-1]):
                     break
             attempts = json.loads((folder / "attempts.json").read_text())
             write_json(self.file_of(job), self.collected(job, folder, words, config, panels, attempts))
@@ -128,10 +129,12 @@ class Runner(RecipeRunner):
             played[f"{temperature:g}"] = panel_of(output)
         return played
 
-    def has_gained(self, job: Job, panel: dict[str, Any]) -> bool:
-        """Return whether success on the panel at temperature 1 has risen by what the job asks for."""
+    def is_over(self, job: Job, folder: Path, panel: dict[str, Any]) -> bool:
+        """Return whether a run has come to what ends it before its last iteration."""
+        if job.reach is not None:
+            return first_at(trained(folder)["training"]["success"], job.reach) is not None
         path = next(self.file_of(job).parent.glob(f"{START}-seed*.json"), None)
-        if not job.until or path is None:
+        if job.gain is None or path is None:
             return False
         before = json.loads(path.read_text())["held_out"][-1]["1"]["success_rate"]
         return float(np.mean(panel["1"]["success_rate"])) >= float(np.mean(before)) + job.gain / 100

@@ -56,8 +56,10 @@ class Job:
         words: the recipe and its flags, without seed and output folder. None: nothing is trained.
         games: held-out tasks of a panel. 0: no panel besides the recipe's own.
         panels: temperature -> how often the panel is played after training.
-        until: iterations after which panels are played, in turn, until success has risen by `gain`. None: at the end.
-        gain: in points at temperature 1, over the start of the same stage.
+        until: values of `max_steps` at which the run is looked at, in turn: panels are played, and it ends if it has
+            come to `gain` or `reach`. Empty: at the end alone.
+        gain: rise of success on the panel at temperature 1 over the stage's start that ends it, in points.
+        reach: mean training success of three iterations that ends it.
         evaluate: words of `g2po evaluate` for a prompted model, instead of training.
         pretrained: starts from SmolLM2 as taught.
     """
@@ -69,7 +71,8 @@ class Job:
     games: int = 576
     panels: tuple[tuple[float, int], ...] = ((1.0, 2), (0.4, 1))
     until: tuple[int, ...] = ()
-    gain: float = 20.0
+    gain: float | None = None
+    reach: float | None = None
     evaluate: tuple[str, ...] = ()
     pretrained: bool = False
 
@@ -109,11 +112,12 @@ def main_stage() -> list[Job]:
 
 
 def treasure() -> list[Job]:
-    """Return the README's Treasure with a pretrained model: iterations until 80 % are won."""
+    """Return the README's Treasure with a pretrained model: iterations until 80 % are won, looked at every ten."""
     words = ("recipes/train_environment.py", "--config", TREASURE, "--environment", f"{GAME}:Treasure")
     words += ("--model_name_or_path", TAUGHT, "--num_environment_workers", "1", *FLOAT32)
+    until = (50, 100, 150, 200)  # optimizer steps, five an iteration
     return [
-        Job("treasure", arm, seed, (*words, *ARMS[arm]), games=0, panels=(), pretrained=True)
+        Job("treasure", arm, seed, (*words, *ARMS[arm]), 0, (), until, reach=0.8, pretrained=True)
         for seed in SEEDS["treasure"]
         for arm in TREASURE_ARMS
     ]
@@ -164,7 +168,7 @@ def smollm2(stage: str, arms: dict[str, tuple[str, ...]], until: tuple[int, ...]
     words += ("--num_eval_games", "12", "--eval_before", "false", "--save_total_limit", "1", *FEW, *flags)
     words += ("--num_environment_workers", "1")
     jobs = [
-        Job(stage, arm, seed, (*words, *of), games=96, until=until, pretrained=True)
+        Job(stage, arm, seed, (*words, *of), games=96, until=until, gain=20.0, pretrained=True)
         for seed in SEEDS[stage]
         for arm, of in arms.items()
     ]

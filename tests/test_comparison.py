@@ -15,6 +15,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import comparison_runs
 import comparison_stages as stages
 from comparison_report import load, pilot_winner, report
 from comparison_runs import Runner, config_of, fingerprint
@@ -204,7 +205,7 @@ def test_report(tmp_path):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
-def test_the_pilot_decides(tmp_path):
+def test_the_pilot_decides_and_a_run_ends_where_it_was_to_come(tmp_path, monkeypatch):
     assert pilot_winner(tmp_path) is None
     write(tmp_path, run("smollm2-pilot", "LoRA", 100, [0.3], 0.35, 12))
     assert pilot_winner(tmp_path) is None
@@ -214,9 +215,13 @@ def test_the_pilot_decides(tmp_path):
     assert "--use_peft" in job.words and job.words[-1] == "grpo" and job.until == (15, 30, 45, 60)
     runner = Runner(tmp_path, tmp_path)
     write(tmp_path, run("smollm2", "start", 100, [0.3], 0.3))
-    assert not runner.has_gained(job, {"1": {"success_rate": [0.49, 0.5]}})
-    assert runner.has_gained(job, {"1": {"success_rate": [0.5, 0.5]}})
-    assert not runner.has_gained(stages.alfworld("main", "g2po", 100), {"1": {"success_rate": [1.0]}})
+    assert not runner.is_over(job, tmp_path, {"1": {"success_rate": [0.49, 0.5]}})
+    assert runner.is_over(job, tmp_path, {"1": {"success_rate": [0.5, 0.5]}})
+    assert not runner.is_over(stages.alfworld("main", "g2po", 100), tmp_path, {"1": {"success_rate": [1.0]}})
+    game = stages.treasure()[0]
+    for success, over in (([0.7, 0.8, 0.8], False), ([0.8, 0.8, 0.8], True)):
+        monkeypatch.setattr(comparison_runs, "trained", lambda folder, of=success: {"training": {"success": of}})
+        assert runner.is_over(game, tmp_path, {}) == over
 
 
 @pytest.mark.slow
