@@ -29,6 +29,8 @@ def draw(stages: Mapping[str, Arms], numbers: Mapping[str, Any], folder: Path) -
         if curves:
             label = "success of training episodes, mean of 5 iterations (%)"
             plots.save(plots.learning_curves(curves, ylabel=label, bold=REFERENCE), folder, f"curves-{stage}")
+    if swept := numbers.get("weights"):
+        plots.save(sweep(swept), folder, "sweep-w")
     if "tests" in numbers:
         plots.save(differences(numbers["tests"]), folder, "differences")
     settings = {
@@ -38,6 +40,16 @@ def draw(stages: Mapping[str, Arms], numbers: Mapping[str, Any], folder: Path) -
     }
     if settings:
         plots.save(paper(settings), folder, "paper")
+
+
+def sweep(arms: Mapping[str, Mapping[str, Any]]) -> plots.Figure:
+    """Success over w, with the range over seeds. `arms`: "w 0.5" -> the numbers of its seeds."""
+    ws = sorted(float(arm.split()[1]) for arm in arms)
+    rows = {}
+    for name in ("first half", "training", "held-out 1.0", "held-out 0.4"):
+        of = [np.array(arms[f"w {w:g}"][name], dtype=float) for w in ws]
+        rows[name] = (ws, [v.mean() for v in of], [(v.min(), v.max()) for v in of])
+    return plots.sweep("w, weight of the step advantages", rows)
 
 
 def differences(tests: Mapping[str, Any]) -> plots.Figure:

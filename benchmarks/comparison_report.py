@@ -34,7 +34,7 @@ Runs = dict[tuple[str, str, int], Run]  # (stage, arm, seed) -> run
 BORROWED = {
     "rates": {arm: arm for arm in RATE_ARMS},
     "methods": {arm: arm for arm in (START, REFERENCE, "gigpo", "grpo")},
-    "weights": {"grpo": "w 0 (GRPO)", REFERENCE: "w 1 (G2PO)"},
+    "weights": {"grpo": "w 0", REFERENCE: "w 1"},  # GRPO and G2PO, bit for bit
 }
 ABOUT = f"""# Comparison of methods
 
@@ -252,18 +252,19 @@ def report(results: Path) -> str:
         elif stage == "prompted" or stage.startswith("smollm2"):
             parts.append("\n".join(progress_table(arms)))
         else:
-            parts.append("\n".join(table(arms, "w 1 (G2PO)" if stage == "weights" else REFERENCE)))
+            parts.append("\n".join(table(arms, "w 1" if stage == "weights" else REFERENCE)))
         numbers[stage] = {arm: summary(seeds) for arm, seeds in arms.items()}
         if stage == "main":
             missing = len(ARMS) * len(SEEDS["main"]) - sum(len(arms.get(arm, {})) for arm in ARMS)
-            numbers["held-out, over seeds and games"] = new_games(arms)
-            parts.append("\n".join(new_games_table(numbers["held-out, over seeds and games"])))
+            if found := new_games(arms):
+                numbers["held-out, over seeds and games"] = found
+                parts.append("\n".join(new_games_table(found)))
             if missing:  # the stopping rule: nothing is tested before all runs are there
                 parts.append(f"{missing} runs are missing: no test before they are complete.")
             else:
-                found = tests(runs)
-                numbers["tests"] = {name: as_numbers(comparison) for name, comparison in found.items()}
-                parts.append("### Tests\n\n" + "\n".join(tests_table(found)))
+                tested = tests(runs)
+                numbers["tests"] = {name: as_numbers(comparison) for name, comparison in tested.items()}
+                parts.append("### Tests\n\n" + "\n".join(tests_table(tested)))
     write_json(results / "results.json", numbers, indent=1)
     text = "\n\n".join(parts) + "\n"
     (results / "table.md").write_text(text)
