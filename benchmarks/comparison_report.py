@@ -67,6 +67,12 @@ def held_out(run: Run, temperature: str = "1") -> float | None:
     return None if played is None else float(np.mean(played["success_rate"]))
 
 
+def score(run: Run) -> float | None:
+    """Return WebShop's score on held-out tasks at temperature 1, a fraction; `None` where there is none."""
+    played = run["held_out"][-1].get("1", {}).get("score") if run["held_out"] else None
+    return None if played is None else float(np.mean(played))
+
+
 def secondary(run: Run) -> float:
     """Return the mean of training and held-out success at temperature 1."""
     return (training(run) + held_out(run)) / 2
@@ -117,7 +123,10 @@ def against(arms: Mapping[str, Mapping[int, Run]], arm: str, reference: str, num
 def table(arms: Mapping[str, Mapping[int, Run]], reference: str) -> list[str]:
     """Return the Markdown table of a stage."""
     columns = ["arm", "seeds", "first half", f"minus {reference}", "training", "held-out 1.0", f"minus {reference}"]
-    lines = [row([*columns, "held-out 0.4", "turns to success", "collapsed"]), "|" + "---|" * 10]
+    columns += ["held-out 0.4", "turns to success", "collapsed"]
+    scored = any(score(run) is not None for seeds in arms.values() for run in seeds.values())
+    columns += ["held-out score 1.0", f"minus {reference}"] if scored else []
+    lines = [row(columns), "|" + "---|" * len(columns)]
     for arm, seeds in arms.items():
         of = list(seeds.values())
         learned = [run for run in of if "training" in run and arm != START]
@@ -138,6 +147,8 @@ def table(arms: Mapping[str, Mapping[int, Run]], reference: str) -> list[str]:
             if t
         ]
         cells += [f"{np.mean(turns):.1f}" if turns else "–", lost_format(seeds) if learned else ""]
+        if scored:
+            cells += [percent([score(run) for run in of]), against(arms, arm, reference, score) if learned else ""]
         lines.append(row(cells))
     return lines
 

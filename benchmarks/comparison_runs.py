@@ -45,7 +45,8 @@ CURVES = {
     "singleton_steps": "graph/singleton_step_fraction",
     "value_std_within_node": "graph/value_std_within_node",
     "left_out_fraction": "update/left_out_fraction",
-    **{f"advantage_{part}": f"advantage/{part}abs_mean" for part in ("", "episode_", "node_", "edge_")},
+    "advantage": "advantage/abs_mean",
+    **{f"advantage_{part}": f"advantage/{part}_abs_mean" for part in ("episode", "node", "edge")},
     **{f"time_{phase}": f"time/{phase}" for phase in PHASES},
     **{name: name for name in ("kl", "entropy", "grad_norm", "learning_rate")},
 }
