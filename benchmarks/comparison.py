@@ -14,7 +14,8 @@ kill -9, goes on from its last iteration when the same command is given again; a
 to it. At the end, and with `--report`: tables, figures and results.json of what is there (`comparison_report.py`). Run
 it in a worktree at a tag: a run in progress starts again where the code or the recipe has changed.
 
-The stages from *treasure* on that need SmolLM2 teach it first (an hour), unless `--taught` names it.
+The stages with SmolLM2 (*treasure*, *prompted*, *smollm2…*) teach it first, unless `--taught` names it as taught. They
+compute in float32, and take several times as long as the others together.
 """
 
 import argparse
