@@ -22,6 +22,7 @@ from g2po_trl.environments.contract import Observation, TextEnvironment
 
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _ADJECTIVES = {"clean": "clean", "hot": "heat", "cool": "cool"}
+_OF_KINDS = (3, 1, 1)  # how often a limited expert goes elsewhere, uses what is here, or puts the object down
 _TASKS = (  # the sentences of alfworld.gen.goal_library
     re.compile(r"(?:look at|examine) (?:the )?(?P<object>\w+) (?:under|with) the (?P<lamp>\w+)"),
     re.compile(r"(?P<two>put two) (?P<object>\w+) (?:in|on) (?P<place>\w+)"),
@@ -166,6 +167,27 @@ class Expert:
         return self.rng.choice(actions)
 
 
+class LimitedExpert(Expert):
+    """An expert who does not know what tools and lamps are for; where they are needed, it tries this and that.
+
+    It finds the object and takes it. Then, in tasks that need a tool or a lamp, it goes anywhere and does anything that
+    can be done to the object there. Once the object is what it should be, it knows where to put it.
+
+    A choice among equals is one at any temperature. What a model has not been shown here, no temperature below 1 brings
+    back, as it would behind labels with noise: it is left for reinforcement learning to find out.
+    """
+
+    def _with_the_object(self, house: House, actions: Sequence[str]) -> str:
+        if not self.goal.lamp and self._ready(house, house.held):
+            return super()._with_the_object(house, actions)
+        at_goal = house.here is not None and _kind(house.here) == self.goal.place
+        kinds = [[a for a in actions if a.startswith("go ")]]
+        kinds += [[a for a in actions if a.split(" ")[0] in (*TOOLS, "use", "open")]]
+        kinds += [[a for a in actions if a.startswith("move ") and at_goal]]
+        weights = [weight * bool(kind) for weight, kind in zip(_OF_KINDS, kinds)]
+        return self.rng.choice(self.rng.choices(kinds, weights)[0])
+
+
 def demonstrate(
     environment: TextEnvironment,
     tasks: Iterable[dict[str, Any]],
@@ -173,49 +195,79 @@ def demonstrate(
     seed: int,
     max_turns: int = 20,
     history_length: int = 2,
+    expert_class: type[Expert] = Expert,
+    impossible: float = 0.0,
 ) -> list[Demonstration]:
-    """Play each task `episodes` times as the careless walker; every state visited, with the expert's answer."""
+    """Play each task `episodes` times as the careless walker; every state visited, with the expert's answer.
+
+    Args:
+        impossible: share of the walker's turns in which it tries what cannot be done, so that there is an answer to
+            "Nothing happens.", too.
+    """
     shown = []
     for number, task in enumerate(tasks):
         scouted = House.scout(environment, task)
         for episode in range(episodes):
             rng = random.Random(f"{seed}-{number}-{episode}")
             house = House(scouted.receptacles, dict(scouted.place_of), set(scouted.closed))
-            shown += _walk(environment, task, house, rng, max_turns, history_length)
+            walk = _Walk(environment, task, house, rng, expert_class, impossible)
+            shown += walk.demonstrations(max_turns, history_length)
     return shown
 
 
-def _walk(
-    environment: TextEnvironment,
-    task: dict[str, Any],
-    house: House,
-    rng: random.Random,
-    max_turns: int,
-    history_length: int,
-) -> list[Demonstration]:
-    now = _observation(environment.reset(**task))
-    text = now.task
-    expert = Expert(Goal.from_task(text), rng)
-    carelessness = rng.choice((0.1, 0.3, 0.5))
-    shown, history = [], []
-    for turn in range(max_turns):
-        actions = now.admissible_actions
-        best = expert.act(house, actions)
-        shown.append(Demonstration(text, now.text, list(actions), history[-history_length:], turn, best))
-        action = _careless(actions, rng) if rng.random() < carelessness else best
-        result = environment.step(action)
-        house.apply(action)
-        history.append((now.text, action))
-        now = _observation(result.observation)
-        if result.terminated or result.truncated:
-            break
-    return shown
+@dataclass
+class _Walk:
+    """An episode of the careless walker."""
+
+    environment: TextEnvironment
+    task: dict[str, Any]
+    house: House
+    rng: random.Random
+    expert_class: type[Expert]
+    impossible: float
+
+    def demonstrations(self, max_turns: int, history_length: int) -> list[Demonstration]:
+        house, rng = self.house, self.rng
+        now = _observation(self.environment.reset(**self.task))
+        text = now.task
+        goal = Goal.from_task(text)
+        expert = self.expert_class(goal, rng)
+        carelessness = rng.choice((0.1, 0.3, 0.5))
+        shown, history = [], []
+        for turn in range(max_turns):
+            actions = now.admissible_actions
+            best = expert.act(house, actions)
+            shown.append(Demonstration(text, now.text, list(actions), history[-history_length:], turn, best))
+            if self.impossible and rng.random() < self.impossible:
+                action = _impossible(house, goal, rng)
+            else:
+                action = _careless(actions, rng) if rng.random() < carelessness else best
+            result = self.environment.step(action)
+            if action in actions:
+                house.apply(action)
+            history.append((now.text, action))
+            now = _observation(result.observation)
+            if result.terminated or result.truncated:
+                break
+        return shown
 
 
 def _careless(actions: Sequence[str], rng: random.Random) -> str:
     """Somewhere else, or anything at all."""
     ways = [action for action in actions if action.startswith("go to ")]
     return rng.choice(ways if ways and rng.random() < 0.5 else actions)
+
+
+def _impossible(house: House, goal: Goal, rng: random.Random) -> str:
+    """What a model that does not read would try: the task's words, and numbers it has seen elsewhere."""
+    number, here = rng.randint(1, 3), house.here or house.receptacles[0]
+    return rng.choice(
+        (
+            f"take {goal.kind} {number} from {here}",
+            f"go to {_kind(rng.choice(house.receptacles))} {rng.randint(2, 5)}",
+            f"move {house.held or f'{goal.kind} 1'} to {goal.place or here} {number}",
+        )
+    )
 
 
 def _observation(seen: Observation | str) -> Observation:

@@ -1,6 +1,7 @@
 """Make the tiny model: `python -m g2po_envs.alfworld.make_tiny_model --output FOLDER`.
 
-Generated training games -> demonstrations -> tokenizer -> supervised fine-tuning in three phases (`g2po_envs.tiny`).
+Generated training games -> demonstrations of an expert who does not know the tools -> tokenizer -> supervised
+fine-tuning in two phases (`g2po_envs.tiny`).
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from pathlib import Path
 from transformers import Qwen2Tokenizer
 
 from g2po_envs.alfworld.augmentation import TYPE_NAMES, augment
-from g2po_envs.alfworld.demonstrations import demonstrate
+from g2po_envs.alfworld.demonstrations import LimitedExpert, demonstrate
 from g2po_envs.alfworld.games import generate_games
 from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT
 from g2po_envs.alfworld.tiny import HISTORY_LENGTH, tiny_environment
 from g2po_envs.tiny.commands import make_model
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_envs.tiny.tokenizer import train_tokenizer
-from g2po_envs.tiny.training import Course, Recipe
+from g2po_envs.tiny.training import Course, Phase, Recipe
 
 COURSE = Course(ALFWORLD_COMPACT_PROMPT, HISTORY_LENGTH, augment)
+RECIPE = Recipe((Phase("read", 800, 2e-3, whole_sequence=True), Phase("act", 1500, 2e-3)))
 VERBS = ("go", "to", "take", "from", "move", "open", "close", "clean", "heat", "cool", "with", "use", "examine")
 NUMBERS = tuple(f" {number}" for number in range(1, 21))
 GAME_SEED = 1000  # not the training recipe's: other games
@@ -39,7 +41,8 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
 def make_demonstrations(folder: Path, num_games: int = 2000, episodes: int = 3) -> list[Demonstration]:
     """Generate training games in `folder` and play each of them some times."""
     games = generate_games(folder, "train", num_games, seed=GAME_SEED, size="tiny")
-    return demonstrate(tiny_environment(games), games.rows(), episodes, GAME_SEED)
+    options = {"expert_class": LimitedExpert, "impossible": 0.1}
+    return demonstrate(tiny_environment(games), games.rows(), episodes, GAME_SEED, **options)
 
 
 def _demonstrations() -> list[Demonstration]:
@@ -48,4 +51,4 @@ def _demonstrations() -> list[Demonstration]:
 
 
 if __name__ == "__main__":
-    make_model(__doc__, COURSE, make_tokenizer, Recipe(), _demonstrations)
+    make_model(__doc__, COURSE, make_tokenizer, RECIPE, _demonstrations)

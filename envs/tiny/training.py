@@ -7,7 +7,8 @@
    the heads that find and copy a name far faster than the few tokens of a reply do.
 2. *act*: the loss is on the reply, the expert's action.
 3. *loosen*: the same with a share of the labels replaced by any action that can be taken, which leaves a policy that
-   still explores: well-formed, admissible, undecided. What to do is then for reinforcement learning to find out.
+   still explores: well-formed, admissible, undecided. At a low temperature little is left of that; an expert who does
+   not know everything leaves more to reinforcement learning.
 
 Everything follows from the seed; training runs on one thread, on the CPU.
 """
@@ -49,24 +50,17 @@ class Phase:
     repeat: int = 0
 
 
-PHASES = (
-    Phase("read", 1000, 2e-3, whole_sequence=True),
-    Phase("act", 3200, 2e-3),
-    Phase("loosen", 500, 5e-4, noise=0.3),
-)
-
-
 @dataclass(frozen=True)
 class Recipe:
     """What makes a tiny model of its demonstrations, but for the seed."""
 
+    phases: tuple[Phase, ...]
     vocab_size: int = 1024  # at most
     hidden_size: int = 128
     intermediate_size: int = 384
     num_layers: int = 3
     batch_size: int = 32
-    bf16: bool = True  # autocast: half as long again without it on a CPU that has AMX
-    phases: tuple[Phase, ...] = PHASES
+    bf16: bool = False  # autocast: faster on a CPU that has AMX, far slower on others
     layers_of: Path | None = None  # a model of the same shape to begin with, but for the embeddings
 
 

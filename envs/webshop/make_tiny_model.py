@@ -35,6 +35,7 @@ RECIPE = Recipe(
         Phase("act", 2500, 2e-3),
         Phase("loosen", 300, 5e-4, noise=0.25),
     ),
+    bf16=True,
     layers_of=alfworld_model_path(),
 )
 SHOP_SEED = 1000  # not the training recipe's: other shops
