@@ -22,7 +22,6 @@ from g2po_trl.environments.contract import Observation, TextEnvironment
 
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _ADJECTIVES = {"clean": "clean", "hot": "heat", "cool": "cool"}
-_OF_KINDS = (3, 1, 1)  # how often a limited expert goes elsewhere, uses what is here, or puts the object down
 _TASKS = (  # the sentences of alfworld.gen.goal_library
     re.compile(r"(?:look at|examine) (?:the )?(?P<object>\w+) (?:under|with) the (?P<lamp>\w+)"),
     re.compile(r"(?P<two>put two) (?P<object>\w+) (?:in|on) (?P<place>\w+)"),
@@ -170,8 +169,8 @@ class Expert:
 class LimitedExpert(Expert):
     """An expert who does not know what tools and lamps are for; where they are needed, it tries this and that.
 
-    It finds the object and takes it. Then, in tasks that need a tool or a lamp, it goes anywhere and does anything that
-    can be done to the object there. Once the object is what it should be, it knows where to put it.
+    It finds the object and takes it. Then, in tasks that need a tool or a lamp, it goes anywhere or does anything that
+    can be done with the object here. Once the object is what it should be, it knows where to put it.
 
     A choice among equals is one at any temperature. What a model has not been shown here, no temperature below 1 brings
     back, as it would behind labels with noise: it is left for reinforcement learning to find out.
@@ -184,8 +183,7 @@ class LimitedExpert(Expert):
         kinds = [[a for a in actions if a.startswith("go ")]]
         kinds += [[a for a in actions if a.split(" ")[0] in (*TOOLS, "use", "open")]]
         kinds += [[a for a in actions if a.startswith("move ") and at_goal]]
-        weights = [weight * bool(kind) for weight, kind in zip(_OF_KINDS, kinds)]
-        return self.rng.choice(self.rng.choices(kinds, weights)[0])
+        return self.rng.choice(self.rng.choice([kind for kind in kinds if kind]))
 
 
 def demonstrate(
@@ -196,11 +194,13 @@ def demonstrate(
     max_turns: int = 20,
     history_length: int = 2,
     expert_class: type[Expert] = Expert,
+    carelessness: Sequence[float] = (0.1, 0.3, 0.5),
     impossible: float = 0.0,
 ) -> list[Demonstration]:
     """Play each task `episodes` times as the careless walker; every state visited, with the expert's answer.
 
     Args:
+        carelessness: shares of the walker's turns in which it does not follow the expert; an episode draws one.
         impossible: share of the walker's turns in which it tries what cannot be done, so that there is an answer to
             "Nothing happens.", too.
     """
@@ -210,7 +210,7 @@ def demonstrate(
         for episode in range(episodes):
             rng = random.Random(f"{seed}-{number}-{episode}")
             house = House(scouted.receptacles, dict(scouted.place_of), set(scouted.closed))
-            walk = _Walk(environment, task, house, rng, expert_class, impossible)
+            walk = _Walk(environment, task, house, rng, expert_class, rng.choice(carelessness), impossible)
             shown += walk.demonstrations(max_turns, history_length)
     return shown
 
@@ -224,6 +224,7 @@ class _Walk:
     house: House
     rng: random.Random
     expert_class: type[Expert]
+    carelessness: float
     impossible: float
 
     def demonstrations(self, max_turns: int, history_length: int) -> list[Demonstration]:
@@ -232,7 +233,6 @@ class _Walk:
         text = now.task
         goal = Goal.from_task(text)
         expert = self.expert_class(goal, rng)
-        carelessness = rng.choice((0.1, 0.3, 0.5))
         shown, history = [], []
         for turn in range(max_turns):
             actions = now.admissible_actions
@@ -241,7 +241,7 @@ class _Walk:
             if self.impossible and rng.random() < self.impossible:
                 action = _impossible(house, goal, rng)
             else:
-                action = _careless(actions, rng) if rng.random() < carelessness else best
+                action = _careless(actions, rng) if rng.random() < self.carelessness else best
             result = self.environment.step(action)
             if action in actions:
                 house.apply(action)

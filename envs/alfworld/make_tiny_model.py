@@ -27,7 +27,7 @@ from g2po_envs.tiny.tokenizer import train_tokenizer
 from g2po_envs.tiny.training import Course, Phase, Recipe
 
 COURSE = Course(ALFWORLD_COMPACT_PROMPT, HISTORY_LENGTH, augment)
-RECIPE = Recipe((Phase("read", 800, 2e-3, whole_sequence=True), Phase("act", 1500, 2e-3)))
+RECIPE = Recipe((Phase("read", 800, 2e-3, whole_sequence=True), Phase("act", 3200, 2e-3)))
 VERBS = ("go", "to", "take", "from", "move", "open", "close", "clean", "heat", "cool", "with", "use", "examine")
 NUMBERS = tuple(f" {number}" for number in range(1, 21))
 GAME_SEED = 1000  # not the training recipe's: other games
@@ -41,8 +41,9 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
 def make_demonstrations(folder: Path, num_games: int = 2000, episodes: int = 3) -> list[Demonstration]:
     """Generate training games in `folder` and play each of them some times."""
     games = generate_games(folder, "train", num_games, seed=GAME_SEED, size="tiny")
-    options = {"expert_class": LimitedExpert, "impossible": 0.1}
-    return demonstrate(tiny_environment(games), games.rows(), episodes, GAME_SEED, **options)
+    # Careless, so that many a place that it comes to does not hold the object.
+    walk = {"expert_class": LimitedExpert, "carelessness": (0.3, 0.5, 0.7), "impossible": 0.1}
+    return demonstrate(tiny_environment(games), games.rows(), episodes, GAME_SEED, **walk)
 
 
 def _demonstrations() -> list[Demonstration]:
