@@ -172,8 +172,8 @@ class LimitedExpert(Expert):
     It finds the object and takes it. Then, in tasks that need a tool or a lamp, it goes anywhere or does anything that
     can be done with the object here. Once the object is what it should be, it knows where to put it.
 
-    A choice among equals is one at any temperature. What a model has not been shown here, no temperature below 1 brings
-    back, as it would behind labels with noise: it is left for reinforcement learning to find out.
+    A choice among equals is one at any temperature. What a model has not been shown no temperature below 1 brings
+    back, as it does what noise in the labels hides: it is left for reinforcement learning to find out.
     """
 
     def _with_the_object(self, house: House, actions: Sequence[str]) -> str:
