@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from functools import partial
 
 from g2po_envs.alfworld import games
 from g2po_envs.alfworld.augmentation import ROLES, TYPE_NAMES, augment
-from g2po_envs.alfworld.demonstrations import Expert, Goal, House, demonstrate
+from g2po_envs.alfworld.demonstrations import TOOLS, Expert, Goal, House, LimitedExpert, demonstrate
 from g2po_envs.alfworld.make_tiny_model import COURSE, make_demonstrations, make_tokenizer
 from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT
 from g2po_envs.alfworld.tiny import HISTORY_LENGTH, tiny_environment, tiny_model_path
@@ -95,6 +96,37 @@ def test_expert_wins_every_kind_of_game(held_out):
             if result.terminated:
                 break
         assert result.info["success"], (row, now)
+
+
+def test_limited_expert_does_not_know_the_tools(held_out):
+    environment, rows = tiny_environment(held_out), held_out.rows()
+    of_tools = [row for row in rows if any(f"pick_{verb}_" in row["task_type"] for verb in TOOLS)]
+    shown = {kind: demonstrate(environment, of_tools, 3, 0, expert_class=kind) for kind in (Expert, LimitedExpert)}
+
+    def answers(demonstrations):
+        """First words of what is answered with an object in hand, where a tool can be used on it."""
+        using = lambda d: [a for a in d.actions if a.split(" ")[0] in TOOLS]  # noqa: E731
+        return Counter(d.expert.split(" ")[0] in TOOLS for d in demonstrations if using(d))
+
+    knows, limited = (answers(demonstrations) for demonstrations in shown.values())
+    assert all(d.expert in d.actions for demonstrations in shown.values() for d in demonstrations)
+    assert sum(limited.values()) > 50 and 0.2 < limited[True] / sum(limited.values()) < 0.6
+    # It uses a tool that is not the task's, too, and the expert never does.
+    wrong = {
+        kind: [d for d in some if (word := d.expert.split(" ")[0]) in TOOLS and word != Goal.from_task(d.task).verb]
+        for kind, some in shown.items()
+    }
+    assert wrong[LimitedExpert] and not wrong[Expert] and knows[True]
+
+
+def test_walks_that_try_the_impossible_show_the_way_out(held_out):
+    shown = demonstrate(tiny_environment(held_out), held_out.rows()[:6], 2, 0, impossible=0.3)
+    failed = [d for d in shown if d.observation == "Nothing happens."]
+    assert len(failed) > len(shown) / 10
+    assert all(d.expert in d.actions and d.expert != d.history[-1][1] for d in failed)
+    assert not any(
+        d.observation == "Nothing happens." for d in demonstrate(tiny_environment(held_out), held_out.rows()[:2], 2, 0)
+    )
 
 
 def test_renaming_is_consistent_and_keeps_roles(held_out):
