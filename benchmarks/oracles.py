@@ -107,6 +107,8 @@ def play(player: Player, games: Manifest, rows: Sequence[dict[str, Any]], mode: 
     tried, failed = 0, Counter()
     for turn in range(MAX_TURNS):
         playing = [episode for episode in episodes if not episode.success]
+        if not playing:
+            break
         shown = [episode.shown(turn) for episode in playing]
         prompts = [COURSE.prompt(one, player.tokenizer) for one in shown]
         actions = player.choose(prompts, [one.actions for one in shown]) if mode == MODES[1] else player.write(prompts)
