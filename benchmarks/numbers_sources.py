@@ -26,6 +26,7 @@ NO_NC, NO_EC, FLAT = "g2po without A_NC", "A_EP + A_NC, aggregated", "g2po witho
 HALF, ZERO, TRUE = "g2po, λ 0.5", "g2po, λ 0", "true advantage"
 WRONG_KEYS = ("key without processing", "key of the place alone")
 # methods.py: what the fits are of. `g2po lambda auto` repeats g2po's runs in small rooms.
+EARLIER = "earlier_model"  # the results of the initial model before the present one
 SEEDS = range(4)
 FOUR = ("g2po", "hgpo", "gigpo", "grpo")
 SHORT = (
@@ -211,15 +212,22 @@ def cpu_time(method: str) -> float:
     return float(np.median([run["cpu_seconds"] for run in runs(method)]))
 
 
-def at_temperature(temperature: str, when: str) -> np.ndarray:
+def at_temperature(temperature: str, when: str, model: str = "results") -> np.ndarray:
     """By game, mean of the plays."""
-    of = raw("temperature/results.json")
+    of = raw(f"temperature/{model}.json")
     return 100 * np.array(list(of["temperatures"][temperature]["won"][when].values())) / of["seeds"]
 
 
-def change(temperature: str) -> tuple[float, float]:
+def change(temperature: str, model: str = "results") -> tuple[float, float]:
     """By training, and its standard error over games."""
-    return mean_and_error(at_temperature(temperature, "trained") - at_temperature(temperature, "initial"))
+    initial, trained = (at_temperature(temperature, when, model) for when in ("initial", "trained"))
+    return mean_and_error(trained - initial)
+
+
+def oracle(mode: str, temperature: float, model: str = "results") -> float:
+    """Success with perfect copying or planning."""
+    found = raw(f"oracles/{model}.json")["results"]
+    return next(one["success"] for one in found if one["mode"] == mode and one["temperature"] == temperature)
 
 
 # --- SmolLM2-135M: pretrained.py; costs
