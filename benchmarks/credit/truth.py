@@ -170,15 +170,28 @@ METHODS: dict[str, Callable[[Played], np.ndarray]] = {
 }
 
 
+@dataclass(eq=False)
 class Task:
-    """A house with a policy that wins a given share, and its truth."""
+    """A house with a policy, and its truth. `keys`: by state, what estimators tell states apart by."""
 
-    def __init__(self, seed: int, options: Mapping[str, Any]):
-        self.house = Household.random(np.random.default_rng([seed, 0]), distractors=2)
+    policy: Policy
+    keys: Sequence[str]
+
+    @classmethod
+    def random(cls, seed: int, options: Mapping[str, Any]) -> Task:
+        """A house with a policy that wins a given share."""
+        house = Household.random(np.random.default_rng([seed, 0]), distractors=2)
         rng = np.random.default_rng([seed, 1])
-        self.policy = Policy.with_success(self.house, options["success"], options["turns"], options["slip"], rng)
-        self.truth = Truth.of(self.policy)
-        self.keys = KEYS[options["key"]](self.house)
+        policy = Policy.with_success(house, options["success"], options["turns"], options["slip"], rng)
+        return cls(policy, KEYS[options["key"]](house))
+
+    @property
+    def house(self) -> Household:
+        return self.policy.house
+
+    @cached_property
+    def truth(self) -> Truth:
+        return Truth.of(self.policy)
 
     def play(self, episodes: int, rng: np.random.Generator) -> Rollout:
         return play(self.house, self.policy.logits, episodes, self.policy.turns, self.policy.slip, rng)
@@ -228,10 +241,20 @@ def measure(setting: str, seed: int, iterations: int = ITERATIONS, methods: Sequ
     """[method][measure] in one house, or with `mixed` in as many houses as there are groups."""
     options = {**DEFAULT, **SETTINGS[setting]}
     number = options["groups"] if options["mixed"] else 1
-    houses = [Task(1000 * seed + house, options) for house in range(number)]
-    tasks = houses if options["mixed"] else houses * options["groups"]
+    houses = [Task.random(1000 * seed + house, options) for house in range(number)]
+    return compare(houses, options, np.random.default_rng([seed, 2]), iterations, methods)
+
+
+def compare(
+    houses: Sequence[Task],
+    options: Mapping[str, Any],
+    rng: np.random.Generator,
+    iterations: int = ITERATIONS,
+    methods: Sequence[str] = tuple(METHODS),
+) -> dict[str, dict[str, float]]:
+    """[method][measure] of iterations whose groups play these houses in turn; the houses share their parameters."""
+    tasks = [houses[group % len(houses)] for group in range(options["groups"])]
     exact = np.mean([task.truth.gradient.ravel() for task in houses], axis=0)
-    rng = np.random.default_rng([seed, 2])
     played = [play_iteration(tasks, options, rng) for _ in range(iterations)]
     result = {}
     for name in methods:

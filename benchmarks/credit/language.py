@@ -1,0 +1,270 @@
+"""A language model plays the tabular household as text: its exact success, and credit against the truth, along a run.
+
+    python benchmarks/credit/language.py --output benchmarks/results/truth_language [--model MODEL] [--methods g2po …]
+    python benchmarks/credit/language.py --output benchmarks/results/truth_language --report
+
+`G2POTrainer` trains the model on 8 houses, a group of 8 episodes in each an iteration, with the settings of a recipe.
+Every few iterations all prompts of these and of 4 other houses pass through the model with all admissible actions
+(`language_policy.py`), and backward induction over the turns gives the exact probability to win a house (`exact.py`):
+learning curves without the noise of evaluations, at temperatures 1.0 and 0.4.
+
+At the start, in the middle and at the end every estimator then values the same steps, as in `truth.py`, which explains
+the measures: in each training house 16 iterations of 8 groups of 8 episodes, drawn from the exact policy at
+temperature 1. States are told apart by what the model reads, as the run's own are. The gradient is that of the logits
+of the actions, with a softmax for each prompt over the admissible ones and "anything else". Intervals: Student's over
+houses.
+
+The exact success is held against episodes of the real rollout, which also count how often an action is written in
+another way than the one that is scored. Training and tables are kept in WORK and not made again there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+import yaml
+from exact import success_rate
+from language_house import HOUSE_PROMPT, HouseEnvironment, text_house
+from language_policy import REPLY, action_probabilities, policy_of, prompt_numbers
+from language_report import report
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from truth import DEFAULT, METHODS, Task, compare, summary
+
+from g2po_envs.alfworld.tiny import tiny_model_path
+from g2po_envs.tiny.evaluation import play
+from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
+from g2po_trl.json_text import write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINING, HELD_OUT = range(8), range(100, 104)
+TEMPERATURES = (1.0, 0.4)
+GROUP = 8
+
+
+def rows(houses: Sequence[int], sees_all: bool) -> list[dict[str, Any]]:
+    """Return a task for each house."""
+    return [
+        {"task_id": f"house {house}", "task_type": "household", "house": house, "sees_all": sees_all}
+        for house in houses
+    ]
+
+
+def train(options: argparse.Namespace, method: str, folder: Path) -> list[float]:
+    """Train into `folder/checkpoint-N` unless that is done; return the rollouts' success by iteration."""
+    done = folder / "success.json"
+    if not done.exists():
+        values = yaml.safe_load(options.recipe.read_text(encoding="utf-8"))
+        known = {field.name for field in fields(G2POConfig)}
+        own = {"output_dir": str(folder), "seed": options.seed, "advantage_estimator": method, "use_cpu": True}
+        own |= {
+            "max_turns": options.turns,
+            "history_length": 0,
+            "num_generations": GROUP,
+            "max_steps": options.iterations,
+        }
+        own |= {"per_device_train_batch_size": GROUP * len(TRAINING), "steps_per_generation": 1, "eval_strategy": "no"}
+        own |= {"save_strategy": "steps", "save_steps": options.every, "save_total_limit": None, "logging_steps": 1}
+        own |= {"num_environment_workers": 1, "disable_tqdm": True, "save_trajectories": False, "report_to": "none"}
+        trainer = G2POTrainer(
+            str(options.model),
+            G2POConfig(**{name: value for name, value in values.items() if name in known} | own),
+            tasks_dataset(rows(TRAINING, options.sees_all)),
+            environment_factory=HouseEnvironment,
+            prompt_template=HOUSE_PROMPT,
+        )
+        trainer.train()
+        trainer.close()
+        name = "episode/success_rate"
+        write_json(done, [entry[name] for entry in trainer.state.log_history if name in entry])
+    return json.loads(done.read_text())
+
+
+def tables(options: argparse.Namespace, model: Path, houses: Sequence[int], folder: Path) -> dict[int, np.ndarray]:
+    """Return [house] a checkpoint's policy, (K, S, A); those in `folder` are not computed again."""
+    found, loaded = {}, None
+    for house in houses:
+        path = folder / f"house-{house}.npy"
+        if not path.exists():
+            loaded = loaded or load(model)
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(path, action_probabilities(*loaded, text_house(house, sees_all=options.sees_all), TEMPERATURES))
+        found[house] = np.load(path)
+    return found
+
+
+def load(model: Path) -> tuple:
+    """Return a checkpoint's model and tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    return AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32).eval(), tokenizer
+
+
+def exact_success(options: argparse.Namespace, by_house: dict[int, np.ndarray]) -> dict[str, dict[int, float]]:
+    """Return [temperature][house] the probability that an episode wins."""
+    texts = {house: text_house(house, sees_all=options.sees_all) for house in by_house}
+    return {
+        str(temperature): {
+            house: success_rate(policy_of(texts[house], table[k], options.turns)) for house, table in by_house.items()
+        }
+        for k, temperature in enumerate(TEMPERATURES)
+    }
+
+
+def check(options: argparse.Namespace, model: Path, exact: dict[str, dict[int, float]], episodes: int) -> list[dict]:
+    """Return, by temperature, the success of the real rollout beside the exact one, over the training houses.
+
+    `z`: their difference over its standard error, known from the exact success of each house. `other_spelling`: share
+    of steps that play an admissible action which was not written as it is scored.
+    """
+    policy, tokenizer = load(model)
+    found = []
+    for temperature in TEMPERATURES:
+        of_house = np.array([exact[str(temperature)][house] for house in TRAINING])
+        number = episodes // len(TRAINING)
+        played = play(
+            policy,
+            tokenizer,
+            HouseEnvironment,
+            HOUSE_PROMPT,
+            0,
+            rows([*TRAINING] * number, options.sees_all),
+            temperature,
+            options.turns,
+            options.seed,
+            batch_size=256,
+        )
+        steps = [step for trajectory in played for step in trajectory.steps]
+        admissible = [step for step in steps if step.action in step.admissible_actions]
+        scored = [
+            tokenizer(REPLY.format(action=step.action), add_special_tokens=False)["input_ids"] for step in admissible
+        ]
+        others = sum(step.completion_ids[: len(ids)] != ids for step, ids in zip(admissible, scored))
+        success, error = (
+            np.mean([t.success for t in played]),
+            np.sqrt((of_house * (1 - of_house)).mean() / len(played)),
+        )
+        found.append(
+            {
+                "temperature": temperature,
+                "episodes": len(played),
+                "exact": of_house.mean(),
+                "played": success,
+                "z": (success - of_house.mean()) / error if error > 0 else 0.0,
+                "admissible": len(admissible) / len(steps),
+                "other_spelling": others / len(steps),
+            }
+        )
+    return found
+
+
+def credit(options: argparse.Namespace, by_house: dict[int, np.ndarray], iterations: int) -> dict:
+    """Return [estimator][measure] of `truth.py` at temperature 1, over houses."""
+    settings, results = {**DEFAULT, "turns": options.turns}, []
+    for house, table in by_house.items():
+        text = text_house(house, sees_all=options.sees_all)
+        keys = [text.observation(state).state_key for state in range(text.num_states)]
+        task = Task(policy_of(text, table[0], options.turns), keys)
+        results.append(compare([task], settings, np.random.default_rng([options.seed, house]), iterations))
+    return summary(results)
+
+
+def measure(options: argparse.Namespace, method: str, work: Path) -> dict[str, Any]:
+    """Return a run's curve; checks and credit at its start, middle and end."""
+    folder = work / method
+    rollouts = train(options, method, folder)
+    steps = [*range(0, options.iterations + 1, options.every)]
+    looked_at = {0, steps[len(steps) // 2], steps[-1]}
+    found: dict[str, Any] = {"rollouts": rollouts, "success": {}, "check": {}, "credit": {}}
+    for step in steps:
+        model = folder / f"checkpoint-{step}" if step else options.model
+        by_house = tables(
+            options, model, [*TRAINING, *HELD_OUT], folder / "tables" / str(step) if step else work / "0"
+        )
+        found["success"][step] = exact_success(options, by_house)
+        means = {of: np.mean([*by.values()]) for of, by in found["success"][step].items()}
+        print(method, step, {of: round(100 * mean, 1) for of, mean in means.items()}, flush=True)
+        if step in looked_at:
+            found["check"][step] = check(options, model, found["success"][step], options.episodes)
+            trained = {house: by_house[house] for house in TRAINING}
+            found["credit"][step] = credit(options, trained, options.credit_iterations)
+            print(json.dumps(found["check"][step]), flush=True)
+    return found
+
+
+def facts(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what was run, on what, with what."""
+    model = AutoModelForCausalLM.from_pretrained(str(options.model))
+    texts = {house: text_house(house, sees_all=options.sees_all) for house in (*TRAINING, *HELD_OUT)}
+    config = {
+        name: value for name, value in vars(options).items() if name not in ("output", "work", "report", "model")
+    }
+    return {
+        "command": " ".join(["python", "benchmarks/credit/language.py", *sys.argv[1:]]),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 thread; other jobs beside it",
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "numpy", "alfworld")},
+        "model": {"parameters": model.num_parameters(), "sum of squares": squares(model)},
+        "settings": config | {"recipe": options.recipe.name},
+        "training": [*TRAINING],
+        "held_out": [*HELD_OUT],
+        "houses": {
+            house: {
+                "task": text.task,
+                "places": text.places,
+                "objects": text.objects,
+                "states": text.num_states,
+                "prompts": int(prompt_numbers(text).max()) + 1,
+                "shortest": text.house.shortest,
+            }
+            for house, text in texts.items()
+        },
+        "estimators": list(METHODS),
+    }
+
+
+def squares(model: torch.nn.Module) -> float:
+    """Return a number that tells initial models apart."""
+    return round(sum(float(p.detach().double().square().sum()) for p in model.parameters()), 6)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=tiny_model_path(), help="the initial model")
+    parser.add_argument(
+        "--recipe", type=Path, default=ROOT / "recipes/alfworld/tiny.yaml", help="its training settings"
+    )
+    parser.add_argument("--work", type=Path, default=Path("~/.cache/g2po_trl/truth_language"))
+    parser.add_argument("--methods", nargs="+", default=["g2po"], help="values of advantage_estimator")
+    parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--every", type=int, default=5, help="iterations from one point of the curve to the next")
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--sees-all", action="store_true", help="a prompt for each state, 30 times as long to compute")
+    parser.add_argument("--credit-iterations", type=int, default=16)
+    parser.add_argument("--episodes", type=int, default=256, help="of the real rollout, to check the exact success")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", action="store_true", help="table and figure of what is there")
+    options = parser.parse_args()
+    if not options.report:
+        torch.set_num_threads(1)
+        started, work = time.perf_counter(), options.work.expanduser()
+        runs = {method: measure(options, method, work) for method in options.methods}
+        seconds = round(time.perf_counter() - started)
+        write_json(options.output / "results.json", {**facts(options), "seconds": seconds, "runs": runs})
+    print(report(options.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Table and figure of benchmarks/credit/language.py, drawn from its results.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from truth import MEASURES
+
+SHOWN = (
+    "grpo (A_EP)",
+    "gigpo",
+    "A_EP + A_NC, aggregated",
+    "g2po without A_NC",
+    "g2po",
+    "g2po, λ 0.5",
+    "perfect critic",
+)
+
+
+def report(folder: Path) -> str:
+    """Write `table.md` and `curves.png` from the folder's `results.json`; return the table."""
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    text = "\n".join([*_success(found), *_checks(found), *_credit(found)]) + "\n"
+    (folder / "table.md").write_text(text, encoding="utf-8")
+    _draw(found, folder / "curves.png")
+    return text
+
+
+def curve(found: Mapping[str, Any], method: str, houses: str, temperature: str) -> tuple[list[int], np.ndarray]:
+    """Return iterations, and the exact success (iterations, houses) in percent; `houses`: "training", "held_out"."""
+    by_step = found["runs"][method]["success"]
+    rows = [[100 * of[temperature][str(house)] for house in found[houses]] for of in by_step.values()]
+    return [int(step) for step in by_step], np.array(rows)
+
+
+def _success(found: Mapping[str, Any]) -> list[str]:
+    names = {"training": "trained", "held_out": "held-out"}
+    lines = []
+    for method in found["runs"]:
+        columns = [(houses, of) for houses in names for of in next(iter(found["runs"][method]["success"].values()))]
+        curves = [curve(found, method, *column) for column in columns]
+        lines += [f"### Exact success of {method}, %: mean over houses", ""]
+        lines.append("| iteration | " + " | ".join(f"{names[houses]}, T = {of}" for houses, of in columns) + " |")
+        lines.append("|---" * (len(columns) + 1) + "|")
+        for row, step in enumerate(curves[0][0]):
+            lines.append(f"| {step} | " + " | ".join(f"{values[row].mean():.2f}" for _, values in curves) + " |")
+        lines.append("")
+    return lines
+
+
+def _checks(found: Mapping[str, Any]) -> list[str]:
+    lines = ["### Exact success and the real rollout's, training houses", ""]
+    lines.append(
+        "| run | iteration | T | exact, % | played, % | episodes | z | admissible steps, % | spelled otherwise, % |"
+    )
+    lines.append("|---" * 9 + "|")
+    for method, run in found["runs"].items():
+        for step, rows in run["check"].items():
+            for row in rows:
+                rates = f"{100 * row['exact']:.2f} | {100 * row['played']:.2f} | {row['episodes']} | {row['z']:+.2f}"
+                shares = f"{100 * row['admissible']:.1f} | {100 * row['other_spelling']:.3f}"
+                lines.append(f"| {method} | {step} | {row['temperature']} | {rates} | {shares} |")
+    return [*lines, ""]
+
+
+def _credit(found: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for method, run in found["runs"].items():
+        for step, by_estimator in run["credit"].items():
+            lines += [f"### Credit after {step} iterations of {method}, mean over houses ± 95 %", ""]
+            lines.append("| estimator | " + " | ".join(MEASURES) + " | cosine minus G2PO's |")
+            lines.append("|---" * (len(MEASURES) + 2) + "|")
+            for name, of in by_estimator.items():
+                cells = [_number(of[measure]) for measure in MEASURES] + [_number(of["cosine"]["minus_g2po"], "+")]
+                lines.append(f"| {name} | {' | '.join(cells)} |")
+            lines.append("")
+    return lines
+
+
+def _number(of: Mapping[str, float], sign: str = "") -> str:
+    mean, half = (float("nan") if of[name] is None else of[name] for name in ("mean", "half_width"))
+    return f"{mean:{sign}.3f} ± {half:.3f}"
+
+
+def _draw(found: Mapping[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    methods = list(found["runs"])
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    for axis, temperature in zip(axes, ("1.0", "0.4")):
+        for number, method in enumerate(methods):
+            for houses, style in (("training", "-"), ("held_out", "--")):
+                steps, values = curve(found, method, houses, temperature)
+                label = f"{method}, {'trained' if houses == 'training' else 'held-out'} houses"
+                axis.plot(steps, values.mean(axis=1), style, color=f"C{number}", label=label)
+            if temperature == "1.0":
+                played = 100 * np.array(found["runs"][method]["rollouts"])
+                axis.plot(
+                    range(len(played)), played, ".", color=f"C{number}", alpha=0.4, label=f"{method}, its rollouts"
+                )
+        axis.set(title=f"Exact success at temperature {temperature}", xlabel="iteration", ylabel="%", ylim=(0, None))
+        axis.legend(fontsize=7)
+    run = found["runs"][methods[0]]["credit"]
+    for number, (step, by_estimator) in enumerate(run.items()):
+        shown = [name for name in SHOWN if name in by_estimator]
+        cosines = [by_estimator[name]["cosine"] for name in shown]
+        axes[2].errorbar(
+            [of["mean"] for of in cosines],
+            np.arange(len(shown)) + 0.2 * (number - 1),
+            xerr=[of["half_width"] for of in cosines],
+            fmt="o",
+            markersize=4,
+            label=f"after {step} iterations",
+        )
+    axes[2].set_yticks(range(len(shown)), shown, fontsize=8)
+    axes[2].set(title=f"Cosine with the exact gradient, {methods[0]}")
+    axes[2].legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
