@@ -175,7 +175,7 @@ def credit(options: argparse.Namespace, by_house: dict[int, np.ndarray], iterati
     settings, results = {**DEFAULT, "turns": options.turns}, []
     for house, table in by_house.items():
         text = text_house(house, sees_all=options.sees_all)
-        keys = [text.observation(state).state_key for state in range(text.num_states)]
+        keys = [int(number).to_bytes(16, "little") for number in prompt_numbers(text)]
         task = Task(policy_of(text, table[0], options.turns), keys)
         results.append(compare([task], settings, np.random.default_rng([options.seed, house]), iterations))
     return summary(results)

@@ -175,7 +175,7 @@ class Task:
     """A house with a policy, and its truth. `keys`: by state, what estimators tell states apart by."""
 
     policy: Policy
-    keys: Sequence[str]
+    keys: Sequence[bytes]
 
     @classmethod
     def random(cls, seed: int, options: Mapping[str, Any]) -> Task:
