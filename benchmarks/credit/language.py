@@ -1,21 +1,22 @@
 """A language model plays the tabular household as text: its exact success, and credit against the truth, along a run.
 
-    python benchmarks/credit/language.py --output benchmarks/results/truth_language [--model MODEL] [--methods g2po …]
+    python benchmarks/credit/language.py --output benchmarks/results/truth_language [--model MODEL] [--houses 8 64]
     python benchmarks/credit/language.py --output benchmarks/results/truth_language --report
 
-`G2POTrainer` trains the model on 8 houses, a group of 8 episodes in each an iteration, with the settings of a recipe.
-Every few iterations all prompts of these and of 4 other houses pass through the model with all admissible actions
-(`language_policy.py`), and backward induction over the turns gives the exact probability to win a house (`exact.py`):
-learning curves without the noise of evaluations, at temperatures 1.0 and 0.4.
+`G2POTrainer` trains the model with the settings of a recipe on 8 houses, all of which each iteration plays, and on 64;
+8 groups of 8 episodes an iteration. Every few iterations all prompts of the first 8 houses and of 8 held-out ones pass
+through the model with all admissible actions (`language_policy.py`), and backward induction over the turns gives the
+exact probability to win a house (`exact.py`): learning curves without the noise of evaluations, at temperatures 1.0
+and 0.4.
 
-At the start, in the middle and at the end every estimator then values the same steps, as in `truth.py`, which explains
-the measures: in each training house 16 iterations of 8 groups of 8 episodes, drawn from the exact policy at
-temperature 1. States are told apart by what the model reads, as the run's own are. The gradient is that of the logits
-of the actions, with a softmax for each prompt over the admissible ones and "anything else". Intervals: Student's over
-houses.
+At the start, soon after, in the middle and at the end every estimator values the same steps, as in `truth.py`, which
+explains the measures: in each of the first 8 houses 16 iterations of 8 groups of 8 episodes, drawn from the exact
+policy at temperature 1. States are told apart by what the model reads, as the run's own are, and for some estimators
+also by the whole state. The gradient is that of the logits of the actions, with a softmax for each prompt over the
+admissible ones and "anything else". Intervals: Student's over houses.
 
 The exact success is held against episodes of the real rollout, which also count how often an action is written in
-another way than the one that is scored. Training and tables are kept in WORK and not made again there.
+another way than the one that is scored. What is in WORK is not made again.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.json_text import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINING, HELD_OUT = range(8), range(100, 104)
+TRAINING, HELD_OUT = range(8), range(1000, 1008)  # measured; more houses may be trained on
 TEMPERATURES = (1.0, 0.4)
-GROUP = 8
+GROUPS, GROUP = 8, 8  # of an iteration
+WHOLE_STATE = ("gigpo", "g2po", "g2po, λ 0.5", "g2po, λ 0")
 
 
 def rows(houses: Sequence[int], sees_all: bool) -> list[dict[str, Any]]:
@@ -63,26 +65,37 @@ def rows(houses: Sequence[int], sees_all: bool) -> list[dict[str, Any]]:
     ]
 
 
-def train(options: argparse.Namespace, method: str, folder: Path) -> list[float]:
+def train(options: argparse.Namespace, houses: int, folder: Path) -> list[float]:
     """Train into `folder/checkpoint-N` unless that is done; return the rollouts' success by iteration."""
     done = folder / "success.json"
     if not done.exists():
         values = yaml.safe_load(options.recipe.read_text(encoding="utf-8"))
         known = {field.name for field in fields(G2POConfig)}
-        own = {"output_dir": str(folder), "seed": options.seed, "advantage_estimator": method, "use_cpu": True}
-        own |= {
+        own = {
+            "output_dir": str(folder),
+            "seed": options.seed,
+            "advantage_estimator": options.method,
             "max_turns": options.turns,
             "history_length": 0,
             "num_generations": GROUP,
+            "per_device_train_batch_size": GROUP * GROUPS,
+            "steps_per_generation": 1,
             "max_steps": options.iterations,
+            "save_strategy": "steps",
+            "save_steps": options.every,
+            "save_total_limit": None,
+            "save_trajectories": False,
+            "eval_strategy": "no",
+            "logging_steps": 1,
+            "report_to": "none",
+            "num_environment_workers": 1,
+            "disable_tqdm": True,
+            "use_cpu": True,
         }
-        own |= {"per_device_train_batch_size": GROUP * len(TRAINING), "steps_per_generation": 1, "eval_strategy": "no"}
-        own |= {"save_strategy": "steps", "save_steps": options.every, "save_total_limit": None, "logging_steps": 1}
-        own |= {"num_environment_workers": 1, "disable_tqdm": True, "save_trajectories": False, "report_to": "none"}
         trainer = G2POTrainer(
             str(options.model),
             G2POConfig(**{name: value for name, value in values.items() if name in known} | own),
-            tasks_dataset(rows(TRAINING, options.sees_all)),
+            tasks_dataset(rows(range(houses), options.sees_all)),
             environment_factory=HouseEnvironment,
             prompt_template=HOUSE_PROMPT,
         )
@@ -171,36 +184,52 @@ def check(options: argparse.Namespace, model: Path, exact: dict[str, dict[int, f
 
 
 def credit(options: argparse.Namespace, by_house: dict[int, np.ndarray], iterations: int) -> dict:
-    """Return [estimator][measure] of `truth.py` at temperature 1, over houses."""
+    """Return [estimator][measure] of `truth.py` at temperature 1, over houses.
+
+    Some estimators value the same episodes once more, with keys that tell all states apart.
+    """
     settings, results = {**DEFAULT, "turns": options.turns}, []
     for house, table in by_house.items():
         text = text_house(house, sees_all=options.sees_all)
-        keys = [int(number).to_bytes(16, "little") for number in prompt_numbers(text)]
-        task = Task(policy_of(text, table[0], options.turns), keys)
-        results.append(compare([task], settings, np.random.default_rng([options.seed, house]), iterations))
+        policy = policy_of(text, table[0], options.turns)
+        read, whole = (
+            Task(policy, [int(number).to_bytes(16, "little") for number in numbers])
+            for numbers in (policy.state_class, range(text.num_states))
+        )
+        found = compare([read], settings, np.random.default_rng([options.seed, house]), iterations)
+        again = compare([whole], settings, np.random.default_rng([options.seed, house]), iterations, WHOLE_STATE)
+        results.append(found | {f"{name}, whole state as key": of for name, of in again.items()})
     return summary(results)
 
 
-def measure(options: argparse.Namespace, method: str, work: Path) -> dict[str, Any]:
-    """Return a run's curve; checks and credit at its start, middle and end."""
-    folder = work / method
-    rollouts = train(options, method, folder)
+def look(options: argparse.Namespace, model: Path, by_house: dict[int, np.ndarray], path: Path) -> dict[str, Any]:
+    """Return `check` and `credit` of a checkpoint, which `path` keeps."""
+    if not path.exists():
+        trained = {house: by_house[house] for house in TRAINING}
+        found = check(options, model, exact_success(options, trained), options.episodes)
+        print(json.dumps(found), flush=True)
+        write_json(path, {"check": found, "credit": credit(options, trained, options.credit_iterations)})
+    return json.loads(path.read_text())
+
+
+def measure(options: argparse.Namespace, houses: int, work: Path) -> dict[str, Any]:
+    """Return a run's curve, and what is true of some of its checkpoints."""
+    folder = work / f"{houses}-houses"
+    found: dict[str, Any] = {"rollouts": train(options, houses, folder), "success": {}, "check": {}, "credit": {}}
     steps = [*range(0, options.iterations + 1, options.every)]
-    looked_at = {0, steps[len(steps) // 2], steps[-1]}
-    found: dict[str, Any] = {"rollouts": rollouts, "success": {}, "check": {}, "credit": {}}
     for step in steps:
-        model = folder / f"checkpoint-{step}" if step else options.model
-        by_house = tables(
-            options, model, [*TRAINING, *HELD_OUT], folder / "tables" / str(step) if step else work / "0"
-        )
+        model, kept = (folder / f"checkpoint-{step}", folder / f"{step}") if step else (options.model, work / "0")
+        by_house = tables(options, model, [*TRAINING, *HELD_OUT], kept)
         found["success"][step] = exact_success(options, by_house)
-        means = {of: np.mean([*by.values()]) for of, by in found["success"][step].items()}
-        print(method, step, {of: round(100 * mean, 1) for of, mean in means.items()}, flush=True)
-        if step in looked_at:
-            found["check"][step] = check(options, model, found["success"][step], options.episodes)
-            trained = {house: by_house[house] for house in TRAINING}
-            found["credit"][step] = credit(options, trained, options.credit_iterations)
-            print(json.dumps(found["check"][step]), flush=True)
+        print(
+            houses,
+            step,
+            {of: round(np.mean([*by.values()]), 3) for of, by in found["success"][step].items()},
+            flush=True,
+        )
+        if step in {0, steps[1], steps[len(steps) // 2], steps[-1]}:
+            looked = look(options, model, by_house, kept / "looked.json")
+            found["check"][step], found["credit"][step] = looked["check"], looked["credit"]
     return found
 
 
@@ -247,7 +276,8 @@ def main() -> None:
         "--recipe", type=Path, default=ROOT / "recipes/alfworld/tiny.yaml", help="its training settings"
     )
     parser.add_argument("--work", type=Path, default=Path("~/.cache/g2po_trl/truth_language"))
-    parser.add_argument("--methods", nargs="+", default=["g2po"], help="values of advantage_estimator")
+    parser.add_argument("--houses", type=int, nargs="+", default=[8, 64], help="a run for each number to train on")
+    parser.add_argument("--method", default="g2po", help="advantage_estimator")
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--every", type=int, default=5, help="iterations from one point of the curve to the next")
     parser.add_argument("--turns", type=int, default=20)
@@ -260,7 +290,7 @@ def main() -> None:
     if not options.report:
         torch.set_num_threads(1)
         started, work = time.perf_counter(), options.work.expanduser()
-        runs = {method: measure(options, method, work) for method in options.methods}
+        runs = {f"{houses} houses": measure(options, houses, work) for houses in options.houses}
         seconds = round(time.perf_counter() - started)
         write_json(options.output / "results.json", {**facts(options), "seconds": seconds, "runs": runs})
     print(report(options.output))

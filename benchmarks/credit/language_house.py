@@ -110,7 +110,7 @@ class TextHouse:
         return f"On the {name}, you see {listed}."
 
 
-@lru_cache(64)
+@lru_cache(128)
 def text_house(seed: int, places: int = 8, distractors: int = 2, sees_all: bool = False) -> TextHouse:
     """Return `TextHouse.random` of these arguments, made once a process."""
     return TextHouse.random(seed, places, distractors, sees_all)

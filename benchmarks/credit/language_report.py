@@ -17,6 +17,7 @@ SHOWN = (
     "g2po without A_NC",
     "g2po",
     "g2po, λ 0.5",
+    "g2po, λ 0.5, whole state as key",
     "perfect critic",
 )
 
@@ -30,9 +31,9 @@ def report(folder: Path) -> str:
     return text
 
 
-def curve(found: Mapping[str, Any], method: str, houses: str, temperature: str) -> tuple[list[int], np.ndarray]:
+def curve(found: Mapping[str, Any], name: str, houses: str, temperature: str) -> tuple[list[int], np.ndarray]:
     """Return iterations, and the exact success (iterations, houses) in percent; `houses`: "training", "held_out"."""
-    by_step = found["runs"][method]["success"]
+    by_step = found["runs"][name]["success"]
     rows = [[100 * of[temperature][str(house)] for house in found[houses]] for of in by_step.values()]
     return [int(step) for step in by_step], np.array(rows)
 
@@ -40,10 +41,10 @@ def curve(found: Mapping[str, Any], method: str, houses: str, temperature: str) 
 def _success(found: Mapping[str, Any]) -> list[str]:
     names = {"training": "trained", "held_out": "held-out"}
     lines = []
-    for method in found["runs"]:
-        columns = [(houses, of) for houses in names for of in next(iter(found["runs"][method]["success"].values()))]
-        curves = [curve(found, method, *column) for column in columns]
-        lines += [f"### Exact success of {method}, %: mean over houses", ""]
+    for name in found["runs"]:
+        columns = [(houses, of) for houses in names for of in next(iter(found["runs"][name]["success"].values()))]
+        curves = [curve(found, name, *column) for column in columns]
+        lines += [f"### Exact success, trained on {name}, %: mean over the measured houses", ""]
         lines.append("| iteration | " + " | ".join(f"{names[houses]}, T = {of}" for houses, of in columns) + " |")
         lines.append("|---" * (len(columns) + 1) + "|")
         for row, step in enumerate(curves[0][0]):
@@ -58,25 +59,25 @@ def _checks(found: Mapping[str, Any]) -> list[str]:
         "| run | iteration | T | exact, % | played, % | episodes | z | admissible steps, % | spelled otherwise, % |"
     )
     lines.append("|---" * 9 + "|")
-    for method, run in found["runs"].items():
+    for name, run in found["runs"].items():
         for step, rows in run["check"].items():
             for row in rows:
                 rates = f"{100 * row['exact']:.2f} | {100 * row['played']:.2f} | {row['episodes']} | {row['z']:+.2f}"
                 shares = f"{100 * row['admissible']:.1f} | {100 * row['other_spelling']:.3f}"
-                lines.append(f"| {method} | {step} | {row['temperature']} | {rates} | {shares} |")
+                lines.append(f"| {name} | {step} | {row['temperature']} | {rates} | {shares} |")
     return [*lines, ""]
 
 
 def _credit(found: Mapping[str, Any]) -> list[str]:
     lines = []
-    for method, run in found["runs"].items():
+    for name, run in found["runs"].items():
         for step, by_estimator in run["credit"].items():
-            lines += [f"### Credit after {step} iterations of {method}, mean over houses ± 95 %", ""]
+            lines += [f"### Credit after {step} iterations on {name}, mean over houses ± 95 %", ""]
             lines.append("| estimator | " + " | ".join(MEASURES) + " | cosine minus G2PO's |")
             lines.append("|---" * (len(MEASURES) + 2) + "|")
-            for name, of in by_estimator.items():
+            for estimator, of in by_estimator.items():
                 cells = [_number(of[measure]) for measure in MEASURES] + [_number(of["cosine"]["minus_g2po"], "+")]
-                lines.append(f"| {name} | {' | '.join(cells)} |")
+                lines.append(f"| {estimator} | {' | '.join(cells)} |")
             lines.append("")
     return lines
 
@@ -92,35 +93,26 @@ def _draw(found: Mapping[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    methods = list(found["runs"])
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    runs = found["runs"]
+    figure, axes = pyplot.subplots(1, 2 + len(runs), figsize=(4.5 * (2 + len(runs)), 4), layout="constrained")
     for axis, temperature in zip(axes, ("1.0", "0.4")):
-        for number, method in enumerate(methods):
-            for houses, style in (("training", "-"), ("held_out", "--")):
-                steps, values = curve(found, method, houses, temperature)
-                label = f"{method}, {'trained' if houses == 'training' else 'held-out'} houses"
-                axis.plot(steps, values.mean(axis=1), style, color=f"C{number}", label=label)
+        for color, name in enumerate(runs):
+            for houses, style, label in (("training", "-", "trained"), ("held_out", "--", "held-out")):
+                steps, values = curve(found, name, houses, temperature)
+                axis.plot(steps, values.mean(axis=1), style, color=f"C{color}", label=f"{name}: {label}")
             if temperature == "1.0":
-                played = 100 * np.array(found["runs"][method]["rollouts"])
-                axis.plot(
-                    range(len(played)), played, ".", color=f"C{number}", alpha=0.4, label=f"{method}, its rollouts"
-                )
-        axis.set(title=f"Exact success at temperature {temperature}", xlabel="iteration", ylabel="%", ylim=(0, None))
-        axis.legend(fontsize=7)
-    run = found["runs"][methods[0]]["credit"]
-    for number, (step, by_estimator) in enumerate(run.items()):
-        shown = [name for name in SHOWN if name in by_estimator]
-        cosines = [by_estimator[name]["cosine"] for name in shown]
-        axes[2].errorbar(
-            [of["mean"] for of in cosines],
-            np.arange(len(shown)) + 0.2 * (number - 1),
-            xerr=[of["half_width"] for of in cosines],
-            fmt="o",
-            markersize=4,
-            label=f"after {step} iterations",
-        )
-    axes[2].set_yticks(range(len(shown)), shown, fontsize=8)
-    axes[2].set(title=f"Cosine with the exact gradient, {methods[0]}")
-    axes[2].legend(fontsize=7)
+                played = 100 * np.array(runs[name]["rollouts"])
+                axis.plot(range(len(played)), played, ".", color=f"C{color}", alpha=0.3, label=f"{name}: rollouts")
+        axis.set(title=f"Exact success at temperature {temperature}", xlabel="iteration", ylabel="%", ylim=(0, 100))
+        axis.legend(fontsize=8)
+    for axis, (name, run) in zip(axes[2:], runs.items()):
+        for number, (step, by_estimator) in enumerate(run["credit"].items()):
+            shown = [estimator for estimator in SHOWN if estimator in by_estimator]
+            means, halves = ([by_estimator[e]["cosine"][of] for e in shown] for of in ("mean", "half_width"))
+            places = np.arange(len(shown)) + 0.15 * (number - 1.5)
+            axis.errorbar(means, places, xerr=halves, fmt="o", markersize=4, label=f"after {step} iterations")
+        axis.set_yticks(range(len(shown)), shown, fontsize=8)
+        axis.set(title=f"Cosine with the exact gradient, {name}", xlim=(0, 1))
+        axis.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
