@@ -2,7 +2,6 @@
 
 import copy
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from language_policy import REPLY, action_probabilities, policy_of, prompt_numbe
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_envs.tiny.evaluation import play
 
-HOUSE = {"house": 4, "places": 3, "distractors": 0}  # 24 states, each with its own prompt
+HOUSE = {"house": 4, "places": 3, "distractors": 0}  # 24 states, 18 prompts
 TEMPERATURES = (1.0, 0.4)
 _HOT = "You heat the apple 1 using the microwave 1. "
 WAY = [
@@ -116,27 +115,26 @@ def test_success_is_the_sum_over_all_episodes(model, text, tables):
     assert np.abs((tables[1] * truth.advantages).sum(axis=2)).max() < 1e-6
 
 
-def test_episodes_of_the_real_rollout_visit_the_states_as_often(model, text, tables):
+def test_episodes_of_the_real_rollout_read_the_prompts_as_often(model, text, tables):
     policy = policy_of(text, tables[0], 7)
     onward, _ = transitions(policy)
     reached = np.eye(text.num_states)[text.house.start]
-    expected = np.zeros(text.num_states)
+    by_state = np.zeros(text.num_states)
     for _ in range(policy.turns):
-        expected += reached
+        by_state += reached
         reached = onward.T @ reached
+    expected = np.bincount(policy.state_class, by_state)
 
     episodes = 96
     tasks = [{"task_id": "house", **HOUSE}] * episodes
     played = play(*model, HouseEnvironment, HOUSE_PROMPT, 0, tasks, 1.0, policy.turns, seed=0, batch_size=episodes)
-    visits = [Counter(step.state_key for step in trajectory.steps) for trajectory in played]
-    number = {text.observation(state).state_key: state for state in range(text.num_states)}
-    counts = np.zeros((episodes, text.num_states))
-    for row, of_episode in enumerate(visits):
-        for key, times in of_episode.items():
-            counts[row, number[key]] = times
+    number = {text.observation(state).state_key: of for state, of in enumerate(policy.state_class)}
+    counts = np.zeros((episodes, policy.num_classes))
+    for row, trajectory in enumerate(played):
+        np.add.at(counts[row], [number[step.state_key] for step in trajectory.steps], 1)
     error = counts.std(axis=0, ddof=1) / np.sqrt(episodes)
     seen = counts.sum(axis=0) > 10
     assert seen.sum() > 3 and (np.abs(counts.mean(axis=0) - expected)[seen] < 4 * error[seen]).all()
-    won = np.mean([trajectory.success for trajectory in played])
     exact = success_rate(policy)
+    won = np.mean([trajectory.success for trajectory in played])
     assert won == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / episodes) + 1e-9)
