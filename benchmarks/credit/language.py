@@ -25,7 +25,6 @@ import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import version
@@ -240,7 +239,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         name: value for name, value in vars(options).items() if name not in ("output", "work", "report", "model")
     }
     return {
-        "command": " ".join(["python", "benchmarks/credit/language.py", *sys.argv[1:]]),
+        "command": command(sys.argv[1:]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 thread; other jobs beside it",
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "numpy", "alfworld")},
         "model": {"parameters": model.num_parameters(), "sum of squares": squares(model)},
@@ -260,6 +259,13 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         },
         "estimators": list(METHODS),
     }
+
+
+def command(arguments: Sequence[str]) -> str:
+    """Return the command line without this machine's folders."""
+    own = {"--output": "benchmarks/results/truth_language", "--work": "WORK", "--model": "MODEL"}
+    shown = [own.get(before, name) for before, name in zip(["", *arguments], arguments)]
+    return " ".join(["python benchmarks/credit/language.py", *shown])
 
 
 def squares(model: torch.nn.Module) -> float:
@@ -288,10 +294,9 @@ def main() -> None:
     options = parser.parse_args()
     if not options.report:
         torch.set_num_threads(1)
-        started, work = time.perf_counter(), options.work.expanduser()
+        work = options.work.expanduser()
         runs = {f"{houses} houses": measure(options, houses, work) for houses in options.houses}
-        seconds = round(time.perf_counter() - started)
-        write_json(options.output / "results.json", {**facts(options), "seconds": seconds, "runs": runs})
+        write_json(options.output / "results.json", {**facts(options), "runs": runs})
     print(report(options.output))
 
 

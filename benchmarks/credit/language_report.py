@@ -14,10 +14,10 @@ SHOWN = (
     "grpo (A_EP)",
     "gigpo",
     "A_EP + A_NC, aggregated",
+    "g2po without aggregation",
     "g2po without A_NC",
-    "g2po",
     "g2po, λ 0.5",
-    "g2po, λ 0.5, whole state as key",
+    "g2po, whole state as key",
     "perfect critic",
 )
 
@@ -94,7 +94,7 @@ def _draw(found: Mapping[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     runs = found["runs"]
-    figure, axes = pyplot.subplots(1, 2 + len(runs), figsize=(4.5 * (2 + len(runs)), 4), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2 + len(runs), figsize=(4.7 * (2 + len(runs)), 4), layout="constrained")
     for axis, temperature in zip(axes, ("1.0", "0.4")):
         for color, name in enumerate(runs):
             for houses, style, label in (("training", "-", "trained"), ("held_out", "--", "held-out")):
@@ -107,12 +107,13 @@ def _draw(found: Mapping[str, Any], path: Path) -> None:
         axis.legend(fontsize=8)
     for axis, (name, run) in zip(axes[2:], runs.items()):
         for number, (step, by_estimator) in enumerate(run["credit"].items()):
-            shown = [estimator for estimator in SHOWN if estimator in by_estimator]
-            means, halves = ([by_estimator[e]["cosine"][of] for e in shown] for of in ("mean", "half_width"))
-            places = np.arange(len(shown)) + 0.15 * (number - 1.5)
+            differences = [by_estimator[estimator]["cosine"]["minus_g2po"] for estimator in SHOWN]
+            means, halves = ([of[name] for of in differences] for name in ("mean", "half_width"))
+            places = np.arange(len(SHOWN)) + 0.15 * (number - 1.5)
             axis.errorbar(means, places, xerr=halves, fmt="o", markersize=4, label=f"after {step} iterations")
-        axis.set_yticks(range(len(shown)), shown, fontsize=8)
-        axis.set(title=f"Cosine with the exact gradient, {name}", xlim=(0, 1))
-        axis.legend(fontsize=8)
+        axis.axvline(0, color="grey", linewidth=0.8)
+        axis.set_yticks(range(len(SHOWN)), SHOWN, fontsize=8)
+        axis.set(title=f"Cosine with the exact gradient, minus G2PO's: {name}")
+        axis.legend(fontsize=7, loc="upper left")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
