@@ -135,7 +135,15 @@ def check(args: G2POConfig) -> None:
     _require(args.eval_temperature >= 0, "eval_temperature", args.eval_temperature, "set it to 0 (greedy) or more")
     others = args.other_eval_temperatures
     _require(
-        all(one >= 0 for one in others) and len({*others, args.eval_temperature}) == len(others) + 1,
+        isinstance(others, (list, tuple)) and all(isinstance(one, (int, float)) for one in others),
+        "other_eval_temperatures",
+        others,
+        "set it to a list of numbers, such as [1.0], or to []",
+    )
+    _require(
+        # Six digits, as in the names of their panels.
+        all(0 <= one < math.inf for one in others)
+        and len({f"{one:g}" for one in (*others, args.eval_temperature)}) == len(others) + 1,
         "other_eval_temperatures",
         others,
         "set each to 0 (greedy) or more, and none twice or to eval_temperature",

@@ -215,9 +215,8 @@ def run_recipe(
         before, after = before_and_after(trainer.folder.evaluations)
         print(f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
         print(format_table({"after": after} if before is after else {"before": before, "after": after}))
-        others = args.other_eval_temperatures
-        if others:
-            print(f"\n{at_other_temperatures(trainer.folder.evaluations, after['name'], others)}")
+        if others := at_other_temperatures(trainer.folder.evaluations, after["name"], args.other_eval_temperatures):
+            print(f"\n{others}")
         if trainer.verdict.text:
             print(f"\n{trainer.verdict.text}")
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")

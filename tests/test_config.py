@@ -50,6 +50,9 @@ def test_one_log_line_an_iteration(tmp_path):
         ("eval_temperature", -1.0),
         ("other_eval_temperatures", [1.0, -1.0]),
         ("other_eval_temperatures", [0.4]),  # eval_temperature
+        ("other_eval_temperatures", [0.30000001, 0.3]),  # panels of one name
+        ("other_eval_temperatures", [float("inf")]),
+        ("other_eval_temperatures", 1.0),  # as in a YAML file
         ("max_error_rate", 1.1),
         ("max_completion_length", 0),
         ("max_tokens_per_micro_batch", 0),

@@ -282,6 +282,10 @@ def test_an_evaluation_at_two_temperatures_is_two_panels(make_trainer, tmp_path)
         assert {name: both[name.replace("eval", prefix, 1)] for name in same} == {name: alone[name] for name in same}
     assert before_and_after(entries)[1] == entries[1]
     assert at_other_temperatures(entries, "eval", [0.5]).endswith(f"success: {100 * colder['eval_success_rate']:.1f}")
+    # A finished run that goes on with a further temperature has not been played at it; a file has None for nan.
+    assert at_other_temperatures(entries, "eval", [0.7]) == ""
+    entries[0]["success_rate"] = None
+    assert at_other_temperatures(entries, "eval", [0.5, 0.7]) == "At temperature 0.5, success: nan"
 
 
 def test_saved_model_loads(make_trainer, tmp_path):

@@ -126,6 +126,8 @@ def test_what_is_side_by_side_first(trained, evaluation, tmp_path):
     assert overview["training"] is None
     assert [one["name"] for one in overview["sources"]] == [f"{tmp_path.name}/trained", "other/trained"]
     assert Sources(Evaluation(evaluation), Run(other)).overview()["pair"] == ["0-all", "1-eval-2"]
+    for step in (0, 4):
+        write_jsonl(trained / "trajectories" / f"eval_t1-{step:06d}.jsonl", [played("one", "ha", 10.0)])
     assert Sources(Run(trained)).overview()["pair"] == ["0-eval-0", "0-eval-4"], "before and after"
     for step in (0, 4):
         write_jsonl(trained / "trajectories" / f"report-{step:06d}.jsonl", [played("one", "ha", 10.0)])

@@ -78,12 +78,20 @@ def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, A
 
 
 def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, temperatures: Sequence[float]) -> str:
-    """Return a sentence for each further temperature: success of a panel before and after, in percent."""
+    """Return a sentence for each further temperature: success of a panel before and after, in percent.
+
+    None for a temperature at which a run that goes on did not play: it was added after the last evaluation.
+    """
     lines = []
     for temperature in temperatures:
         name = at_temperature(panel, temperature)
-        before, after = _comparable([entry for entry in evaluations if entry["name"] == name])
-        first, last = (100 * one["success_rate"] for one in (before, after))
+        played = [entry for entry in evaluations if entry["name"] == name]
+        if not played:
+            continue
+        before, after = _comparable(played)
+        # Of a file a number without an episode behind it is None.
+        rates = (one["success_rate"] for one in (before, after))
+        first, last = (float("nan") if rate is None else 100 * rate for rate in rates)
         change = f"{first:.1f} before, {last:.1f} after, change {last - first:+.1f}"
         lines.append(f"At temperature {temperature}, success: {f'{last:.1f}' if before is after else change}")
     return "\n".join(lines)

@@ -81,9 +81,12 @@ def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
 
 
 def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluations of the panel that a run reports, else of the one that was played most often."""
+    """The evaluations of the panel that a run reports, else of the one that was played most often.
+
+    Of as many the first by name: a panel comes before the same at `other_eval_temperatures`.
+    """
     names = [one["panel"] for one in sets]
-    panel = REPORT if REPORT in names else max(reversed(names), key=names.count)
+    panel = REPORT if REPORT in names else max(names, key=names.count)
     return [one for one in sets if one["panel"] == panel]
 
 
