@@ -178,11 +178,18 @@ def tests(runs: Runs) -> dict[str, Any]:
 def tests_table(found: Mapping[str, Comparison]) -> list[str]:
     """Return the Markdown of the tests."""
     lines = []
+    comparisons, seeds = len(ARMS) - 1, len(SEEDS["main"])
     for name, comparison in found.items():
-        effect = smallest_effect(comparison.noise, len(SEEDS["main"]), len(ARMS) - 1)
+        about = (
+            f"**{name}**: noise of a run {100 * comparison.noise:.1f} points, {comparison.freedom} degrees of freedom"
+        )
+        if comparison.freedom == comparisons * (seeds - 1):  # complete blocks
+            effect = smallest_effect(comparison.noise, seeds, comparisons)
+            about += f"; a true difference of {100 * effect:.1f} points is found with probability 0.8"
+        if left_out := [arm for arm in ARMS if arm not in (REFERENCE, *comparison.differences)]:
+            about += f"; no run of {', '.join(left_out)} is left, so p is corrected for fewer arms"
         lines += [
-            f"**{name}**: noise of a run {100 * comparison.noise:.1f} points, {comparison.freedom} degrees of "
-            f"freedom; a true difference of {100 * effect:.1f} points is found with probability 0.8.",
+            f"{about}.",
             "",
             row([f"arm minus {REFERENCE}", "points, simultaneous 95 % interval", "p (Dunnett)", "significant"]),
             "|---|---|---|---|",
@@ -203,6 +210,9 @@ def new_games(arms: Mapping[str, Mapping[int, Run]]) -> dict[str, dict[str, Any]
             common = sorted(set(arms[arm]) & set(arms.get(REFERENCE, {})))
             if arm in (START, REFERENCE) or len(common) < 2:
                 continue
+            both = [arms[which][s] for which in (arm, REFERENCE) for s in common]
+            if len({run["held_out"][-1][temperature]["games"] for run in both}) > 1:
+                raise ValueError(f"runs of {arm} and {REFERENCE} played different held-out games")
             pairs = [(games(arms[arm][s], temperature), games(arms[REFERENCE][s], temperature)) for s in common]
             mean, interval = over_seeds_and_games(np.array([a - b for a, b in pairs]))
             found.setdefault(temperature, {})[arm] = {"mean": mean, "interval": interval}

@@ -201,8 +201,13 @@ def test_report(tmp_path):
     assert whole["differences"]["gigpo"]["mean"] == pytest.approx(-0.1, abs=0.02)
     assert whole["differences"]["gigpo"]["p"] < 0.001 < 0.05 < whole["differences"]["g2po without A_NC"]["p"]
     assert "| gigpo | -1" in text and "| < 0.001 | yes |" in text
+    assert text.count("with probability 0.8") == 2, "said of complete blocks alone"
     for name in ("curves-main", "curves-webshop", "differences", "paper", "sweep-w"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
+    runs[-1]["held_out"][-1]["1"]["games"] = "others"
+    write(tmp_path, runs[-1])
+    with pytest.raises(ValueError, match="different held-out games"):
+        report(tmp_path)
 
 
 def test_the_pilot_decides_and_a_run_ends_where_it_was_to_come(tmp_path, monkeypatch):
