@@ -4,7 +4,8 @@
 
 *as it is*: the model's completions are played. *perfect copying*: one of the admissible actions, drawn by the model's
 probabilities of their completions, whatever else it would write. *perfect planning*: the expert's action, in place of
-each action of the model that is admissible. The games are the default recipe's held-out ones.
+each action of the model that is admissible; the expert has seen the whole room before, so it need not search, either.
+The games are the default recipe's held-out ones.
 """
 
 from __future__ import annotations
