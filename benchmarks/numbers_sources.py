@@ -91,6 +91,13 @@ def less(a: str, b: str, setting: str = "default", other: str | None = None) -> 
     return student(by_house(a, setting) - by_house(b, other or setting))
 
 
+def of_language_model(estimator: str) -> tuple[float, float]:
+    """Cosine less G2PO's before training, paired by house: language.py."""
+    before = raw("truth_language/results.json")["runs"]["8 houses"]["credit"]["0"]
+    values, of_g2po = (np.array(before[name]["cosine"]["values"]) for name in (estimator, G2PO))
+    return student(values - of_g2po)
+
+
 def ranked(a: str, b: str, rank: int) -> tuple[float, float]:
     """`less` in the setting where it is the largest (0), the next (1), …, the smallest (-1).
 
