@@ -43,7 +43,7 @@ def test_pushed_with_its_card(tmp_path):
         assert hub.files["model.safetensors"] == (tmp_path / "agent" / "model.safetensors").read_bytes()
     for said in (
         *("AlfworldEnvironment", "manifest", "Advantages: `g2po`", "success: all", "before", "2606.22995"),
-        *("| learning_rate | 0.0005 |", "trl 1.", "transformers", "success: pick"),
+        *("| learning_rate | 0.0003 |", "trl 1.", "transformers", "success: pick"),
         'from_pretrained("someone/agent")',
     ):
         assert said in card, said
