@@ -64,7 +64,7 @@ from .rollout.vllm_engine import starting_vllm
 from .runs import hub
 from .runs.callbacks import ClosingVerdict, RolloutBar
 from .runs.checkpoint import Resumption, Staging, check_complete, clear_staging, files_moved_in
-from .runs.evaluation import at_temperature, summarize
+from .runs.evaluation import at_temperature, check_other_panels, summarize
 from .runs.metrics import advantage_metrics, branch_metrics, evaluation_metrics, gather_rollout, rollout_metrics
 from .runs.model_card import card_of
 from .runs.ownership import on_main
@@ -151,8 +151,10 @@ class G2POTrainer(GRPOTrainer):
         prompt_template = prompt_of(environment_factory) if prompt_template is None else prompt_template
         environment_factory = text_environment_factory(environment_factory, args.max_turns)
         check_datasets(environment_factory, train_dataset, eval_dataset)
-        for name in eval_dataset if isinstance(eval_dataset, dict) else ():
+        panels = eval_dataset if isinstance(eval_dataset, dict) else {}
+        for name in panels:
             check_panel_name(name, "the name of a panel in eval_dataset")
+            check_other_panels(name, args.other_eval_temperatures, panels)
         self._staging = Staging()
         with starting_vllm(args):
             super().__init__(

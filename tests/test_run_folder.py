@@ -307,6 +307,8 @@ def test_names_of_panels_that_would_be_other_files(name):
 def test_panels_are_named_before_anything_is_played(make_trainer, tmp_path):
     with pytest.raises(ValueError, match="the name of a panel in eval_dataset is '../x'"):
         make_trainer(eval_dataset={"../x": TASKS})
+    with pytest.raises(ValueError, match="is 'a_t1', and other_eval_temperatures has 1.0: the results of 'a'"):
+        make_trainer(eval_dataset={"a": TASKS, "a_t1": TASKS}, other_eval_temperatures=[1.0])
     trainer = make_trainer(max_steps=1)
     with pytest.raises(ValueError, match="metric_key_prefix is 'train', which names the trajectories of training"):
         trainer.evaluate(TASKS, metric_key_prefix="train")

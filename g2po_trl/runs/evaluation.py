@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..environments.checks import is_score
@@ -66,6 +66,20 @@ def at_temperature(panel: str, temperature: float) -> str:
     return f"{panel}_t{temperature:g}".replace(".", "_")
 
 
+def check_other_panels(panel: str, temperatures: Sequence[float], panels: Collection[str]) -> None:
+    """Refuse a panel whose results at another temperature would have the name of another panel.
+
+    Raises:
+        ValueError: naming both.
+    """
+    for temperature in temperatures:
+        if (name := at_temperature(panel, temperature)) in panels:
+            raise ValueError(
+                f"the name of a panel in eval_dataset is {name!r}, and other_eval_temperatures has {temperature}: the "
+                f"results of {panel!r} at that temperature have this name. Rename the panel"
+            )
+
+
 def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first and the last evaluation of the panel that a run reports.
 
@@ -75,6 +89,11 @@ def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, A
     names = [entry["name"] for entry in evaluations]
     name = REPORT if REPORT in names else names[-1]
     return _comparable([entry for entry in evaluations if entry["name"] == name])
+
+
+def is_reported(panel: str) -> bool:
+    """Whether evaluations of this name are of the reported panel, at any temperature."""
+    return panel == REPORT or panel.startswith(f"{REPORT}_t")
 
 
 def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, temperatures: Sequence[float]) -> str:
@@ -114,7 +133,7 @@ def before_and_after_by_panel(
     by_panel: dict[str, list[dict[str, Any]]] = {}
     for entry in evaluations:
         by_panel.setdefault(entry["name"], []).append(entry)
-    names = [name for name in by_panel if name.startswith(REPORT)] if REPORT in by_panel else list(by_panel)
+    names = [name for name in by_panel if is_reported(name)] if REPORT in by_panel else list(by_panel)
     return {name: _comparable(by_panel[name]) for name in names}
 
 

@@ -10,7 +10,7 @@ from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
 from trl.trainer.utils import get_config_model_id
 
-from .evaluation import REPORT, before_and_after_by_panel, format_table
+from .evaluation import before_and_after_by_panel, format_table, is_reported
 from .run_description import installed_versions
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def build_model_card(
         chosen = ""
         if args.load_best_model_at_end:
             chosen = " The checkpoint was chosen on another panel."
-            if not after["name"].startswith(REPORT):
+            if not is_reported(after["name"]):
                 chosen = " The checkpoint was chosen on this panel, so its last number is too high on average."
         columns = {"before": before, "after": after} if before is not after else {f"step {after['step']}": after}
         tables.append(
