@@ -52,8 +52,9 @@ g2po evaluate --model runs/coin --seeds 3
   `recipes/train_environment.py`, with `config.yaml` from the same folder. A file that is neither is an error.
 - What can be seen without a model is refused in a second, before torch is imported: flags and keys that are not
   known, values that are no numbers, a model's folder that is not there, a package that is not installed, a tasks
-  file that cannot be read. An option without effect is refused too (`--lora_r` without `--use_peft`), unless the
-  option that it needs is also given: `--use_vllm false` with the configuration of a GPU is fine.
+  file that cannot be read. For an option that was removed, the error says what to do instead. An option without
+  effect is refused too (`--lora_r` without `--use_peft`), unless the option that it needs is also given:
+  `--use_vllm false` with the configuration of a GPU is fine.
 - Errors are one line and exit code 1 (`init`, `check`, `play`, `evaluate`, `view` and `serve`: 2 for their
   arguments). An error that g2po-trl did not foresee keeps its traceback for a week in a file, which the line names;
   `--debug` prints it.

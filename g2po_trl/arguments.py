@@ -12,6 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+# Options that an earlier version had -> what to do without. They are refused on the command line and in YAML.
+REMOVED: dict[str, str] = {}
+
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that takes `--max_turns` for `--max-turns`, as `g2po train` spells its options.
@@ -63,7 +66,10 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def not_known(parser: argparse.ArgumentParser, word: str, where: str, help_flag: str = "--help") -> str:
-    """Say that a word is no flag, and which one it is nearest to. `where`: "flag", or what else it is not."""
+    """Return why a word is no flag: its option was removed, or it is misspelled. `where`: "flag", or another noun."""
+    option = word.partition("=")[0].lstrip("-").replace("-", "_").removeprefix("no_")
+    if word.startswith("--") and option in REMOVED:
+        return f"{option} was removed: {REMOVED[option]}"
     names = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     near = difflib.get_close_matches(word.partition("=")[0], names, 1)
     remedy = f"did you mean {near[0]}?" if near else f"{help_flag} lists all there are"

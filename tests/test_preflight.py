@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from g2po_trl.arguments import REMOVED
 from g2po_trl.cli import main
 from g2po_trl.cli.flags import fields_of, make_parser
 from g2po_trl.cli.init import write_folder
@@ -133,6 +134,7 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         commands[(*mine, "--use_vllm")] = "vllm is not installed: pip install"
     code = f"""
 import contextlib, io, json, sys
+from g2po_trl.arguments import REMOVED
 from g2po_trl.cli import main
 for command in {list(commands)!r}:
     said = io.StringIO()
@@ -182,6 +184,20 @@ def test_a_switch_that_is_given_is_a_decision():
         check_given({"use_vllm", "vllm_server_host"})
     with pytest.raises(ValueError, match="bnb_4bit_quant_type, use_bnb_nested_quant have no effect without --load_in"):
         check_given({"bnb_4bit_quant_type", "use_bnb_nested_quant"})
+
+
+def test_a_removed_option_is_refused_with_its_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(REMOVED, "old_option", "set max_steps")
+    file = tmp_path / "old.yaml"
+    file.write_text("old_option: true\n")
+    for words in (["--old_option", "3"], ["--old-option=3"], ["--no_old_option"], ["--config", str(file)]):
+        with pytest.raises(ValueError, match="^old_option was removed: set max_steps$"):
+            check_command(RECIPES / "train_alfworld.py", words)
+
+
+def test_a_removed_option_is_no_field():
+    fields = {name for recipe in RECIPES.glob("t*_*.py") for name in recipe_fields(recipe)}
+    assert "max_steps" in fields and not fields & set(REMOVED)
 
 
 def test_switches_are_of_fields_that_are_there():
