@@ -120,7 +120,6 @@ numbers: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py
-	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_house.py
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build
 	@echo "docs/_build/index.html"

@@ -4,7 +4,13 @@ import re
 
 project = "g2po-trl"
 author = "g2po-trl maintainers"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+default_role = "code"  # docstrings have names in single backticks
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
@@ -13,11 +19,37 @@ exclude_patterns = ["_build"]
 suppress_warnings = ["misc.highlighting_failure"]  # mermaid: drawn by GitHub, shown as text here
 # The pages beside raw values are not of the site: what links to them downloads them.
 BESIDE_RAW_VALUES = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+\.md)(?:#[^)]*)?\)")
+# Docstrings are read in editors and have Markdown's names, links and blocks; autodoc reads reStructuredText.
+MARKDOWN = (
+    (re.compile(r"\[(`[\w.]+`)\]"), r"\1"),
+    (re.compile(r"\[([^\]]+)\]\((https?://[^)\s]+)\)"), r"`\1 <\2>`__"),
+    (re.compile(r"\$([^$\n]+)\$"), r":math:`\1`"),
+    (re.compile(r"^```py\n(.*?)^```$", re.DOTALL | re.MULTILINE), lambda found: block(found[1])),
+    (re.compile(r"^Returns:\n(?=    `\w+`: )(?:    .*\n?)*", re.MULTILINE), lambda found: entries(found[0])),
+)
 
 
 def link_files(app, name, source):
     source[0] = BESIDE_RAW_VALUES.sub(r"{download}`\1 <\2>`", source[0])
 
 
+def block(code):
+    return ".. code-block:: python\n\n" + re.sub(r"^(?=.)", "    ", code, flags=re.MULTILINE)
+
+
+def entries(section):
+    """Return a section of `name: text` entries as a list, which napoleon passes on as it is."""
+    lines = [re.sub(r"^ {8}", "      ", line) for line in section.splitlines()]
+    return "\n".join(re.sub(r"^ {4}`", "    - `", line) for line in lines) + "\n"
+
+
+def to_restructured_text(app, what, name, obj, options, lines):
+    text = "\n".join(lines)
+    for pattern, replacement in MARKDOWN:
+        text = pattern.sub(replacement, text)
+    lines[:] = text.splitlines()
+
+
 def setup(app):
     app.connect("source-read", link_files)
+    app.connect("autodoc-process-docstring", to_restructured_text, priority=400)  # before napoleon
