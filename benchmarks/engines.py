@@ -35,7 +35,7 @@ from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
 from g2po_trl.parts import make_engine
 
-ENGINES = {"transformers": "generate", "vllm colocate": "vllm", "continuous batching": "continuous"}
+ENGINES = {"transformers": "generate", "vllm colocate": "vllm"}
 
 
 def make_model(folder: Path, hidden_size: int, layers: int) -> Path:
@@ -92,7 +92,6 @@ def measure(folder: Path, options) -> dict:
         max_prompt_length=1024,
         max_completion_length=options.reply_tokens,
         use_vllm="vllm colocate" in options.engines,
-        transformers_continuous_batching_config={"num_blocks": 128, "max_batch_tokens": 2048},
         bf16=False,
         use_cpu=not torch.cuda.is_available(),
         gradient_checkpointing=False,

@@ -114,9 +114,8 @@ class G2POConfig(GRPOConfig):
             on, and are corrected by `vllm_importance_sampling_*`, whatever the engine is. 0: rollouts end with all
             their episodes, exactly on-policy. docs/speed.md says when it pays.
         stream_rollouts: ask each episode for its next action as soon as its observation is there, instead of all
-            episodes once a turn. For colocated vLLM (one process per model), `vllm_servers` and continuous batching.
-            `None`: with vLLM, unless `overlap_environments`; with continuous batching, whose requests have no seeds,
-            samples of a streaming rollout depend on timing and cannot be reproduced.
+            episodes once a turn. For colocated vLLM (one process per model) and `vllm_servers`. `None`: there, unless
+            `overlap_environments`.
         update_while_playing: compute log-probabilities and gradients of a group as soon as its last episode has ended,
             while others still play with the same weights; the gradient is the same, and the optimizer makes its one
             step when all have ended. Needs replies that the trained model does not compute itself, and one optimizer

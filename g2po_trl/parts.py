@@ -108,8 +108,7 @@ def streams_rollouts(args: G2POConfig, engine: Engine) -> bool:
     if args.stream_rollouts and not engine.streams:
         raise ValueError(
             "stream_rollouts is True, and this engine answers all prompts of a turn together: set vllm_servers, or "
-            "use_vllm with vllm_mode='colocate' and vllm_tensor_parallel_size=1, or "
-            "use_transformers_continuous_batching, or leave stream_rollouts at None"
+            "use_vllm with vllm_mode='colocate' and vllm_tensor_parallel_size=1, or leave stream_rollouts at None"
         )
     return args.stream_rollouts
 
@@ -174,14 +173,12 @@ def make_rolling(trainer: GRPOTrainer) -> Rolling | None:
 
 
 def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
-    """The engine that the options ask for: `generate` by default, `use_transformers_continuous_batching`, `use_vllm`
-    with `vllm_mode` "colocate" or "server", or `vllm_servers`. `kind` asks for another: "vllm", "served", "continuous"
-    or "generate".
+    """Return the engine that the options ask for: `generate` by default, `use_vllm` with `vllm_mode` "colocate" or
+    "server", or `vllm_servers`. `kind` asks for another: "vllm", "served" or "generate".
     """
     args, ends = trainer.args, trainer.eos_token_ids
     tokenizer, options = tokenizer_of(trainer.processing_class), args.generation_kwargs
-    by_options = "continuous" if args.use_transformers_continuous_batching else "generate"
-    kind = kind or ("vllm" if args.use_vllm else "served" if args.vllm_servers else by_options)
+    kind = kind or ("vllm" if args.use_vllm else "served" if args.vllm_servers else "generate")
     if kind == "served":
         return _make_served_engine(trainer, tokenizer, options)
     if kind == "vllm":
@@ -190,18 +187,13 @@ def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
         return VLLMEngine(
             tokenizer, ends, trainer.vllm_generation, trainer.accelerator, trainer.model, args.seed, options
         )
-    lend = partial(_lend_trained_model, trainer)
     options = {"cache_implementation": args.cache_implementation, **(options or {})}
-    if kind == "continuous":
-        from .rollout.continuous_engine import ContinuousBatchingEngine
-
-        return ContinuousBatchingEngine(tokenizer, ends, lend, args.transformers_continuous_batching_config, options)
     # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     return TransformersEngine(
         tokenizer,
         ends,
-        lend,
+        partial(_lend_trained_model, trainer),
         args.generation_batch_tokens,
         sharded,
         trainer.accelerator.device,

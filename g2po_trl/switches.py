@@ -62,7 +62,6 @@ SWITCHES = (
         ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
         in_objects=False,
     ),
-    _by("use_transformers_continuous_batching", "transformers_continuous_batching_config"),
     _by("push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
     _by("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
     _by("log_trajectories_every", "num_trajectories_logged"),

@@ -190,8 +190,9 @@ def test_vllm_options(tmp_path):
     with pytest.raises(ValueError, match=r"top_p=0.9.*biased"):
         make(tmp_path, use_vllm=True, top_p=0.9)
     make(tmp_path, use_vllm=True, top_p=0.9, vllm_importance_sampling_correction=False)
-    with pytest.raises(ValueError, match="choose one engine"):
-        make(tmp_path, use_vllm=True, use_transformers_continuous_batching=True)
+    for name in ("use_transformers_continuous_batching", "use_transformers_paged"):
+        with pytest.raises(ValueError, match=f"{name}=True has no effect .* use_vllm with vllm_mode='colocate'"):
+            make(tmp_path, **{name: True})
 
 
 @pytest.mark.parametrize(

@@ -138,26 +138,6 @@ def test_generate_batch_needs_no_trainer(tiny_model_dir):
     assert generate_batch(model, tokenizer, [], config) == []
 
 
-# -- continuous batching ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.7])
-def test_continuous_batching_gives_the_trainers_probabilities(make_trainer, temperature):
-    trainer = make_trainer(
-        LongLetterEnvironment,
-        use_transformers_continuous_batching=True,
-        transformers_continuous_batching_config={"num_blocks": 16, "max_batch_tokens": 256},
-        temperature=temperature,
-        steps_per_generation=2,
-        per_device_train_batch_size=4,
-        max_completion_length=4,
-    )
-    trainer.train()
-    entry = next(e for e in trainer.state.log_history if "episode/success_rate" in e)
-    assert entry["sampling/sampling_logp_difference/max"] < 1e-4
-    assert entry["sampling/sampling_logp_difference/mean"] > 0, "equal to the last bit: were they compared at all?"
-
-
 # -- vLLM -------------------------------------------------------------------------------------------------------------
 
 

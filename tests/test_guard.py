@@ -120,7 +120,7 @@ def test_the_critic_names_the_layer_too(tiny_model_dir):
 
 
 def test_a_lent_model_takes_no_cudnn_attention_either(make_trainer):
-    """Continuous batching and the check of servers' weights call it themselves."""
+    """The check of servers' weights calls it itself."""
     trainer = make_trainer(LongLetterEnvironment)
     torch.backends.cuda.enable_cudnn_sdp(True)
     for lend in (trainer.player.actor.engine.lend_model, lent(trainer.model)):

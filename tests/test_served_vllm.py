@@ -453,7 +453,6 @@ def test_what_nobody_wants_is_not_asked():
         ({"vllm_servers": ["http://a:99999"]}, "an address is"),
         ({"vllm_servers": [8000]}, "vllm_servers is 8000: an address is"),
         ({"vllm_servers": ["http://a:1"], "use_vllm": True}, "use_vllm is True: vllm_servers is set as well"),
-        ({"vllm_servers": ["http://a:1"], "use_transformers_continuous_batching": True}, "choose one engine"),
         ({"vllm_servers": ["http://a:1"], "top_p": 0.9}, "top_p=0.9 with vllm_importance_sampling_correction"),
         ({"vllm_servers": ["http://a:1"], "vllm_request_timeout": 0}, "vllm_request_timeout is 0"),
         ({"vllm_weights_folder": "w"}, "vllm_weights_folder is 'w': only vllm_servers"),

@@ -145,17 +145,3 @@ def test_who_streams(tmp_path):
         streams(generate, stream_rollouts=True)
     with pytest.raises(ValueError, match="leave overlap_environments at False"):
         streams(vllm, stream_rollouts=True, overlap_environments=True)
-
-
-def test_training_with_continuous_batching(make_trainer):
-    """Requests join while others are answered: the same probabilities as the trainer's."""
-    trainer = make_trainer(
-        stream_rollouts=True,
-        use_transformers_continuous_batching=True,
-        transformers_continuous_batching_config={"num_blocks": 16, "max_batch_tokens": 256},
-        max_steps=2,
-    )
-    trainer.train()
-    entries = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
-    assert len(entries) == 2 and all(entry["episode/error_rate"] == 0 for entry in entries)
-    assert max(entry["sampling/sampling_logp_difference/max"] for entry in entries) < 1e-4

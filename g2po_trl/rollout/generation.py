@@ -1,8 +1,7 @@
 """Token ids in, token ids and log-probabilities out.
 
-An engine is `generate`, transformers' continuous batching (`continuous_engine`), or vLLM (`vllm_engine`,
-`offline_vllm`, `served_vllm`). All of them cut a reply in the same place: after the first end-of-turn token, or where
-the first of `stop_sequences` is complete.
+An engine is transformers' `generate` or vLLM (`vllm_engine`, `offline_vllm`, `served_vllm`). All of them cut a reply
+in the same place: after the first end-of-turn token, or where the first of `stop_sequences` is complete.
 """
 
 from __future__ import annotations
