@@ -48,11 +48,10 @@ import torch
 import yaml
 from credit_signal_statistics import DISCOUNTED, ITERATION, REFERENCE, advantages, analyse, table
 from datasets import Dataset
-from keys import replayed
 
-from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, Manifest, generate_games
+from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_environment, tiny_model_path
-from g2po_trl import G2POConfig, G2POTrainer, read_jsonl, write_jsonl
+from g2po_trl import G2POConfig, G2POTrainer, Trajectory, read_jsonl, write_jsonl
 from g2po_trl.json_text import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,6 +60,17 @@ GROUP, GAME_SEED = 8, 1  # episodes; recipes train on games of seed 0
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------
+
+
+def replayed(trajectory: Trajectory, environment: AlfworldEnvironment) -> Trajectory:
+    """Return the same episode with the keys that this environment gives its states."""
+    steps, observation = [], environment.reset(task_id=trajectory.task_id)
+    for step in trajectory.steps:
+        if observation.text != step.observation:
+            raise ValueError(f"the replay of {trajectory.task_id} left its way at {observation.text!r}")
+        steps.append(type(step)(step.observation, step.action, step.valid, observation.state_key))
+        observation = environment.step(step.action).observation
+    return Trajectory(trajectory.task_id, steps, trajectory.reward, trajectory.outcome)
 
 
 def step_gradients(model: torch.nn.Module, steps: Sequence, used: np.ndarray) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
     python -m torch.distributed.run --standalone --nproc_per_node 4 benchmarks/exchange.py --tokens 4000
 
-Real ranks over gloo (`exchange_counted.py` counts for more of them); synthetic step samples: groups of 8 episodes, a
+Real ranks over gloo; synthetic step samples: groups of 8 episodes, a
 quarter of a prompt the same in all of a group, 40 pages that prompts of a group end in, replies of 150 random tokens
 with log-probabilities.
 """

@@ -1,7 +1,5 @@
-import pickle
-import sys
+import dataclasses
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +12,7 @@ from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
 from g2po_trl.update.exchange import cut_over_ranks
 from g2po_trl.update.ordering import Ordering, order_over_ranks
 from g2po_trl.update.packing import RowLength, common_prefix
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import exchange_counted
+from g2po_trl.update.planning import Rows
 
 
 def on_ranks(parts, work):
@@ -152,38 +147,15 @@ def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_mak
 
 
 @pytest.mark.parametrize("layout", ["shared", "padded"])
-def test_slices_and_bytes_of_many_ranks_are_counted_as_they_are_sent(monkeypatch, layout):
-    """By one process for all of them; and slices do not depend on how many ranks there are."""
-    batches, options = (
-        ragged((30, 25, 0, 9), np.random.default_rng(0)),
-        Cut(3, 200, "grpo", 0, None, layout, RowLength(90)),
-    )
-    monkeypatch.setattr(exchange_counted, "CUT", options)
-    counted = exchange_counted.count(len(batches), batches.__getitem__)
-    assert counted["the same slices for these numbers of ranks"] == {"1": True, "8": True}
-
-    def cut(batch, rank, gather):
-        def gather_counted(thing):
-            pickles[rank].append(len(pickle.dumps([thing])))
-            return gather(thing)
-
-        def all_to_all(received, sent, received_sizes, sent_sizes):
-            parts = gather(sent.split(sent_sizes))
-            torch.cat([part[rank] for part in parts], out=received)
-            moved[rank] = [4 * (sum(sizes) - sizes[rank]) for sizes in (received_sizes, sent_sizes)]
-
-        exchanges[threading.get_ident()] = all_to_all
-        return cut_over_ranks(batch, rank, options, np.random.default_rng(0), gather_counted, "cpu")
-
-    exchanges, moved, pickles = {}, {}, {rank: [] for rank in range(len(batches))}
-    monkeypatch.setattr(
-        torch.distributed, "all_to_all_single", lambda *arguments: exchanges[threading.get_ident()](*arguments)
-    )
-    metrics = [metrics for _, metrics in on_ranks(batches, cut)]
-    assert {name: round(float(value), 4) for name, value in metrics[0].items()} == counted["metrics"]
-    raw = counted["raw"]
-    assert [moved[rank] for rank in range(len(batches))] == [list(pair) for pair in zip(raw["received"], raw["sent"])]
-    sent = [raw["pickled"][name] for name in ("lengths", "hashes", "deciding tokens")]
-    assert [pickles[rank] for rank in range(len(batches))] == [list(sizes) for sizes in zip(*sent)]
-    together = sum(max(sizes) * 3 for sizes in sent) + max(raw["received"])
-    assert counted["received by a rank, MB"]["together"] == pytest.approx(together / 1e6, abs=1e-3)
+def test_the_mini_batches_are_the_same_for_any_number_of_ranks(layout):
+    batches = ragged((30, 25, 0, 9), np.random.default_rng(0))
+    cut = Cut(3, 200, "grpo", 0, None, layout, RowLength(90))
+    rows = Rows.concatenate([batch.summary for batch in batches])
+    wanted = Ordering.of([sequence for batch in batches for sequence in batch.sequences()])
+    found = []
+    for ranks in (1, 4, 8):
+        spread = dataclasses.replace(rows, counts=[len(part) for part in np.array_split(np.arange(len(rows)), ranks)])
+        plan, _ = cut.plan(spread, wanted, np.random.default_rng(0))
+        found.append([sorted(row for planned in part for own in planned.rows for row in own) for part in plan])
+    assert len(found[0]) == 3 and all(found[0])
+    assert found[0] == found[1] == found[2]

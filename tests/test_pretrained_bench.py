@@ -9,10 +9,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import pretrained as bench
-import programs
 import pytest
 
-from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import Trajectory, write_jsonl
 
 
@@ -190,24 +188,3 @@ def test_what_is_kept_of_a_run(tmp_path):
     assert kept["training"]["time/rollout"] == [2.0, 3.0] and kept["training"]["grad_norm"] == [None, 1.0]
     assert kept["versions"] == {"trl": "1.2.3"}, "what played it, not what collects it"
     assert kept["panel"] == [{**{name: value for name, value in entry.items() if name != "panel"}, "won": "0101"}]
-
-
-@pytest.mark.slow
-def test_phases(tmp_path):
-    """With the tiny model: every layout has the same steps, and the table is of the seconds in the JSON."""
-    options = ["--model", tiny_model_path(), "--engines", "generate", "--episodes", "8", "--repetitions", "1"]
-    done = programs.run(bench.ROOT / "benchmarks/pretrained_phases.py", "--output", tmp_path, *options)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "results.json").read_text())
-    (rollout,) = found["rollouts"]["generate"]
-    assert rollout["steps"] == found["steps of the group"] > 8
-    positions = found["positions"]
-    assert positions["trl"] > max(positions["padded"], positions["packed"]) > positions["shared"] > 0
-    rows = (tmp_path / "table.md").read_text().splitlines()[2:]
-    wanted = ["| rollout, generate", *(f"| update, {name}" for name in positions)]
-    assert [row.split(" | ")[0] for row in rows] == wanted
-    for name, row in zip(positions, rows[1:]):
-        (seconds,) = found["updates"][name]
-        assert f" | {seconds:.1f} | " in row and f"{positions[name]} positions" in row
-    refused = programs.run(bench.ROOT / "benchmarks/pretrained_phases.py", "--output", tmp_path, "--model", tmp_path)
-    assert refused.returncode == 2 and "holds no model" in refused.stderr
