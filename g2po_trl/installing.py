@@ -24,7 +24,6 @@ EXTRA_OF = {
     "pyvis": "view",
     "gymnasium": "gymnasium",
     "textarena": "textarena",
-    "verifiers": "verifiers",
 }
 
 

@@ -5,9 +5,8 @@ from functools import partial
 
 import pytest
 
-from g2po_trl import PromptTemplate
+from g2po_trl import PromptTemplate, ToolEnvironment
 from g2po_trl.environments.gymnasium_games import GymnasiumEnvironment
-from g2po_trl.environments.verifiers_games import VerifiersEnvironment
 from g2po_trl.openenv import RemoteEnvironment
 from g2po_trl.runs.fingerprint import fingerprint_code, fingerprint_prompt
 from g2po_trl.runs.run_description import load_object
@@ -65,14 +64,13 @@ def test_a_package_as_a_whole_and_what_it_imports(folder):
 
 def test_the_game_behind_an_adapter(folder):
     register = "register(id='G-v0', entry_point='fp_rules:Game')\n"
-    write(folder, fp_gym=register, fp_rules=GAME, fp_verified__main="", fp_inner=GAME)
+    write(folder, fp_gym=register, fp_rules=GAME, fp_inner=GAME)
     game = partial(GymnasiumEnvironment, env_id="fp_gym:G-v0", any_text=True)
     assert changes_with(folder, game, "fp_gym.py") and changes_with(folder, game, "fp_rules.py")
     assert not changes_with(folder, game, "fp_inner.py")
-    assert changes_with(folder, partial(VerifiersEnvironment, "me/fp-verified"), "fp_verified/main.py")
     inner = load_object({"import": "fp_inner:Game"})
     for named in (inner, "fp_inner:Game", partial(inner, 3)):
-        assert changes_with(folder, partial(VerifiersEnvironment, named), "fp_inner.py")
+        assert changes_with(folder, partial(ToolEnvironment, named), "fp_inner.py")
     fingerprint_code(partial(RemoteEnvironment, ["http://127.0.0.1:8000"]))  # a server's code is not seen
 
 

@@ -18,7 +18,6 @@ from g2po_trl import (
     StepResult,
     TextEnvironment,
     ToolEnvironment,
-    VerifiersEnvironment,
     check_environment,
 )
 from g2po_trl.environments.pool import EnvironmentFailure
@@ -55,7 +54,6 @@ def test_an_environment_may_bring_its_prompt():
     assert prompt_of(TextEnvironment) is prompt_of(lambda: WithPrompt()) is DEFAULT_PROMPT
     assert prompt_of(WithPrompt) is prompt_of(partial(WithPrompt)) is mine
     assert prompt_of(Safe) is prompt_of(partial(ToolEnvironment, Safe, 5)) is TOOL_PROMPT
-    assert prompt_of(partial(VerifiersEnvironment, "not_installed")) is TOOL_PROMPT
     for broken in (Broken, Lost):
         with pytest.raises(ValueError, match="prompt_template of .* is '.*': make it a PromptTemplate, or module:N"):
             prompt_of(broken)

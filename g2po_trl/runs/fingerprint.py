@@ -98,7 +98,7 @@ def fingerprint_code(factory: Callable) -> str:
     """Of an environment's code: the whole package or file that it is in, and all that is imported from there.
 
     Followed are imports of what is not installed (outside site-packages and the standard library), of any depth, and
-    what an adapter's arguments name: classes, functions, "module:name", and Gymnasium's and verifiers' ids. Not seen
+    what an adapter's arguments name: classes, functions, "module:name", and Gymnasium's ids. Not seen
     are data files, installed libraries, and code behind a server.
     """
     modules = _named_modules(factory)
@@ -108,24 +108,15 @@ def fingerprint_code(factory: Callable) -> str:
     return fingerprint_files(_with_imports(files))
 
 
-def _named_modules(value: Any, adapted: bool = False) -> set[str]:
-    """Names of the modules that a factory and its arguments come from.
-
-    Args:
-        adapted: it is an argument of an adapter of this package, where a mere name can be a module's.
-    """
+def _named_modules(value: Any) -> set[str]:
+    """Return the names of the modules that a factory and its arguments come from."""
     if isinstance(value, partial):
-        adapted = adapted or _is_ours(getattr(_unwrapped(value), "__module__", None))
-        parts = [value.func, *value.args, *value.keywords.values()]
-        return set().union(*(_named_modules(part, adapted) for part in parts))
+        return _named_modules([value.func, *value.args, *value.keywords.values()])
     if isinstance(value, str):
         named = re.fullmatch(r"([A-Za-z_][\w.]*):[\w./-]+", value)
-        if named:
-            return {named.group(1)}
-        name = value.rpartition("/")[2].replace("-", "_")  # verifiers: "owner/my-game" is the module my_game
-        return {name} if adapted and name.isidentifier() and _spec(name) else set()
+        return {named.group(1)} if named else set()
     if isinstance(value, (list, tuple)):
-        return set().union(*(_named_modules(part, adapted) for part in value))
+        return set().union(*map(_named_modules, value))
     module = getattr(value, "__module__", None) if callable(value) else type(value).__module__
     return {module} if isinstance(module, str) else set()
 
