@@ -61,8 +61,6 @@ g2po evaluate --model runs/coin --seeds 3
 - Ctrl-C ends with exit code 130 and one line that names the checkpoint from which `--resume_from_checkpoint auto`
   continues. Exit code 3: the model was trained and saved, but not pushed to the Hub.
 - Options may be spelled with `-` or `_`: `--max-turns` is `--max_turns`.
-- Shell completion: `g2po completion bash > ~/.local/share/bash-completion/completions/g2po`, or
-  `g2po completion zsh > "${fpath[1]}/_g2po"`. Write it again after an update.
 
 See also: [environments](environments.md), [evaluation](evaluation.md), [viewer](viewer.md), [every
 field](configuration.md).

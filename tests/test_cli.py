@@ -16,7 +16,7 @@ import programs
 import pytest
 
 from g2po_trl import Step, Trajectory, write_jsonl
-from g2po_trl.cli import COMMANDS, completion, main
+from g2po_trl.cli import COMMANDS, main
 from g2po_trl.cli.init import FILES, write_folder
 from g2po_trl.cli.train import Request, config_names, read, recipe_names, recipes_folder, resolve
 from g2po_trl.installing import EXTRA_OF, how_to_install
@@ -307,27 +307,6 @@ def test_what_init_writes_is_good(folder, capsys):
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True
     )
     assert run.returncode == 0 and "3 passed" in run.stdout
-
-
-def test_completion(folder, monkeypatch):
-    monkeypatch.setattr(completion, "_fields", lambda: ["--learning_rate", "--lora_r"])
-    Path("g2po.bash").write_text(completion.script("bash"))
-
-    def completed(*words):
-        code = 'source g2po.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _g2po; echo "${COMPREPLY[@]}"'
-        run = subprocess.run(["bash", "-c", code, "bash", "g2po", *words], capture_output=True, text=True, check=True)
-        return run.stdout.split()
-
-    assert completed("") == [*COMMANDS, "--help", "--version"]
-    assert completed("re") == ["report"]
-    assert completed("train", "alf") == ["alfworld", "alfworld-ppo"]
-    assert completed("train", "alfworld", "--l") == ["--learning_rate", "--load_in_4bit", "--lora_r"]
-    configs = [f"webshop/{name}" for name in ("qwen2.5-1.5b", "qwen2.5-7b", "smollm2-135m", "tiny")]
-    assert completed("train", "--config", "web") == configs
-    assert completed("teach", "") == ["alfworld", "webshop"]
-    assert completed("train", "--accelerate_config", "f") == ["fsdp2"]
-    assert completed("evaluate", "--max-tu") == ["--max-turns"]
-    assert completed("view", "ru") == [], "a folder is the shell's to complete"
 
 
 def train(*flags, cwd, **options):

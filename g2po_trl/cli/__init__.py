@@ -29,7 +29,6 @@ COMMANDS = {
     "evaluate": ("g2po_trl.cli.evaluate", "evaluate a checkpoint, an adapter or a served model"),
     "report": ("g2po_trl.report.__main__", "analyse a run's state graphs, with plots"),
     "serve": ("g2po_trl.openenv", "serve an environment by OpenEnv"),
-    "completion": ("g2po_trl.cli.completion", "print the shell completion for bash or zsh"),
 }
 _LINES = "\n".join(f"  {name:11} {text}" for name, (_, text) in COMMANDS.items())
 HELP = f"""usage: g2po COMMAND [ARGUMENTS]
