@@ -51,7 +51,6 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCa
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, Manifest
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
-from g2po_trl.rollout.encoding import ChatEncoder
 from g2po_trl.update.attention import MASKED
 from g2po_trl.update.batch import StepBatch, loss_scale
 from g2po_trl.update.packing import make_packs
@@ -248,11 +247,6 @@ def tokenize(trainer: G2POTrainer, turns: list[list[str]]) -> None:
         trainer.processing_class(texts, add_special_tokens=False)
 
 
-def look_up(encoder: ChatEncoder, turns: list[list[str]]) -> None:
-    for texts in turns:
-        encoder.ids(texts)
-
-
 def update(trainer: G2POTrainer, micro_batches: list[dict[str, Any]]) -> None:
     """Forward and backward of all micro-batches, by the trainer's own loss."""
     trainer.model.train()
@@ -379,9 +373,6 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
     runs["update floor"] = partial(floor, trainer, rows, mean_length, kinds["trl"]["different"])
     texts = prompt_texts(trainer, trajectories)
     runs["prompts tokenized"] = partial(tokenize, trainer, texts)
-    encoders = [ChatEncoder(trainer.processing_class) for _ in range(options.repetitions + 2)]
-    new_encoders = iter(encoders[1:])  # knows no word yet
-    runs["prompts looked up"] = lambda: look_up(next(new_encoders), texts)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     gradients = {}
     for repetition in range(options.repetitions + 1):  # the first warms up: not counted
@@ -394,7 +385,6 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
     medians = {name: median(values) for name, values in seconds.items()}
     whole = {name: medians[f"logps {name}"] + medians[f"update {name}"] for name in made}
     base = gradients["padded"]
-    look_up(encoders[0], texts)
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads, "
         + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
@@ -418,11 +408,7 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
         "gradient, relative distance to padded": {
             name: f"{((g - base).norm() / base.norm()).item():.1e}" for name, g in gradients.items()
         },
-        "prompt tokens": encoders[0].tokens,
-        "prompt tokens that were tokenized": encoders[0].tokenized,
-        "prompts, the tokenizer's time by that of looking up": round(
-            medians["prompts tokenized"] / medians["prompts looked up"], 2
-        ),
+        "prompt tokens": sum(len(step.prompt_ids) for t in trajectories for step in t.steps),
         "advantages and graph in s": round(advantage_time, 4),
         "cutting into micro-batches in s": round(batch_time, 4),
     }

@@ -110,21 +110,6 @@ class ServedLetters(LettersEngine):
         stats.server_logp_difference, stats.weights_time = 0.25, 1.5
 
 
-class Counting:
-    """A tokenizer that counts the tokens it makes."""
-
-    def __init__(self, tokenizer):
-        self.tokenizer, self.made = tokenizer, 0
-
-    def __getattr__(self, name):
-        return getattr(self.tokenizer, name)
-
-    def __call__(self, *arguments, **options):
-        encoded = self.tokenizer(*arguments, **options)
-        self.made += sum(map(len, encoded["input_ids"]))
-        return encoded
-
-
 class Norms(TrainerCallback):
     """The gradient's norm at each optimizer step."""
 
@@ -141,14 +126,14 @@ class Recorded:
 
     `losses`: of each micro-batch its rows, loss, training step, and whether the rollout was still being played;
     `passes`: its forward passes; `weights`: by training step, those it began with; `seconds`: of what was called;
-    `parts`: trajectories of each `Player.play` that played; `tokenized`: tokens that the tokenizer made.
+    `parts`: trajectories of each `Player.play` that played.
     """
 
     def __init__(self, trainer):
         self.trainer, self.args = trainer, trainer.args
         self.losses, self.passes, self.parts = defaultdict(list), defaultdict(list), defaultdict(list)
         self.seconds = defaultdict(lambda: defaultdict(float))
-        self.weights, self.tokenized, self.norms, self.plays = [], defaultdict(int), Norms(), False
+        self.weights, self.norms, self.plays = [], Norms(), False
         self.critics, self._batch, self._model = [], None, None
         trainer.add_callback(self.norms)
         self._wrap(trainer, "training_step", self._training_step)
@@ -168,7 +153,6 @@ class Recorded:
             (trainer.update, "backward"),
         ):
             self._wrap(owner, name, self._timed(name, in_rollouts=False))
-        self.tokenizer = trainer.player.actor.encode.tokenizer = Counting(trainer.player.actor.encode.tokenizer)
         body = trainer.accelerator.unwrap_model(trainer.model).base_model
         body.register_forward_pre_hook(self._forward, with_kwargs=True)
 
@@ -200,10 +184,10 @@ class Recorded:
             return inner(*arguments, **options)
 
     def _roll_out(self, inner, rows):
-        number, made, self.plays = self.number, self.tokenizer.made, True
+        self.plays = True
         with self._clock("_roll_out"):
             slices = inner(rows)
-        self.tokenized[number], self.plays = self.tokenizer.made - made, False
+        self.plays = False
         return slices
 
     def _play(self, inner, *arguments, **options):

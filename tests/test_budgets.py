@@ -130,7 +130,6 @@ def test_budgets(iteration):
     spent = {
         "forwarded token positions of a step sample": log["update/forwarded_tokens"] / steps,
         "padding fraction of the update": log["update/padding_fraction"],
-        "tokenized fraction of the prompts": log["rollout/tokenized_fraction"],
         "bytes gathered of a step sample": counted.gathered / steps,
     }
     for name, value in spent.items():

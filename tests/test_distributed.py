@@ -36,7 +36,6 @@ def one_process(tmp_path_factory, tiny_model_dir):
 
 
 DEPENDS_ON_THE_CUT = (
-    "rollout/tokenized_fraction",  # each rank knows words of its own
     *(f"update/{name}" for name in ("micro_batches", "forwarded_tokens", "repeated_token_fraction")),
     "update/padding_fraction",
 )

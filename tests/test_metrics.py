@@ -75,7 +75,6 @@ def expected(run, number):
     found = {f"episode/{name}": value for name, value in by_hand.episode_metrics(whole).items()}
     found["episode/tasks_set_aside"] = len(set_aside(rollouts, number, args.task_error_patience))
     found |= by_hand.graph_metrics(rollout, args.gamma) | by_hand.cost_metrics(rollout)
-    found["rollout/tokenized_fraction"] = run.tokenized[number] / found["rollout/prompt_tokens"]
     if args.num_branches:
         found |= by_hand.branch_metrics(rollout)
     if args.rollouts_ahead:
@@ -132,7 +131,6 @@ def of_rolling(run, rollouts, number, logged):
         "rollout/mean_reply_tokens": replies / len(steps),
         "rollout/truncated_prompts": sum(s["prompt_truncated"] for s in steps),
         "rollout/truncated_replies": sum(s["completion_truncated"] for s in steps),
-        "rollout/tokenized_fraction": run.tokenized[number] / prompts,
     }
     busy = logged["rollout/active_fraction"]  # a fraction of time
     assert 0 < busy <= 1

@@ -1,7 +1,6 @@
 """A real pretrained model, SmolLM2-135M, where it is in the cache: `make test-pretrained`, which fetches it."""
 
 import json
-import random
 from functools import partial
 
 import numpy as np
@@ -52,12 +51,12 @@ def load(**options):
 
 
 def test_prompts_are_encoded_as_the_tokenizer_does(shown, tokenizer):
-    """1,000 prompts of real games, in the order of play and in any other: the encoder makes them from its words."""
+    """1,000 prompts of real games have the ids that the tokenizer makes of the rendered chat template."""
     texts = {}
     for template, history in ((ALFWORLD_COMPACT_PROMPT, 2), (ALFWORLD_PROMPT, 5)):
         encode = ChatEncoder(tokenizer, None)
         lessons = as_dataset(shown[:600], template, history)
-        for row in [*lessons, *random.Random(0).sample(list(lessons), 50)]:
+        for row in lessons:
             ids, _ = encode(row["prompt"])
             text = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
             assert list(ids) == tokenizer(text, add_special_tokens=False)["input_ids"]

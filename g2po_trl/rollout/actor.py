@@ -84,7 +84,6 @@ class PromptActor:
         self.engine.close()
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> PromptSession:
-        self.encode.forget()
         return PromptSession(self, sampling, seeds, stats)
 
 
@@ -100,9 +99,8 @@ class PromptSession:
     asked: dict[int, Episode] = field(default_factory=dict)  # those whose replies are awaited one by one
 
     def prepare(self, live: list[Episode]) -> None:
-        clock, tokenized = time.perf_counter(), self.actor.encode.tokenized
+        clock = time.perf_counter()
         self._build_prompts(live)
-        self.stats.tokenized_tokens += self.actor.encode.tokenized - tokenized
         self.stats.prompt_time += time.perf_counter() - clock
 
     def act(self, live: list[Episode]) -> list[Step]:

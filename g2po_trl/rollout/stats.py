@@ -26,7 +26,6 @@ class RolloutStats:
         truncated_prompts: steps whose prompt lost history or text.
         truncated_replies: completions that reached `max_tokens`.
         generated_tokens, prompt_tokens: tokens of all completions, and of all prompts.
-        tokenized_tokens: prompt tokens that the tokenizer produced; the others were known from earlier prompts.
         cacheable_tokens: prompt tokens for which the engine reports its prefix cache.
         cached_tokens: of these, tokens that the cache held.
         servers: several servers answer, so many.
@@ -51,7 +50,6 @@ class RolloutStats:
     truncated_replies: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
-    tokenized_tokens: int = 0
     # Of the prompts for which the engine says what its prefix cache held: all tokens, and those.
     cacheable_tokens: int = 0
     cached_tokens: int = 0
@@ -121,7 +119,6 @@ class RolloutStats:
             "rollout/truncated_replies": self.truncated_replies,
             "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.live_steps),
             "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
-            "rollout/tokenized_fraction": self.tokenized_tokens / max(1, self.prompt_tokens),
             **cache,
             **servers,
         }
