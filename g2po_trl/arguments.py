@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 # Options that an earlier version had -> what to do without. They are refused on the command line and in YAML.
-REMOVED: dict[str, str] = {}
+REMOVED = {
+    "update_while_playing": "leave it out, updates begin when all episodes of a rollout have ended",
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -116,12 +116,6 @@ class G2POConfig(GRPOConfig):
         stream_rollouts: ask each episode for its next action as soon as its observation is there, instead of all
             episodes once a turn. For colocated vLLM (one process per model) and `vllm_servers`. `None`: there, unless
             `overlap_environments`.
-        update_while_playing: compute log-probabilities and gradients of a group as soon as its last episode has ended,
-            while others still play with the same weights; the gradient is the same, and the optimizer makes its one
-            step when all have ended. Needs replies that the trained model does not compute itself, and one optimizer
-            step per iteration (`gradient_accumulation_steps` = `steps_per_generation`). `None`: with `vllm_servers`,
-            where nothing else is in the way; with colocated vLLM, which shares the device, only if set. docs/speed.md
-            lists what it does not go with.
         vllm_servers: addresses of vLLM servers that were started by vLLM's own command, e.g.
             `["http://10.0.0.2:8000", "http://10.0.0.3:8000"]`; they generate instead of the training processes.
             docs/scaling.md has the commands. One that fails is left out until the next rollout, and its requests are
@@ -247,9 +241,6 @@ class G2POConfig(GRPOConfig):
     )
     stream_rollouts: bool | None = field(
         default=None, metadata={"help": "No episode waits for another. None: with colocated vLLM and vllm_servers."}
-    )
-    update_while_playing: bool | None = field(
-        default=None, metadata={"help": "Gradients of complete groups while others play. None: with vllm_servers."}
     )
     vllm_servers: list[str] | None = field(
         default=None, metadata={"help": "Addresses of vLLM servers that generate, e.g. http://10.0.0.2:8000."}

@@ -88,7 +88,6 @@ from .update.batch import StepBatch
 from .update.iteration import Clock
 from .update.sharding import keep_outputs_exact
 from .update.update import MicroBatches
-from .while_playing import make_while_playing
 
 # TRL 1.16 asks a model for it at every rollout, under the name transformers 5 deprecates: nothing a user could act on.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -184,7 +183,6 @@ class G2POTrainer(GRPOTrainer):
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.iteration = make_iteration(self)
-        self.while_playing = make_while_playing(self, advantage_fn)
         parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
         parts |= {"tally": self.tally}
         parts |= {"credit": self.credit, "layout": self.update.layout}
@@ -258,7 +256,6 @@ class G2POTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(rows)
         # A group is `num_generations` rows in a row, counted over all ranks.
         groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
-        self.update.log_probs.begin()
         with self._policy_in_engine():  # the weights are handed on once, also if groups are played again
             played = self._play_groups(rows, groups)
         trajectories = played.trajectories
@@ -277,8 +274,6 @@ class G2POTrainer(GRPOTrainer):
 
         note_advantages(trajectories, own, groups)
         batch = StepBatch.from_trajectories(trajectories, own, self.args.mask_truncated_completions)
-        if self.while_playing:
-            batch = self.while_playing.early.finish(batch, trajectories, own)
         slices, update_metrics = self.update.micro_batches(self.model, batch, self.iteration.step)
         steps = len(slices) * self.num_iterations / self.args.gradient_accumulation_steps
         update_metrics["update/optimizer_steps"] = steps
@@ -293,7 +288,7 @@ class G2POTrainer(GRPOTrainer):
     def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Played:
         number, size = self.iteration.number, self.args.num_generations
         if self.rolling is None:
-            play = self.while_playing or (lambda tasks, of: self.play(tasks, groups=of, branching=self.branching))
+            play = lambda tasks, groups: self.play(tasks, groups=groups, branching=self.branching)  # noqa: E731
             return self.refill.play(play, rows, groups, number)
         bar = RolloutBar("rollout", len(rows) // size, len(rows), self.accelerator.is_main_process, "group")
         steps_left = self.state.max_steps - self.state.global_step
@@ -334,8 +329,6 @@ class G2POTrainer(GRPOTrainer):
                     )
                 )
         loss = sum(losses) / len(losses)
-        if self.while_playing:
-            loss = loss + self.while_playing.early.take_loss()
         iteration.advance(time.perf_counter() - started)
         if iteration.is_complete:
             iteration.log(self.update.metrics())

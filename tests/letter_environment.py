@@ -99,17 +99,3 @@ class NoneEnvironment(LetterEnvironment):
 class NumberEnvironment(LetterEnvironment):
     def reset(self, seed):
         return 5
-
-
-class PatchyEnvironment(LongLetterEnvironment):
-    """Of odd tasks no episode is paid; of the others, those that say z break."""
-
-    def reset(self, seed):
-        self.seed = seed
-        return super().reset(seed)
-
-    def step(self, action):
-        if self.seed % 2 == 0 and action.startswith("z"):
-            raise RuntimeError("z")
-        result = super().step(action)
-        return replace(result, reward=0.0) if self.seed % 2 else result

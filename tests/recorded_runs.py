@@ -124,7 +124,7 @@ class Norms(TrainerCallback):
 class Recorded:
     """What a run's losses saw. By the iteration's number, from 1:
 
-    `losses`: of each micro-batch its rows, loss, training step, and whether the rollout was still being played;
+    `losses`: of each micro-batch its rows, loss and training step;
     `passes`: its forward passes; `weights`: by training step, those it began with; `seconds`: of what was called;
     `parts`: trajectories of each `Player.play` that played.
     """
@@ -198,10 +198,8 @@ class Recorded:
 
     def _compute_loss(self, inner, model, inputs, *arguments, **options):
         self._batch = inputs
-        with self._clock("early") if self.plays else nullcontext():
-            loss = inner(model, inputs, *arguments, **options)
-        entry = {"rows": rows_of(inputs), "loss": loss.item(), "step": len(self.weights) - 1, "early": self.plays}
-        self.losses[self.number].append(entry)
+        loss = inner(model, inputs, *arguments, **options)
+        self.losses[self.number].append({"rows": rows_of(inputs), "loss": loss.item(), "step": len(self.weights) - 1})
         self._batch = None
         return loss
 

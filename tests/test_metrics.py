@@ -29,7 +29,6 @@ CLOCKS = {
     "time/batch": (["micro_batches"], ["_roll_out"]),
     "time/logps": (["add_log_probs"], ["_roll_out"]),
     "time/update": (["backward"], ["training_step"]),
-    "time/update_while_playing": (["early"], ["_play_groups"]),
 }
 OF_TRANSFORMERS = {"epoch", "step", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 OF_TRANSFORMERS |= {"train_loss", "total_flos"}
@@ -139,12 +138,9 @@ def of_rolling(run, rollouts, number, logged):
 
 
 def of_servers(run, rollout, number):
-    """What `ServedLetters` says of its requests; the update's tokens, of those trained during the rollout."""
+    """What `ServedLetters` says of its requests."""
     replies = [step for t in rollout.all for step in t["steps"]]
     told = [step for step in replies if len(step["completion_ids"]) > 1]
-    tokens = {True: 0, False: 0}
-    for loss in run.losses[number]:
-        tokens[loss["early"]] += sum(len(row["prompt"]) + len(row["reply"]) for row in loss["rows"])
     return {
         "rollout/prefix_cache_hit_fraction": sum(10 * len(s["completion_ids"]) for s in told)
         / sum(len(s["prompt_ids"]) for s in told),
@@ -152,7 +148,6 @@ def of_servers(run, rollout, number):
         "rollout/repeated_requests": sum(len(s["completion_ids"]) == 3 for s in replies),
         "rollout/server_logp_difference": 0.25,
         "time/weights": 1.5,
-        "update/while_playing_fraction": tokens[True] / sum(tokens.values()),
     }
 
 

@@ -319,7 +319,6 @@ def test_servers_that_are_killed_in_mid_rollout_and_started_again(tmp_path):
     (result,) = run_served(tmp_path, "weights")
     check_served(result, 4)
     assert not result["takes_adapters"]
-    assert any(entry["update/while_playing_fraction"] > 0 for entry in result["logs"]), "the default with servers"
     assert [entry["rollout/servers_left_out"] for entry in result["logs"]] == [0, 1, 0, 1]
     repeated = [entry["rollout/repeated_requests"] for entry in result["logs"]]
     assert repeated[0] == repeated[2] == 0 < min(repeated[1], repeated[3])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -74,17 +73,6 @@ class Credit:
         whole = [[r for r in group if r.parent is None] for group in groups]
         chosen = self.lambda_choice.choose(StateGraph.from_records(whole, self.gamma))
         return StateGraph.from_records(groups, self.gamma, chosen)
-
-    def of_group(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """(S,) advantages of a whole group's steps, from the group alone, as they will be among others.
-
-        With `value_lambda` "auto", with `state_similarity`, or with an estimator that compares groups, they are not.
-        """
-        if self.state_key is not None:  # keys are written into steps once, at the end
-            trajectories = [replace(played, steps=list(map(copy, played.steps))) for played in trajectories]
-            assign_keys(trajectories, self.state_key)
-        graph = StateGraph.from_records([list(map(record, trajectories))], self.gamma, self.value_lambda)
-        return np.asarray(self.estimator(graph), dtype=np.float64)
 
     def statistics(self, graph: StateGraph) -> dict[str, float]:
         """What the run decided for itself, to be logged."""

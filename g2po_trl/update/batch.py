@@ -27,7 +27,7 @@ import torch
 from ..trajectory import Trajectory
 from .ordering import Ordering
 from .packing import Pack, RowLength, common_prefix, lay_out
-from .planning import Load, MicroBatchPlan, Rows, num_mini_batches, plan_update
+from .planning import MicroBatchPlan, Rows, num_mini_batches, plan_update
 
 # How a TRL loss averages, and so how micro-batches of it add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -45,8 +45,6 @@ class StepBatch:
         trained: (rows,) bool; a row that is not trained (a reply cut off, with `mask_truncated_completions`) stays
             in the batch with mask 0.
         logprobs: log-probabilities of each row's reply under the engine that wrote it, or `None`.
-        done: (rows,) bool, those whose gradient is there already; they are cut out, and count in every denominator.
-            `None`: none of them. done_load: what passed through the model for them.
     """
 
     prompt_ids: list[np.ndarray]
@@ -54,8 +52,6 @@ class StepBatch:
     advantages: np.ndarray
     trained: np.ndarray
     logprobs: list[np.ndarray] | None = None
-    done: np.ndarray | None = None
-    done_load: Load | None = None
 
     @classmethod
     def from_trajectories(
@@ -120,9 +116,7 @@ class StepBatch:
     def summary(self) -> Rows:
         """What a plan needs to know of the rows."""
         sizes = np.array(self.lengths(range(len(self))), dtype=np.int32).reshape(-1, 2)
-        done = () if self.done is None else (self.done_load,)
-        given = self.logprobs is not None
-        return Rows(sizes[:, 0], sizes[:, 1], self.advantages, self.trained, [len(self)], given, self.done, done)
+        return Rows(sizes[:, 0], sizes[:, 1], self.advantages, self.trained, [len(self)], self.logprobs is not None)
 
     def sequences(self) -> list[np.ndarray]:
         """Token ids of each row, prompt and reply."""
@@ -297,14 +291,6 @@ def loss_scale(
         f"loss_type is {loss_type!r}: g2po_trl does not know how it averages. Use one of "
         f"{', '.join(TOKEN_MEAN_LOSSES + ROW_MEAN_LOSSES + MICRO_BATCH_TOKEN_MEAN_LOSSES)}."
     )
-
-
-def rescale(loss_type: str, rows: float, tokens: float, total_rows: int, total_tokens: int) -> float:
-    """What to multiply a gradient by that was computed for other totals, of `rows` and `tokens`.
-
-    Every loss is in inverse proportion to one of the two, see `loss_scale`.
-    """
-    return rows / max(total_rows, 1) if loss_type in ROW_MEAN_LOSSES else tokens / max(total_tokens, 1)
 
 
 def _round_up(length: int, multiple: int | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,20 +83,11 @@ class Iteration:
     @contextmanager
     def one_value_each(self) -> Iterator[None]:
         """Around a training step's losses: metrics get one value, whatever number of micro-batches it was cut into."""
-        marks = self._marks()
+        marks = {name: len(values) for name, values in self.metrics.items()}
         yield
         tokens = [micro_batch["weight"] for mini_batch in self.mini_batches for micro_batch in mini_batch]
-        self._weigh(merge_micro_batch_metrics(self.metrics, marks, tokens), sum(tokens))
-
-    def begin_with(self, values: Mapping[str, float], tokens: int) -> None:
-        """What the loss has logged, on so many tokens, before the first slice of this rollout."""
-        if tokens:
-            self.log(values)
-            self._weigh(values, tokens)
-
-    def _weigh(self, names: Iterable[str], tokens: int) -> None:
-        for name in names:
-            self._tokens.setdefault(name, []).append(tokens)
+        for name in merge_micro_batch_metrics(self.metrics, marks, tokens):
+            self._tokens.setdefault(name, []).append(sum(tokens))
 
     def merge_training_steps(self) -> None:
         """Call before metrics are logged: means over tokens weigh each training step by its tokens, not alike."""
@@ -105,22 +96,6 @@ class Iteration:
             if len(values) == len(tokens) > 1:
                 values[:] = [merge(name, values, tokens)]
         self._tokens.clear()
-
-    @contextmanager
-    def logged_aside(self) -> Iterator[dict[str, float]]:
-        """What the loss logs in here comes as a dictionary, and is not logged with the iteration."""
-        marks, logged = self._marks(), {}
-        yield logged
-        for name, values in list(self.metrics.items()):
-            mark = marks.get(name, 0)
-            if len(values) > mark:
-                logged[name] = values[-1]
-                del values[mark:]
-            if not values:
-                del self.metrics[name]
-
-    def _marks(self) -> dict[str, int]:
-        return {name: len(values) for name, values in self.metrics.items()}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: the place, and what was not logged yet. Plain data."""

@@ -141,20 +141,14 @@ class Layout:
         lengths = [int(_lengths(micro_batch).max()) for micro_batch in micro_batches]
         own = torch.tensor([max(lengths)], device=self.accelerator.device)
         longest = int(self.accelerator.gather(own).max())
-        if self.knows(model, longest):
+        known, config = self.checked_length, self._language_model(model).config.get_text_config()
+        if longest < 2 * max(known, 1) and not any(known <= limit < longest for limit in limits(config)):
             return True
         self.checked_length = longest
         reason = self._difference(model, micro_batches[int(np.argmax(lengths))], score, pad_token_id)
         if reason is not None:
             self._fall_back(reason)
         return reason is None
-
-    def knows(self, model: torch.nn.Module, longest: int) -> bool:
-        """Whether `holds` has nothing to compare on sequences of up to so many tokens."""
-        known, config = self.checked_length, self._language_model(model).config.get_text_config()
-        return self.kind == "padded" or (
-            longest < 2 * max(known, 1) and not any(known <= limit < longest for limit in limits(config))
-        )
 
     def _difference(
         self, model: torch.nn.Module, micro_batch: dict[str, Any], score: Score, pad_token_id: int

@@ -54,10 +54,6 @@ class LogProbs:
         self._statistics = SamplingStatistics()
         self._updating: dict[str, Any] | None = None
 
-    def begin(self) -> None:
-        """A rollout begins: forget what was measured on one that was broken off."""
-        self._statistics = SamplingStatistics()
-
     def add(
         self,
         model: torch.nn.Module,
@@ -71,6 +67,7 @@ class LogProbs:
             reference: `None` for a model with an adapter: the reference is the model without it.
             unwrapped: the model with its adapter, if `model` is a wrapper around it.
         """
+        self._statistics = SamplingStatistics()
         unwrapped = model if unwrapped is None else unwrapped
         with torch.no_grad(), disable_gradient_checkpointing(model, self.checkpointing):
             for micro_batch in micro_batches:
@@ -112,6 +109,5 @@ class LogProbs:
         self._statistics.add(logps, sampling_logps, mask, ratio, outside)
 
     def metrics(self) -> dict[str, float]:
-        """`sampling/*` since the last time, over all ranks: they call it together."""
-        statistics, self._statistics = self._statistics, SamplingStatistics()
-        return SamplingStatistics.metrics(gather_object([statistics.summary()]))
+        """Return `sampling/*` of the iteration, over all ranks: they call it together."""
+        return SamplingStatistics.metrics(gather_object([self._statistics.summary()]))

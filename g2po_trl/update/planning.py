@@ -22,38 +22,6 @@ _PACKS_A_RANK = (8, 4, 2, 1)  # that are tried: more are dealt more evenly, fewe
 _NEIGHBOURS = 8  # alike rows that go to a slice together: more share little more, and make slices less alike
 
 
-@dataclass(frozen=True)
-class Load:
-    """What passes through the model.
-
-    Args:
-        tokens: (ranks,) tokens laid out on each.
-        forwarded: the same on all of them, with padding.
-        micro_batches: of the rank that has most.
-    """
-
-    tokens: np.ndarray
-    forwarded: int
-    micro_batches: int
-
-    @classmethod
-    def of(cls, slices: Sequence[Sequence[MicroBatchPlan]], num_ranks: int, row_multiple: int | None = None) -> Load:
-        """That of a plan, whose rows are padded as `row_width` says."""
-        tokens, forwarded = np.zeros(num_ranks), 0
-        for planned in (planned for part in slices for planned in part):
-            widths = [[pack.num_tokens for pack in own] for own in planned.packs]
-            tokens += [sum(own) for own in widths]
-            forwarded += sum(len(own or [1]) * row_width(max(own or [1]), row_multiple) for own in widths)
-        return cls(tokens, forwarded, sum(map(len, slices)))
-
-    @classmethod
-    def over_ranks(cls, loads: Sequence[Load | None]) -> Load:
-        """Of ranks, each with its own."""
-        own = [cls(np.zeros(1), 0, 0) if load is None else load for load in loads]
-        tokens, forwarded = np.concatenate([load.tokens for load in own]), sum(load.forwarded for load in own)
-        return cls(tokens, forwarded, max(load.micro_batches for load in own))
-
-
 @dataclass
 class Rows:
     """What a plan needs to know of the rows of all ranks, which are numbered by rank and then as each has them.
@@ -64,8 +32,6 @@ class Rows:
         trained: (N,) bool.
         counts: rows of each rank, as they were played.
         with_logprobs: whether the engine gave log-probabilities of them.
-        done: (N,) bool, those whose gradient is there already; `None`: none of them.
-        done_load: what passed through the model for these, of each rank; empty without `done`.
     """
 
     prompts: np.ndarray
@@ -74,8 +40,6 @@ class Rows:
     trained: np.ndarray
     counts: list[int]
     with_logprobs: bool
-    done: np.ndarray | None = None
-    done_load: tuple[Load | None, ...] = ()
 
     @classmethod
     def concatenate(cls, parts: Sequence[Rows]) -> Rows:
@@ -86,8 +50,6 @@ class Rows:
             **whole,
             counts=[count for part in parts for count in part.counts],
             with_logprobs=all(part.with_logprobs for part in parts if len(part)),
-            done=None if any(part.done is None for part in parts) else np.concatenate([part.done for part in parts]),
-            done_load=tuple(load for part in parts for load in part.done_load),
         )
 
     def __len__(self) -> int:
@@ -153,14 +115,13 @@ def plan_update(
     """
     num_ranks = len(rows.counts)
     kept = np.ones(len(rows), dtype=bool) if kept is None else kept
-    left = kept if rows.done is None else kept & ~rows.done
     lengths = rows.prompts.astype(np.int64) + rows.replies
     if row_length is not None:
         row_length = replace(row_length, most=min(row_length.most, most_tokens(max_tokens, row_multiple)))
     slices = []
     # Alike rows go to a slice together: far more of them is shared, whatever the number of slices.
     for part in slice_rows(ordering.sort(range(len(rows))), num_slices, rng, _NEIGHBOURS):
-        part = part[left[part]]
+        part = part[kept[part]]
         if layout == "padded":
             packs = [Pack([row], [0], int(lengths[row])) for row in part.tolist()]
         else:
@@ -173,28 +134,32 @@ def plan_update(
                 for start, stop in plan_micro_batches(sizes, max_tokens)
             ]
         )
-    return slices, _metrics(rows, lengths, kept, Load.of(slices, num_ranks, row_multiple))
+    return slices, _metrics(rows, lengths, kept, slices, row_multiple)
 
 
-def _metrics(rows: Rows, lengths: np.ndarray, kept: np.ndarray, load: Load) -> dict[str, float]:
-    """What is logged of a plan, and of what was done before it."""
-    tokens, forwarded, micro_batches, done = load.tokens, load.forwarded, load.micro_batches, {}
-    if rows.done is not None:
-        before = Load.over_ranks(rows.done_load)
-        tokens, forwarded = tokens + before.tokens, forwarded + before.forwarded
-        micro_batches += before.micro_batches
-        done = {"update/while_playing_fraction": before.tokens.sum() / max(tokens.sum(), 1)}
+def _metrics(
+    rows: Rows,
+    lengths: np.ndarray,
+    kept: np.ndarray,
+    slices: Sequence[Sequence[MicroBatchPlan]],
+    row_multiple: int | None,
+) -> dict[str, float]:
+    """Return the `update/*` metrics of a plan, whose rows are padded as `row_width` says."""
+    tokens, forwarded = np.zeros(len(rows.counts)), 0  # laid out on each rank; on all, with padding
+    for planned in (planned for part in slices for planned in part):
+        widths = [[pack.num_tokens for pack in own] for own in planned.packs]
+        tokens += [sum(own) for own in widths]
+        forwarded += sum(len(own or [1]) * row_width(max(own or [1]), row_multiple) for own in widths)
     first, kept_tokens = rows.first, int(lengths[kept].sum())
     return {
         "update/step_samples": len(rows),
         "update/left_out_fraction": int((~kept).sum()) / max(len(rows), 1),
-        "update/micro_batches": micro_batches,
+        "update/micro_batches": sum(map(len, slices)),
         "update/token_imbalance": imbalance(tokens),
         "rollout/token_imbalance": imbalance([int(lengths[a:b].sum()) for a, b in zip(first, first[1:])]),
         "update/forwarded_tokens": forwarded,
         "update/repeated_token_fraction": 1 - tokens.sum() / kept_tokens if kept_tokens else 0.0,
         "update/padding_fraction": 1 - tokens.sum() / max(forwarded, 1),
-        **done,
     }
 
 
