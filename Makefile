@@ -16,11 +16,12 @@ DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
 PRETRAINED_INSTALLED := $(VENV)/.installed-pretrained
 START := runs/alfworld-smollm2-start
 
-.PHONY: help install train test test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-pretrained train-pretrained test-gpu numbers docs build lint format clean
+.PHONY: help install train test test-benchmarks test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-pretrained train-pretrained test-gpu numbers docs build lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
 	@echo "make test [ARGS=\"-k graph\"]                                      run the tests"
+	@echo "make test-benchmarks                                             run the tests of the benchmarks"
 	@echo "make test-slow | test-architectures                              run the slow tests, and those of every model family"
 	@echo "make test-notebook                                               run the notebook"
 	@echo "make test-vllm | test-deepspeed | test-appworld                  run those that need vLLM, DeepSpeed, AppWorld"
@@ -48,8 +49,11 @@ $(TEST_INSTALLED): $(INSTALLED)
 test: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests -n 2 --dist loadfile $(ARGS)
 
+test-benchmarks: $(TEST_INSTALLED)
+	$(BIN)/python -m pytest benchmarks -n 2 --dist loadfile $(ARGS)
+
 test-slow: $(TEST_INSTALLED)
-	$(BIN)/python -m pytest tests -m slow -n 2 --dist loadfile $(ARGS) $(NONE_IS_FINE)
+	$(BIN)/python -m pytest tests benchmarks -m slow -n 2 --dist loadfile $(ARGS) $(NONE_IS_FINE)
 
 test-architectures: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests -m architectures -n 2 --dist worksteal $(ARGS) $(NONE_IS_FINE)
@@ -107,7 +111,7 @@ train-pretrained: $(PRETRAINED_INSTALLED)
 	$(BIN)/g2po train alfworld --config smollm2-135m --resume_from_checkpoint auto $(ARGS)
 
 numbers: $(INSTALLED)
-	$(BIN)/python benchmarks/check_numbers.py
+	$(BIN)/python -m benchmarks.numbers.check
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py

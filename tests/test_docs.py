@@ -45,7 +45,7 @@ def help_of(*command):
     return programs.run(*command, "--help", cwd=ROOT, timeout=120).stdout
 
 
-PROGRAM = r"(?:\bg2po [a-z]+|python -m g2po_\S+|recipes/\w+\.py|benchmarks/\w+\.py)"
+PROGRAM = r"(?:\bg2po [a-z]+|python -m (?:g2po_|benchmarks\.)\S+|recipes/\w+\.py)"
 COMMANDS = sorted(
     {
         " ".join(found.split())

@@ -1,11 +1,9 @@
-"""What only a GPU can tell: `make test-gpu`, or `python benchmarks/gpu.py`. The quick tests come first.
+"""What only a GPU can tell: `make test-gpu`, or `python -m benchmarks.gpu.run`. The quick tests come first.
 
 The numbers that are compared are recorded as properties, in nats, shares and GB.
 """
 
 import gc
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +11,9 @@ from families import FAMILIES, alone, gradient, in_layout, samples
 from letter_environment import LongLetterEnvironment
 from trl.trainer.utils import add_fused_lm_head
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import gpu_work
-from gpu_work import memory_of_recipe, recipe_trainer
-from phases import make_shape, random_model
-
+from benchmarks.gpu import work as gpu_work
+from benchmarks.gpu.work import memory_of_recipe, recipe_trainer
+from benchmarks.speed.phases import make_shape, random_model
 from g2po_trl.sdpa import without_cudnn_attention
 from g2po_trl.update.packing import lay_out, make_packs, packed_log_probs
 

@@ -2,9 +2,7 @@
 
 import itertools
 import logging
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,14 +15,11 @@ from test_packing import Large, rollout_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
+from benchmarks.gpu.work import synthetic_trajectories
 from g2po_trl.parts import make_update
 from g2po_trl.update import attention, layout
 from g2po_trl.update.batch import StepBatch
 from g2po_trl.update.packing import LAYOUTS, RowLength, _only, lay_out, make_packs, most_tokens, row_width
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-from gpu_work import synthetic_trajectories
 
 
 @pytest.fixture

@@ -1,18 +1,14 @@
 """The benchmark of credit against the truth: what it calls exact is, and estimators come in the expected order."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "credit"))
-
-import truth
-import truth_figure
-from exact import Policy, Truth, success_rate
-from household import Household, play
+from benchmarks.credit import truth, truth_figure
+from benchmarks.credit.exact import Policy, Truth, success_rate
+from benchmarks.credit.household import Household, play
 
 HOUSES = (0, 1, 2, 3)
 

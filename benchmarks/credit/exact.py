@@ -8,17 +8,13 @@ in these three: an update changes what it does in many states at once, as an upd
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import brentq
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from household import Household, softmax
+from benchmarks.credit.household import Household, softmax
 
 _STRONGEST = 30.0
 

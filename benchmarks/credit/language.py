@@ -1,7 +1,7 @@
 """A language model plays the tabular household as text: its exact success, and credit against the truth, along a run.
 
-    python benchmarks/credit/language.py --output benchmarks/results/truth_language [--model MODEL] [--houses 8 …]
-    python benchmarks/credit/language.py --output benchmarks/results/truth_language --report
+    python -m benchmarks.credit.language --output benchmarks/results/truth_language [--model MODEL] [--houses 8 …]
+    python -m benchmarks.credit.language --output benchmarks/results/truth_language --report
 
 `G2POTrainer` trains the model with the settings of a recipe, on 8 houses unless `--houses` says otherwise; 8 groups of
 8 episodes an iteration. Every few iterations all prompts of the first 8 houses and of 4 held-out ones pass through the
@@ -36,13 +36,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 import yaml
-from exact import success_rate
-from language_house import HOUSE_PROMPT, HouseEnvironment, text_house
-from language_policy import REPLY, action_probabilities, policy_of, prompt_numbers
-from language_report import report
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from truth import DEFAULT, METHODS, Task, compare, summary
 
+from benchmarks.credit.exact import success_rate
+from benchmarks.credit.language_house import HOUSE_PROMPT, HouseEnvironment, text_house
+from benchmarks.credit.language_policy import REPLY, action_probabilities, policy_of, prompt_numbers
+from benchmarks.credit.language_report import report
+from benchmarks.credit.truth import DEFAULT, METHODS, Task, compare, summary
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_envs.tiny.evaluation import play
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
@@ -265,7 +265,7 @@ def command(arguments: Sequence[str]) -> str:
     """Return the command line without this machine's folders."""
     own = {"--output": "benchmarks/results/truth_language", "--work": "WORK", "--model": "MODEL"}
     shown = [own.get(before, name) for before, name in zip(["", *arguments], arguments)]
-    return " ".join(["python benchmarks/credit/language.py", *shown])
+    return " ".join(["python -m benchmarks.credit.language", *shown])
 
 
 def squares(model: torch.nn.Module) -> float:

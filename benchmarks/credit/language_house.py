@@ -1,4 +1,4 @@
-"""The household of benchmarks/household.py as text: ALFWorld's wording, names from ALFRED, an environment to play in.
+"""The household of `household.py` as text: ALFWorld's wording, names from ALFRED, an environment to play in.
 
 Everything that a policy reads is a function of the state: the prompt shows neither past steps nor how many there were
 (`HOUSE_PROMPT`, with `history_length` 0). A language model's policy in a house is then a table with a row for each
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
-from household import REWARD, Household
 
+from benchmarks.credit.household import REWARD, Household
 from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 

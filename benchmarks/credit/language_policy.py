@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from exact import Policy
-from language_house import HOUSE_PROMPT, TextHouse
 
+from benchmarks.credit.exact import Policy
+from benchmarks.credit.language_house import HOUSE_PROMPT, TextHouse
 from g2po_trl.rollout.encoding import ChatEncoder
 from g2po_trl.update.attention import masks
 from g2po_trl.update.packing import lay_out, make_packs

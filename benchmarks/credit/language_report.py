@@ -1,4 +1,4 @@
-"""Table and figure of benchmarks/credit/language.py, drawn from its results.json."""
+"""Table and figure of `language.py`, drawn from its results.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from truth import MEASURES
+
+from benchmarks.credit.truth import MEASURES
 
 SHOWN = (
     "grpo (A_EP)",

@@ -1,12 +1,15 @@
-"""`recipes/train_alfworld.py` by GRPO on the discounted reward gamma^T R, an arm of `benchmarks/comparison.py`.
+"""`recipes/train_alfworld.py` by GRPO on the discounted reward gamma^T R, an arm of `learning/comparison.py`.
 
 Takes the same flags. GRPO, unlike the graph estimators, has no reason to prefer short episodes: this is GRPO with one.
 """
 
+import sys
 from functools import partial
+from pathlib import Path
 
-from truth import discounted_grpo
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by its path, as recipes are
 
+from benchmarks.credit.truth import discounted_grpo
 from g2po_recipes.train_alfworld import main
 from g2po_trl import G2POConfig, G2POTrainer
 

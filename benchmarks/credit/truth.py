@@ -1,6 +1,6 @@
 """Credit against the truth: how near does each estimator's gradient come to the exact one?
 
-    python benchmarks/credit/truth.py --output benchmarks/results/truth [--jobs 2] [--houses 8] [--settings default …]
+    python -m benchmarks.credit.truth --output benchmarks/results/truth [--jobs 2] [--houses 8] [--settings default …]
 
 A fixed policy of an exactly known success rate plays the tabular household. Backward induction gives the true
 advantage of every step and the exact gradient of the success rate (`exact.py`); every estimator values the same
@@ -34,14 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exact import Policy, Truth, success_rate
 from scipy import sparse, stats
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from credit import KEYS
-from household import REWARD, Household, Rollout, play, softmax
-
+from benchmarks.credit.exact import Policy, Truth, success_rate
+from benchmarks.credit.household import REWARD, Household, Rollout, play, softmax
+from benchmarks.credit.tabular import KEYS
 from g2po_trl import StateGraph, TrajectoryRecord, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
 from g2po_trl.credit.advantages import EPSILON, edge_advantage, episode_advantage, mean_and_std
 from g2po_trl.json_text import write_json

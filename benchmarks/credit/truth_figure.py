@@ -1,6 +1,6 @@
 """Draw what `truth.py` measured: how near each estimator's gradient comes to the exact one, and where that changes.
 
-    python benchmarks/credit/truth_figure.py [--results benchmarks/results/truth]
+    python -m benchmarks.credit.truth_figure [--results benchmarks/results/truth]
 
 Reads RESULTS/results.json and writes RESULTS/cosines.png and .svg. Left: all estimators at the default setting.
 Right: four of them as one thing of the setting varies. Bars and bands are 95 % intervals over houses. They hold what

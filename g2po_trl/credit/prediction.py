@@ -26,8 +26,8 @@ LAMBDAS = (1.0, 0.9, 0.8, 0.5, 0.0)
 # A state is visited often from so many visits by other episodes on. λ = 0 predicts worse where it loses by more than
 # so many standard errors; a λ is told apart from another by more than so many.
 OFTEN, LOSES, TOLD_APART = 8, 2.0, 1.0
-# Keys are trusted up to such a share of `same_action_spread`. On the task of benchmarks/credit.py right keys have at
-# most 0.07 (episodes end by a turn limit that no state shows) and wrong ones 0.1 to 0.5.
+# Keys are trusted up to such a share of `same_action_spread`. On the task of benchmarks/credit/tabular.py right keys
+# have at most 0.07 (episodes end by a turn limit that no state shows) and wrong ones 0.1 to 0.5.
 HIDDEN = 0.08
 # Nothing is known about the keys where fewer of the steps from states visited again repeat an action (on that task at
 # least 0.24 do): where actions are free text, each is another, and no two can disagree.

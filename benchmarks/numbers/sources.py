@@ -1,0 +1,286 @@
+"""Where the numbers of README.md and docs/benchmarks.md come from: what `said.txt` calls.
+
+Raw values of `results`, read and summed up here and not by the code that wrote the tables; recipes. Success is in
+percent. A function returns a number, (number, half width of its 95 % interval or what its docstring says) or
+(number, lower end, upper end).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from scipy import stats
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+# truth.py
+G2PO, GIGPO, GRPO = "g2po", "gigpo", "grpo (A_EP)"
+NO_NC, NO_EC, FLAT = "g2po without A_NC", "A_EP + A_NC, aggregated", "g2po without aggregation"
+HALF, ZERO, TRUE = "g2po, λ 0.5", "g2po, λ 0", "true advantage"
+WRONG_KEYS = ("key without processing", "key of the place alone")
+# methods.py: what the fits are of. `g2po lambda auto` repeats g2po's runs in small rooms.
+EARLIER = "earlier_model"  # the results of the initial model before the present one
+SEEDS = range(4)
+FOUR = ("g2po", "hgpo", "gigpo", "grpo")
+SHORT = (
+    *(*FOUR, "crbc", "graphgpo", "ppo", "rloo", "g2po without A_NC", "g2po without A_EC", "g2po without aggregation"),
+    *("g2po lambda 0.5", "g2po lambda 0", "g2po memory", "g2po memory lambda 0.5"),
+)
+LONG = (*FOUR, "g2po memory", "g2po memory lambda 0.5", "g2po memory lambda auto")
+
+
+@cache
+def raw(path: str) -> Any:
+    return json.loads((RESULTS / path).read_text(encoding="utf-8"))
+
+
+@cache
+def recipe(name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def episodes(name: str) -> int:
+    """Of an iteration."""
+    return recipe(name)["per_device_train_batch_size"] * recipe(name)["steps_per_generation"]
+
+
+def parameters(folder: str) -> int:
+    """Of a model: from the head of its safetensors file."""
+    with (ROOT / folder / "model.safetensors").open("rb") as file:
+        head = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    return sum(int(np.prod(of["shape"])) for name, of in head.items() if name != "__metadata__")
+
+
+def student(values: Sequence[float]) -> tuple[float, float]:
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return float(np.mean(values)), float(half)
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values, ddof=1))
+
+
+def mean_and_error(values: np.ndarray) -> tuple[float, float]:
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+# --- Against the exact gradient: truth.py
+
+
+def by_house(estimator: str, setting: str, measure: str = "cosine") -> np.ndarray:
+    return np.array(raw("truth/results.json")["results"][setting][estimator][measure]["values"])
+
+
+def cosine(estimator: str, setting: str = "default") -> tuple[float, float]:
+    return student(by_house(estimator, setting))
+
+
+def mean(estimator: str, setting: str = "default", measure: str = "cosine") -> float:
+    return float(by_house(estimator, setting, measure).mean())
+
+
+def less(a: str, b: str, setting: str = "default", other: str | None = None) -> tuple[float, float]:
+    """a's cosine less b's (in another setting), paired by house."""
+    return student(by_house(a, setting) - by_house(b, other or setting))
+
+
+def of_language_model(estimator: str) -> tuple[float, float]:
+    """Cosine less G2PO's before training, paired by house: language.py."""
+    before = raw("truth_language/results.json")["runs"]["8 houses"]["credit"]["0"]
+    values, of_g2po = (np.array(before[name]["cosine"]["values"]) for name in (estimator, G2PO))
+    return student(values - of_g2po)
+
+
+def ranked(a: str, b: str, rank: int) -> tuple[float, float]:
+    """`less` in the setting where it is the largest (0), the next (1), …, the smallest (-1).
+
+    Of the settings of one house with right keys; nan if a is not significantly ahead of b in each of them.
+    """
+    settings = [name for name in raw("truth/results.json")["results"] if name not in WRONG_KEYS]
+    found = sorted((less(a, b, name) for name in settings if not options(name)["mixed"]), reverse=True)
+    return found[rank] if all(difference > half for difference, half in found) else (float("nan"), float("nan"))
+
+
+def success(setting: str = "default") -> float:
+    return 100 * options(setting)["success"]
+
+
+def options(setting: str = "default") -> dict[str, Any]:
+    facts = raw("truth/results.json")
+    return {**facts["defaults"], **facts["settings"][setting]}
+
+
+# --- Without a language model: credit.py, credit_lambda.py; its gradient's noise: credit_signal.py
+
+
+def areas(estimator: str, norm: str) -> tuple[float, float, float]:
+    """Mean success during training with updates of a fixed norm."""
+    of = raw("credit/results.json")["unit"][estimator][norm]
+    return float(np.mean(of["areas"])), *of["interval"]
+
+
+def best_area(estimator: str) -> float:
+    """At its own best learning rate."""
+    return max(float(np.mean(of["areas"])) for of in raw("credit/results.json")["plain"][estimator].values())
+
+
+def by_lambda(value: float, setting: str = "default") -> tuple[float, float]:
+    """Mean success during training less that with λ = 1, paired by house."""
+    lines = (RESULTS / "credit_lambda/runs.jsonl").read_text(encoding="utf-8").splitlines()
+    area = {(one["setting"], one["value_lambda"], one["seed"]): one["area"] for one in map(json.loads, lines)}
+    houses = [seed for name, of, seed in area if (name, of) == (setting, value)]
+    return student([area[setting, value, house] - area[setting, 1.0, house] for house in houses])
+
+
+def lost_by_lambda(value: float, setting: str) -> tuple[float, float]:
+    difference, half = by_lambda(value, setting)
+    return -difference, half
+
+
+def further(estimator: str) -> tuple[float, float, float]:
+    """How much further than G2PO's, in percent, a step goes in the right direction at the start of a run."""
+    return tuple(100 * value for value in raw("credit_signal/start.json")["adam"][estimator]["step, minus base"])
+
+
+def behind(estimator: str) -> tuple[float, float, float]:
+    found, low, high = further(estimator)
+    return -found, -high, -low
+
+
+# --- Learning curves: methods.py, temperature.py
+
+
+def runs(method: str, setting: str = "short") -> list[dict[str, Any]]:
+    name = method.replace(" ", "-")
+    return [raw(f"methods/runs/{setting}/{name}-seed{seed}.json") for seed in (SEEDS if method != "start" else (0,))]
+
+
+def by_seed(method: str, number: str, setting: str = "short") -> list[float]:
+    """`training`: mean success of all iterations; `held-out`: success on the panel afterwards."""
+    if number == "training":
+        return [100 * np.mean(run["training"]["success"]) for run in runs(method, setting)]
+    return [100 * np.mean([int(won) for won in run["held_out"]["won"]]) for run in runs(method, setting)]
+
+
+def training(method: str, setting: str = "short") -> tuple[float, float]:
+    """Mean and standard deviation over seeds."""
+    return mean_and_deviation(by_seed(method, "training", setting))
+
+
+def held_out(method: str, setting: str = "short") -> tuple[float, float]:
+    """Mean and standard deviation over seeds."""
+    return mean_and_deviation(by_seed(method, "held-out", setting))
+
+
+@cache
+def fit(methods: Sequence[str], number: str, setting: str = "short") -> dict[str, tuple[float, float, float, float]]:
+    """By least squares of success = method + seed + noise: how far each method is behind G2PO, interval, p by Holm."""
+    values = np.array([by_seed(method, number, setting) for method in methods])
+    noise = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+    freedom = (len(methods) - 1) * (len(SEEDS) - 1)
+    error = np.sqrt((noise**2).sum() / freedom * 2 / len(SEEDS))
+    behind = {method: values[methods.index("g2po")].mean() - of.mean() for method, of in zip(methods, values)}
+    order = sorted((method for method in methods if method != "g2po"), key=lambda method: -abs(behind[method]))
+    half, found, last = stats.t.ppf(0.975, freedom) * error, {}, 0.0
+    for rank, method in enumerate(order):
+        last = max(last, min(1.0, 2 * stats.t.sf(abs(behind[method]) / error, freedom) * (len(order) - rank)))
+        found[method] = (behind[method], behind[method] - half, behind[method] + half, last)
+    return found
+
+
+def p(method: str, number: str) -> float:
+    return fit(SHORT, number)[method][3]
+
+
+def bound(value: float, by: float = 0.001) -> float:
+    """The bound, of a value below it."""
+    return by if value < by else value
+
+
+def broken(all_runs: bool = False) -> int:
+    """Number of runs in small rooms with a KL above 0.5 or fewer than 95 % valid actions in an iteration; of all."""
+    of = [run["training"] for method in (*SHORT, "g2po lambda auto") for run in runs(method)]
+    return len(of) if all_runs else sum(max(one["kl"]) > 0.5 or min(one["valid"]) < 0.95 for one in of)
+
+
+def turns(method: str) -> float:
+    """Of the successful held-out episodes."""
+    return float(np.mean([run["held_out"]["turns_to_success"] for run in runs(method)]))
+
+
+def cpu_time(method: str) -> float:
+    return float(np.median([run["cpu_seconds"] for run in runs(method)]))
+
+
+def at_temperature(temperature: str, when: str, model: str = "results") -> np.ndarray:
+    """By game, mean of the plays."""
+    of = raw(f"temperature/{model}.json")
+    return 100 * np.array(list(of["temperatures"][temperature]["won"][when].values())) / of["seeds"]
+
+
+def change(temperature: str, model: str = "results") -> tuple[float, float]:
+    """By training, and its standard error over games."""
+    initial, trained = (at_temperature(temperature, when, model) for when in ("initial", "trained"))
+    return mean_and_error(trained - initial)
+
+
+def oracle(mode: str, temperature: float, model: str = "results") -> float:
+    """Success with perfect copying or planning."""
+    found = raw(f"oracles/{model}.json")["results"]
+    return next(one["success"] for one in found if one["mode"] == mode and one["temperature"] == temperature)
+
+
+# --- SmolLM2-135M: pretrained.py; costs
+
+
+def panel(method: str, seed: int, step: int) -> np.ndarray:
+    """By game."""
+    won = {one["step"]: one["won"] for one in raw(f"pretrained/{method}-seed{seed}.json")["panel"]}
+    return 100 * np.array([int(one) for one in won[step]])
+
+
+def after(method: str, seed: int) -> np.ndarray:
+    return panel(method, seed, recipe("alfworld/smollm2-135m")["max_steps"])
+
+
+def gained(method: str) -> tuple[float, float]:
+    """By both seeds, and its standard error over games."""
+    return mean_and_error(np.mean([after(method, seed) - panel(method, seed, 0) for seed in (0, 1)], axis=0))
+
+
+def ahead() -> tuple[float, float]:
+    """G2PO less GRPO after training, and its standard error over games."""
+    return mean_and_error(np.mean([after("g2po", seed) - after("grpo", seed) for seed in (0, 1)], axis=0))
+
+
+def official_change() -> tuple[float, float]:
+    start, best = (
+        np.mean([[int(one) for one in won] for won in raw(f"pretrained/official-{name}.json")["won"]], axis=0)
+        for name in ("start", "best")
+    )
+    return mean_and_error(100 * (best - start))
+
+
+def milliseconds(value_lambda: str = "1", released: bool = False) -> float:
+    """Median, of the paper's rollout."""
+    of = raw("advantage_speed/results.json")["sizes"]["the paper's rollout"]
+    values = of["ours_seconds"] if value_lambda == "1" else of["by_lambda_seconds"][value_lambda]
+    return 1000 * float(np.median(of["released_seconds"] if released else values))
+
+
+def pool_speed() -> float:
+    """Steps per second and core of the environment pool by those of the stock engine."""
+    of = raw("pool/results.json")
+    return (
+        of["first"]["steps"]
+        / of["first"]["step_seconds"]
+        / of["workers"]
+        / (of["stock"]["steps"] / of["stock"]["step_seconds"])
+    )

@@ -1,0 +1,52 @@
+"""A benchmark runs as its first lines say, on the smallest of inputs, and its numbers fit together."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import programs
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_phases(tmp_path):
+    options = ["--episodes", "8", "--repetitions", "1", "--max_tokens", "1024", "--threads", "1"]
+    done = programs.run("-m", "benchmarks.speed.phases", "--output", tmp_path, *options, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "results.json").read_text())
+    positions = {layout: counted["positions"] for layout, counted in found["counts"].items()}
+    assert positions["trl"] > max(positions["padded"], positions["packed"]) > positions["shared"] > 0
+    kinds_of = found["positions by kind"]
+    for layout, kinds in kinds_of.items():
+        assert sum(kinds.values()) == positions[layout] and min(kinds.values()) >= 0
+    tokens = {layout: positions[layout] - kinds["padding"] for layout, kinds in kinds_of.items()}
+    assert tokens["trl"] == tokens["padded"] == tokens["packed"]
+    assert kinds_of["shared"]["repeated"] < kinds_of["packed"]["repeated"] / 2
+    assert all(float(distance) < 1e-5 for distance in found["gradient, relative distance to padded"].values())
+    assert 0 < found["prompt tokens"] < found["tokens"]
+    assert set(found["whole iterations"]["medians"]) >= {"generation", "update", "iteration"}
+
+
+@pytest.mark.slow
+def test_overlap(tmp_path):
+    options = ["--episodes", "8", "--repetitions", "1", "--turns", "3", "--seconds", "0.1"]
+    done = programs.run("-m", "benchmarks.overlap", "--output", tmp_path, *options, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "results.json").read_text())
+    (both,) = found["waiting for environments, share of the rollout"].values()
+    assert both["overlap"] < both["apart"], "the halves were not played one beside the other"
+
+
+def test_programs_use_what_a_trainer_has():
+    """Few of them run in the tests."""
+    from g2po_trl import PPOTrainer
+
+    classes = [of for of in PPOTrainer.__mro__ if of.__module__ != "builtins"]
+    known = set(dir(PPOTrainer)) | set(re.findall(r"self\.(\w+)", "".join(map(inspect.getsource, classes))))
+    for path in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("recipes/*.py"), *ROOT.glob("tests/*.py")):
+        used = set(re.findall(r"(?<![\w./\"'])trainer\.(\w+)", path.read_text())) - {"py"}
+        if path.name != "test_elsewhere.py":  # other frameworks'
+            assert used <= known, f"{path.name} uses {', '.join(sorted(used - known))} of a trainer"
