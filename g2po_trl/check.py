@@ -78,7 +78,7 @@ def _played(
     options: dict[str, Any],
 ) -> list[Finding]:
     findings: list[Finding] = []
-    with EnvironmentPool(environment_factory, reset_timeout=timeout, saves_states=True, **options) as pool:
+    with EnvironmentPool(environment_factory, reset_timeout=timeout, **options) as pool:
         starts, failures = _tried(pool, tasks)
         for failure in failures:
             if failure.kind in ("timeout", "crash"):  # each further look would take as long
@@ -213,19 +213,9 @@ def _admissible(environment: WorkerEnvironment, task: dict[str, Any]) -> list[Fi
 
 def _returned_to(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Played) -> list[Finding]:
     """Do the actions of each task's longest episode lead to the same states again, in another process?"""
-    restores = False
     for task, group in zip(tasks, played.groups):
         steps = max((trajectory.steps for trajectory in group), key=len)
-        different, restores = rehearse(pool, task, steps)
-        if different and restores:
-            return [
-                Finding(
-                    "warning",
-                    f"restore does not come back to what save saved: {different}. Branches (branch_share) need it: "
-                    "save all that a step depends on, or remove both, and actions are played again.",
-                )
-            ]
-        if different:
+        if different := rehearse(pool, task, steps):
             return [
                 Finding(
                     "warning",
@@ -234,8 +224,12 @@ def _returned_to(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played:
                     "random names out of observations.",
                 )
             ]
-    how = "by restore, and by playing their actions again" if restores else "by playing their actions again"
-    return [Finding("ok", f"states can be returned to {how}, also in another process (branch_share).")]
+    return [
+        Finding(
+            "ok",
+            "states can be returned to by playing their actions again, also in another process (branch_share).",
+        )
+    ]
 
 
 def _task(text: str) -> dict[str, Any]:

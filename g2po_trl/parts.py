@@ -82,7 +82,6 @@ def make_player(
         max_worker_resets=args.environment_worker_resets,
         max_worker_memory=(args.environment_worker_memory_mb or 0) * 2**20 or None,
         environment_variables=args.environment_variables or (),
-        saves_states=args.num_branches > 0,
     )
 
     def any_rank(flag: bool) -> bool:

@@ -52,10 +52,9 @@ from .parts import (
     write_run,
 )
 from .rollout.branching import Branching
-from .rollout.episodes import Branch, Episode
+from .rollout.episodes import Branch
 from .rollout.prompting import PromptTemplate
 from .rollout.refill import Played
-from .rollout.returning import forget_states
 from .rollout.rolling import ages
 from .rollout.sampling import Sampling
 from .rollout.stats import RolloutStats
@@ -219,7 +218,6 @@ class G2POTrainer(GRPOTrainer):
         groups: Sequence[int] | None = None,
         description: str = "rollout",
         seeds: Sequence[int] | None = None,
-        on_end: Callable[[Episode], None] | None = None,
         branches: Sequence[Branch | None] | None = None,
         branching: Branching | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
@@ -229,7 +227,7 @@ class G2POTrainer(GRPOTrainer):
             tasks: dataset rows.
             sampling: default: as in training. For another temperature with the same lengths and stop sequences:
                 `dataclasses.replace(Sampling.for_training(trainer.args), temperature=0)`.
-            groups, seeds, on_end, branches, branching: see `Player.play`.
+            groups, seeds, branches, branching: see `Player.play`.
             description: of the progress bar.
         """
         check_unchanged(self._made_with, self.args)
@@ -238,7 +236,7 @@ class G2POTrainer(GRPOTrainer):
         bar = RolloutBar(description, self.player.max_turns, played, self.accelerator.is_main_process)
         try:
             with self._policy_in_engine():
-                return self.player.play(tasks, sampling, groups, seeds, bar, on_end, branches, branching)
+                return self.player.play(tasks, sampling, groups, seeds, bar, branches=branches, branching=branching)
         finally:
             bar.close()
 
@@ -469,8 +467,7 @@ class G2POTrainer(GRPOTrainer):
         sampling, args = Sampling.for_evaluation(self.args, temperature), self.args
 
         def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
-            options = {"description": "evaluation", "seeds": seeds}
-            return self.play(tasks, sampling, on_end=lambda episode: forget_states([episode]), **options)[0]
+            return self.play(tasks, sampling, description="evaluation", seeds=seeds)[0]
 
         size, seed = args.per_device_eval_batch_size, args.eval_seed
         return play_panel(play, self._policy_in_engine, rows, size, seed, self.accelerator)

@@ -41,8 +41,6 @@ class Step:
         prompt: the last message, of agents that are asked by text.
         advantage: what the step was trained with; `None` if it was not trained.
         policy_version: iteration whose policy wrote the completion, with `rollouts_ahead`; otherwise `None`.
-        saved: the environment's state before the step, if a branch may begin there and the environment saves states.
-            Not written to files.
     """
 
     observation: str
@@ -60,7 +58,6 @@ class Step:
     prompt: str | None = None
     advantage: float | None = None
     policy_version: int | None = None
-    saved: bytes | str | None = field(default=None, repr=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -140,10 +137,7 @@ class Trajectory:
         return self.outcome not in UNCOUNTED
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
-        for step in data["steps"]:
-            del step["saved"]
-        return data
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:

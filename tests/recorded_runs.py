@@ -192,7 +192,7 @@ class Recorded:
 
     def _play(self, inner, *arguments, **options):
         trajectories, stats = inner(*arguments, **options)
-        if self.plays and (len(arguments) < 8 or arguments[7] is None or self.trainer.player.streams):
+        if self.plays and (options.get("branching") is None or self.trainer.player.streams):
             self.parts[self.number].append([t.to_dict() for t in trajectories])
         return trajectories, stats
 

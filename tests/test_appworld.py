@@ -356,16 +356,3 @@ class TestRealWorlds:
         _, found = return_everywhere(factory, {"task_id": "tiny000_1"}, actions, at=[1, 3])
         assert [trajectory.error is None for trajectory in found] == [True, False]
         assert "before step 3, the observation is" in found[1].error
-
-    def test_what_appworld_saves_is_not_the_state(self):
-        """Why worlds have no `save` and `restore`: its databases come back, the variables of the code do not."""
-        world, task = AppworldEnvironment(INSTALLATION, start_timeout=300.0), "tiny000_1"
-        world.reset(task)
-        notes = "print(len(apis.simple_note.search_notes(access_token=token, query='')))"
-        world.step(f"{LOGIN}\nx = 1")
-        world._server.call("save_state", task_id=task, state_id="here")
-        world.step("x = 2\nnote = apis.simple_note.create_note(access_token=token, title='New', content='x')")
-        assert world.step(notes).observation.text == "4"
-        world._server.call("load_state", task_id=task, state_id="here")
-        assert world.step(notes).observation.text == "3" and world.step("print(x)").observation.text == "2"
-        world.close()

@@ -13,7 +13,7 @@ import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
 from scripted_actors import ScriptedActor, ScriptedEngine, ScriptedStream
-from toy_environments import Countdown, Dying, Forgetful, Gated, Slow, Snapshots, Uneven
+from toy_environments import Countdown, Dying, Forgetful, Gated, Slow, Uneven
 
 from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
 from g2po_trl.rollout.actor import PromptActor
@@ -98,38 +98,6 @@ def test_a_parent_that_was_longer_than_the_episode(encode):
         (other,), _ = player.play([{"turns": 3, "task_id": "x"}], branches=[Branch(0, parent.steps[:2])])
     assert found.outcome == "error" and "parent's went on" in found.error
     assert other.outcome == "error" and "the observation is 'left 3', and was 'left 2'" in other.error
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-def test_a_state_that_was_saved_is_returned_to_without_its_actions(encode, kind, tmp_path):
-    """No step is played again; what is seen, paid and remembered from there on is as if it had been."""
-    played = tmp_path / "played"
-    with EnvironmentPool(partial(Snapshots, played=str(played)), num_workers=2, saves_states=True) as pool:
-        player, plain = make_player(pool, encode, kind), make_player(pool, encode, kind)
-        (parent,), _ = player.play([{"turns": 9}])
-        assert [step.saved for step in parent.steps[:3]] == ["9 0", "8 1", "7 2"]
-        assert "saved" not in parent.to_dict()["steps"][0]
-        branches = [Branch(0, parent.steps[:n]) for n in (2, 4, 5)]
-        played.unlink()
-        found, stats = player.play([{"turns": 9}] * 3, groups=[0] * 3, branches=branches)
-        assert stats.replayed_steps == 0 and len(played.read_text().splitlines()) == stats.live_steps == 5 + 3 + 2
-        for step in parent.steps:
-            step.saved = None
-        again, stats = plain.play([{"turns": 9}] * 3, groups=[0] * 3, branches=branches)
-    assert found == again and stats.replayed_steps == 1 + 3 + 4
-    assert [t.steps for t in found] == [parent.steps[n:] for n in (1, 3, 4)], "prompts with their history, too"
-
-
-def test_what_is_wrong_with_a_restored_state_is_said(encode):
-    with EnvironmentPool(partial(Snapshots, lost=True), num_workers=1, saves_states=True) as pool:
-        player = make_player(pool, encode, ScriptedEngine)
-        (parent, unlucky), _ = player.play([{"turns": 9}, {"turns": 15}])
-        branches = [Branch(0, parent.steps[:4]), Branch(1, unlucky.steps[:3]), Branch(1, unlucky.steps[:2])]
-        found, _ = player.play([{"turns": 9}, {"turns": 15}, {"turns": 9}], branches=branches)
-    lost, raised, other = (t.error for t in found)
-    assert lost == (f"{NOT_RETURNED}: restored before step 4, the observation is 'left 6', and was 'every third'")
-    assert raised.startswith(f"{NOT_RETURNED}: exception: Snapshots.restore raised") and "unlucky" in raised
-    assert other.startswith(f"{NOT_RETURNED}: before step 1, the observation is 'left 9', and was 'left 15'")
 
 
 class Plays:
@@ -332,15 +300,6 @@ def test_training(make_trainer, tmp_path):
         branches = [t for t in played if t.parent is not None]
         assert len(played) == 8 and len(branches) == 4 and {t.start + len(t.steps) for t in branches} == {3}
         assert entry["update/step_samples"] == sum(len(t.steps) for t in played)
-
-
-def test_evaluations_keep_no_saved_states(make_trainer, monkeypatch):
-    trainer = make_trainer(Snapshots, dataset=Dataset.from_list([{"turns": 3}] * 4), branch_share=0.5)
-    found, play = [], trainer.play
-    monkeypatch.setattr(trainer, "play", lambda *given, **options: found.append(play(*given, **options)) or found[-1])
-    trainer.evaluate([{"turns": 3}])
-    steps = [step for trajectories, _ in found for t in trajectories for step in t.steps]
-    assert len(steps) == 3 and not any(step.saved for step in steps)
 
 
 def test_success_rates_are_those_of_the_first_episodes():

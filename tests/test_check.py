@@ -2,14 +2,13 @@
 
 import os
 import time
-from functools import partial
 from pathlib import Path
 
 import programs
 import pytest
 from letter_environment import LetterEnvironment
 from tools_by_hand import Safe
-from toy_environments import Countdown, Forgetful, KeyDoorEnvironment, Snapshots
+from toy_environments import Countdown, Forgetful, KeyDoorEnvironment
 
 from g2po_trl import Observation, StepResult, TextEnvironment
 from g2po_trl.check import examine
@@ -210,13 +209,8 @@ def test_whether_states_can_be_returned_to():
 
     (good,) = told(Countdown)
     assert good.text.startswith("states can be returned to by playing their actions again, also in another process")
-    (better,) = told(Snapshots)
-    assert better.text.startswith("states can be returned to by restore, and by playing their actions again")
     (forgetful,) = told(Forgetful)
     assert forgetful.level == "warning" and "before step 8, the observation is 'left 1 at" in forgetful.text
-    (lossy,) = told(partial(Snapshots, lost=True))
-    assert lossy.level == "warning" and lossy.text.startswith("restore does not come back to what save saved: ")
-    assert "restored and before step 7, the observation is 'left 2', and was 'every third'" in lossy.text
 
 
 def test_the_end_that_pays_twice():

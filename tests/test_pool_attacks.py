@@ -11,7 +11,6 @@ import pytest
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
 from g2po_trl.environments.answers import Answer, NoAnswerError, decode, encode
-from g2po_trl.environments.contract import SavedObservation
 
 # The worker's socket, as code finds it that was given nothing.
 SOCKET = """
@@ -169,11 +168,8 @@ class Answering:
         Observation("x"),
         seen,
         Observation("", admissible_actions=[]),
-        SavedObservation("x", saved=b"\0bytes\0\xff"),
-        SavedObservation("x", saved="text"),
-        SavedObservation("x", saved=b""),
         StepResult(seen, -0.1, True, False, info),
-        StepResult(SavedObservation("x", "k", saved=bytes(range(256))), 1e-300, info={}),
+        StepResult(Observation("x", "k"), 1e-300, info={}),
     )
 
 
@@ -185,10 +181,6 @@ def test_answers_arrive_as_they_were_sent(result):
     answer = Answer(2**61 + 1, 0.25, "0f", result)
     arrived = decode(encode(answer))
     assert arrived == answer and type(arrived.result) is type(result)
-    if isinstance(result, SavedObservation):
-        assert arrived.result.saved == result.saved and type(arrived.result.saved) is type(result.saved)
-    if isinstance(result, StepResult) and isinstance(result.observation, SavedObservation):
-        assert arrived.result.observation.saved == result.observation.saved
 
 
 @pytest.mark.parametrize(
@@ -214,7 +206,7 @@ def test_answers_arrive_as_they_were_sent(result):
         b'[1,0.0,"m",{"seen":["\\ud800",null,null,null]}]',
         b'[1,0.0,"m",{"seen":["x",null,"abc",null]}]',
         b'[1,0.0,"m",{"seen":["x",null,[5],null]}]',
-        b'[1,0.0,"m",{"seen":["x",null,null,null],"saved":5}]',
+        b'[1,0.0,"m",{"seen":["x",null,null,null]}]\0bytes',
         b'[1,0.0,"m",{"seen":["x",null,null,null],"step":[1e999,false,false,{}]}]',
         b'[1,0.0,"m",{"seen":["x",null,null,null],"step":["1",false,false,{}]}]',
         b'[1,0.0,"m",{"seen":["x",null,null,null],"step":[1,0,false,{}]}]',

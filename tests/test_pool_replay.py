@@ -6,9 +6,9 @@ import sys
 import time
 
 import pytest
-from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment, Snapshots
+from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, StepResult, TextEnvironment
 
 WALK = KEY_DOOR_WALKTHROUGHS["garden"]
 
@@ -130,63 +130,3 @@ def test_what_happens_at_import_is_said_and_nothing_waits_for_ever(tmp_path, mon
     with EnvironmentPool(Late, num_workers=1, load_timeout=3) as pool:
         results = pool.reset([{"text": "x" * 3_000_000}] * 4)
         assert {result.kind for result in results} == {kind} and message in results[3].message
-
-
-def test_a_restored_episode_whose_worker_is_killed_is_restored_again():
-    with EnvironmentPool(Snapshots, num_workers=1, saves_states=True) as pool:
-        (first,) = pool.reset([{"turns": 9}])
-        assert first.saved == "9 0"
-        assert (
-            first
-            == Observation("left 9", "k9", ["go"], "TASK")
-            == first
-            != Observation("left 9", "k8", ["go"], "TASK")
-        )
-        saved = [pool.step({0: "go"})[0].observation.saved for _ in range(3)][-1]
-        pool.end()
-        pool.reset([{"turns": 9}])
-        assert pool.restore({0: saved})[0].text == "every third"
-        assert pool.step({0: "go"})[0].observation.text == "left 5"
-        os.kill(pool.worker_pids[0], signal.SIGKILL)
-        results = [pool.step({0: "go"})[0] for _ in range(5)]
-    assert [result.observation.text for result in results] == [
-        "left 4",
-        "every third",
-        "left 2",
-        "left 1",
-        "every third",
-    ]
-    assert results[-1].terminated and type(results[-1].observation) is Observation, "nobody returns to the end"
-    assert pool.replayed == 1
-
-
-class Hoarder(KeyDoorEnvironment):
-    """Saves what the task says."""
-
-    def reset(self, saves):
-        self.saves = saves
-        return super().reset()
-
-    def save(self):
-        return {"number": lambda: 7, "large": lambda: b"x" * 1_000_001, "error": lambda: 1 / 0}[self.saves]()
-
-    def restore(self, state):
-        return self._observe("You are back.")
-
-
-def test_what_cannot_be_saved_or_restored_is_named():
-    with EnvironmentPool(Hoarder, num_workers=1, saves_states=True) as pool:
-        number, large, error = (
-            answer.message for answer in pool.reset([{"saves": s} for s in ("number", "large", "error")])
-        )
-    assert number.startswith("Hoarder.save returned 7; return bytes or a text")
-    assert large.startswith(
-        "Hoarder.save returned 1,000,001 bytes or characters, more than 1,000,000; keep the state in"
-    )
-    assert "ZeroDivisionError" in error and error.startswith("Hoarder.reset raised")
-    with EnvironmentPool(KeyDoorEnvironment, num_workers=1, saves_states=True) as pool:
-        assert type(pool.reset([{}])[0]) is Observation
-        failure = pool.restore({0: "x"})[0]
-        assert failure.kind == "invalid" and "KeyDoorEnvironment has no save and restore" in failure.message
-    with EnvironmentPool(Hoarder, num_workers=1) as pool:
-        assert type(pool.reset([{"saves": "error"}])[0]) is Observation, "nothing is saved unless it is asked for"

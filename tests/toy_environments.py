@@ -276,35 +276,3 @@ class Forgetful(Countdown):
             seen = Observation(f"left 1 at {time.monotonic_ns()}", admissible_actions=["go"])
             return StepResult(seen, result.reward, result.terminated)
         return result
-
-
-class Snapshots(Countdown):
-    """Can be brought back to a state, and counts the steps that it really played. `lost` is not in what it saves."""
-
-    def __init__(self, lost=False, played=None):
-        self.lost, self.file, self.mood = lost, played, 0
-
-    def reset(self, **task):
-        self.mood = 0
-        return super().reset(**task)
-
-    def step(self, action):
-        self.mood += 1
-        if self.file:
-            with open(self.file, "a") as file:
-                file.write(f"{self.left}\n")
-        result = super().step(action)
-        if self.mood % 3 == 0:
-            seen = Observation("every third", f"k{self.left}", ["go"])
-            return StepResult(seen, result.reward, result.terminated, result.truncated, result.info)
-        return result
-
-    def save(self):
-        return f"{self.left} {0 if self.lost else self.mood}"
-
-    def restore(self, state):
-        self.left, self.mood = map(int, state.split())
-        if self.left == 13:
-            raise RuntimeError("unlucky")
-        text = "every third" if self.mood and self.mood % 3 == 0 else f"left {self.left}"
-        return Observation(text, f"k{self.left}", ["go"])

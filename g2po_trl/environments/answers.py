@@ -3,8 +3,8 @@
 Code that a model wrote may run in a worker, so nothing here is unpickled: an answer is JSON, it names its job by a
 number that cannot be guessed, and the pool checks it as the worker has done before.
 
-An answer is `[job, seconds, mark, result]`, and the bytes of a saved state behind a zero byte. Its result is `null`,
-`[kind, message]`, or `{"seen": […], "saved": …, "step": [reward, terminated, truncated, info]}`.
+An answer is `[job, seconds, mark, result]`. Its result is `null`, `[kind, message]`, or
+`{"seen": […], "step": [reward, terminated, truncated, info]}`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from .channel import LARGEST
-from .checks import check_facts, checked_state
-from .contract import Observation, SavedObservation, StepResult
+from .checks import check_facts
+from .contract import Observation, StepResult
 
 _CODE = ("utf-8", "surrogatepass")  # in `info` there may be half a character
 KINDS = ("exception", "timeout", "invalid", "lost")  # of failures that a worker tells of
@@ -57,19 +57,15 @@ def encode(answer: Answer) -> bytes:
     Raises:
         ValueError: when it has no JSON, as a number of 5,000 digits, or is too large.
     """
-    result, state = answer.result, b""
+    result = answer.result
     if isinstance(result, (Observation, StepResult)):
         seen, fields = result, {}
         if isinstance(result, StepResult):
             seen = result.observation
             fields["step"] = [result.reward, result.terminated, result.truncated, result.info]
         fields["seen"] = [seen.text, seen.state_key, seen.admissible_actions, seen.task]
-        if isinstance(seen, SavedObservation):
-            is_text = isinstance(seen.saved, str)
-            fields["saved"], state = seen.saved if is_text else None, b"" if is_text else seen.saved
         result = fields
     message = _to_text([answer.job, answer.seconds, answer.mark, result]).encode(*_CODE)
-    message += b"\0" + state if state else b""
     if len(message) > LARGEST:
         raise ValueError(f"it has {len(message):,} bytes, more than {LARGEST:,}")
     return message
@@ -81,19 +77,18 @@ def decode(message: bytes) -> Answer:
     Raises:
         NoAnswerError: for all other bytes.
     """
-    text, _, state = message.partition(b"\0")
     try:
-        job, seconds, mark, result = _from_text(text.decode(*_CODE))
+        job, seconds, mark, result = _from_text(message.decode(*_CODE))
         if type(job) is not int or type(seconds) is not float or not math.isfinite(seconds) or seconds < 0:
             raise ValueError("it has no job, or no time")
         if mark is not None and type(mark) is not str:
             raise ValueError("its mark is none")
-        return Answer(job, seconds, mark, _result(result, state))
+        return Answer(job, seconds, mark, _result(result))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise NoAnswerError(f"{error!r:.200}") from error
 
 
-def _result(result: Any, state: bytes) -> Observation | StepResult | tuple[str, str] | None:
+def _result(result: Any) -> Observation | StepResult | tuple[str, str] | None:
     if result is None:
         return None
     if isinstance(result, list):
@@ -102,10 +97,6 @@ def _result(result: Any, state: bytes) -> Observation | StepResult | tuple[str, 
             raise ValueError("it is no failure")
         return kind, text
     seen = _observation(*result["seen"])
-    if "saved" in result:
-        saved = state if result["saved"] is None else result["saved"]
-        fields = (seen.text, seen.state_key, seen.admissible_actions, seen.task)
-        seen = SavedObservation(*fields, checked_state(saved, "a worker"))
     return _step(seen, *result["step"]) if "step" in result else seen
 
 

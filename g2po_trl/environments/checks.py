@@ -15,8 +15,6 @@ from typing import Any
 from ..json_text import plain
 from .contract import Observation, StepResult, TextEnvironment
 
-LARGEST_STATE = 1_000_000  # bytes or characters: there is one a step, of all episodes of a rollout
-
 
 class EnvironmentContractError(ValueError):
     """An environment returned or did something that its contract excludes."""
@@ -98,27 +96,6 @@ def checked_step(value: Any, where: str, max_characters: int | None = None) -> S
         ends[name] = bool(end)
     observation = checked_observation(value.observation, where, max_characters)
     return StepResult(observation, reward, info=_checked_info(value.info, where), **ends)
-
-
-def can_restore(environment: Any) -> bool:
-    """Does it have both methods of states that are returned to without their actions?"""
-    return all(callable(getattr(environment, name, None)) for name in ("save", "restore"))
-
-
-def checked_state(state: Any, where: str) -> bytes | str:
-    """What an environment's `save` returned.
-
-    Raises:
-        EnvironmentContractError: when it is neither bytes nor a text, or too large.
-    """
-    if not isinstance(state, (bytes, str)):
-        raise EnvironmentContractError(f"{where} returned {_show(state)}; return bytes or a text")
-    if len(state) > LARGEST_STATE:
-        raise EnvironmentContractError(
-            f"{where} returned {len(state):,} bytes or characters, more than {LARGEST_STATE:,}; keep the state in a "
-            "file or a store of your own, and return its name"
-        )
-    return bytes(state) if isinstance(state, bytes) else str.__str__(state)
 
 
 def _checked_info(info: Any, where: str) -> dict[str, Any]:

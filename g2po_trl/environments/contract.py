@@ -6,17 +6,11 @@
 
 `reset` is deterministic in its arguments: the episodes of a group play the same task and must start in the same state.
 An environment lives in a worker process and is reset many times; episodes of one group share a worker.
-
-Branches return to a state by playing its episode's actions again. Where that takes long, an environment may have two
-more methods, which are called if both are there and only for branches:
-
-        def save(self) -> bytes | str: ...                 # after a reset or a step: what `restore` needs
-        def restore(self, state) -> Observation: ...       # after a reset to the same task: back to there
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -35,19 +29,6 @@ class Observation:
     state_key: str | None = None
     admissible_actions: list[str] | None = None
     task: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class SavedObservation(Observation):
-    """An observation, and what the environment's `save` returned then. Made by workers of a pool that saves states;
-    equal to the observation without it."""
-
-    saved: bytes | str = b""
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Observation):
-            return NotImplemented
-        return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(Observation))
 
 
 @dataclass(frozen=True)
@@ -79,12 +60,6 @@ class TextEnvironment:
 
     An environment lives in a worker process and plays many episodes, one after the other. It is made without
     arguments; pass those it needs by `functools.partial`.
-
-    It may also have `save()` and `restore(state)`; neither is defined here. `save()` returns the present state as
-    bytes or a text of at most 1 MB (of a larger one, where it is kept), and is called after each reset and step of a
-    run with branches. `restore(state)` is called after a `reset` to the same task, of any environment of the factory
-    on the same machine, possibly several times with one state. It returns the `Observation` of that state, and from
-    there on the same actions lead to the same states as they did from the state itself.
     """
 
     prompt_template: Any = None

@@ -23,7 +23,7 @@ from .losing import Loss, LostResets, end_lost, given_up
 from .placement import FIRST_RESET, RESET, MeasuredTimes, least_busy, place_episodes
 from .process import Job, WorkerProcess, end_all
 from .recycling import WorkerLimits
-from .replay import EnvironmentFailure, Episode, Restore
+from .replay import EnvironmentFailure, Episode
 from .scratch import sweep
 
 Received = Observation | StepResult | EnvironmentFailure
@@ -101,7 +101,7 @@ class Fleet:
             self._submit(self._tried(episodes), dict(zip((episode.slot for episode in episodes), homes)))
             return [episode.slot for episode in episodes]
 
-    def send(self, actions: Mapping[int, str | Restore]) -> None:
+    def send(self, actions: Mapping[int, str]) -> None:
         """Ask live episodes that owe nothing for the answer to an action."""
         with self._undisturbed():
             for slot, action in actions.items():
@@ -136,7 +136,7 @@ class Fleet:
                 played.add((episode.worker, episode.group))
                 jobs[episode.worker] += episode.from_the_start(self.reset_timeout, self.step_timeout, kind)
             if episode.action is not None:
-                jobs[episode.worker].append(episode.step(episode.action, self.reset_timeout, self.step_timeout))
+                jobs[episode.worker].append(episode.step(episode.action, self.step_timeout))
         for worker, of_worker in jobs.items():
             worker.send(of_worker)
             self._listener.sent(worker)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 FIRST_RESET, RESET, STEP = "first reset of a group in a worker", "reset", "step"
-RESTORE = "restore"  # seldom: no plan depends on it
 WORTHWHILE = 0.95  # groups are divided when that takes less than this share of the time
 
 
@@ -25,7 +24,7 @@ class MeasuredTimes:
         self._sums = {FIRST_RESET: (1.0, 1.0), RESET: (0.1, 1.0), STEP: (0.4, 40.0)}  # seconds, number
 
     def add(self, kind: str, seconds: float) -> None:
-        total, number = self._sums.get(kind, (0.0, 0.0))
+        total, number = self._sums[kind]
         self._sums[kind] = total + seconds, number + 1
 
     def age(self) -> None:

@@ -18,7 +18,7 @@ from .contract import Observation, StepResult, TextEnvironment
 from .fleet import Fleet
 from .process import pickled, usable_cores, withheld_variables
 from .recycling import WorkerLimits
-from .replay import EnvironmentFailure, Restore
+from .replay import EnvironmentFailure
 
 __all__ = ["EnvironmentFailure", "EnvironmentPool"]
 
@@ -54,8 +54,6 @@ class EnvironmentPool:
             by the measured times. Results do not depend on it.
         load_timeout: maximum seconds to import the environment. `None`: `reset_timeout`, at least 60.
         environment_variables: names of variables to pass although they look like secrets (`HF_TOKEN`, …).
-        saves_states: let environments that have `save()` and `restore(state)` save each state: observations that are
-            not the last are `SavedObservation`s then, whose `saved` goes to `restore`.
 
     Raises:
         ValueError: if the factory cannot be pickled, a number is out of range, or a variable is not set.
@@ -74,7 +72,6 @@ class EnvironmentPool:
         spread_groups: bool | None = None,
         load_timeout: float | None = None,
         environment_variables: Sequence[str] = (),
-        saves_states: bool = False,
     ):
         num_workers = usable_cores() if num_workers is None else num_workers
         for name, value in (
@@ -90,7 +87,7 @@ class EnvironmentPool:
                 raise ValueError(f"{name} is {value}: set it above 0")
         withheld = withheld_variables(environment_variables)
         try:
-            setup = cloudpickle.dumps((environment_factory, max_observation_characters, episode_timeout, saves_states))
+            setup = cloudpickle.dumps((environment_factory, max_observation_characters, episode_timeout))
         except Exception as error:
             raise ValueError(
                 f"environment_factory {factory_name(environment_factory)} cannot be sent to worker processes "
@@ -175,18 +172,6 @@ class EnvironmentPool:
         self.send(actions)
         return self.take(list(actions))
 
-    def restore(self, states: Mapping[int, bytes | str]) -> dict[int, Observation | EnvironmentFailure]:
-        """Bring episodes that were reset to a state of another episode of their task, and wait until all are there.
-
-        Args:
-            states: slot -> what was saved there.
-
-        Raises:
-            ValueError: if a slot has no live episode, or owes an answer.
-        """
-        self.send({slot: Restore(state) for slot, state in states.items()})
-        return self.take(list(states))
-
     def begin(
         self,
         tasks: Sequence[Mapping[str, Any]],
@@ -214,11 +199,11 @@ class EnvironmentPool:
         prepared, names = self._prepared(tasks, groups)
         return self._fleet.begin(prepared, names, names if family is None else [family] * len(prepared))
 
-    def send(self, actions: Mapping[int, str | Restore]) -> None:
+    def send(self, actions: Mapping[int, str]) -> None:
         """Send actions to live episodes, without waiting. `receive` gives the results.
 
         Args:
-            actions: slot -> action, or a `Restore` of a state, see `restore`.
+            actions: slot -> action.
 
         Raises:
             ValueError: if a slot has no live episode, or owes an answer. Nothing is sent then.

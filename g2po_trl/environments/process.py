@@ -46,11 +46,11 @@ def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
 
 @dataclass(frozen=True)
 class Job:
-    """One reset, step or restore.
+    """One reset or step.
 
     Args:
         episode: number of the episode; no two have the same.
-        argument: of a reset the pickled task, of a step the action, of a restore the state.
+        argument: of a reset the pickled task, of a step the action.
         expected: the mark of its answer when it is played again.
         limit: seconds it may take.
         kind: which times it is to be measured with.

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .placement import RESTORE, STEP
+from .placement import STEP
 from .process import Job, WorkerProcess
 
 
@@ -22,13 +22,6 @@ class EnvironmentFailure:
 
     kind: str
     message: str
-
-
-@dataclass(frozen=True)
-class Restore:
-    """Takes the place of an action: what `save` returned, for `restore`."""
-
-    state: bytes | str
 
 
 @dataclass
@@ -54,8 +47,8 @@ class Episode:
     group: Hashable
     family: Hashable
     worker: WorkerProcess | None = None
-    action: str | Restore | None = None
-    actions: list[str | Restore] = field(default_factory=list)
+    action: str | None = None
+    actions: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
     moves: int = 0
     lost_workers: int = 0
@@ -67,13 +60,9 @@ class Episode:
         first = self.marks[0] if self.marks else None
         reset = Job(self.number, self.slot, "reset", self.pickled, first, reset_timeout, kind)
         played = zip(self.actions, self.marks[1:])
-        return [reset, *(self.step(action, reset_timeout, step_timeout, mark) for action, mark in played)]
+        return [reset, *(self.step(action, step_timeout, mark) for action, mark in played)]
 
-    def step(
-        self, action: str | Restore, reset_timeout: float, step_timeout: float, expected: str | None = None
-    ) -> Job:
-        if isinstance(action, Restore):
-            return Job(self.number, self.slot, "restore", action.state, expected, reset_timeout, RESTORE)
+    def step(self, action: str, step_timeout: float, expected: str | None = None) -> Job:
         return Job(self.number, self.slot, "step", action, expected, step_timeout, STEP)
 
     def move(self, why: str) -> None:

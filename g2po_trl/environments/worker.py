@@ -24,7 +24,6 @@ import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import fields, replace
 from typing import Any
 
 import cloudpickle
@@ -33,13 +32,11 @@ from .answers import Answer, encode
 from .channel import WorkerEnd
 from .checks import (
     EnvironmentContractError,
-    can_restore,
     checked_observation,
-    checked_state,
     checked_step,
     factory_name,
 )
-from .contract import Observation, SavedObservation, StepResult
+from .contract import Observation, StepResult
 from .scratch import clear
 
 LOOK = 0.001  # seconds between two looks at what has arrived, while there are jobs
@@ -57,10 +54,8 @@ class Host:
         environment_factory,
         max_observation_characters: int | None,
         episode_timeout: float | None,
-        saves_states: bool,
     ):
         self.factory, self.name = environment_factory, factory_name(environment_factory)
-        self.saves_states = saves_states
         self.max_characters, self.episode_timeout = max_observation_characters, episode_timeout
         self.seconds: dict[int, float] = {}  # each episode so far
         self.process = os.getpid()
@@ -80,7 +75,6 @@ class Host:
             observation = checked_observation(
                 environment.reset(**arguments), f"{self.name}.reset", self.max_characters
             )
-            observation = self._with_state(environment, observation)
         self.playing[episode], self.seconds[episode] = environment, 0.0
         return observation
 
@@ -88,33 +82,13 @@ class Host:
         environment = self.playing.pop(episode)
         with self._closed_on_failure(environment):
             result = checked_step(environment.step(action), f"{self.name}.step", self.max_characters)
-            if not (result.terminated or result.truncated):
-                result = replace(result, observation=self._with_state(environment, result.observation))
         self.playing[episode] = environment
         return result
 
-    def restore(self, episode: int, state: bytes | str):
-        if not can_restore(self.playing[episode]):
-            raise EnvironmentContractError(f"{self.name} has no save and restore: its states cannot be restored")
-        environment = self.playing.pop(episode)
-        with self._closed_on_failure(environment):
-            observation = checked_observation(environment.restore(state), f"{self.name}.restore", self.max_characters)
-        self.playing[episode] = environment
-        return observation
-
-    def _with_state(self, environment, observation: Observation) -> Observation:
-        """With what `restore` needs to come back here, where that is asked for and the environment can."""
-        if not self.saves_states or not can_restore(environment):
-            return observation
-        saved = checked_state(environment.save(), f"{self.name}.save")
-        return SavedObservation(
-            **{one.name: getattr(observation, one.name) for one in fields(observation)}, saved=saved
-        )
-
     def play(self, command: str, episode: int, argument: Any):
-        """Reset, step or restore, on the episode's clock."""
+        """Reset or step, on the episode's clock."""
         started = time.perf_counter()
-        result = {"reset": self.reset, "step": self.step, "restore": self.restore}[command](episode, argument)
+        result = (self.reset if command == "reset" else self.step)(episode, argument)
         self.seconds[episode] = seconds = self.seconds[episode] + time.perf_counter() - started
         if self.episode_timeout is not None and seconds > self.episode_timeout:
             raise EpisodeTooLongError(

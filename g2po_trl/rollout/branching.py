@@ -9,7 +9,6 @@ from operator import index
 
 from ..trajectory import Trajectory
 from .episodes import NOT_RETURNED, Branch, Episode
-from .returning import forget_states
 from .stats import RolloutStats
 
 logger = logging.getLogger(__name__)
@@ -76,10 +75,7 @@ class Branching:
         return [[] if group[0].task_id in self.no_return else branches for group, branches in zip(groups, found)]
 
     def note(self, played: Iterable[Trajectory]) -> None:
-        """Take note of what cannot be returned to, once all episodes of some groups have ended, and forget the states
-        that were saved for their branches."""
-        played = list(played)
-        forget_states(played)
+        """Take note of what cannot be returned to, once all episodes of some groups have ended."""
         for trajectory in played:
             if (trajectory.error or "").startswith(NOT_RETURNED):
                 if not self.no_return:

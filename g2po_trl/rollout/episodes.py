@@ -79,7 +79,6 @@ class Episode:
             state_key=seen.state_key,
             reply=reply,
             admissible_actions=seen.admissible_actions,
-            saved=getattr(seen, "saved", None),
             **facts,
         )
 

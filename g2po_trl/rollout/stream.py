@@ -176,7 +176,7 @@ class Stream:
             else:
                 take_back(episode, seen[slot])
         asked = ask_back(self.pool, returning)
-        self.stats.replayed_steps += sum(isinstance(question, str) for question in asked.values())
+        self.stats.replayed_steps += len(asked)
         self._returning -= returning.keys() - asked.keys()
         for slot in seen.keys() - returning.keys():
             self.live[slot].take(seen[slot])
