@@ -33,12 +33,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,13 +46,13 @@ import torch
 import yaml
 from datasets import Dataset
 
+from benchmarks.common import ROOT, facts
 from benchmarks.credit.gradient_noise_statistics import DISCOUNTED, ITERATION, REFERENCE, advantages, analyse, table
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_environment, tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, Trajectory, read_jsonl, write_jsonl
 from g2po_trl.json_text import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {"short": "recipes/alfworld/tiny.yaml", "long": "recipes/alfworld/tiny-long.yaml"}
 GROUP, GAME_SEED = 8, 1  # episodes; recipes train on games of seed 0
 
@@ -217,14 +215,7 @@ def main() -> None:
         run = {
             "policy": options.name,
             "setting": options.setting,
-            "command": f"python -m benchmarks.credit.gradient_noise {options.name} --setting {options.setting} "
-            f"--groups {options.groups} --seed {options.seed}"
-            + " --model CHECKPOINT"
-            * (options.model != tiny_model_path()),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 thread; other jobs beside it",
-            "versions": {
-                package: version(package) for package in ("torch", "transformers", "trl", "numpy", "alfworld")
-            },
+            **facts("torch", "transformers", "trl", "numpy", "alfworld"),
             "seeds": {"games": GAME_SEED, "sampling": options.seed, "splits and draws": 0},
             "seconds": round(sum(group["seconds"] for group in done["groups"])),
             "groups": options.groups,

@@ -23,11 +23,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +35,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.common import ROOT, facts
 from benchmarks.credit.exact import success_rate
 from benchmarks.credit.language_house import HOUSE_PROMPT, HouseEnvironment, text_house
 from benchmarks.credit.language_policy import REPLY, action_probabilities, policy_of, prompt_numbers
@@ -48,7 +46,6 @@ from g2po_envs.tiny.evaluation import play
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
 from g2po_trl.json_text import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAINING, HELD_OUT = range(8), range(1000, 1004)  # measured; more houses may be trained on
 TEMPERATURES = (1.0, 0.4)
 GROUPS, GROUP = 8, 8  # of an iteration
@@ -231,7 +228,7 @@ def measure(options: argparse.Namespace, houses: int, work: Path) -> dict[str, A
     return found
 
 
-def facts(options: argparse.Namespace) -> dict[str, Any]:
+def described(options: argparse.Namespace) -> dict[str, Any]:
     """Return what was run, on what, with what."""
     model = AutoModelForCausalLM.from_pretrained(str(options.model))
     texts = {house: text_house(house, sees_all=options.sees_all) for house in (*TRAINING, *HELD_OUT)}
@@ -239,9 +236,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         name: value for name, value in vars(options).items() if name not in ("output", "work", "report", "model")
     }
     return {
-        "command": command(sys.argv[1:]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 thread; other jobs beside it",
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "numpy", "alfworld")},
+        **facts("torch", "transformers", "trl", "numpy", "alfworld"),
         "model": {"parameters": model.num_parameters(), "sum of squares": squares(model)},
         "settings": config | {"recipe": options.recipe.name},
         "training": [*TRAINING],
@@ -259,13 +254,6 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         },
         "estimators": list(METHODS),
     }
-
-
-def command(arguments: Sequence[str]) -> str:
-    """Return the command line without this machine's folders."""
-    own = {"--output": "benchmarks/results/truth_language", "--work": "WORK", "--model": "MODEL"}
-    shown = [own.get(before, name) for before, name in zip(["", *arguments], arguments)]
-    return " ".join(["python -m benchmarks.credit.language", *shown])
 
 
 def squares(model: torch.nn.Module) -> float:
@@ -296,7 +284,7 @@ def main() -> None:
         torch.set_num_threads(1)
         work = options.work.expanduser()
         runs = {f"{houses} houses": measure(options, houses, work) for houses in options.houses}
-        write_json(options.output / "results.json", {**facts(options), "runs": runs})
+        write_json(options.output / "results.json", {**described(options), "runs": runs})
     print(report(options.output))
 
 

@@ -15,9 +15,7 @@ machine, every value, and means with 95 % confidence intervals over seeds (boots
 """
 
 import argparse
-import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import facts, write_results
 from benchmarks.credit.household import REWARD, Household, play, softmax
 from g2po_trl import StateGraph, TrajectoryRecord, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
 from g2po_trl.credit.prediction import LambdaChoice
@@ -209,8 +208,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     started = time.time()
     result = {
-        "command": " ".join(["python -m benchmarks.credit.tabular", *sys.argv[1:]]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        **facts("numpy"),
         "setting": DEFAULT,
         "states": [len(house_of(seed, DEFAULT["idle"]).next_state) for seed in range(options.seeds)],
         "shortest": [house_of(seed, DEFAULT["idle"]).shortest for seed in range(options.seeds)],
@@ -229,7 +227,7 @@ def main() -> None:
             result["sweeps"][name] = by_method
             show(f"{name} = …: unit steps of length 1, {options.sweep_seeds} seeds", by_method)
     result["seconds"] = round(time.time() - started, 1)
-    (options.output / "results.json").write_text(json.dumps(result, indent=1))
+    write_results(options.output, result)
     plot(result, options.output)
     print(f"\n{result['seconds']} s; all values in {options.output / 'results.json'}")
 

@@ -11,13 +11,13 @@ table (RESULTS/table.md): mean areas, and differences to lambda 1 with 95 % boot
 import argparse
 import json
 import os
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import command
 from benchmarks.credit.tabular import DEFAULT, SWEEPS, interval, run
 
 RESULTS = Path(__file__).with_name("results") / "credit_lambda"
@@ -118,9 +118,8 @@ def main() -> None:
                 if time.monotonic() - started > 60 * options.minutes:
                     pool.shutdown(wait=False, cancel_futures=True)
     text = table(areas, [name for name, _ in settings(parts)])
-    command = " ".join(["python -m benchmarks.credit.tabular_lambda", *sys.argv[1:]])
     (options.results / "table.md").write_text(text + "\n")
-    print(f"{command}: {len(areas)} runs, {time.monotonic() - started:.0f} s\n\n{text}")
+    print(f"{command()}: {len(areas)} runs, {time.monotonic() - started:.0f} s\n\n{text}")
 
 
 if __name__ == "__main__":

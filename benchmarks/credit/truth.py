@@ -23,8 +23,6 @@ those of differences are paired by house.
 from __future__ import annotations
 
 import argparse
-import platform
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -36,6 +34,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse, stats
 
+from benchmarks.common import facts
 from benchmarks.credit.exact import Policy, Truth, success_rate
 from benchmarks.credit.household import REWARD, Household, Rollout, play, softmax
 from benchmarks.credit.tabular import KEYS
@@ -384,16 +383,15 @@ def main() -> None:
             print(f"{setting}: done after {time.perf_counter() - started:.0f} s", flush=True)
     lines = tables(results)
     print("\n".join(lines))
-    facts = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}",
+    found = {
+        **facts("numpy"),
         "defaults": DEFAULT,
         "settings": {name: SETTINGS[name] for name in args.settings},
         "houses": args.houses,
         "iterations": args.iterations,
         "seconds": round(time.perf_counter() - started, 1),
     }
-    write_json(args.output / "results.json", {**facts, "results": results})
+    write_json(args.output / "results.json", {**found, "results": results})
     (args.output / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

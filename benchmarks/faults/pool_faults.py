@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from statistics import median
 
+from benchmarks.common import facts, write_results
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
 
 TURNS = 8
@@ -89,8 +88,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=3.0, help="seconds before a hanging episode is given up")
     args = parser.parse_args()
     results = {
-        "command": " ".join(["python -m benchmarks.faults.pool_faults", *sys.argv[1:]]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        **facts(),
         "seconds a turn, one group of 8, 8 workers, steps of 0.2 s": {
             "divided (default)": seconds_a_turn(None),
             "in one worker": seconds_a_turn(False),
@@ -105,8 +103,7 @@ def main() -> None:
     }
     print(json.dumps(results, indent=2))
     if args.output:
-        args.output.mkdir(parents=True, exist_ok=True)
-        (args.output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        write_results(args.output, results)
 
 
 if __name__ == "__main__":

@@ -14,19 +14,16 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import os
-import platform
 import random
-import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import facts, write_results
 from benchmarks.faults.faulty_environment import Suffering
 from g2po_trl import EnvironmentPool
-from g2po_trl.json_text import write_json
 from g2po_trl.rollout.episodes import Episode
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.rolling import Rolling
@@ -188,8 +185,7 @@ def main() -> None:
     args = parser.parse_args()
     faulthandler.dump_traceback_later(1800, exit=True)  # a deadlock says where
     results: dict[str, Any] = {
-        "command": " ".join(["python -m benchmarks.faults.rolling_faults", *sys.argv[1:]]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        **facts(),
         "settings": {name: value for name, value in vars(args).items() if name != "output"},
     }
     for streams in (True, False):
@@ -198,8 +194,7 @@ def main() -> None:
             results[name] = play(streams, ahead, args.iterations, args.share, args.seed, args.limit)
             print(name, json.dumps(results[name]), flush=True)
     if args.output:
-        args.output.mkdir(parents=True, exist_ok=True)
-        write_json(args.output / "results.json", results, indent=1)
+        write_results(args.output, results)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -44,10 +43,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import common
 from benchmarks.gpu.table import table
 from g2po_trl.json_text import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = common.ROOT
 PARTS = ("tests", "phases", "teach", "learning")
 SHARES = {"tests": 0.3, "phases": 0.4, "teach": 0.45, "learning": 1.0}  # of what is left when the part begins
 SHARES["preparation"] = 0.2  # of what is left when it is waited for
@@ -224,7 +224,7 @@ def machine(environment: Mapping[str, str]) -> dict[str, Any]:
     asked = subprocess.run(
         [sys.executable, "-c", FACTS], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
     )
-    facts = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    facts = common.machine()
     found = asked.stdout.strip().splitlines()
     return facts | (json.loads(found[-1]) if asked.returncode == 0 else {"error": asked.stderr.splitlines()[-5:]})
 
@@ -351,7 +351,7 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
     """All parts."""
     environment = lay_paths(work, args.wheels)
     content = {
-        "command": "python -m benchmarks.gpu.run " + " ".join(sys.argv[1:]),
+        "command": common.command(),
         "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "commit": commit(),
         "minutes": args.minutes,

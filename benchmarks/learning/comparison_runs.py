@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 import re
 import shutil
 import sys
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from benchmarks.common import machine
 from benchmarks.learning.comparison_stages import GAME, START, TAUGHT, Job
 from benchmarks.learning.comparison_statistics import first_at
 from benchmarks.learning.recipe_runs import ROOT, RecipeRunner, code, lock
@@ -181,7 +180,7 @@ class Runner(RecipeRunner):
                 kept["taught"] = hashlib.file_digest(file, "sha256").hexdigest()
         kept |= {
             "versions": {package: version(package) for package in VERSIONS},
-            "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+            "machine": machine(),
             **{name: round(sum(a.get(name, 0.0) for a in attempts), 1) for name in ("seconds", "cpu_seconds")},
             "attempts": attempts,
             "held_out": panels,

@@ -11,9 +11,7 @@ The games are the default recipe's held-out ones.
 from __future__ import annotations
 
 import argparse
-import platform
 import random
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.common import facts, write_results
 from benchmarks.credit.language_policy import completion_log_probs
 from g2po_envs.alfworld.demonstrations import Expert, Goal, House
 from g2po_envs.alfworld.environment import AlfworldEnvironment
@@ -34,7 +33,6 @@ from g2po_envs.alfworld.tiny import HISTORY_LENGTH, tiny_environment, tiny_model
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_envs.tiny.training import REPLY
 from g2po_trl.environments.contract import Observation
-from g2po_trl.json_text import write_json
 
 MODES = ("as it is", "perfect copying", "perfect planning")
 MAX_TURNS = 15
@@ -140,7 +138,7 @@ def main() -> None:
     games = generate_games(folder, "held-out", args.games, seed=0, size="tiny")
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
-    found = {"command": " ".join(["python", *sys.argv]), "machine": platform.machine(), "results": []}
+    found = facts("torch", "transformers", seeds={"games": 0, "sampling": args.seed}, results=[])
     for temperature in args.temperatures:
         for mode in MODES:
             torch.manual_seed(args.seed)
@@ -152,7 +150,7 @@ def main() -> None:
             print(
                 f"{mode} at {temperature}: {result['success']:.1f} % ({types}); inadmissible, %: {wrong}", flush=True
             )
-    write_json(args.output / "results.json", found, indent=1)
+    write_results(args.output, found)
 
 
 if __name__ == "__main__":

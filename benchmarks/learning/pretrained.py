@@ -21,7 +21,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common import machine
 from benchmarks.learning.pretrained_report import report, runs_of
 from benchmarks.learning.recipe_runs import ROOT, Busy, RecipeRunner, code, say
 from g2po_trl import read_jsonl
@@ -186,7 +186,7 @@ def collected(folder: Path) -> dict:
         },
         "panel": [panel(entry) for entry in evaluations],
         "versions": json.loads((folder / "run.json").read_text())["versions"],
-        "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+        "machine": machine(),
     }
 
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import ROOT
 from g2po_trl.json_text import write_json
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Busy(Exception):

@@ -10,7 +10,6 @@ what was played before in WORK is not played again.
 from __future__ import annotations
 
 import argparse
-import platform
 import subprocess
 import sys
 from collections import defaultdict
@@ -18,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import facts, write_results
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl.json_text import write_json
 from g2po_trl.runs.run_description import read_run
 from g2po_trl.trajectory import read_jsonl
 
@@ -72,13 +71,12 @@ def main() -> None:
             "won": {name: {task: sum(of) for task, of in won.items()} for name, won in played.items()},
         }
     described = read_run(args.run)
-    facts = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+    found = {
+        **facts(),
         "versions": described["versions"],
         "training": {name: described["trainer"][name] for name in ("seed", "max_steps", "learning_rate")},
     }
-    write_json(args.output / "results.json", {**facts, "seeds": args.seeds, "temperatures": results})
+    write_results(args.output, {**found, "seeds": args.seeds, "temperatures": results})
     for temperature, of in results.items():
         rates = ((name, of[name]) for name in ("initial", "trained"))
         means = ", ".join(f"{name} {one['mean']:.1f} ± {one['std']:.1f} %" for name, one in rates)

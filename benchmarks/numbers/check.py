@@ -26,9 +26,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.common import ROOT
 from benchmarks.numbers import sources as numbers_sources
 
-ROOT = Path(__file__).parents[2]
 SAID = Path(__file__).with_name("said.txt")
 WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-−]?\d+)?"

@@ -11,15 +11,14 @@ import json
 import struct
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from scipy import stats
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+from benchmarks.common import RESULTS, ROOT
+
 # truth.py
 G2PO, GIGPO, GRPO = "g2po", "gigpo", "grpo (A_EP)"
 NO_NC, NO_EC, FLAT = "g2po without A_NC", "A_EP + A_NC, aggregated", "g2po without aggregation"

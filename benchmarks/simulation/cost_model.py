@@ -18,13 +18,10 @@ import argparse
 import json
 import os
 import pickle
-import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
+from benchmarks.common import facts, write_results
 from benchmarks.simulation.costs import (
     PHASES,
     VLLM_SHARE,
@@ -284,18 +282,16 @@ def main() -> None:
     costs, checks = calibrate(results["points"])
     gpu = Gpu(**{field.name: getattr(options, field.name) for field in fields(Gpu)})
     host = replace(costs, environment_step=options.environment_step, reset=options.reset)
-    results["commands"].append("python -m benchmarks.simulation.cost_model " + " ".join(sys.argv[1:]))
+    found = facts("torch", "transformers", "numpy")
+    results["commands"].append(found.pop("command"))
     results |= {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 torch thread, no GPU; other jobs beside it",
-        "versions": {"python": platform.python_version()}
-        | {n: version(n) for n in ("torch", "transformers", "numpy")},
+        **found,
         "unit costs": asdict(costs),
         "assumed": asdict(gpu) | {"environment_step": options.environment_step, "reset": options.reset},
         "checks": [[name, phase, *(round(value, 4) for value in numbers)] for name, phase, *numbers in checks],
         "predictions": predict(options, gpu, host),
     }
-    options.output.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1))
+    write_results(options.output, results)
     report(results)
 
 

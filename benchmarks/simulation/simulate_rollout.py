@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import sys
 import time
@@ -34,6 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from benchmarks.common import command, machine
 from benchmarks.simulation.simulated import EngineCosts, PoolCosts, Recorded
 from benchmarks.simulation.simulated_rank import LOOPS, Group, Rank, all_at_once
 from benchmarks.simulation.simulation_check import CHECKED, check
@@ -198,11 +198,8 @@ def main() -> None:
     unit_costs = json.loads((options.output.parent / "cost_model" / "results.json").read_text())["unit costs"]
     known = json.loads((options.output / "streaming" / "results.json").read_text())
     results: dict[str, Any] = {
-        "commands": [
-            *before.get("commands", []),
-            "python -m benchmarks.simulation.simulate_rollout " + " ".join(sys.argv[1:]),
-        ],
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores; other jobs beside it",
+        "commands": [*before.get("commands", []), command()],
+        "machine": machine(),
         "check": {
             name: check(json.loads((folder / "results.json").read_text()), known, unit_costs)
             for name, folder in (

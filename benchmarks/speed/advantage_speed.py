@@ -11,16 +11,16 @@ and every value. Then time per step from 1,000 to 134,000 steps, which must not 
 import argparse
 import importlib.util
 import json
-import os
-import platform
 import sys
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
+from benchmarks.common import facts, interleaved, write_results
 from g2po_trl import StateGraph, Step, Trajectory, g2po
 
 TEXT_LENGTH = 400
@@ -125,6 +125,11 @@ def seconds(function, *args, at_least: float = 0.2) -> float:
     return (time.perf_counter() - started) / calls
 
 
+def timed(function: Callable[..., object], *arguments: object) -> Callable[[int], float]:
+    """Return an arm of `interleaved`: the seconds of a call."""
+    return lambda _repetition: seconds(function, *arguments)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
@@ -132,9 +137,7 @@ def main() -> None:
     args = parser.parse_args()
     module = load_released(args.released) if args.released else None
     results = {
-        "command": "python -m benchmarks.speed.advantage_speed --output benchmarks/results/advantage_speed"
-        + (f" --released {args.released.name}" if args.released else ""),
-        "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+        **facts("numpy"),
         "sizes": {},
         "growth": [],
     }
@@ -149,19 +152,16 @@ def main() -> None:
             "trajectories": num_groups * size,
             "reply_tokens": reply_tokens,
             "mean_group_size": graph.num_steps / graph.num_nodes,
-            "ours_seconds": [],
-            "by_lambda_seconds": {value_lambda: [] for value_lambda in LAMBDAS},
-            "released_seconds": [],
         }
+        arms = {"ours_seconds": timed(ours, groups)}
+        arms |= {value_lambda: timed(ours, groups, value_lambda) for value_lambda in LAMBDAS}
         if module:
             released = make_released(module, groups, reply_tokens)
             entry["largest_difference"] = float(np.abs(ours(groups) - released()).max())
-        for _ in range(repetitions):
-            entry["ours_seconds"].append(seconds(ours, groups))
-            for value_lambda, times in entry["by_lambda_seconds"].items():
-                times.append(seconds(ours, groups, value_lambda))
-            if module:
-                entry["released_seconds"].append(seconds(released))
+            arms["released_seconds"] = timed(released)
+        times = interleaved(arms, repetitions, warm_up=0)
+        entry["by_lambda_seconds"] = {value_lambda: times.pop(value_lambda) for value_lambda in LAMBDAS}
+        entry |= {"released_seconds": [], **times}
         ours_median = median(entry["ours_seconds"])
         line = f"{name}: {graph.num_steps} steps, ours {1000 * ours_median:.1f} ms"
         if module:
@@ -176,16 +176,12 @@ def main() -> None:
         results["sizes"][name] = entry
 
     prepared = [(n, make_groups(n, 8, n * 262)) for n in (4, 16, 64, 256, 512)]
-    times = {n: [] for n, _ in prepared}
-    for _ in range(7):
-        for n, groups in prepared:
-            times[n].append(seconds(ours, groups))
+    times = interleaved({n: timed(ours, groups) for n, groups in prepared}, 7, warm_up=0)
     for n, groups in prepared:
         steps = sum(len(t.steps) for group in groups for t in group)
         results["growth"].append({"steps": steps, "seconds": times[n]})
         print(f"{steps:7} steps: {1e6 * median(times[n]) / steps:.2f} us a step")
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "results.json").write_text(json.dumps(results, indent=1))
+    write_results(args.output, results)
 
 
 if __name__ == "__main__":

@@ -31,16 +31,12 @@ Unequal, for it is what is compared:
 import argparse
 import json
 import os
-import platform
-import sys
 import tempfile
 import time
 from collections import Counter
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -50,6 +46,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.common import facts, machine, medians, write_results
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, Manifest, generate_games
 from g2po_envs.alfworld.tiny import HISTORY_LENGTH, tiny_environment, tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
@@ -215,26 +212,19 @@ def main() -> None:
     parser.add_argument("--g2po", type=json.loads, default={}, help="more fields of G2POConfig, as JSON")
     parser.add_argument("--seed", type=int, default=0, help="of the games; repetition i samples with this plus i")
     options = parser.parse_args()
-    shown = [Path(part).name if part.startswith("/") else part for part in sys.argv[1:]]
-    result = {
-        "command": " ".join(["python -m benchmarks.speed.against_trl", *shown]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads, no GPU",
-        "versions": {"python": sys.version.split()[0], **{p: version(p) for p in ("torch", "trl", "transformers")}},
-        "seeds": {"games": options.seed, "repetitions": [options.seed + 1 + i for i in range(options.repetitions)]},
-        "load before": os.getloadavg(),
-    }
+    seeds = {"games": options.seed, "repetitions": [options.seed + 1 + i for i in range(options.repetitions)]}
+    result = facts("torch", "trl", "transformers", seeds=seeds)
     print(json.dumps(result, indent=1), flush=True)
     with tempfile.TemporaryDirectory() as options.folder:
         values = measure(options)
-    medians = {name: {key: median(of) for key, of in raw.items()} for name, raw in values.items()}
-    ratios = {key: round(medians["trl"][key] / of, 3) if of else None for key, of in medians["g2po"].items()}
-    result |= {"load after": os.getloadavg(), "values": values, "medians": medians, "trl / g2po": ratios}
+    middle = {name: medians(raw) for name, raw in values.items()}
+    ratios = {key: round(middle["trl"][key] / of, 3) if of else None for key, of in middle["g2po"].items()}
+    result |= {"load after": machine()["load"], "values": values, "medians": middle, "trl / g2po": ratios}
     print("\n| median of an iteration | g2po | trl | trl / g2po |\n|---|---|---|---|")
     for key, ratio in ratios.items():
-        print(f"| {key} | {medians['g2po'][key]:.6g} | {medians['trl'][key]:.6g} | {'' if ratio is None else ratio} |")
+        print(f"| {key} | {middle['g2po'][key]:.6g} | {middle['trl'][key]:.6g} | {'' if ratio is None else ratio} |")
     if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "results.json").write_text(json.dumps(result, indent=1))
+        write_results(options.output, result)
 
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:

@@ -10,8 +10,6 @@ proportional share (PSS) of all workers. Prints and writes the command, the mach
 
 import argparse
 import json
-import os
-import platform
 import random
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.common import facts, write_results
 from g2po_envs.alfworld import AlfworldEnvironment, Manifest
 from g2po_trl import EnvironmentPool
 
@@ -94,12 +93,8 @@ def main() -> None:
     manifest = Manifest.scan(args.games)
     ids = rng.sample(sorted(manifest.games), args.num_games)
     tasks = [{"task_id": ids[i * args.num_games // args.episodes]} for i in range(args.episodes)]
-    result = {
-        "command": " ".join(["python -m benchmarks.speed.alfworld_pool", *sys.argv[1:]]),
-        "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
-        "load_before": os.getloadavg(),
-    }
-    print(json.dumps(result["machine"]), "load", result["load_before"])
+    result = facts("textworld", "alfworld")
+    print(json.dumps(result["machine"]))
     with EnvironmentPool(partial(AlfworldEnvironment, manifest)) as pool:
         runs = [play(pool, tasks, args.turns, random.Random(seed)) for seed in (1, 2)]
         first, again = runs
@@ -140,8 +135,7 @@ def main() -> None:
             "memory over resets: "
             + ", ".join(f"{g['resets']}: {g['memory_mb']:.0f} MB" for g in growth[:: max(1, len(growth) // 5)])
         )
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "results.json").write_text(json.dumps(result, indent=1))
+    write_results(args.output, result)
 
 
 if __name__ == "__main__":

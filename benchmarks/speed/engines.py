@@ -11,14 +11,10 @@ OUTPUT/results.json.
 import argparse
 import json
 import os
-import platform
-import sys
 import tempfile
 import time
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
@@ -30,6 +26,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.common import facts, interleaved, medians, write_results
 from g2po_envs.alfworld import ALFWORLD_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
@@ -70,11 +67,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), options)
-    result["command"] = " ".join(["python -m benchmarks.speed.engines", *sys.argv[1:]])
-    (options.output / "results.json").write_text(json.dumps(result, indent=1))
+    write_results(options.output, result)
     print(json.dumps(result, indent=1))
 
 
@@ -107,27 +102,27 @@ def measure(folder: Path, options) -> dict:
     )
     tasks = [row for row in manifest.rows() for _ in range(8)][: options.episodes]
     engines = {name: make_engine(trainer, ENGINES[name]) for name in options.engines}
-    seconds, tokens = {name: [] for name in engines}, {}
-    for repetition in range(options.repetitions + 1):  # the first compiles and fills caches: not counted
-        for name, engine in engines.items():
-            trainer.player.actor.engine = engine
-            started = time.perf_counter()
-            _, stats = trainer.play(tasks)
-            if repetition:
-                seconds[name].append(round(time.perf_counter() - started, 3))
-            tokens[name] = {"prompt": stats.prompt_tokens, "reply": stats.generated_tokens}
+    tokens = {}
+
+    def play(name: str, _repetition: int) -> float:
+        trainer.player.actor.engine = engines[name]
+        started = time.perf_counter()
+        _, stats = trainer.play(tasks)
+        tokens[name] = {"prompt": stats.prompt_tokens, "reply": stats.generated_tokens}
+        return round(time.perf_counter() - started, 3)
+
+    # The first repetition compiles and fills caches.
+    seconds = interleaved({name: partial(play, name) for name in engines}, options.repetitions)
     trainer.close()
-    base = median(seconds["transformers"])
+    middle = medians(seconds)
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads, "
-        + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
-        "versions": {name: version(name) for name in ("trl", "transformers", "torch")},
+        **facts("trl", "transformers", "torch", "vllm", "vllm-cpu"),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "episodes": options.episodes,
         "tokens of a rollout": tokens,
         "seconds": seconds,
         "speed against transformers generate": {
-            name: round(base / median(values), 2) for name, values in seconds.items()
+            name: round(middle["transformers"] / value, 2) for name, value in middle.items()
         },
     }
 

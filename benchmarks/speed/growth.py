@@ -24,14 +24,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from benchmarks.common import facts, write_results
 from benchmarks.speed.phases import make_trainer, update
 from g2po_envs.alfworld import AlfworldEnvironment, Manifest
 from g2po_trl import EnvironmentPool, G2POTrainer, StateGraph, StepResult, Trajectory, g2po
@@ -217,18 +215,16 @@ def main() -> None:
                 points = turn_points(trainer, tasks[: options.turn_episodes], Manifest.scan(Path(folder) / "games"))
             measure(trainer, points, results["series"].setdefault(series, {}), options)
             trainer.close()
-    results["commands"].append("python -m benchmarks.speed.growth " + " ".join(sys.argv[1:]))
+    seeds = {"games": 0, "sampling": trainer.args.seed}
+    found = facts("torch", "transformers", "trl", "numpy", seeds=seeds)
+    results["commands"].append(found.pop("command"))
     results |= {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 torch thread, no GPU; other jobs beside it",
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "transformers", "trl", "numpy")},
-        "seeds": {"games": 0, "sampling": trainer.args.seed},
+        **found,
         "CPU us a step sample or token, by the first point's, wall by the first point's": {
             series: summarize(entries) for series, entries in results["series"].items()
         },
     }
-    options.output.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1))
+    write_results(options.output, results)
     print(json.dumps({key: results[key] for key in ("commands", "machine", "versions", "seeds")}, indent=1))
     for series, entries in results["series"].items():
         print_series(series, entries, summarize(entries))

