@@ -15,6 +15,7 @@ from typing import Any
 # Options that an earlier version had -> what to do without. They are refused on the command line and in YAML.
 REMOVED = {
     "update_while_playing": "leave it out, updates begin when all episodes of a rollout have ended",
+    "overlap_environments": "set use_vllm: its rollouts stream, and environments step while others are answered",
 }
 
 

@@ -98,9 +98,6 @@ class G2POConfig(GRPOConfig):
         generation_batch_tokens: maximum number of padded tokens (prompts and longest completions) in one generate
             call of a process. Not used with vLLM.
         num_environment_workers: environment processes per rank. `None`: the number of CPU cores.
-        overlap_environments: split the episodes into two halves and step the environments of one while the model
-            generates for the other. Use it if `time/environment` is a large part of `time/rollout`; each half makes
-            a generate call of its own, which is less efficient.
         refill_groups: play up to this many times as many groups in a rollout, until the episodes of every group differ
             in their reward; the others are replaced by groups of other tasks. What was replaced counts in success
             rates, costs and the number of episodes, and is saved in `trajectories/replaced-*.jsonl`. 1: off.
@@ -114,8 +111,7 @@ class G2POConfig(GRPOConfig):
             on, and are corrected by `vllm_importance_sampling_*`, whatever the engine is. 0: rollouts end with all
             their episodes, exactly on-policy. docs/speed.md says when it pays.
         stream_rollouts: ask each episode for its next action as soon as its observation is there, instead of all
-            episodes once a turn. For colocated vLLM (one process per model) and `vllm_servers`. `None`: there, unless
-            `overlap_environments`.
+            episodes once a turn. For colocated vLLM (one process per model) and `vllm_servers`. `None`: with these.
         vllm_servers: addresses of vLLM servers that were started by vLLM's own command, e.g.
             `["http://10.0.0.2:8000", "http://10.0.0.3:8000"]`; they generate instead of the training processes.
             docs/scaling.md has the commands. One that fails is left out until the next rollout, and its requests are
@@ -227,9 +223,6 @@ class G2POConfig(GRPOConfig):
         default=65536, metadata={"help": "Maximum number of padded tokens in a generate call."}
     )
     num_environment_workers: int | None = field(default=None, metadata={"help": "Environment processes per rank."})
-    overlap_environments: bool = field(
-        default=False, metadata={"help": "Environments step while the model generates for the other half."}
-    )
     refill_groups: int = field(
         default=1, metadata={"help": "How many times a rollout's number of groups may be played. 1: none again."}
     )

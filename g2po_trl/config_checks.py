@@ -311,9 +311,12 @@ def _check_ahead(args: G2POConfig) -> None:
     _require(ahead in (0, 1, 2), "rollouts_ahead", ahead, "set it to 0, 1 or 2")
     if not ahead:
         return
-    for name, off in (("refill_groups", 1), ("overlap_environments", False)):
-        value = getattr(args, name)
-        _require(value == off, name, value, f"rollouts_ahead is {ahead} as well; choose one of them")
+    _require(
+        args.refill_groups == 1,
+        "refill_groups",
+        args.refill_groups,
+        f"rollouts_ahead is {ahead} as well; choose one of them",
+    )
     _require(
         args.loss_type != "vespo" or mode is None or mode.startswith("token"),
         "vllm_importance_sampling_mode",

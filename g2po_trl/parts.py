@@ -87,7 +87,7 @@ def make_player(
     def any_rank(flag: bool) -> bool:
         return bool(accelerator.reduce(torch.tensor(int(flag), device=accelerator.device)).item())
 
-    return Player(pool, actor, args.max_turns, args.overlap_environments, streams, task_errors, any_rank)
+    return Player(pool, actor, args.max_turns, streams, task_errors, any_rank)
 
 
 def streams_rollouts(args: G2POConfig, engine: Engine) -> bool:
@@ -98,12 +98,7 @@ def streams_rollouts(args: G2POConfig, engine: Engine) -> bool:
     """
     if args.stream_rollouts is None:
         # Without seeds, which reply comes first would decide what it says.
-        return engine.streams and engine.takes_seeds and not args.overlap_environments
-    if args.stream_rollouts and args.overlap_environments:
-        raise ValueError(
-            "stream_rollouts and overlap_environments are True, and a streaming rollout has no halves: leave "
-            "overlap_environments at False"
-        )
+        return engine.streams and engine.takes_seeds
     if args.stream_rollouts and not engine.streams:
         raise ValueError(
             "stream_rollouts is True, and this engine answers all prompts of a turn together: set vllm_servers, or "

@@ -2,7 +2,7 @@
 
 import random
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from g2po_trl.rollout.generation import Engine
 
@@ -43,6 +43,7 @@ class ScriptedActor:
     """`act(live episodes) -> steps`."""
 
     act: callable
+    asked: list = field(default_factory=list)
     is_collective = False
     streams = False
 
@@ -55,5 +56,13 @@ class ScriptedActor:
     def close(self):
         pass
 
-    def prepare(self, live):
-        pass
+    @property
+    def waiting(self):
+        return len(self.asked)
+
+    def ask(self, episodes):
+        self.asked += episodes
+
+    def answers(self, timeout):
+        asked, self.asked = self.asked, []
+        return list(zip(asked, self.act(asked))) if asked else []

@@ -1,7 +1,6 @@
 """Token ids are the tokenizer's own, for every kind of tokenizer."""
 
 import functools
-import threading
 
 import pytest
 from hypothesis import given, settings
@@ -123,13 +122,12 @@ TEMPLATE = PromptTemplate(
 )
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_prompts_are_made_while_the_model_is_at_work(overlap):
-    """In two halves those of later turns are made by the thread that steps the environments, none after the last."""
+def test_a_prompt_is_built_only_for_an_episode_that_is_asked():
+    """Three turns of four episodes, and none after the last."""
     encoder, made = ChatEncoder(KINDS["qwen"]()), []
 
     def ids(texts):
-        made.append((threading.current_thread() is threading.main_thread(), len(texts)))
+        made.append(len(texts))
         return ChatEncoder.ids(encoder, texts)
 
     encoder.ids = ids
@@ -138,8 +136,8 @@ def test_prompts_are_made_while_the_model_is_at_work(overlap):
             encoder.tokenizer,
             lambda prompts: [Reply(encoder.tokenizer("go<|im_end|>")["input_ids"]) for _ in prompts],
         )
-        player = Player(pool, PromptActor(engine, encoder, TEMPLATE), max_turns=3, overlap=overlap)
+        player = Player(pool, PromptActor(engine, encoder, TEMPLATE), max_turns=3)
         trajectories, stats = player.play([{"turns": 9}] * 4, groups=[0] * 4)
     assert [len(t.steps) for t in trajectories] == [3] * 4
-    assert made == [(True, 4)] + ([(False, 2)] * 4 if overlap else [(True, 4)] * 2)
+    assert made == [4, 4, 4]
     assert stats.prompt_tokens == sum(len(s.prompt_ids) for t in trajectories for s in t.steps)

@@ -45,7 +45,7 @@ def test_an_import_in_the_wrong_direction_is_seen(tmp_path, monkeypatch):
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text('"""A room."""\n')
     (tmp_path / "rollout" / "player.py").write_text(
-        "from typing import TYPE_CHECKING\nfrom .turns import play\nfrom .. import trajectory\n"
+        "from typing import TYPE_CHECKING\nfrom .loop import play\nfrom .. import trajectory\n"
         "if TYPE_CHECKING:\n    from ..credit.graph import StateGraph\n"
         "def card():\n    from ..runs.model_card import card\n"
     )

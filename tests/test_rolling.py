@@ -160,10 +160,10 @@ def test_others_play_in_between(encode):
         with EnvironmentPool(partial(Slow, 0.02), num_workers=2) as pool:
             actor = make_actor(encode, kind)
             rollouts, rolling = roll(pool, actor, tasks, 3)
-            live = len(rolling._stream.live)
+            live = len(rolling._loop.live)
             panel, _ = rolling.player.play([{"turns": 2}] * 5)
             assert [t.outcome for t in panel] == ["success"] * 5
-            assert 0 < len(rolling._stream.live) <= live, "they rest"
+            assert 0 < len(rolling._loop.live) <= live, "they rest"
             rows = [{"task_id": "2", "turns": 2}] * 6
             trajectories, _ = rolling.play(rows, Sampling(max_tokens=8), 4)
             assert [t.outcome for t in trajectories] == ["success"] * 6
@@ -203,7 +203,7 @@ def test_a_pool_that_somebody_else_has_emptied(encode):
     tasks = [{"task_id": str(n), "turns": n} for n in (2, 7, 3)]
     with EnvironmentPool(Countdown, num_workers=2) as pool:
         _, rolling = roll(pool, make_actor(encode, ScriptedEngine), tasks, 1, max_turns=9)
-        assert rolling._stream.live
+        assert rolling._loop.live
         pool.end()
         rows = [{"task_id": "2", "turns": 2}] * 6
         with pytest.raises((RuntimeError, ValueError), match="ended"):
@@ -326,7 +326,6 @@ def test_a_policy_that_moves_on_is_corrected(make_trainer):
     [
         ({"rollouts_ahead": 3}, "rollouts_ahead is 3"),
         ({"rollouts_ahead": 1, "refill_groups": 2}, "refill_groups is 2"),
-        ({"rollouts_ahead": 1, "overlap_environments": True}, "overlap_environments is True"),
         ({"rollouts_ahead": 1, "top_p": 0.9}, "top_p=0.9"),
     ],
 )

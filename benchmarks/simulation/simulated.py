@@ -294,44 +294,27 @@ class SimulatedEngine:
 
 @dataclass
 class SimulatedSession:
-    """Answers in turns, and one by one."""
+    """Answers one by one."""
 
     engine: SimulatedEngine
     pool: SimulatedPool
     asked: dict[int, Episode] = field(default_factory=dict)
-
-    def prepare(self, live: Sequence[Episode]) -> None:
-        costs, tokens = self.engine.costs, sum(self._sizes(episode)[0] for episode in live)
-        self.engine.clock.now += len(live) * costs.prompt + tokens * costs.prompt_text
-
-    def act(self, live: Sequence[Episode]) -> list[Step]:
-        self._submit(live)
-        left = len(live)
-        while left:
-            left -= len(self.engine.advance())
-        self.asked.clear()
-        return [self._step(episode) for episode in live]
 
     @property
     def waiting(self) -> int:
         return len(self.asked)
 
     def ask(self, episodes: Sequence[Episode]) -> None:
-        self.prepare(episodes)
-        self._submit(episodes)
-
-    def answers(self, timeout: float) -> list[tuple[Episode, Step]]:
-        episodes = [self.asked.pop(key) for key in self.engine.advance(self.pool.next_event)]
-        return [(episode, self._step(episode)) for episode in episodes]
-
-    def _submit(self, episodes: Sequence[Episode]) -> None:
+        costs, tokens = self.engine.costs, sum(self._sizes(episode)[0] for episode in episodes)
+        self.engine.clock.now += len(episodes) * costs.prompt + tokens * costs.prompt_text
         for episode in episodes:
             self.asked[id(episode)] = episode
             self.engine.submit(id(episode), *self._sizes(episode))
 
+    def answers(self, timeout: float) -> list[tuple[Episode, Step]]:
+        episodes = [self.asked.pop(key) for key in self.engine.advance(self.pool.next_event)]
+        return [(episode, episode.step("go", None)) for episode in episodes]
+
     def _sizes(self, episode: Episode) -> tuple[int, int]:
         recorded, turn = self.pool.recorded[episode.observation.text], len(episode.steps)
         return recorded.prompts[turn], recorded.replies[turn]
-
-    def _step(self, episode: Episode) -> Step:
-        return episode.step("go", None)

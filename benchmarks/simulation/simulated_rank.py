@@ -17,14 +17,13 @@ from benchmarks.simulation.simulated import (
     SimulatedSession,
 )
 from g2po_trl.rollout.episodes import Episode
+from g2po_trl.rollout.loop import Loop
 from g2po_trl.rollout.sampling import Sampling
 from g2po_trl.rollout.stats import RolloutStats
-from g2po_trl.rollout.stream import Stream
-from g2po_trl.rollout.turns import Turns
 from g2po_trl.trajectory import Trajectory
 
 Group = Sequence[Recorded]
-LOOPS = {"turns": Turns, "streams": Stream}
+LOOPS = ("turns", "streams")
 
 
 @dataclass
@@ -75,7 +74,8 @@ class Rank:
         names = [object() for _ in groups]
         of_groups = [name for name, group in zip(names, groups) for _ in group]
         session, stats = SimulatedSession(self.engine, self.pool), RolloutStats()
-        LOOPS[self.loop](self.pool, session, self.max_turns, stats).play(episodes, tasks, of_groups)
+        loop = Loop(self.pool, session, self.max_turns, stats, together=self.loop == "turns")
+        loop.play(episodes, tasks, of_groups)
         played = [episode.trajectory() for episode in episodes]
         if stats.live_steps != sum(len(trajectory.steps) for trajectory in played):
             raise RuntimeError("steps were lost")

@@ -30,16 +30,6 @@ def test_phases(tmp_path):
     assert set(found["whole iterations"]["medians"]) >= {"generation", "update", "iteration"}
 
 
-@pytest.mark.slow
-def test_overlap(tmp_path):
-    options = ["--episodes", "8", "--repetitions", "1", "--turns", "3", "--seconds", "0.1"]
-    done = programs.run("-m", "benchmarks.overlap", "--output", tmp_path, *options, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "results.json").read_text())
-    (both,) = found["waiting for environments, share of the rollout"].values()
-    assert both["overlap"] < both["apart"], "the halves were not played one beside the other"
-
-
 def test_programs_use_what_a_trainer_has():
     """Few of them run in the tests."""
     from g2po_trl import PPOTrainer

@@ -28,14 +28,15 @@ class _LocalPool:
         self.environments = [make_environment() for _ in range(size)]
 
     def begin(self, tasks: Sequence[dict[str, Any]], groups: Sequence[Any], family: Any = None) -> list[int]:
-        self.first = dict(enumerate(e.reset(**task) for e, task in zip(self.environments, tasks)))
-        return list(self.first)
+        self.answers = dict(enumerate(e.reset(**task) for e, task in zip(self.environments, tasks)))
+        return list(self.answers)
 
-    def take(self, slots: Sequence[int]) -> dict[int, Observation]:
-        return {slot: self.first[slot] for slot in slots}
+    def send(self, actions: Mapping[int, str]) -> None:
+        self.answers |= {slot: self.environments[slot].step(action) for slot, action in actions.items()}
 
-    def step(self, actions: Mapping[int, str]) -> dict[int, StepResult]:
-        return {slot: self.environments[slot].step(action) for slot, action in actions.items()}
+    def receive(self, timeout: float | None) -> dict[int, Observation | StepResult]:
+        answers, self.answers = self.answers, {}
+        return answers
 
     def end(self, slots: Iterable[int]) -> None:
         """Nothing holds them."""

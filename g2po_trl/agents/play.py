@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,7 @@ class _Asked:
     """An agent as a `Player` knows who acts."""
 
     act: Callable[[list[Episode]], list[Step | None]]
+    asked: list[Episode] = field(default_factory=list)
     is_collective = False
     streams = False
 
@@ -207,8 +208,16 @@ class _Asked:
     def close(self) -> None:
         """It holds nothing."""
 
-    def prepare(self, live: list[Episode]) -> None:
-        """Prompts are made when they are asked."""
+    @property
+    def waiting(self) -> int:
+        return len(self.asked)
+
+    def ask(self, episodes: Sequence[Episode]) -> None:
+        self.asked += episodes
+
+    def answers(self, timeout: float) -> list[tuple[Episode, Step | None]]:
+        asked, self.asked = self.asked, []
+        return list(zip(asked, self.act(asked))) if asked else []
 
 
 def read_finished(path: Path) -> dict[int, Trajectory]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..trajectory import Step
 from .encoding import ChatEncoder
 from .episodes import Episode
+from .loop import Session
 from .prompting import DEFAULT_PROMPT, FittedPrompt, PromptTemplate, PromptTooLongError, fit_prompt
 from .sampling import Sampling, derived_seed
 from .stats import RolloutStats
-from .turns import Session
 
 if TYPE_CHECKING:
     from .generation import Engine, Reply
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Actor(Protocol):
     """What a `Player` knows of who answers.
 
-    `is_collective`: every rank must ask as often as any. `streams`: its sessions are `StreamingSession`s, too.
+    `is_collective`: every rank must call a session's `answers` as often as any. `streams`: its sessions answer one
+    episode without waiting for others.
     """
 
     is_collective: bool
@@ -96,47 +97,42 @@ class PromptSession:
     seeds: Sequence[int] | None
     stats: RolloutStats
     prompts: dict[int, FittedPrompt] = field(default_factory=dict)  # by the episode's number
-    asked: dict[int, Episode] = field(default_factory=dict)  # those whose replies are awaited one by one
-
-    def prepare(self, live: list[Episode]) -> None:
-        clock = time.perf_counter()
-        self._build_prompts(live)
-        self.stats.prompt_time += time.perf_counter() - clock
-
-    def act(self, live: list[Episode]) -> list[Step]:
-        read = [self.prompts.pop(episode.number) for episode in live]
-        seeds = None if self.seeds is None else [self._seed(episode) for episode in live]
-        clock = time.perf_counter()
-        replies = self.actor.engine.generate([prompt.ids for prompt in read], self.sampling, seeds)
-        self.stats.generation_time += time.perf_counter() - clock
-        self._count(read, replies)
-        return [self._step(*row) for row in zip(live, read, replies)]
+    asked: dict[int, Episode] = field(default_factory=dict)  # those whose replies are awaited
 
     @property
     def waiting(self) -> int:
         return len(self.asked)
 
     def ask(self, episodes: Sequence[Episode]) -> None:
-        if not episodes:
-            return
-        self.prepare(list(episodes))
-        for episode in episodes:
-            if episode.number in self.prompts:
-                self.asked[episode.number] = episode
-                prompt, seed = self.prompts[episode.number].ids, None if self.seeds is None else self._seed(episode)
-                self.actor.engine.submit(episode.number, prompt, self.sampling, seed)
+        clock = time.perf_counter()
+        self._build_prompts(episodes)
+        self.stats.prompt_time += time.perf_counter() - clock
+        self.asked |= {episode.number: episode for episode in episodes if episode.number in self.prompts}
+        if self.actor.streams:
+            for episode in episodes:
+                if episode.number in self.prompts:
+                    prompt, seed = self.prompts[episode.number].ids, self._seed(episode)
+                    self.actor.engine.submit(episode.number, prompt, self.sampling, seed)
 
     def answers(self, timeout: float) -> list[tuple[Episode, Step]]:
+        if not self.asked and not self.actor.is_collective:
+            return []
         clock = time.perf_counter()
-        replies = self.actor.engine.poll(timeout)
+        replies = self.actor.engine.poll(timeout) if self.actor.streams else self._generate()
         self.stats.generation_time += time.perf_counter() - clock
-        read = [self.prompts.pop(number) for number in replies]
-        self._count(read, list(replies.values()))
+        prompts = [self.prompts.pop(number) for number in replies]
+        self._count(prompts, list(replies.values()))
         answered = [self.asked.pop(number) for number in replies]
-        return [(episode, self._step(episode, *row)) for episode, *row in zip(answered, read, replies.values())]
+        return [(episode, self._step(episode, *row)) for episode, *row in zip(answered, prompts, replies.values())]
 
-    def _seed(self, episode: Episode) -> int:
-        return derived_seed(self.seeds[episode.number], len(episode.steps))
+    def _generate(self) -> dict[int, Reply]:
+        """One reply to each prompt, by the episode's number."""
+        prompts = [self.prompts[number].ids for number in self.asked]
+        seeds = None if self.seeds is None else [self._seed(episode) for episode in self.asked.values()]
+        return dict(zip(self.asked, self.actor.engine.generate(prompts, self.sampling, seeds)))
+
+    def _seed(self, episode: Episode) -> int | None:
+        return None if self.seeds is None else derived_seed(self.seeds[episode.number], len(episode.steps))
 
     def _build_prompts(self, episodes: Sequence[Episode]) -> None:
         actor = self.actor

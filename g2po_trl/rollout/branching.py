@@ -119,10 +119,13 @@ class HeldBack:
     Args:
         branching: knows how many are held back, and where they begin.
         episodes: whole groups, one after the other.
+        on_end: called with each episode that is over, when it was taken note of.
     """
 
-    def __init__(self, branching: Branching, episodes: Sequence[Episode]):
-        self.branching, size = branching, branching.group_size
+    def __init__(
+        self, branching: Branching, episodes: Sequence[Episode], on_end: Callable[[Episode], None] | None = None
+    ):
+        self.branching, self.on_end, size = branching, on_end, branching.group_size
         self._groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
         self._group_of = {e.number: group for group, members in enumerate(self._groups) for e in members}
         self._left = [size] * len(self._groups)
@@ -145,3 +148,5 @@ class HeldBack:
             for member, branch in zip(members[first:], branches):
                 member.branch = branch
             self._may_begin += members[first:]
+        if self.on_end:
+            self.on_end(episode)

@@ -66,10 +66,6 @@ class Episode:
         else:
             self.observation, self.task = seen, seen.task or ""
 
-    def take(self, answer: Observation | StepResult | EnvironmentFailure) -> None:
-        """What the environment answered: to the last step if there is one, else to its reset."""
-        (self.advance if self.steps else self.open)(answer)
-
     def step(self, action: str, reply: str | None, **facts: Any) -> Step:
         """The step that answers the observation; `facts` are other fields of it."""
         seen = self.observation

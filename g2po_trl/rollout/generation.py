@@ -65,7 +65,6 @@ class Engine:
         self.ends = set(ends)
         self.options = options or {}
         self._is_open = False
-        self._asked: dict[int, tuple[Sequence[int], Sampling, int | None]] = {}
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
@@ -82,7 +81,7 @@ class Engine:
             with self._open():
                 yield
         finally:
-            self._is_open, self._asked = False, {}
+            self._is_open = False
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -107,21 +106,16 @@ class Engine:
 
     def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
         """Ask for one reply, whatever else is under way. Within `rollout`, which abandons what is unanswered."""
-        self._asked[key] = prompt, sampling, seed
+        raise NotImplementedError
 
     def poll(self, timeout: float) -> dict[int, Reply]:
-        """Replies that are complete, by the keys of `submit`.
+        """Return replies that are complete, by the keys of `submit`.
 
         Args:
             timeout: seconds to wait for the first one, where replies are computed elsewhere. An engine that computes
-                in the caller's thread goes on by a token of each reply instead; one that does not stream answers all
-                there are.
+                in the caller's thread goes on by a token of each reply instead.
         """
-        if not self._asked:
-            return {}
-        asked, self._asked = self._asked, {}
-        prompts, samplings, seeds = zip(*asked.values())
-        return dict(zip(asked, self.generate(prompts, samplings[0], None if None in seeds else seeds)))
+        raise NotImplementedError
 
     def _reply(self, sampling: Sampling, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> Reply:
         """Cut off what follows the end of a reply: padding."""

@@ -16,10 +16,10 @@ from ..trajectory import Trajectory
 from .actor import Actor
 from .branching import Branching, HeldBack
 from .episodes import Branch, Episode
+from .loop import Loop
+from .returning import return_to_start
 from .sampling import Sampling
 from .stats import RolloutStats
-from .stream import Stream
-from .turns import Turns
 
 SET_ASIDE = "set aside: nothing but environment errors before"
 
@@ -32,7 +32,6 @@ class Player:
         pool: hosts the environments.
         actor: chooses the actions: a `PromptActor`, or a prompted agent.
         max_turns: an episode still running after this many turns is a failure, with outcome `"truncated"`.
-        overlap: play in two halves; the environments of one half run while the other half's actions are generated.
         streams: each episode is asked for its next action as soon as its observation is there, where the actor can
             answer so. Otherwise, and with `False`, all running episodes are asked together, once a turn.
         set_aside: ids of tasks that are not played; their trajectories have outcome `"error"`.
@@ -44,7 +43,6 @@ class Player:
     pool: EnvironmentPool
     actor: Actor
     max_turns: int = 30
-    overlap: bool = False
     streams: bool = True
     set_aside: Container[str] = ()
     any_live: Callable[[bool], bool] = bool
@@ -69,7 +67,8 @@ class Player:
             groups: group of each episode. Members may share workers. `None`: no groups.
             seeds: seed of each episode's completions, for engines that support seeds (vLLM). `None`: torch's random
                 state.
-            on_turn: called after each turn with its number and the number of running episodes.
+            on_turn: called with the turns of the longest episode and the number of running episodes, when one of them
+                has changed.
             on_end: called once with each episode, as soon as it has ended.
             branches: where each episode begins, if it continues another. `None`: all begin with their task.
             branching: holds back some episodes of each group, which are `group_size` tasks in a row, and decides where
@@ -93,17 +92,24 @@ class Player:
         if streams and seeds is None:  # which reply comes first must not decide what it says
             seeds = torch.randint(2**62, (len(tasks),)).tolist()
         seeds = None if seeds is None else [seeds[place] for place in played]
+        first, more = episodes, tuple
+        if branching is not None:
+            held_back = HeldBack(branching, episodes, on_end)
+            first, more, on_end = held_back.take(), held_back.take, held_back.ended
         with self.rollout():
             started = time.perf_counter()
-            session = self.actor.session(sampling or Sampling(), seeds, stats)
-            any_live = self.any_live if self.actor.is_collective else bool
-            begun = [tasks[place] for place in played], [new[groups[place]] for place in played]
-            if streams:
-                held_back = None if branching is None else HeldBack(branching, episodes)
-                Stream(self.pool, session, self.max_turns, stats, on_turn, on_end).play(episodes, *begun, held_back)
-            else:
-                turns = Turns(self.pool, session, self.max_turns, stats, self.overlap, any_live, on_turn, on_end)
-                turns.play(episodes, *begun)
+            loop = Loop(
+                self.pool,
+                self.actor.session(sampling or Sampling(), seeds, stats),
+                self.max_turns,
+                stats,
+                together=not streams,
+                any_live=self.any_live if self.actor.is_collective else bool,
+                prelude=return_to_start,
+                on_turn=on_turn,
+                on_end=on_end,
+            )
+            loop.play(first, [tasks[place] for place in played], [new[groups[place]] for place in played], more)
             stats.total_time = time.perf_counter() - started
             stats.parts = ((stats.turns, len(episodes)),)
         trajectories = [Trajectory(name, [], 0.0, "error", error=SET_ASIDE) for name in names]

@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ..environments.contract import StepResult
+from ..environments.contract import Observation, StepResult
 from ..environments.pool import EnvironmentFailure, EnvironmentPool
 from ..trajectory import Step
 from .episodes import NOT_RETURNED, Branch, Episode
 
 
-def bring_back(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> int:
-    """Bring branches that have seen their first observation to where they begin, and wait until all are there.
+def return_to_start(episode: Episode, answer: Observation | StepResult | EnvironmentFailure) -> str | None:
+    """Take an environment's answer before its episode is asked, and return the next action on the way to its start.
 
-    Args:
-        pool: hosts their environments.
-        episodes: branches, by their slots.
-
-    Returns:
-        Number of steps that were played again.
-    """
-    played, asked = 0, ask_back(pool, episodes)
-    while asked:
-        for slot, answer in pool.take(list(asked)).items():
-            take_back(episodes[slot], answer)
-        played += len(asked)
-        asked = ask_back(pool, {slot: episodes[slot] for slot in asked})
-    return played
-
-
-def ask_back(pool: EnvironmentPool, episodes: Mapping[int, Episode]) -> dict[int, str]:
-    """Play the next action of the way back in the environments of branches that are not yet where they begin.
-
-    A branch ends with outcome `"error"` if an observation or a reward is not the one that its parent saw: the
-    environment does not follow from its task and the actions alone, and nobody can return to its states.
-
-    Args:
-        pool: hosts them. None of them owes an answer.
-        episodes: branches that have seen their first observation, by their slots.
+    A branch's environment plays the parent's actions again. The branch ends with outcome `"error"` if an observation
+    or a reward is not its parent's: the environment does not follow from its task and the actions alone.
 
     Returns:
-        The actions, by slot; `take_back` takes the answers. The other branches are where they begin, or have ended.
+        `None` when the episode is where it begins, or has ended. An episode that is no branch begins with its first
+        observation.
     """
-    actions = {slot: action for slot, episode in episodes.items() if (action := _next(episode)) is not None}
-    if actions:
-        pool.send(actions)
-    return actions
-
-
-def take_back(episode: Episode, answer: StepResult | EnvironmentFailure) -> None:
-    """Take what a branch's environment answered to an action of the way back."""
-    _replayed(episode, episode.branch.steps[len(episode.history)], answer)
+    if episode.observation is None:
+        episode.open(answer)
+    else:
+        _replayed(episode, episode.branch.steps[len(episode.history)], answer)
+    return None if episode.branch is None else _next(episode)
 
 
 def rehearse(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> str | None:

@@ -20,10 +20,11 @@ from ..environments.tasks import own_columns, task_id_of
 from ..trajectory import Trajectory
 from .branching import Branching
 from .episodes import Episode
+from .loop import Loop
 from .player import SET_ASIDE, Player
+from .returning import return_to_start
 from .sampling import Sampling, derived_seed
 from .stats import RolloutStats
-from .stream import Stream
 
 Row = dict[str, Any]
 
@@ -106,7 +107,7 @@ class Rolling:
         self._seeds: dict[int, int] = {}
         self._episode_numbers, self._group_numbers = itertools.count(), itertools.count()
         self._completed = itertools.count()
-        self._stream: Stream | None = None
+        self._loop: Loop | None = None
         player.before_play = self.settle
 
     def play(
@@ -137,12 +138,13 @@ class Rolling:
         try:
             with self.player.rollout():
                 started = time.perf_counter()
-                stream = self._new_stream(sampling, stats, version)
-                while (batch := self._observe(stream, size, most, version)) is None:
-                    self._timed(stream, stream.answer)
+                loop = self._go_on(sampling, stats, version)
+                while (batch := self._observe(loop, size, most, version)) is None:
+                    self._timed(loop, loop.ask)
+                    self._timed(loop, loop.act)
                     if on_progress:
-                        on_progress(sum(group.completed is not None for group in self.groups), len(stream.live))
-                self._timed(stream, stream.rest)
+                        on_progress(sum(group.completed is not None for group in self.groups), len(loop.live))
+                self._timed(loop, loop.rest)
                 stats.total_time = time.perf_counter() - started
         except BaseException:
             self.drop()
@@ -153,18 +155,18 @@ class Rolling:
     def settle(self) -> None:
         """Wait for what environments are doing, so that others can play in the pool."""
         try:
-            if self._stream is not None:
-                self._stream.rest(environments=True)
+            if self._loop is not None:
+                self._loop.rest(environments=True)
         except BaseException:  # the pool has ended everything
             self.drop()
             raise
 
     def drop(self) -> None:
         """End what is open. Its tasks will be played again, before all others."""
-        if self._stream is not None:
-            self.player.pool.end(self._stream.live)
+        if self._loop is not None:
+            self.player.pool.end(self._loop.live)
         self.queue.extendleft(group.task for group in reversed(self.groups))
-        self.groups, self._stream = [], None
+        self.groups, self._loop = [], None
         for of_episodes in (self._to_begin, self._group_of, self._seeds):
             of_episodes.clear()
 
@@ -182,35 +184,36 @@ class Rolling:
         rows = {name: dict(row) for row in self.tasks if (name := _name_of(row)) in wanted}
         self.queue = deque(rows[name] for name in names if name in rows)
 
-    def _new_stream(self, sampling: Sampling, stats: RolloutStats, version: int) -> Stream:
-        """The one that goes on with what is open."""
-        player, before = self.player, self._stream
+    def _go_on(self, sampling: Sampling, stats: RolloutStats, version: int) -> Loop:
+        """Return the loop, with the episodes that are open, for a rollout of this version of the policy."""
+        player = self.player
         session = player.actor.session(sampling, self._seeds, stats)
-        in_turns = not (player.streams and player.actor.streams)
-        self._stream = Stream(player.pool, session, player.max_turns, stats, None, self._ended, in_turns, version)
-        if before is not None:
-            self._stream.take_over(before)
-        return self._stream
+        if self._loop is None:
+            together = not (player.streams and player.actor.streams)
+            self._loop = Loop(player.pool, session, player.max_turns, stats, together, prelude=return_to_start)
+            self._loop.on_end = self._ended
+        self._loop.session, self._loop.stats, self._loop.policy_version = session, stats, version
+        return self._loop
 
-    def _observe(self, stream: Stream, size: int, most: int, version: int) -> list[OpenGroup] | None:
+    def _observe(self, loop: Loop, size: int, most: int, version: int) -> list[OpenGroup] | None:
         """What environments have answered, also for episodes that follow those that have ended by it: who answers is
         asked about all of them together. The batch, if there is one now."""
         places = size * self.group_size
-        self._fill(stream, places, most, version)
-        self._timed(stream, stream.observe)
-        while self._fill(stream, places, most, version):
-            self._timed(stream, stream.observe)
+        self._fill(loop, places, most, version)
+        self._timed(loop, loop.observe)
+        while self._fill(loop, places, most, version):
+            self._timed(loop, loop.observe)
         return next_batch(self.groups, size, version, self.ahead)
 
-    def _timed(self, stream: Stream, do: Callable[[], None]) -> None:
-        live, clock = len(stream.live), time.perf_counter()
+    def _timed(self, loop: Loop, do: Callable[[], None]) -> None:
+        live, clock = len(loop.live), time.perf_counter()
         do()
-        stream.stats.place_seconds += live * (time.perf_counter() - clock)
+        loop.stats.place_seconds += live * (time.perf_counter() - clock)
 
-    def _fill(self, stream: Stream, places: int, most: int, version: int) -> bool:
+    def _fill(self, loop: Loop, places: int, most: int, version: int) -> bool:
         """Begin episodes where there are places, of groups that are open or may be opened. Did any begin?"""
         begun: list[Episode] = []
-        while len(stream.live) + len(begun) < places:
+        while len(loop.live) + len(begun) < places:
             if self._to_begin:
                 begun.append(self._to_begin.popleft())
             elif self.queue and len(self.groups) < most:
@@ -220,7 +223,7 @@ class Rolling:
         if begun:
             groups = [self._group_of[episode.number] for episode in begun]
             names = [(id(self), group.number) for group in groups]
-            stream.begin(begun, [group.task for group in groups], names)
+            loop.begin(begun, [group.task for group in groups], names)
         return bool(begun)
 
     def _open(self, task: Row, version: int) -> None:

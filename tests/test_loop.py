@@ -1,13 +1,15 @@
-"""Episodes one by one: the same as in turns, none waits for another, whatever comes first."""
+"""The loop: each episode as soon as its observation is there, or all together, on every rank as often."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from conftest import build_tokenizer
 from scripted_actors import ScriptedEngine, ScriptedStream
-from toy_environments import Countdown, Dying, Slow, Waiting
+from toy_environments import Countdown, Dying, Overwhelming, Slow, Waiting
 
 from g2po_trl import EnvironmentPool, G2POConfig, PromptTemplate
 from g2po_trl.parts import streams_rollouts
@@ -18,6 +20,7 @@ from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.prompting import parse_plain
 
 TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_reply=parse_plain)
+WITH_ACTIONS = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_reply=parse_plain)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,82 @@ def test_the_same_episodes_as_in_turns(encode, turns):
             )
             assert sorted(ended) == list(range(len(turns)))
             assert not progress or progress[-1] == (min(4, max(turns)), 0)
+
+
+class Ranks:
+    """Ranks that are threads: what is collective waits until all have called it."""
+
+    def __init__(self, number):
+        self.barrier, self.flags = threading.Barrier(number, timeout=30), [False] * number
+
+    def any_live(self, rank, live):
+        self.flags[rank] = live
+        self.barrier.wait()
+        any_live = any(self.flags)
+        self.barrier.wait()
+        return any_live
+
+    def play(self, play):
+        """`play(rank)` of each rank, at a time."""
+        with ThreadPoolExecutor(len(self.flags)) as threads:
+            return list(threads.map(play, range(len(self.flags))))
+
+
+class CollectiveEngine(ScriptedEngine):
+    """Its calls hold a collective operation, as those of sharded models."""
+
+    is_collective = True
+
+    def __init__(self, tokenizer, answer, barrier):
+        super().__init__(tokenizer, answer)
+        self.barrier, self.calls = barrier, []
+
+    def generate(self, prompts, sampling, seeds=None):
+        self.calls.append(len(prompts))
+        self.barrier.wait()
+        return super().generate(prompts, sampling, seeds) if prompts else []
+
+
+@pytest.mark.parametrize(
+    ("turns", "calls"),
+    [
+        (([1, 1], [3, 9]), ([2, 0, 0, 0], [2, 2, 2, 1])),
+        (([2], []), ([1, 1], [0, 0])),
+        (([1, 3], [3, 1], [2]), ([2, 1, 1], [2, 1, 1], [1, 1, 0])),
+        (([], []), ([], [])),
+    ],
+)
+def test_ranks_that_generate_together_call_as_often(encode, turns, calls):
+    """Also with nothing left to ask; and each plays what it would alone."""
+    ranks = Ranks(len(turns))
+    actors = [make_actor(encode, CollectiveEngine, barrier=ranks.barrier) for _ in turns]
+
+    def play(rank):
+        tasks = [{"turns": n} for n in turns[rank]]
+        with EnvironmentPool(Countdown, num_workers=1) as pool:
+            player = Player(pool, actors[rank], 4, any_live=partial(ranks.any_live, rank))
+            found, stats = player.play(tasks)
+            alone, cost = Player(pool, make_actor(encode, ScriptedEngine), 4).play(tasks)
+        assert (found, stats.live_steps, stats.prompt_tokens) == (alone, cost.live_steps, cost.prompt_tokens)
+
+    ranks.play(play)
+    assert tuple(actor.engine.calls for actor in actors) == calls
+
+
+def test_a_prompt_that_cannot_fit_on_one_rank_leaves_the_others_calls_equal(encode):
+    """Rank 0's only episode ends at its first prompt."""
+    ranks, tasks = Ranks(2), ([{"actions": 100}], [{"actions": 1}])
+    actors = [make_actor(encode, CollectiveEngine, barrier=ranks.barrier) for _ in tasks]
+
+    def play(rank):
+        actors[rank].template, actors[rank].max_prompt_length = WITH_ACTIONS, 150
+        with EnvironmentPool(Overwhelming, num_workers=1) as pool:
+            player = Player(pool, actors[rank], 2, any_live=partial(ranks.any_live, rank))
+            return [(t.outcome, len(t.steps)) for t in player.play(tasks[rank])[0]]
+
+    assert ranks.play(play)[0] == [("failure", 0)]
+    assert len(actors[0].engine.calls) == len(actors[1].engine.calls) > 0
+    assert not any(actors[0].engine.calls)
 
 
 def test_seeds_follow_from_the_episode_and_its_turn(encode):
@@ -131,17 +210,14 @@ def test_nobody_is_busy_while_all_environments_are(encode):
 
 def test_who_streams(tmp_path):
     """By default whose replies do not depend on who is asked first; what cannot be is refused."""
-    vllm, continuous, generate = (
+    vllm, unseeded, generate = (
         SimpleNamespace(streams=streams, takes_seeds=seeds) for streams, seeds in ((1, 1), (1, 0), (0, 0))
     )
 
     def streams(engine, **options):
         return bool(streams_rollouts(G2POConfig(str(tmp_path), use_cpu=True, bf16=False, **options), engine))
 
-    assert [streams(engine) for engine in (vllm, continuous, generate)] == [True, False, False]
-    assert streams(continuous, stream_rollouts=True) and not streams(vllm, stream_rollouts=False)
-    assert not streams(vllm, overlap_environments=True)
+    assert [streams(engine) for engine in (vllm, unseeded, generate)] == [True, False, False]
+    assert streams(unseeded, stream_rollouts=True) and not streams(vllm, stream_rollouts=False)
     with pytest.raises(ValueError, match="this engine answers all prompts of a turn together"):
         streams(generate, stream_rollouts=True)
-    with pytest.raises(ValueError, match="leave overlap_environments at False"):
-        streams(vllm, stream_rollouts=True, overlap_environments=True)
