@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ REMOVED = {
     "update_while_playing": "leave it out, updates begin when all episodes of a rollout have ended",
     "overlap_environments": "set use_vllm: its rollouts stream, and environments step while others are answered",
 }
+# (option, value, what to do without), of values that an earlier version took.
+_REMOVED_VALUES = [("value_lambda", "auto", "set a number from 0 to 1 (g2po report RUN tests a run's state keys)")]
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,6 +83,24 @@ def not_known(parser: argparse.ArgumentParser, word: str, where: str, help_flag:
         if word.startswith("-")
         else f"{word!r} does not belong to a flag: {remedy}"
     )
+
+
+def refuse_removed(keys: Mapping[str, Any], argv: Sequence[str] = ()) -> None:
+    """Refuse values of options that were removed.
+
+    Args:
+        keys: option -> value, of a configuration.
+        argv: words of the command line.
+
+    Raises:
+        ValueError: for the first such value, with what to do without.
+    """
+    words = [part for word in argv for part in word.split("=", 1)]
+    flags = ((name.lstrip("-").replace("-", "_"), value) for name, value in zip(words, words[1:]))
+    given = [*flags, *keys.items()]
+    for name, value, remedy in _REMOVED_VALUES:
+        if (name, value) in given:
+            raise ValueError(f"{name} is {value!r}, which was removed: {remedy}")
 
 
 def read_config(path: str | Path | None) -> dict[str, Any]:

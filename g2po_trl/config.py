@@ -15,7 +15,6 @@ from trl import GRPOConfig
 from .config_checks import (
     ESTIMATORS,
     as_bound,
-    as_lambda,
     check,
     check_advantage_fn,
     check_afterwards,
@@ -51,8 +50,7 @@ class G2POConfig(GRPOConfig):
         gamma: discount of the return gamma^(T-j+1) R, in (0, 1].
         value_lambda: how node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down
             to 0: returns use the values of the states that followed, which is less noisy if state keys show all that
-            matters, and wrong if they do not; see `g2po_trl.credit.values`. `"auto"`: chosen in each iteration by
-            how well values predict the returns of left-out episodes, and logged as `graph/value_lambda`.
+            matters, and wrong if they do not; see `g2po_trl.credit.values`. `g2po report` tests a run's keys.
         advantage_estimator: `"g2po"`, or a baseline: `"gigpo"`, `"grpo"` (whole episodes), `"rloo"` (leave-one-out,
             never scaled), `"graphgpo"`, `"hgpo"`, `"crbc"`; docs/method.md has their equations. An `advantage_fn`
             given to the trainer replaces it, and the options of the built-in estimators are then refused.
@@ -172,9 +170,8 @@ class G2POConfig(GRPOConfig):
         default=None, metadata={"help": "Most step samples of an optimizer step. None: steps_per_generation rules."}
     )
     gamma: float = field(default=0.95, metadata={"help": "Discount of returns."})
-    # A float or "auto"; the argument parser wants one type.
-    value_lambda: str = field(
-        default=1.0, metadata={"help": "Node values: 1 (mean return) to 0 (values of next states), or 'auto'."}
+    value_lambda: float = field(
+        default=1.0, metadata={"help": "Node values: 1 (mean return) to 0 (values of next states)."}
     )
     advantage_estimator: str = field(default="g2po", metadata={"help": f"One of {', '.join(ESTIMATORS)}."})
     use_node_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_NC."})
@@ -279,7 +276,7 @@ class G2POConfig(GRPOConfig):
             "token_truncate with rollouts_ahead."
         },
     )
-    # A float, None or "auto"; see value_lambda.
+    # A float, None or "auto"; the argument parser wants one type.
     vllm_importance_sampling_clip_max: str = field(
         default="auto", metadata={"help": "Largest ratio; None: any. auto: 3, or 1 with rollouts_ahead."}
     )
@@ -295,7 +292,6 @@ class G2POConfig(GRPOConfig):
     collapse_patience: int = field(default=5, metadata={"help": "Log lines over which the two limits above average."})
 
     def __post_init__(self):
-        self.value_lambda = as_lambda(self.value_lambda)
         self._check_estimator()
         check(self)
         if self.vllm_importance_sampling_mode is None:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from .arguments import refuse_removed
 from .credit.state_keys import IGNORABLE
 from .installing import how_to_install
 from .rollout.sampling import reserved_option
@@ -101,6 +102,8 @@ def check(args: G2POConfig) -> None:
         )
     _check_whole_groups(args)
     _require(0 < args.gamma <= 1, "gamma", args.gamma, "set it above 0 and at most 1 (the paper uses 0.95)")
+    refuse_removed({"value_lambda": args.value_lambda})
+    _require(0 <= args.value_lambda <= 1, "value_lambda", args.value_lambda, "set it between 0 and 1 (1 is the paper)")
     _require(args.step_advantage_weight >= 0, "step_advantage_weight", args.step_advantage_weight, "set it >= 0")
     _require(0 < args.graphgpo_omega < 1, "graphgpo_omega", args.graphgpo_omega, "set it above 0 and below 1")
     _require(args.hgpo_depth_exponent >= 0, "hgpo_depth_exponent", args.hgpo_depth_exponent, "set it >= 0")
@@ -437,18 +440,6 @@ def _check_best_model(args: G2POConfig) -> None:
             f"with load_best_model_at_end every evaluation (eval_steps={args.eval_steps}) needs a checkpoint; set "
             "eval_steps to a multiple of save_steps",
         )
-
-
-def as_lambda(value: float | str) -> float | str:
-    """A number in [0, 1], or `"auto"`."""
-    if value == "auto":
-        return value
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    _require(0 <= number <= 1, "value_lambda", value, "set it between 0 and 1 (1 is the paper), or to 'auto'")
-    return number
 
 
 def as_bound(args: G2POConfig) -> float | None:

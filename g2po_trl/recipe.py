@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, ModelConfig, TrlParser
 
-from .arguments import not_known, read_config
+from .arguments import not_known, read_config, refuse_removed
 from .config import G2POConfig
 from .runs.checkpoint import find_checkpoint
 from .runs.evaluation import REPORT, at_other_temperatures, before_and_after, format_table
@@ -59,6 +59,7 @@ def parse_arguments(
         raise SystemExit(0)
     try:
         keys = read_config(argv[argv.index("--config") + 1] if "--config" in argv else None)
+        refuse_removed(keys, argv)
         check_given(_given(parser, argv, keys))
     except ValueError as error:
         raise SystemExit(str(error)) from error

@@ -184,7 +184,7 @@ class G2POTrainer(GRPOTrainer):
         self.iteration = make_iteration(self)
         parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
         parts |= {"tally": self.tally}
-        parts |= {"credit": self.credit, "layout": self.update.layout}
+        parts |= {"layout": self.update.layout}
         parts |= {"rolling": self.rolling} if self.rolling else {}
         parts |= {"branching": self.branching} if self.branching else {}
         self.resumption = Resumption(parts, rank, num_ranks)
@@ -393,7 +393,6 @@ class G2POTrainer(GRPOTrainer):
             {
                 "rollout/episodes": len(everyone),
                 **(branch_metrics(everyone, stats) if self.branching else {}),
-                **self.credit.statistics(graph),
                 **rollout_metrics(everyone, graph, self.args),
                 **stats.metrics(),
                 **(ages(everyone, self.iteration.number) if self.rolling else {}),

@@ -52,7 +52,7 @@ RUNS = {
     },
     "ahead": {
         "rollouts_ahead": 1,
-        "value_lambda": "auto",
+        "value_lambda": 0.5,
         "per_device_train_batch_size": 16,
         "max_error_rate": 1.0,
         "beta": 0.0,

@@ -24,7 +24,7 @@ if __name__ == "__main__":
         learning_rate=1e-2,
         lr_scheduler_type="linear",
         beta=0.05,
-        value_lambda="auto",  # chosen by the last iterations, those before a kill too
+        value_lambda=0.5,
         save_strategy="steps",
         save_steps=1,
         save_total_limit=3,

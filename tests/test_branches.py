@@ -272,7 +272,6 @@ def test_rates_are_about_as_many_episodes_of_each_task(make_trainer):
         branch_share=0.5,
         max_steps=4,
         shuffle_dataset=False,
-        value_lambda="auto",
         learning_rate=0.0,
     )
     trainer.train()

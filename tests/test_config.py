@@ -154,12 +154,16 @@ def test_best_model_needs_checkpoints_at_evaluations(tmp_path):
         make(tmp_path, load_best_model_at_end=True)
 
 
-@pytest.mark.parametrize(("given", "value"), [("0.5", 0.5), (0, 0.0), ("auto", "auto"), (1.0, 1.0)])
-def test_value_lambda_is_a_number_or_auto(tmp_path, given, value):
-    """A flag's text and a YAML number are the same."""
+@pytest.mark.parametrize(("given", "value"), [(0.5, 0.5), (0, 0.0), (1.0, 1.0)])
+def test_value_lambda_is_a_number(tmp_path, given, value):
     assert make(tmp_path, value_lambda=given).value_lambda == value
     flags = ["--output_dir", str(tmp_path), "--value_lambda", str(given), "--use_cpu", "--bf16", "false"]
     assert HfArgumentParser(G2POConfig).parse_args_into_dataclasses(flags)[0].value_lambda == value
+
+
+def test_value_lambda_auto_is_refused_with_what_to_do_instead(tmp_path):
+    with pytest.raises(ValueError, match="value_lambda is 'auto', which was removed: set a number.*g2po report"):
+        make(tmp_path, value_lambda="auto")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ import pytest
 import torch
 from recorded_runs import RUNS, TRIALS, make_recorded
 
-from g2po_trl.credit.prediction import LAMBDAS
-
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 # The logged value must lie between what was measured inside of it and around it, by clocks of the test.
 CLOCKS = {
@@ -82,13 +80,9 @@ def expected(run, number):
         found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])
     found["advantage/abs_mean"] = by_hand.mean_of(abs(step["advantage"]) for step in rollout.steps)
     if args.advantage_estimator == "g2po":
-        value_lambda = logged.get("graph/value_lambda", 1.0)
-        assert value_lambda in LAMBDAS
         found |= by_hand.advantage_metrics(  # fails for another λ
-            rollout, args.gamma, value_lambda, args.invalid_action_penalty
+            rollout, args.gamma, args.value_lambda, args.invalid_action_penalty
         )
-        if args.value_lambda == "auto":
-            found["graph/value_lambda"] = value_lambda
     if hasattr(run.trainer, "critic"):
         found |= of_critic(run, rollout, number)
     if args.vllm_servers:
@@ -255,7 +249,7 @@ def test_the_runs_have_what_a_metric_could_be_wrong_about(runs):
     """Errors, failures with reasons, truncations, prompts that were cut, clipped ratios, states visited once, …"""
     seen = [entry for name in RUNS for entry in iterations_of(runs(name)).values()]
     highest = {name: max(entry.get(name, 0) for entry in seen) for entry in seen for name in entry}
-    never = {"episode/lost_rate", "rollout/branch_errors", "graph/value_lambda", "clip_ratio/low_min"}
+    never = {"episode/lost_rate", "rollout/branch_errors", "clip_ratio/low_min"}
     assert {name for name, value in highest.items() if not value} <= never
     ratios = [[entry[f"episode/{name}_action_ratio"] for name in ("admissible", "valid")] for entry in seen]
     assert any(0 < admissible < valid < 1 for admissible, valid in ratios)

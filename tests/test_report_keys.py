@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from g2po_trl import Step, Trajectory, write_jsonl
-from g2po_trl.credit.prediction import LAMBDAS, LeftOutErrors
 from g2po_trl.report import keys, plots
 from g2po_trl.report.__main__ import main
 from g2po_trl.report.analysis import Iteration
+from g2po_trl.report.leave_one_out import LAMBDAS, LeftOutErrors
 
 
 def episode(states, reward: float, task="t", outcome=None) -> Trajectory:

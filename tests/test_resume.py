@@ -121,12 +121,6 @@ def test_a_finished_run_is_not_trained_further(uninterrupted, tmp_path, tiny_mod
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_lambda_is_chosen_and_logged(uninterrupted):
-    log = json.loads((uninterrupted / "checkpoint-24" / "trainer_state.json").read_text())["log_history"]
-    chosen = [entry["graph/value_lambda"] for entry in log if "graph/value_lambda" in entry]
-    assert len(chosen) == 12 and set(chosen) <= {0.0, 0.5, 0.8, 0.9, 1.0}
-
-
 def test_epochs_have_orders_of_their_own(uninterrupted):
     """Three epochs of four iterations: all tasks in each, in another order."""
     tasks = []

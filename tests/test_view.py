@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from viewing import BAD_TEXT, opened, trajectory, until
 
-from g2po_trl import StateGraph, Step, Trajectory, g2po, read_jsonl, write_jsonl
+from g2po_trl import StateGraph, Step, Trajectory, g2po, write_jsonl
 from g2po_trl.json_text import to_json, write_json
 from g2po_trl.trajectory import note_advantages
 from g2po_trl.view import Run, Sources
@@ -66,29 +66,6 @@ def test_values_and_advantages_by_hand(run):
     assert steps[3] == [] and first["trajectories"][3]["error"] == "exception: boom"
 
 
-@pytest.mark.parametrize("logged", [None, 0.5])
-def test_a_chosen_lambda_that_is_not_in_the_log_is_found_by_what_was_trained(run, logged):
-    """The log ends at the newest checkpoint; a line about several iterations has their mean."""
-    settings = json.loads((run / "run.json").read_text())["trainer"]
-    write_json(run / "run.json", {"trainer": {**settings, "value_lambda": "auto"}})
-    state = json.loads((run / "trainer_state.json").read_text())
-    state["log_history"] = state["log_history"][:1] if logged is None else state["log_history"]
-    state["log_history"][-1]["graph/value_lambda"] = 1.0 if logged is None else logged
-    (run / "trainer_state.json").write_text(json.dumps(state))
-    path = run / "trajectories" / "train-000002.jsonl"
-    trajectories = list(read_jsonl(path))
-    graph = StateGraph.from_groups([trajectories[:4], trajectories[4:]], 0.5, 0.0)
-    note_advantages(trajectories, g2po(graph, scale_by_std=False), [0] * 4 + [1] * 2)
-    write_jsonl(path, trajectories)
-    data = Run(run).iteration(2)
-    groups = data["groups"]
-    assert (data["value_lambda"], data["lambda_chosen"]) == (0.0, True)
-    assert all(group["stored"] and group["adds_up"] for group in groups)
-    assert [n["v"] for n in groups[0]["nodes"]] == pytest.approx(
-        graph.node_values[: len(groups[0]["nodes"])], abs=1e-4
-    )
-
-
 def test_advantages_are_shown_as_they_were_trained(make_trainer, tmp_path):
     """Of an estimator that the viewer cannot know, and whose settings it would have to guess."""
     trained = []
@@ -114,7 +91,7 @@ def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
     make_trainer(max_steps=1, use_edge_advantage=False, episode_statistics="step", **options).train()
     data = Run(tmp_path / "out").iteration(1)
     groups = data["groups"]
-    assert (data["value_lambda"], data["lambda_chosen"]) == (1.0, False)
+    assert data["value_lambda"] == 1.0
     assert all(group["stored"] and group["adds_up"] for group in groups)
     assert {group["task"] for group in groups} == {"go"}
     assert any(not step["ok"] for group in groups for t in group["trajectories"] for step in t["steps"])
@@ -292,8 +269,8 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
     assert browser.find_elements(By.CSS_SELECTOR, "#panel b, #panel img") == [], "texts are text"
     click_node(browser, "success")
 
-    told = browser.execute_script("shown = {...shown, value_lambda: 0.5, lambda_chosen: true}; return howTrained()")
-    assert told == "Trained with g2po, λ 0.5, chosen in this iteration by value_lambda auto."
+    told = browser.execute_script("shown = {...shown, value_lambda: 0.5}; return howTrained()")
+    assert told == "Trained with g2po, λ 0.5."
 
     browser.execute_script("choose(1)")
     browser.find_element(By.CSS_SELECTOR, "#cases summary").click()

@@ -28,7 +28,6 @@ import numpy as np
 from benchmarks.common import facts, write_results
 from benchmarks.credit.household import REWARD, Household, play, softmax
 from g2po_trl import StateGraph, TrajectoryRecord, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
-from g2po_trl.credit.prediction import LambdaChoice
 from g2po_trl.report import plots
 
 METHODS: dict[str, Callable[[StateGraph], np.ndarray]] = {
@@ -67,7 +66,7 @@ STEPS = {"plain": [10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0], "unit": [0.3, 1.0,
 
 
 def run(
-    method: str, seed: int, kind: str, size: float, w: float = 1.0, value_lambda: float | str = 1.0, **changed
+    method: str, seed: int, kind: str, size: float, w: float = 1.0, value_lambda: float = 1.0, **changed
 ) -> list[float]:
     """Success of each iteration's episodes."""
     options = {**DEFAULT, **changed}
@@ -78,7 +77,6 @@ def run(
     if w != 1.0:
         estimate = partial(estimate, step_weight=w)
     logits = np.zeros(house.next_state.shape)
-    choice, auto = LambdaChoice(), value_lambda == "auto"
     curve = []
     for _ in range(options["iterations"]):
         episodes = options["groups"] * options["group_size"]
@@ -92,15 +90,12 @@ def run(
                 REWARD * bool(rollout.won[e]),
                 "success" if rollout.won[e] else "truncated",
                 None,
-                [int(a).to_bytes(8, "little") for a in rollout.action[e, : rollout.length[e]]] if auto else None,
+                None,
             )
             for e in range(episodes)
         ]
         groups = [records[i : i + options["group_size"]] for i in range(0, episodes, options["group_size"])]
-        graph = StateGraph.from_records(groups, options["gamma"])
-        chosen = choice.choose(graph) if auto else value_lambda
-        if chosen != 1.0:
-            graph = StateGraph.from_records(groups, options["gamma"], chosen)
+        graph = StateGraph.from_records(groups, options["gamma"], value_lambda)
         taken = np.arange(options["turns"]) < rollout.length[:, None]
         update(house, logits, rollout.state[taken], rollout.action[taken], estimate(graph), kind, size)
     return curve

@@ -22,7 +22,7 @@ from benchmarks.credit.tabular import DEFAULT, SWEEPS, interval, run
 
 RESULTS = Path(__file__).with_name("results") / "credit_lambda"
 METHODS = ["g2po", "g2po without A_EC", "g2po without A_NC", "g2po without aggregation"]
-LAMBDAS = [1.0, 0.9, 0.5, 0.0, "auto"]
+LAMBDAS = [1.0, 0.9, 0.5, 0.0]
 SWEPT = ["key", "turns", "group_size", "slip", "idle"]
 
 
@@ -37,7 +37,7 @@ def settings(parts: list[str]) -> list[tuple[str, dict]]:
     return [setting for part in parts for setting in all_of[part]]
 
 
-def area(method: str, value_lambda: float | str, seed: int, options: dict) -> float:
+def area(method: str, value_lambda: float, seed: int, options: dict) -> float:
     """Mean success over a run's iterations."""
     changed = {name: value for name, value in options.items() if name != "size"}
     return float(np.mean(run(method, seed, "unit", options.get("size", 1.0), value_lambda=value_lambda, **changed)))
@@ -56,8 +56,8 @@ def load(results: Path) -> dict[tuple, float]:
 
 def table(areas: dict[tuple, float], names: list[str]) -> str:
     """Markdown: a row a setting and method, a column a lambda; differences are to lambda 1 in the same houses."""
-    heads = " | ".join(f"λ = {value} − λ = 1" if value != "auto" else "auto − λ = 1" for value in LAMBDAS[1:])
-    lines = [f"| setting | method | houses | λ = 1 | {heads} | auto − better of 0 and 1 |", "|---" * 9 + "|"]
+    heads = " | ".join(f"λ = {value} − λ = 1" for value in LAMBDAS[1:])
+    lines = [f"| setting | method | houses | λ = 1 | {heads} |", "|---" * 7 + "|"]
     for name in names:
         for method in METHODS:
             of = {v: {s: a for (n, m, w, s), a in areas.items() if (n, m, w) == (name, method, v)} for v in LAMBDAS}
@@ -65,9 +65,6 @@ def table(areas: dict[tuple, float], names: list[str]) -> str:
                 continue
             cells = [name, method, str(len(of[1.0])), f"{np.mean(list(of[1.0].values())):.3f}"]
             cells += [difference(of[value], of[1.0]) for value in LAMBDAS[1:]]
-            both = of[0.0].keys() & of[1.0].keys() & of["auto"].keys()
-            better = max((0.0, 1.0), key=lambda v: np.mean([of[v][s] for s in both]) if both else 0.0)
-            cells.append(difference(of["auto"], {s: of[better][s] for s in both}) + (f" ({better:g})" if both else ""))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

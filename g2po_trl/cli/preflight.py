@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..arguments import read_config
+from ..arguments import read_config, refuse_removed
 from ..environments.tasks import split_tasks
 from ..installing import EXTRA_OF, how_to_install
 from ..runs.ownership import check_free
@@ -57,7 +57,9 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
     """
     parser = make_parser(list(recipe_fields(script).values()))
     words, config = _without_config(arguments)
-    given = {**dict(read_keys(parser, read_config(config))), **read_flags(parser, words)}
+    keys = read_config(config)
+    refuse_removed(keys, words)
+    given = {**dict(read_keys(parser, keys)), **read_flags(parser, words)}
     check_given(given)
     _check_installed(script, given)
     module = str(given.get("environment") or "").partition(":")[0]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ..trajectory import Step, Trajectory
 from .graph import StateGraph, TrajectoryRecord, record
-from .prediction import LambdaChoice
 from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys
 
 
@@ -20,7 +18,7 @@ class Credit:
     Args:
         estimator: `StateGraph -> array(num_steps)`; `None` where advantages come from elsewhere (PPO's critic).
         num_generations: members of a group.
-        value_lambda: a number, or "auto": chosen from the run's own rollouts.
+        value_lambda: λ of the node values, see `StateGraph.from_groups`.
         state_key: `Step -> str`, in place of the environment's key or the observation. state_key_ignores,
             state_similarity: see `G2POConfig`.
         gather: a list of each rank -> the lists of all, joined. `list` for one rank.
@@ -31,14 +29,14 @@ class Credit:
         estimator: Callable[[StateGraph], np.ndarray] | None,
         gamma: float,
         num_generations: int,
-        value_lambda: float | str = 1.0,
+        value_lambda: float = 1.0,
         state_key: Callable[[Step], str] | None = None,
         state_key_ignores: Iterable[str] | None = None,
         state_similarity: float = 1.0,
         gather: Callable[[list], list] = list,
     ):
         self.estimator, self.gamma, self.num_generations = estimator, gamma, num_generations
-        self.value_lambda, self.lambda_choice = value_lambda, LambdaChoice()
+        self.value_lambda = value_lambda
         self.state_key = make_state_key(state_key, state_key_ignores)
         self.state_similarity, self.gather = state_similarity, gather
 
@@ -52,8 +50,7 @@ class Credit:
         if self.state_similarity < 1:
             keys = self.gather([keys_of_groups(trajectories, groups)])
             merge_similar_keys(trajectories, groups, self.state_similarity, keys)
-        with_actions = self.value_lambda == "auto"
-        return self.gather([record(trajectory, with_actions) for trajectory in trajectories])
+        return self.gather([record(trajectory) for trajectory in trajectories])
 
     def graph_of_rank(self, groups: Sequence[Sequence[Trajectory]]) -> StateGraph:
         """The graph of a rank's own groups, with mean returns. Changes no step, and gathers nothing."""
@@ -66,25 +63,7 @@ class Credit:
 
     def graph(self, records: Sequence[TrajectoryRecord]) -> StateGraph:
         """The graph of all ranks' groups, with the values that are asked for."""
-        groups = groups_of(records, self.num_generations)
-        if self.value_lambda != "auto":
-            return StateGraph.from_records(groups, self.gamma, self.value_lambda)
-        # A branch's return is part of its parent's, so neither can be predicted as if it were left out.
-        whole = [[r for r in group if r.parent is None] for group in groups]
-        chosen = self.lambda_choice.choose(StateGraph.from_records(whole, self.gamma))
-        return StateGraph.from_records(groups, self.gamma, chosen)
-
-    def statistics(self, graph: StateGraph) -> dict[str, float]:
-        """What the run decided for itself, to be logged."""
-        return {"graph/value_lambda": graph.value_lambda} if self.value_lambda == "auto" else {}
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps. Plain data."""
-        return self.lambda_choice.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` gave."""
-        self.lambda_choice.restore(state)
+        return StateGraph.from_records(groups_of(records, self.num_generations), self.gamma, self.value_lambda)
 
 
 def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list[Sequence[TrajectoryRecord]]:

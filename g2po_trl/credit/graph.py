@@ -355,8 +355,7 @@ def _check(groups: Sequence[Sequence[TrajectoryRecord]], gamma: float, value_lam
     if not (isinstance(value_lambda, Real) and 0 <= value_lambda <= 1):
         raise ValueError(
             f"value_lambda is {value_lambda!r}; it must be in [0, 1]: 1 for mean returns (the paper), 0 for the "
-            "values that the transitions of the group imply ('auto' is chosen by a trainer, or by `LambdaChoice` of "
-            "g2po_trl.credit.prediction)"
+            "values that the transitions of the group imply"
         )
     if not groups:
         raise ValueError("no groups: a graph needs at least one group of trajectories")

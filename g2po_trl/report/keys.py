@@ -1,7 +1,7 @@
 """Which λ do a run's data prefer, and are its state keys good? The test that `python -m g2po_trl.report` prints.
 
 Each episode of a group is left out once, and its returns are predicted by the values that the others give its states
-(`credit.prediction`). λ < 1 trusts that what follows a state does not depend on how it was reached. If it predicts
+(`leave_one_out`). λ < 1 trusts that what follows a state does not depend on how it was reached. If it predicts
 better, values made with it may be better. Keys hide something that matters if the same action from the same state
 leads to states of different worth (or the environment is random), or if λ = 0 predicts worse at states that were
 visited often, where λ = 1 has enough returns to average, or even over all states.
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from ..credit.graph import StateGraph
-from ..credit.prediction import (
+from .analysis import Iteration
+from .leave_one_out import (
     HIDDEN,
     LAMBDAS,
     LOSES,
@@ -30,7 +31,6 @@ from ..credit.prediction import (
     lost_standard_errors,
     same_action_spread,
 )
-from .analysis import Iteration
 
 # Classes of states by visits of a group's other episodes: least visits of each.
 VISITS = (1, 3, OFTEN)
@@ -93,7 +93,7 @@ def examine(errors: LeftOutErrors, spread: np.ndarray, of_group: np.ndarray, num
         `rows`: see `table`; `hidden_share`: of how far next values of one state's steps differ, what is among steps of
         the same action, `None` if they do not differ or actions are hardly ever the same; `often_standard_errors`: by
         how many λ = 0 loses to λ = 1 at states visited often, `None` where there are none or no error differs;
-        `lost_standard_errors`: the same over all states; `value_lambda`: what `value_lambda: auto` would choose by all
+        `lost_standard_errors`: the same over all states; `value_lambda`: the recommended λ (`best_lambda`) by all
         iterations, `None` if nothing could be compared; `verdict`: all of it in words.
     """
     rows = table(errors, of_group, numbers)
@@ -203,7 +203,7 @@ def verdict(found: dict[str, Any]) -> str:
         return (
             f"The keys hide something that matters, or the environment is random: {100 * share:.0f} % of how far the "
             f"next states of a state differ in value is among steps of the same action (right keys: at most "
-            f"{100 * HIDDEN:.0f} %). --value_lambda auto keeps 1; see {KEYS_HELP}. {_preferred(whole)}"
+            f"{100 * HIDDEN:.0f} %). Keep value_lambda 1, and see {KEYS_HELP}. {_preferred(whole)}"
         )
     for where, row, errors in (
         (f"at states that other episodes visited at least {OFTEN} times", often, hidden),

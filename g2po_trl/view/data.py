@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..credit.prediction import LAMBDAS
 from ..json_text import read_json_lines
 from ..report.analysis import load_iteration, load_log
 from ..runs.changes import description_at, parts_of, settings_at
@@ -106,40 +105,24 @@ class Run:
             prompts: with the text of each prompt, if the run's tokenizer is there to decode it.
 
         Returns:
-            `value_lambda` is the λ of the values that are shown: with G2PO the one the iteration was trained with, as
-            far as the run says it; `None` for other estimators, whose node values are plain mean returns. All are
-            computed with the settings of the part of the run that the iteration belongs to. `unfinished`: lines that
-            were not written to their end, which are left out.
+            `value_lambda` is the λ of the values that are shown: with G2PO the run's; `None` for other estimators,
+            whose node values are plain mean returns. All are computed with the settings of the part of the run that
+            the iteration belongs to. `unfinished`: lines that were not written to their end, which are left out.
         """
         read = load_iteration(self.folder, number)
         settings = _settings_in(description_at(self._described, number))
         prompt_of = self._prompts.of if prompts else None
-        for value_lambda in self._value_lambdas(number, settings):
-            texts = Texts()
-            shown = [group_data(group, texts, settings, value_lambda, prompt_of) for group in read.groups]
-            if all(group["adds_up"] is not False for group in shown):
-                break
+        value_lambda = settings.get("value_lambda", 1.0) if is_g2po(settings) else 1.0
+        texts = Texts()
+        shown = [group_data(group, texts, settings, value_lambda, prompt_of) for group in read.groups]
         return {
             "n": number,
             "value_lambda": value_lambda if is_g2po(settings) else None,
-            "lambda_chosen": settings.get("value_lambda") == "auto",
             "unfinished": read.unfinished,
             "groups": shown,
             "texts": texts.all,
             "disagreements": disagreements(shown),
         }
-
-    def _value_lambdas(self, number: int, settings: dict[str, Any]) -> list[float]:
-        """What the values of an iteration may have been made with: the first that adds up to what was trained.
-
-        What a run chose is in its log, but not yet since the newest checkpoint, and as a mean where a line is about
-        several iterations.
-        """
-        value_lambda = settings.get("value_lambda", 1.0) if is_g2po(settings) else 1.0
-        if value_lambda != "auto":
-            return [value_lambda]
-        logged = dict(self._log()).get(number, {}).get("graph/value_lambda", 1.0)
-        return [logged, *LAMBDAS, logged]
 
     def _log(self) -> list[tuple[int, dict[str, Any]]]:
         """Number of an iteration and what was logged of it."""

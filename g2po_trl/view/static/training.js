@@ -29,8 +29,7 @@ const estimator = () => run.settings.estimator_name || "g2po";
 function howTrained() {
   if (shown.value_lambda === null) return `Trained with ${estimator()}. Colours of states are mean discounted returns.`;
   const certain = shown.groups.every((one) => one.adds_up !== false);
-  const how = !certain ? ", which does not give the advantages that were trained"
-    : shown.lambda_chosen ? ", chosen in this iteration by value_lambda auto" : "";
+  const how = certain ? "" : ", which does not give the advantages that were trained";
   return `Trained with ${estimator()}, λ ${shown.value_lambda}${how}.`;
 }
 

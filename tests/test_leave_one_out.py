@@ -1,6 +1,5 @@
-"""How well values predict: each episode left out for real, numbers by hand, and the λ that a run chooses."""
+"""How well values predict: each episode left out for real, numbers by hand, and the λ that they recommend."""
 
-import json
 import random
 
 import numpy as np
@@ -8,9 +7,8 @@ import pytest
 from test_values import episode, random_groups
 
 from g2po_trl import StateGraph, Step, Trajectory
-from g2po_trl.credit.prediction import (
+from g2po_trl.report.leave_one_out import (
     LAMBDAS,
-    LambdaChoice,
     LeftOutErrors,
     best_lambda,
     hidden_share,
@@ -84,6 +82,10 @@ def errors_of(columns: dict[float, list[float]], visits: int = 1) -> LeftOutErro
     return LeftOutErrors(LAMBDAS, table, np.full(len(table), visits), np.arange(len(table)), len(table))
 
 
+def recommended(graph: StateGraph) -> float:
+    return best_lambda(left_out_errors(graph).by_group(), same_action_spread(graph))
+
+
 TRUSTED = np.array([[0.0, 1.0]])
 
 
@@ -140,20 +142,7 @@ def test_actions_that_are_never_the_same_are_no_reason_to_trust_keys(free_text):
         return Trajectory("t", [Step(k, a) for k, a in zip(keys, actions)], 10.0 * lucky, "failure")
 
     graph = StateGraph.from_groups([[played() for _ in range(8)] for _ in range(16)], with_actions=True)
-    assert LambdaChoice().choose(graph) == 1.0
-
-
-def test_only_the_last_iterations_count_and_a_checkpoint_keeps_them():
-    hidden = StateGraph.from_groups([[episode("xab", 8.0), episode("xcd", 0.0)]] * 4, with_actions=True)
-    clear = StateGraph.from_groups(
-        [[with_actions("xab", "lzz", 8.0), with_actions("xcd", "rzz", 0.0)] * 2] * 4, with_actions=True
-    )
-    choice = LambdaChoice(iterations=2)
-    choice.choose(hidden)
-    assert choice.choose(clear) == 1.0
-    resumed = LambdaChoice(iterations=2)
-    resumed.restore(json.loads(json.dumps(choice.state())))
-    assert resumed.choose(clear) == choice.choose(clear) < 1.0
+    assert recommended(graph) == 1.0
 
 
 def test_right_keys_gain_and_wrong_ones_are_found():
@@ -176,4 +165,4 @@ def test_right_keys_gain_and_wrong_ones_are_found():
     of_right, of_wrong = left_out_errors(played(right)).errors, left_out_errors(played(wrong)).errors
     assert of_right[:, -1].mean() < 0.98 * of_right[:, 0].mean()
     assert of_wrong[:, -1].mean() > 1.02 * of_wrong[:, 0].mean()
-    assert LambdaChoice().choose(played(wrong)) == 1.0 and LambdaChoice().choose(played(right)) < 1.0
+    assert recommended(played(wrong)) == 1.0 and recommended(played(right)) < 1.0

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .graph import StateGraph
-from .values import lambda_values
+from ..credit.graph import StateGraph
+from ..credit.values import lambda_values
 
 LAMBDAS = (1.0, 0.9, 0.8, 0.5, 0.0)
 # A state is visited often from so many visits by other episodes on. λ = 0 predicts worse where it loses by more than
@@ -120,43 +120,6 @@ def best_lambda(errors: np.ndarray, spread: np.ndarray) -> float:
     above = errors - errors[:, zero : zero + 1]
     better = [number for number in range(len(LAMBDAS)) if standard_errors(above[:, number]) < -TOLD_APART]
     return LAMBDAS[min(better, key=lambda number: errors[:, number].sum(), default=zero)]
-
-
-class LambdaChoice:
-    """Chooses `value_lambda` from the data of the last iterations (`value_lambda="auto"`).
-
-    Args:
-        iterations: number of iterations to use, the current one included.
-    """
-
-    def __init__(self, iterations: int = 10):
-        self.iterations = iterations
-        self._errors: list[np.ndarray] = []
-        self._spread: list[np.ndarray] = []
-
-    def choose(self, graph: StateGraph) -> float:
-        """Add an iteration and choose.
-
-        Args:
-            graph: made with actions and `value_lambda=1`.
-
-        Returns:
-            1 unless the keys can be trusted: unless the same action from the same state nearly always leads to states
-            of the same value. Then 0, or the value that predicts the returns of left-out episodes better, if one can
-            be told apart from 0.
-        """
-        self._errors = [*self._errors, left_out_errors(graph).by_group()][-self.iterations :]
-        self._spread = [*self._spread, same_action_spread(graph)][-self.iterations :]
-        return best_lambda(np.concatenate(self._errors), np.concatenate(self._spread))
-
-    def state(self) -> dict[str, list]:
-        """What a checkpoint keeps: plain data."""
-        return {"errors": [a.tolist() for a in self._errors], "spread": [a.tolist() for a in self._spread]}
-
-    def restore(self, state: dict[str, list]) -> None:
-        """Take up what `state` gave."""
-        self._errors = [np.array(a, dtype=np.float64).reshape(-1, len(LAMBDAS)) for a in state["errors"]]
-        self._spread = [np.array(a, dtype=np.float64).reshape(-1, 2) for a in state["spread"]]
 
 
 def left_out_errors(graph: StateGraph, lambdas: Sequence[float] = LAMBDAS) -> LeftOutErrors:
