@@ -195,6 +195,14 @@ def test_a_removed_option_is_refused_with_its_remedy(tmp_path, monkeypatch):
             check_command(RECIPES / "train_alfworld.py", words)
 
 
+def test_a_removed_value_is_refused_with_its_remedy(tmp_path):
+    file = tmp_path / "old.yaml"
+    file.write_text("value_lambda: auto\n")
+    for words in (["--value_lambda", "auto"], ["--value-lambda=auto"], ["--config", str(file)]):
+        with pytest.raises(ValueError, match="^value_lambda is 'auto', which was removed: set a number.*g2po report"):
+            check_command(RECIPES / "train_alfworld.py", words)
+
+
 def test_a_removed_option_is_no_field():
     fields = {name for recipe in RECIPES.glob("t*_*.py") for name in recipe_fields(recipe)}
     assert "max_steps" in fields and not fields & set(REMOVED)

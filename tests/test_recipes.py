@@ -187,6 +187,8 @@ def test_arguments_of_a_recipe(tmp_path, capsys, monkeypatch):
     for file, flags in ((None, ["--old_option", "3"]), (config, [])):
         with pytest.raises(SystemExit, match="^old_option was removed: set max_steps$"):
             parse_arguments(types, file, cpu, flags)
+    with pytest.raises(SystemExit, match="^value_lambda is 'auto', which was removed: set a number"):
+        parse_arguments(types, None, cpu, ["--value_lambda", "auto"])
     with pytest.raises(SystemExit) as exit_:
         parse_arguments(types, None, cpu, ["--help"])
     assert not exit_.value.code
