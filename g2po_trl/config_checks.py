@@ -103,7 +103,8 @@ def check(args: G2POConfig) -> None:
     _check_whole_groups(args)
     _require(0 < args.gamma <= 1, "gamma", args.gamma, "set it above 0 and at most 1 (the paper uses 0.95)")
     refuse_removed({"value_lambda": args.value_lambda})
-    _require(0 <= args.value_lambda <= 1, "value_lambda", args.value_lambda, "set it between 0 and 1 (1 is the paper)")
+    number = args.value_lambda if isinstance(args.value_lambda, (int, float)) else math.nan
+    _require(0 <= number <= 1, "value_lambda", args.value_lambda, "set it between 0 and 1 (1 is the paper)")
     _require(args.step_advantage_weight >= 0, "step_advantage_weight", args.step_advantage_weight, "set it >= 0")
     _require(0 < args.graphgpo_omega < 1, "graphgpo_omega", args.graphgpo_omega, "set it above 0 and below 1")
     _require(args.hgpo_depth_exponent >= 0, "hgpo_depth_exponent", args.hgpo_depth_exponent, "set it >= 0")
