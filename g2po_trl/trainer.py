@@ -358,14 +358,14 @@ class G2POTrainer(GRPOTrainer):
         self, model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=False, **kwargs
     ):
         """TRL's only way from token ids to log-probabilities, for a micro-batch in its layout."""
-        computed = self.update.per_token_in_layout(model, attention_mask[:, -logits_to_keep:], compute_entropy)
+        computed = self.update.layout.log_probs(model, attention_mask[:, -logits_to_keep:], compute_entropy)
         if computed is not None:
             outputs = (*computed, None)
         else:
             outputs = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=compute_entropy, **kwargs
             )
-        self.update.saw(outputs[0])
+        self.update.log_probs.saw(outputs[0])
         return outputs
 
     # -- metrics ---------------------------------------------------------------------------------------------------

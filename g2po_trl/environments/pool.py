@@ -115,7 +115,7 @@ class EnvironmentPool:
     @property
     def worker_pids(self) -> list[int]:
         """Processes that are running now."""
-        return [worker.pid for worker in self._fleet.in_service]
+        return [worker.process.pid for worker in self._fleet.in_service]
 
     @property
     def withheld(self) -> list[str]:

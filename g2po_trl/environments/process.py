@@ -210,17 +210,13 @@ class WorkerProcess:
         if self.loaded and self.owed:
             self.deadline = time.monotonic() + self.owed[0].limit
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
     def is_dead(self) -> bool:
         return self.process.poll() is not None
 
     def memory(self) -> int:
         """Resident bytes of the process and of what it started; 0 when it has died."""
         try:
-            process = psutil.Process(self.pid)
+            process = psutil.Process(self.process.pid)
             return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
         except psutil.Error:
             return 0
@@ -248,7 +244,7 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # no process of the group is left
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()  # it may have left its group
         self.process.wait()
 

@@ -67,7 +67,7 @@ class Update:
         return slices, metrics
 
     def layout_holds(self, model: torch.nn.Module, slices: MicroBatches) -> bool:
-        """See `Layout.holds`."""
+        """Return whether the layout gives the log-probabilities of padded rows, and change it if not; on all ranks."""
         return self.layout.holds(model, slices, self.score, self.pad_token_id)
 
     def cut(self, local: StepBatch, step: int = 0) -> tuple[MicroBatches, dict[str, float]]:
@@ -105,7 +105,7 @@ class Update:
         micro_batches: list[dict[str, Any]],
         unwrapped: torch.nn.Module | None = None,
     ) -> dict[str, float]:
-        """See `LogProbs.add`. Returns `sampling/*` metrics, where they are known before the update."""
+        """Add to micro-batches what the loss compares with; return `sampling/*` metrics known before the update."""
         self.log_probs.add(model, reference, micro_batches, unwrapped)
         return self.log_probs.metrics() if self.log_probs.policy_moves_on else {}
 
@@ -118,14 +118,6 @@ class Update:
         """The loss of this micro-batch is computed in here, in its layout."""
         with self.layout.of(micro_batch), self.log_probs.updating(micro_batch):
             yield
-
-    def per_token_in_layout(self, model: torch.nn.Module, mask: torch.Tensor, with_entropy: bool) -> tuple | None:
-        """See `Layout.log_probs`."""
-        return self.layout.log_probs(model, mask, with_entropy)
-
-    def saw(self, log_probs: torch.Tensor) -> None:
-        """See `LogProbs.saw`."""
-        self.log_probs.saw(log_probs)
 
     @without_cudnn_attention()
     def score(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> torch.Tensor:
