@@ -135,7 +135,8 @@ def test_actions_tell_that_keys_hide_something():
     """x, go leads to a room that wins and to one that loses; left-out errors would not say so."""
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9}), hidden=0.3)
     assert found["hidden_share"] == pytest.approx(0.3) and found["value_lambda"] == 1
-    assert "or the environment is random: 30 % of how far" in found["verdict"] and "Keep value_lambda 1, and see" in found["verdict"]
+    assert "or the environment is random: 30 % of how far" in found["verdict"]
+    assert "Keep value_lambda 1, and see" in found["verdict"]
     assert "λ = 0.5 predicts the returns of left-out episodes best" in found["verdict"]
     same = examined([[episode("xab", 8.0), episode("xcd", 0.0)]])  # the same action
     assert same["hidden_share"] == 1.0
