@@ -84,8 +84,8 @@ class Exam:
         try:
             with torch.random.fork_rng():
                 torch.manual_seed(derived_seed(seed, 0))
-                engine = TransformersEngine.of(model, tokenizer, batch_tokens=self.batch_tokens)
-                actor = PromptActor.of(engine, self.template, history_length=self.history_length)
+                engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
+                actor = PromptActor.from_engine(engine, self.template, history_length=self.history_length)
                 trajectories, _ = Player(pool, actor, self.max_turns).play(self.rows, self.sampling)
         finally:
             model.config.use_cache = cache

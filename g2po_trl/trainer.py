@@ -537,7 +537,7 @@ class G2POTrainer(GRPOTrainer):
         return TrainOutput(state.global_step, 0.0, {})
 
     def _get_train_sampler(self, dataset=None) -> Sampler:
-        return TaskSampler.of(super()._get_train_sampler(dataset), epoch=lambda: int(self.state.epoch or 0))
+        return TaskSampler.from_sampler(super()._get_train_sampler(dataset), epoch=lambda: int(self.state.epoch or 0))
 
     def run_identity(self) -> dict[str, Any]:
         """What must be the same for a run to be continued."""

@@ -236,8 +236,8 @@ def episodes(turns, lengths, groups=8):
 
 # Rollouts as long as those of the default recipe, and of the 1.5B recipe (prompts of up to 2,048 tokens).
 SHAPES = {
-    "tiny": (RowLength.of(Small, "sdpa", 2048), 2048, 1, episodes(12, (20, 10, 70, 10))),
-    "1.5b": (RowLength.of(Large, "sdpa", 32768), 32768, 4, episodes(6, (280, 30, 700, 150))),
+    "tiny": (RowLength.from_config(Small, "sdpa", 2048), 2048, 1, episodes(12, (20, 10, 70, 10))),
+    "1.5b": (RowLength.from_config(Large, "sdpa", 32768), 32768, 4, episodes(6, (280, 30, 700, 150))),
 }
 
 
@@ -275,8 +275,8 @@ def test_eager_attention_gets_shorter_rows():
     class Config:
         hidden_size, intermediate_size, num_attention_heads = 4096, 14336, 64
 
-    assert RowLength.of(Config, "sdpa", 16384).most == 4096
-    row = RowLength.of(Config, "eager", 16384).most
+    assert RowLength.from_config(Config, "sdpa", 16384).most == 4096
+    row = RowLength.from_config(Config, "eager", 16384).most
     assert row == 256 and row * 16384 * Config.num_attention_heads <= 2**28
 
 

@@ -47,7 +47,7 @@ def on_ranks(parts, work):
 
 def assert_same(parts):
     sequences = [sequence for part in parts for sequence in part]
-    wanted = Ordering.of(sequences)
+    wanted = Ordering.from_sequences(sequences)
     for found in on_ranks(parts, order_over_ranks):
         assert found.places.tolist() == wanted.places.tolist()
         assert found.overlaps.tolist() == wanted.overlaps.tolist()
@@ -82,12 +82,12 @@ def test_the_order_of_long_sequences_that_begin_alike():
     some = wanted.sort(rng.permutation(len(rows))[:30])
     found = wanted.neighbours(some, np.array([len(row) for row in shuffled]))
     assert found.tolist() == [0, *(common_prefix(shuffled[a], shuffled[b]) for a, b in zip(some, some[1:]))]
-    assert sum(len(row) for row in rows) * 4 > 5 * sum(part.hashes.nbytes for part in [ordering.Beginnings.of(rows)])
+    assert sum(len(row) for row in rows) * 4 > 5 * ordering.Beginnings.from_sequences(rows).hashes.nbytes
 
 
 @pytest.mark.parametrize("rows", [[], [3]])
 def test_neighbours_of_nothing(rows):
-    whole = Ordering.of([np.array([n], dtype=np.int32) for n in range(5)])
+    whole = Ordering.from_sequences([np.array([n], dtype=np.int32) for n in range(5)])
     assert whole.neighbours(np.array(rows, dtype=np.int64), np.ones(5)).tolist() == [0] * len(rows)
 
 
@@ -151,7 +151,7 @@ def test_the_mini_batches_are_the_same_for_any_number_of_ranks(layout):
     batches = ragged((30, 25, 0, 9), np.random.default_rng(0))
     cut = Cut(3, 200, "grpo", 0, None, layout, RowLength(90))
     rows = Rows.concatenate([batch.summary for batch in batches])
-    wanted = Ordering.of([sequence for batch in batches for sequence in batch.sequences()])
+    wanted = Ordering.from_sequences([sequence for batch in batches for sequence in batch.sequences()])
     found = []
     for ranks in (1, 4, 8):
         spread = dataclasses.replace(rows, counts=[len(part) for part in np.array_split(np.arange(len(rows)), ranks)])

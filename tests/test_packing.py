@@ -120,12 +120,12 @@ class Large:
 
 def test_rows_are_as_long_as_model_and_memory_let_them():
     """212,992 weights a layer / (2 * 128) are 832 tokens of as many operations; attention's take twice as long."""
-    assert RowLength.of(Config, "sdpa", 16384) == RowLength(4096, 416.0)
-    assert RowLength.of(Config, "sdpa", 1000).most == 1000, "a micro-batch holds no more"
-    assert RowLength.of(Large, "sdpa", 16384).even == pytest.approx(8256)
+    assert RowLength.from_config(Config, "sdpa", 16384) == RowLength(4096, 416.0)
+    assert RowLength.from_config(Config, "sdpa", 1000).most == 1000, "a micro-batch holds no more"
+    assert RowLength.from_config(Large, "sdpa", 16384).even == pytest.approx(8256)
     for attention in ("flex_attention", "flash_attention_2"):
-        assert RowLength.of(Config, attention, 16384) == RowLength(512)
-        assert RowLength.of(Large, attention, 16384) == RowLength(4096)
+        assert RowLength.from_config(Config, attention, 16384) == RowLength(512)
+        assert RowLength.from_config(Large, attention, 16384) == RowLength(4096)
 
 
 def test_rows_are_of_the_length_that_costs_least():

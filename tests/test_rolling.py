@@ -278,7 +278,7 @@ def test_log_probabilities_of_generate(tiny_model_dir):
     from g2po_trl.rollout.generation import TransformersEngine
 
     model, tokenizer = (kind.from_pretrained(tiny_model_dir) for kind in (AutoModelForCausalLM, AutoTokenizer))
-    engine = TransformersEngine.of(model, tokenizer, logprobs=True, batch_tokens=60)
+    engine = TransformersEngine.from_model(model, tokenizer, logprobs=True, batch_tokens=60)
     prompts = [tokenizer("go " * n)["input_ids"] for n in (1, 5, 3)]
     torch.manual_seed(0)
     sampling = Sampling(temperature=0.7, max_tokens=6)

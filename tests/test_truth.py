@@ -38,7 +38,7 @@ def test_a_policy_wins_as_often_as_was_asked_for(policy):
 
 
 def test_the_gradient_is_that_of_the_success_rate(policy):
-    exact, rng = Truth.of(policy).gradient, np.random.default_rng(3)
+    exact, rng = Truth.from_policy(policy).gradient, np.random.default_rng(3)
     for _ in range(3):
         way = rng.standard_normal(exact.shape)
         ahead, back = (success_rate(policy.moved(sign * 1e-5 * way)) for sign in (1, -1))
@@ -46,13 +46,13 @@ def test_the_gradient_is_that_of_the_success_rate(policy):
 
 
 def test_advantages_are_0_on_average_over_a_states_actions(policy):
-    known, probabilities = Truth.of(policy), policy.probabilities()
+    known, probabilities = Truth.from_policy(policy), policy.probabilities()
     assert np.abs((probabilities * known.advantages).sum(axis=2)).max() < 1e-6
     assert known.values[0, policy.house.start] == pytest.approx(0.3, abs=1e-8)
 
 
 def test_the_step_that_wins_is_worth_what_was_missing(policy):
-    known = Truth.of(policy)
+    known = Truth.from_policy(policy)
     state, action = np.argwhere(policy.house.wins & policy.house.admissible)[0]
     last = policy.turns - 1  # with the last turn to play, winning needs this action to have its effect
     missing = (1 - policy.slip) - known.values[last, state]

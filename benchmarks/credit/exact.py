@@ -125,7 +125,7 @@ class Truth:
     gradient: np.ndarray
 
     @classmethod
-    def of(cls, policy: Policy) -> Truth:
+    def from_policy(cls, policy: Policy) -> Truth:
         """By backward induction over the turns, and the probabilities of states forward."""
         house, probabilities = policy.house, policy.probabilities()
         onward, wins = transitions(policy)

@@ -187,7 +187,7 @@ class Task:
 
     @cached_property
     def truth(self) -> Truth:
-        return Truth.of(self.policy)
+        return Truth.from_policy(self.policy)
 
     def play(self, episodes: int, rng: np.random.Generator) -> Rollout:
         return play(self.house, self.policy.logits, episodes, self.policy.turns, self.policy.slip, rng)

@@ -172,7 +172,8 @@ def same(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     path = str(tiny_model_path())
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    actor = PromptActor.of(TransformersEngine.of(model, tokenizer, batch_tokens=16384), ALFWORLD_COMPACT_PROMPT)
+    engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=16384)
+    actor = PromptActor.from_engine(engine, ALFWORLD_COMPACT_PROMPT)
     sampling = Sampling(max_tokens=24, stop_sequences=("</action>",))
     with tempfile.TemporaryDirectory() as folder:
         generate_games(folder, "train", options.games, seed=0, size="tiny")

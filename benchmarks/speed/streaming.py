@@ -123,7 +123,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
     engine = LongReplies(
         str(tiny_model_path()), options.tokens, dtype="float32", enforce_eager=True, max_model_len=1024
     )
-    actor = PromptActor.of(engine, ALFWORLD_COMPACT_PROMPT)
+    actor = PromptActor.from_engine(engine, ALFWORLD_COMPACT_PROMPT)
     raw: dict[str, dict[str, list[dict[str, float]]]] = {}
     lengths, tokens, engine.tokens = [], engine.tokens, 0
     engine_times(engine, repetitions=1)

@@ -106,7 +106,7 @@ def test_success_is_the_sum_over_all_episodes(model, text, tables):
 
     environment = HouseEnvironment()
     expected = wins(environment, environment.reset(**HOUSE), 6)
-    truth = Truth.of(policy_of(text, tables[1], 6))
+    truth = Truth.from_policy(policy_of(text, tables[1], 6))
     assert truth.success == pytest.approx(expected, rel=1e-3)
     assert np.abs((tables[1] * truth.advantages).sum(axis=2)).max() < 1e-6
 

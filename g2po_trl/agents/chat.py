@@ -262,7 +262,7 @@ def load_local(
     longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
     precision = None if autocast is None else getattr(torch, autocast)
     options = {"batch_tokens": sys.maxsize, "options": generation_kwargs}  # `batch_size` bounds the tokens
-    engine = TransformersEngine.of(loaded, tokenizer, precision, **options)
+    engine = TransformersEngine.from_model(loaded, tokenizer, precision, **options)
     return EngineChat(engine, longest, chat_template_kwargs, batch_size)
 
 

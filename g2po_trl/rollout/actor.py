@@ -60,7 +60,7 @@ class PromptActor:
     max_prompt_length: int | None = None
 
     @classmethod
-    def of(cls, engine: Engine, template: PromptTemplate = DEFAULT_PROMPT, **options: Any) -> PromptActor:
+    def from_engine(cls, engine: Engine, template: PromptTemplate = DEFAULT_PROMPT, **options: Any) -> PromptActor:
         """An actor that uses the chat template of the engine's tokenizer.
 
         Args:

@@ -138,7 +138,7 @@ class Engine:
 class TransformersEngine(Engine):
     """Generates by `model.generate`, in batches of similar length.
 
-    For a model that is not being trained, use `TransformersEngine.of`.
+    For a model that is not being trained, use `TransformersEngine.from_model`.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -168,7 +168,7 @@ class TransformersEngine(Engine):
         self.is_collective, self.device = is_collective, device
 
     @classmethod
-    def of(
+    def from_model(
         cls,
         model: torch.nn.Module,
         tokenizer: PreTrainedTokenizerBase,
@@ -232,7 +232,7 @@ class TransformersEngine(Engine):
 
 
 def lent(model: torch.nn.Module, autocast: torch.dtype | None = None) -> LendModel:
-    """Return a function that lends a model that is not being trained; `autocast` as in `TransformersEngine.of`."""
+    """Return a function that lends a model that is not being trained; `autocast`: see `TransformersEngine`."""
 
     @contextmanager
     def lend(config: GenerationConfig) -> Iterator[torch.nn.Module]:

@@ -271,7 +271,7 @@ class ServedVLLMEngine(Engine):
     def _sync(self) -> None:
         """The policy of now to all servers that answer; those left out before are asked again."""
         started, trainer, receiver = time.perf_counter(), self.trainer, self.receiver
-        receiver.probe = Probe.of(self.tokenizer, trainer, receiver.probe_ids)
+        receiver.probe = Probe.from_ids(self.tokenizer, trainer, receiver.probe_ids)
         model, device = trainer.model(), self.accelerator.device
         adapter, error = None, None
         if receiver.takes_adapters:

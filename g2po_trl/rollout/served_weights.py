@@ -48,7 +48,7 @@ class Probe:
     tempered: torch.Tensor
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, trainer: Connection, ids: list[int]) -> Probe:
+    def from_ids(cls, tokenizer: PreTrainedTokenizerBase, trainer: Connection, ids: list[int]) -> Probe:
         """All ranks call it together: weights may be sharded."""
         with trainer.lend(GenerationConfig(max_new_tokens=1)) as model:
             row = torch.tensor([ids], device=trainer.accelerator.device)

@@ -19,7 +19,7 @@ class TaskSampler(RepeatSampler):
         self.epoch = epoch
 
     @classmethod
-    def of(cls, sampler: RepeatSampler, epoch: Callable[[], int]) -> TaskSampler:
+    def from_sampler(cls, sampler: RepeatSampler, epoch: Callable[[], int]) -> TaskSampler:
         """TRL's own sampler, with this order."""
         return cls(
             sampler.data_source,

@@ -216,7 +216,7 @@ def make_micro_batches(
     """
     batch = StepBatch.concatenate(batches)
     rows = Rows.concatenate([part.summary for part in batches])
-    plan, metrics = cut.plan(rows, Ordering.of(batch.sequences()), rng)
+    plan, metrics = cut.plan(rows, Ordering.from_sequences(batch.sequences()), rng)
     place_of = {row: row for row in range(len(batch))}
     return collate_plan(plan, batch, place_of, rows, rank, cut), metrics
 

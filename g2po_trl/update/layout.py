@@ -66,7 +66,7 @@ class Layout:
                 "attn_implementation is 'flex_attention', which PyTorch does not train on a CPU: set it to 'sdpa' in "
                 "model_init_kwargs"
             )
-        length = RowLength(row_tokens) if row_tokens else RowLength.of(config, attention, max_tokens)
+        length = RowLength(row_tokens) if row_tokens else RowLength.from_config(config, attention, max_tokens)
         self.row_length = replace(length, most=min(length.most, most_places(config) or length.most))
         self.pad_to_multiple_of = pad_to_multiple_of
         self._found_for = [kind, attention, accelerator.device.type, str(self._arithmetic(model))]

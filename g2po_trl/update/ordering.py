@@ -33,7 +33,7 @@ class Ordering:
     overlaps: np.ndarray
 
     @classmethod
-    def of(cls, sequences: Sequence[np.ndarray]) -> Ordering:
+    def from_sequences(cls, sequences: Sequence[np.ndarray]) -> Ordering:
         """That of sequences at hand."""
         order = lexicographic(sequences)
         overlaps = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:]))]
@@ -85,7 +85,7 @@ class Beginnings:
     hashes: np.ndarray
 
     @classmethod
-    def of(cls, sequences: Sequence[np.ndarray]) -> Beginnings:
+    def from_sequences(cls, sequences: Sequence[np.ndarray]) -> Beginnings:
         order, known, hashes, before = lexicographic(sequences), [], [], None
         for row in order:
             sequence = sequences[row]
@@ -136,7 +136,7 @@ class PrefixTree:
     deciding: list[int]
 
     @classmethod
-    def of(cls, ranks: Sequence[Beginnings]) -> PrefixTree:
+    def from_beginnings(cls, ranks: Sequence[Beginnings]) -> PrefixTree:
         known = np.concatenate([beginnings.known for beginnings in ranks])
         sent = -(-np.concatenate([beginnings.lengths for beginnings in ranks]) // _BLOCK) - known
         starts = np.append(0, np.cumsum(sent, dtype=np.int64))
@@ -228,7 +228,7 @@ def order_over_ranks(sequences: Sequence[np.ndarray], rank: int, gather: Callabl
         sequences: those of this rank.
         gather: takes an object of each rank and returns them all, by rank, on each.
     """
-    tree = PrefixTree.of(gather(Beginnings.of(sequences)))
+    tree = PrefixTree.from_beginnings(gather(Beginnings.from_sequences(sequences)))
     return tree.order(gather(tree.deciding_tokens(sequences, rank)))
 
 

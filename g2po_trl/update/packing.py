@@ -269,7 +269,7 @@ class RowLength:
         return tokens * (1 + tokens / self.even) if self.even else tokens
 
     @classmethod
-    def of(cls, config, attention: str, max_tokens: int) -> RowLength:
+    def from_config(cls, config, attention: str, max_tokens: int) -> RowLength:
         """What suits a model.
 
         A layer works 2 T H on the attention of a token over the T others of its row (H: hidden size), and as much as
