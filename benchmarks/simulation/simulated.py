@@ -129,19 +129,6 @@ class SimulatedPool:
         answers, self.answers = self.answers, {}
         return answers
 
-    def take(self, slots: Sequence[int]) -> dict[int, Any]:
-        while not all(slot in self.answers for slot in slots):
-            self._run(self.next_event)
-        return {slot: self.answers.pop(slot) for slot in slots}
-
-    def reset(self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None) -> list[Any]:
-        self.end()
-        return list(self.take(self.begin(tasks, groups)).values())
-
-    def step(self, actions: Mapping[int, str]) -> dict[int, Any]:
-        self.send(actions)
-        return self.take(list(actions))
-
     def end(self, slots: Iterable[int] | None = None) -> None:
         for slot in [*self.live, *self.answers] if slots is None else list(slots):
             self.live.pop(slot, None)

@@ -24,8 +24,7 @@ from .stats import RolloutStats
 
 Answer = Observation | StepResult | EnvironmentFailure
 
-A_MOMENT = 0.005  # seconds to wait for the session while environments may answer
-A_WHILE = 1.0  # and while none will
+A_MOMENT, A_WHILE = 0.005, 1.0  # seconds to wait for the session while environments may answer, and while none will
 _GONE = (
     "somebody else has ended the live episodes of this pool: use no EnvironmentPool.reset, check or end() beside a "
     "trainer, but Player.play"
@@ -56,8 +55,8 @@ class Loop:
         pool: hosts the environments.
         session: answers observations.
         max_turns: an episode is over after this many turns.
-        stats: costs are added to them. `environment_time` is that in which there was nothing else to do.
-        together: play turns: wait for all environments before the session is asked, and for all its answers before
+        stats: costs are added to them; `environment_time` is that with nothing else to do.
+        together: play turns: all environments have answered before the session is asked, and the session has before
             actions are sent.
         any_live: whether this rank has live episodes -> whether any has. Ranks that generate together call it once a
             turn and go on until none has. Default: for a rank on its own.
@@ -127,7 +126,7 @@ class Loop:
         episodes: Sequence[Episode],
         tasks: Sequence[dict[str, Any]],
         groups: Sequence[Any],
-        family: Any = None,
+        family: object = None,
     ) -> None:
         """Reset an environment for each episode, beside those that are live; see `EnvironmentPool.begin`."""
         clock = time.perf_counter()
@@ -166,8 +165,7 @@ class Loop:
         self._send(answers)
 
     def rest(self, environments: bool = False) -> None:
-        """Wait until the session has answered what it was asked; with `environments`, until they have answered too.
-        Nothing is asked meanwhile: `observe` goes on from there."""
+        """Wait until the session has answered; with `environments`, until they have, too. Nothing is asked."""
         while self.session.waiting:
             self._send(self.session.answers(A_WHILE))
         if environments:
@@ -175,10 +173,9 @@ class Loop:
 
     def _take(self, timeout: float | None) -> list[Episode]:
         """Take the answers that have come. Episodes that go on are ready then; return those that are over."""
-        answers = self.pool.receive(timeout)
+        answers, requests, over = self.pool.receive(timeout), {}, []
         if timeout is None and self.live and not answers:  # none is owed: this would go on for ever
             raise RuntimeError(_GONE)
-        requests, over = {}, []
         for slot, answer in answers.items():
             episode = self.live[slot]
             if slot not in self._opening:
@@ -193,7 +190,7 @@ class Loop:
         return over
 
     def _take_all(self) -> None:
-        over: list[Episode] = []
+        over = []
         while len(self._ready) + len(over) < len(self.live):
             over += self._take(timeout=None)
         self._end(sorted(over, key=lambda episode: episode.number))
