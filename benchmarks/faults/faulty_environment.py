@@ -1,4 +1,4 @@
-"""An environment that goes wrong as it is told. Workers import this module, so it imports little."""
+"""An environment that hangs, crashes or raises on request. Workers import this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import time
 from g2po_trl import Observation, StepResult, TextEnvironment
 
 
-class Suffering(TextEnvironment):
-    """Does what the action says, and the task for its reset. Ends with "end", which pays."""
+class FaultyEnvironment(TextEnvironment):
+    """Fails as its action names it, or as its task does in reset. The action "end" ends the episode with a reward."""
 
     def reset(self, task_id="", fault=""):
-        self.suffer(fault)
+        self.fail(fault)
         return Observation("go", admissible_actions=["go"])
 
     def step(self, action):
-        self.suffer(action)
+        self.fail(action)
         return StepResult("go", reward=10.0 * (action == "end"), terminated=action == "end")
 
-    def suffer(self, fault):
+    def fail(self, fault):
         if fault == "hang":
             time.sleep(3600)
         if fault == "die":

@@ -25,20 +25,20 @@ TURNS = 8
 
 
 class Counting(TextEnvironment):
-    """Takes its time for a step; suffers what the task says, in the turn it says (0: in reset)."""
+    """Takes `seconds` for a step and fails with the fault of its task in the turn it names (0: in reset)."""
 
     def reset(self, seconds=0.0, fault="", turn=0):
         self.seconds, self.fault, self.turn, self.done = seconds, fault, turn, 0
-        self.suffer()
+        self.fail()
         return Observation("0", admissible_actions=["go"])
 
     def step(self, action):
         self.done += 1
-        self.suffer()
+        self.fail()
         time.sleep(self.seconds)
         return StepResult(f"{self.done} {action}", terminated=self.done == TURNS, reward=10.0 * (self.done == TURNS))
 
-    def suffer(self):
+    def fail(self):
         if self.done == self.turn and self.fault == "hang":
             time.sleep(3600)
         if self.done == self.turn and self.fault == "kill":
@@ -69,7 +69,7 @@ def play(pool: EnvironmentPool, tasks: list[dict]) -> tuple[list[list], float]:
 
 
 def with_a_fault(fault: str, turn: int, limit: float, faulty: int = 1) -> dict:
-    """The first `faulty` of 8 episodes suffer it."""
+    """Return what becomes of 8 episodes of which the first `faulty` fail so."""
     with EnvironmentPool(Counting, num_workers=1, step_timeout=limit, reset_timeout=limit) as pool:
         undisturbed, before = play(pool, [{}] * 8)
         seen, seconds = play(pool, [{"fault": fault, "turn": turn}] * faulty + [{}] * (8 - faulty))

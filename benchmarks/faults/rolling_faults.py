@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import facts, write_results
-from benchmarks.faults.faulty_environment import Suffering
+from benchmarks.faults.faulty_environment import FaultyEnvironment
 from g2po_trl import EnvironmentPool
 from g2po_trl.rollout.episodes import Episode
 from g2po_trl.rollout.player import Player
@@ -126,7 +126,9 @@ def play(
     actor, order, seconds, ages = Scripted(seed, share, streams, max_turns), random.Random(seed), [], Counter()
     trained: Counter[int] = Counter()
     panels: Counter[str] = Counter()
-    with EnvironmentPool(Suffering, workers, reset_timeout=4 * limit, step_timeout=limit, load_timeout=60.0) as pool:
+    with EnvironmentPool(
+        FaultyEnvironment, workers, reset_timeout=4 * limit, step_timeout=limit, load_timeout=60.0
+    ) as pool:
         player = Player(pool, actor, max_turns, streams=streams)
         rolling = Watched(player, group_size, ahead, tasks, seed)
         for version in range(1, iterations + 1):

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import facts, interleaved, medians, write_results
-from benchmarks.faults.faulty_environment import Suffering
+from benchmarks.faults.faulty_environment import FaultyEnvironment
 from g2po_trl import EnvironmentPool
 from g2po_trl.rollout.episodes import Episode
 from g2po_trl.rollout.player import Player
@@ -131,7 +131,7 @@ def one_run(arm: str, groups: list[list[int]], options: argparse.Namespace, pool
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
     groups = lengths_of(options.lengths, options.output)
-    with EnvironmentPool(Suffering, num_workers=2) as pool:
+    with EnvironmentPool(FaultyEnvironment, num_workers=2) as pool:
 
         def play(arm: str, repetition: int) -> dict[str, float]:
             run = one_run(arm, groups, options, pool, repetition)
