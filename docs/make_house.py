@@ -1,72 +1,136 @@
-"""Draws the rooms of the package and who imports whom, from the source: docs/house.md.
+"""Draw the rooms of the package and their imports, from the source, into docs/house.md.
 
     python docs/make_house.py [--check]
 
-`--check` writes nothing and ends with 1 if docs/house.md is not what would be written.
+`--check` writes nothing and exits with 1 if docs/house.md is not what would be written.
 """
 
 import argparse
 import ast
+import re
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "g2po_trl"
 PAGE = Path(__file__).parent / "house.md"
 BEGIN, END = "<!-- written by docs/make_house.py -->", "<!-- to here -->"
-BASE = ("trajectory", "json_text", "objects", "installing", "arguments", "masking", "sdpa")  # what every room may use
-ORDER = ("environments", "rollout", "credit", "update", "runs", "agents", "report", "view", "cli")
+# In the order of the data. The modules at the top of the package are rooms of one file.
+ORDER = (
+    "utils", "trajectory", "prompts", "environments", "engines", "rollout", "credit", "update", "runs", "experimental",
+    "config_validation", "config", "trainer_build", "trainer_validation", "trainer", "ppo", "evaluation", "report",
+    "view", "cli",
+)  # fmt: skip
 
 
-def rooms() -> list[str]:
-    """Folders of the package, in the order of the data's way through them."""
-    found = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    return [room for room in ORDER if room in found] + sorted(found - set(ORDER))
-
-
-def imports_of(path: Path) -> set[str]:
-    """Rooms, and modules outside of rooms, that a file imports; not what it names for type checkers alone."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for_types = {
-        node
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
-        for node in ast.walk(block)
-    }
-    package = path.relative_to(PACKAGE).parts[:-1]
-    found = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or not node.level or node in for_types:
-            continue
-        base = package[: len(package) - (node.level - 1)]
-        words = [*base, *(node.module or "").split(".")] if node.module else [*base]
-        found |= {words[0]} if words else {alias.name for alias in node.names}
+def modules() -> dict[str, Path]:
+    """Return the path of each module, by its dotted name within the package; a package has the name of its folder."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if "starter" not in parts:  # files that `g2po init` copies
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
+def imports_of(path: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules of the package that a file imports anywhere, for type checkers alone, or names in a string
+    `"g2po_trl.module:NAME"`.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = path.relative_to(PACKAGE).parts[:-1]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            absolute = (node.module or "").split(".") if node.module else []
+            if node.level:
+                words = [*package[: len(package) - (node.level - 1)], *absolute]
+            elif absolute[:1] == [PACKAGE.name]:
+                words = absolute[1:]
+            else:
+                continue
+            base = ".".join(words)
+            found |= {name if (name := f"{base}.{alias.name}".lstrip(".")) in known else base for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = re.fullmatch(rf"{PACKAGE.name}\.([\w.]+):\w+", node.value)
+            found |= {named.group(1)} if named else set()
+    return {name for name in found if name in known and name}
+
+
 def imports() -> dict[str, set[str]]:
-    """By room, the other rooms and modules beside them that it imports."""
-    return {
-        room: {name for path in (PACKAGE / room).glob("*.py") for name in imports_of(path)} - {room}
-        for room in rooms()
-    }
+    """Return, for each module, the modules it imports."""
+    known = modules()
+    return {name: imports_of(path, known) - {name} for name, path in known.items() if name}
 
 
-def purpose(room: str) -> str:
-    """The first sentence of the room's description."""
-    text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+def room_of(module: str) -> str:
+    """Return the room of a module: its folder at the top of the package, or the module itself."""
+    return module.partition(".")[0]
+
+
+def between_rooms() -> dict[str, dict[str, list[str]]]:
+    """Return, by room and imported room, the imports as `module -> module`."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for module, names in imports().items():
+        for name in sorted(names):
+            if room_of(module) != room_of(name) and module != "__main__":
+                found[room_of(module)][room_of(name)].append(f"{module} -> {name}")
+    return found
+
+
+def circles() -> Iterator[list[str]]:
+    """Yield the sets of modules that import each other in a circle (Tarjan's strongly connected components)."""
+    edges, index, low, stack = imports(), {}, {}, []
+
+    def visit(module: str) -> Iterator[list[str]]:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for name in sorted(edges.get(module, ())):
+            if name not in index:
+                yield from visit(name)
+                low[module] = min(low[module], low[name])
+            elif name in stack:
+                low[module] = min(low[module], index[name])
+        if low[module] == index[module]:
+            circle = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(circle) > 1:
+                yield sorted(circle)
+
+    for module in edges:
+        if module not in index:
+            yield from visit(module)
+
+
+def rooms() -> list[str]:
+    """Return the folders at the top of the package, in the order of the data."""
+    return [room for room in ORDER if (PACKAGE / room / "__init__.py").exists()]
+
+
+def purpose(folder: Path) -> str:
+    """Return the first sentence of a folder's description, without the name in front of the colon."""
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
     return text.split("\n\n")[0].replace("\n", " ").split(": ", 1)[-1].rstrip(".")
 
 
+def files(folder: Path) -> list[str]:
+    """Return the names of the modules in a folder."""
+    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("__"))
+
+
 def drawing() -> str:
-    """Table and graph, as Markdown."""
-    known = rooms()
-    between = {room: [name for name in known if name in names] for room, names in imports().items()}
-    lines = ["| room | what it is for | imports | files |", "| --- | --- | --- | --- |"]
-    for room, others in between.items():
-        files = sorted(path.stem for path in (PACKAGE / room).glob("*.py") if not path.stem.startswith("__"))
-        shown = ", ".join(f"`{other}`" for other in others) or "–"
-        lines.append(f"| `{room}/` | {purpose(room)} | {shown} | {', '.join(files)} |")
-    graph = [f"{room:<13}-> {', '.join(others) or '–'}" for room, others in between.items()]
+    """Return the table of rooms and the graph of their imports, as Markdown."""
+    between = between_rooms()
+    lines = ["| Room | Purpose | Files |", "| --- | --- | --- |"]
+    for room in rooms():
+        for folder in (PACKAGE / room, *sorted(path.parent for path in (PACKAGE / room).glob("*/__init__.py"))):
+            name = folder.relative_to(PACKAGE).as_posix()
+            lines.append(f"| `{name}/` | {purpose(folder)} | {', '.join(files(folder)) or '–'} |")
+    graph = []
+    for room in ORDER:
+        others = sorted(between.get(room, ()), key=ORDER.index)
+        graph.append(f"{room:<19}-> {', '.join(others) or '–'}")
     return "\n".join([*lines, "", "```text", *graph, "```"])
 
 

@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from g2po_trl import G2POConfig, PPOConfig
 from g2po_trl.cli import COMMANDS
 from g2po_trl.cli import HELP as COMMANDS_HELP
-from g2po_trl.config_checks import REFUSED, WITHOUT_EFFECT
+from g2po_trl.config_validation import REFUSED, WITHOUT_EFFECT
 
 PAGE = Path(__file__).with_name("configuration.md")
 CLI_PAGE = Path(__file__).with_name("cli.md")
@@ -35,8 +35,8 @@ g2po view runs/coin
 g2po evaluate --model runs/coin --seeds 3
 ```
 
-- `python -m g2po_trl COMMAND` is the same as `g2po COMMAND`. `python -m g2po_trl.check`, `.view`, `.report` and
-  `.evaluate` remain, and so does `python -m g2po_trl.openenv` (`g2po serve`).
+- `python -m g2po_trl COMMAND` is the same as `g2po COMMAND`. `g2po check`, `.view`, `.report` and
+  `.evaluate` remain, and so does `g2po serve` (`g2po serve`).
 - `g2po train alfworld` runs `recipes/train_alfworld.py` in the same process; `accelerate launch
   recipes/train_alfworld.py` does the same. `--config` also takes the name of a configuration that comes with the
   package: `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`.

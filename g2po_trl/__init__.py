@@ -8,23 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import G2POConfig
-    from .credit.advantages import edge_advantage, episode_advantage, g2po, gigpo, grpo, node_advantage, rloo
+    from .credit.estimators.common import episode_advantage
+    from .credit.estimators.crbc import crbc
+    from .credit.estimators.g2po import edge_advantage, g2po, node_advantage
+    from .credit.estimators.gigpo import gigpo
+    from .credit.estimators.graphgpo import graphgpo
+    from .credit.estimators.grpo import grpo
+    from .credit.estimators.hgpo import hgpo
+    from .credit.estimators.rloo import rloo
     from .credit.graph import StateGraph, TrajectoryRecord
-    from .credit.rivals import crbc, graphgpo, hgpo
     from .credit.state_keys import NormalisedKey
-    from .environments.checks import check_environment
+    from .engines.sampling import Sampling
+    from .engines.transformers import TransformersEngine
+    from .environments.adapters.gymnasium import GymnasiumEnvironment
+    from .environments.adapters.textarena import TextArenaEnvironment
+    from .environments.adapters.trl_tools import ToolEnvironment
     from .environments.contract import Observation, StepResult, TextEnvironment
-    from .environments.gymnasium_games import GymnasiumEnvironment
-    from .environments.pool import EnvironmentPool
+    from .environments.pool.pool import EnvironmentPool
     from .environments.tasks import tasks_dataset
-    from .environments.textarena_games import TextArenaEnvironment
-    from .environments.tools import ToolEnvironment
-    from .ppo import PPOConfig, PPOTrainer
+    from .environments.validation import check_environment
+    from .ppo.trainer import PPOConfig, PPOTrainer
+    from .prompts.template import PromptTemplate
     from .rollout.actor import PromptActor
-    from .rollout.generation import TransformersEngine
     from .rollout.player import Player
-    from .rollout.prompting import PromptTemplate
-    from .rollout.sampling import Sampling
     from .runs.hub import HubError
     from .trainer import G2POTrainer
     from .trajectory import Step, Trajectory, read_jsonl, write_jsonl
@@ -36,36 +42,36 @@ _MODULE_OF = {
     "write_jsonl": "trajectory",
     "StateGraph": "credit.graph",
     "TrajectoryRecord": "credit.graph",
-    "episode_advantage": "credit.advantages",
-    "node_advantage": "credit.advantages",
-    "edge_advantage": "credit.advantages",
-    "g2po": "credit.advantages",
-    "gigpo": "credit.advantages",
-    "grpo": "credit.advantages",
-    "rloo": "credit.advantages",
-    "graphgpo": "credit.rivals",
-    "hgpo": "credit.rivals",
-    "crbc": "credit.rivals",
+    "episode_advantage": "credit.estimators.common",
+    "node_advantage": "credit.estimators.g2po",
+    "edge_advantage": "credit.estimators.g2po",
+    "g2po": "credit.estimators.g2po",
+    "gigpo": "credit.estimators.gigpo",
+    "grpo": "credit.estimators.grpo",
+    "rloo": "credit.estimators.rloo",
+    "graphgpo": "credit.estimators.graphgpo",
+    "hgpo": "credit.estimators.hgpo",
+    "crbc": "credit.estimators.crbc",
     "TextEnvironment": "environments.contract",
     "Observation": "environments.contract",
     "StepResult": "environments.contract",
-    "ToolEnvironment": "environments.tools",
-    "GymnasiumEnvironment": "environments.gymnasium_games",
-    "TextArenaEnvironment": "environments.textarena_games",
-    "check_environment": "environments.checks",
-    "EnvironmentPool": "environments.pool",
+    "ToolEnvironment": "environments.adapters.trl_tools",
+    "GymnasiumEnvironment": "environments.adapters.gymnasium",
+    "TextArenaEnvironment": "environments.adapters.textarena",
+    "check_environment": "environments.validation",
+    "EnvironmentPool": "environments.pool.pool",
     "tasks_dataset": "environments.tasks",
     "Player": "rollout.player",
     "PromptActor": "rollout.actor",
-    "Sampling": "rollout.sampling",
-    "TransformersEngine": "rollout.generation",
-    "PromptTemplate": "rollout.prompting",
+    "Sampling": "engines.sampling",
+    "TransformersEngine": "engines.transformers",
+    "PromptTemplate": "prompts.template",
     "HubError": "runs.hub",
     "NormalisedKey": "credit.state_keys",
     "G2POConfig": "config",
     "G2POTrainer": "trainer",
-    "PPOConfig": "ppo",
-    "PPOTrainer": "ppo",
+    "PPOConfig": "ppo.trainer",
+    "PPOTrainer": "ppo.trainer",
 }
 
 __all__ = [

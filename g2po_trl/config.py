@@ -12,17 +12,10 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from .config_checks import (
-    ESTIMATORS,
-    as_bound,
-    check,
-    check_advantage_fn,
-    check_afterwards,
-    check_estimator,
-)
+from .config_validation import ESTIMATORS, as_bound, check, check_advantage_fn, check_afterwards, check_estimator
 from .credit.state_keys import IGNORABLE
-from .masking import masked
 from .update.packing import LAYOUTS
+from .utils.masking import masked
 
 _ITERATIONS_PER_CHECKPOINT = 10
 # TRL sets it by the name that transformers 5 deprecates: nothing a user could act on.

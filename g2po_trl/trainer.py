@@ -32,14 +32,35 @@ from trl import GRPOTrainer
 
 from .config import G2POConfig
 from .credit.assignment import advantages_of_rank, groups_of
-from .credit.branching import ChooseBranches
-from .credit.estimators import estimator_name, make_estimator
+from .credit.estimators.registry import estimator_name, make_estimator
 from .credit.graph import StateGraph
+from .engines.sampling import Sampling
+from .engines.trl_vllm import starting_vllm
+from .environments.adapters.trl_tools import prompt_of, text_environment_factory
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, own_columns, task_id_of, tasks_hash
-from .environments.tools import text_environment_factory
-from .json_text import written_beside
-from .parts import (
+from .experimental.branching.branching import Branching
+from .experimental.branching.rules import ChooseBranches
+from .experimental.partial_rollouts import ages
+from .prompts.template import PromptTemplate
+from .rollout.dynamic_sampling import Rollout
+from .rollout.episode import Branch
+from .rollout.failing_tasks import TaskErrors
+from .rollout.stats import RolloutStats
+from .rollout.task_sampler import TaskSampler
+from .runs import hub
+from .runs.callbacks import ClosingVerdict, RolloutBar
+from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, clear_staging, files_moved_in
+from .runs.metrics import advantage_metrics, branch_metrics, evaluation_metrics, gather_rollout, rollout_metrics
+from .runs.model_card import card_of
+from .runs.output_dir import RunFolder, check_panel_name
+from .runs.ownership import on_main
+from .runs.panel import play_panel
+from .runs.run_json import identity_of
+from .runs.sample_table import SampleTable
+from .runs.summary import at_temperature, check_other_panels, summarize
+from .runs.verdict import Tally
+from .trainer_build import (
     add_callbacks,
     make_branching,
     make_credit,
@@ -51,30 +72,7 @@ from .parts import (
     no_reward_function,
     write_run,
 )
-from .rollout.branching import Branching
-from .rollout.episodes import Branch
-from .rollout.prompting import PromptTemplate
-from .rollout.refill import Played
-from .rollout.rolling import ages
-from .rollout.sampling import Sampling
-from .rollout.stats import RolloutStats
-from .rollout.tool_prompt import prompt_of
-from .rollout.vllm_engine import starting_vllm
-from .runs import hub
-from .runs.callbacks import ClosingVerdict, RolloutBar
-from .runs.checkpoint import Resumption, Staging, check_complete, clear_staging, files_moved_in
-from .runs.evaluation import at_temperature, check_other_panels, summarize
-from .runs.metrics import advantage_metrics, branch_metrics, evaluation_metrics, gather_rollout, rollout_metrics
-from .runs.model_card import card_of
-from .runs.ownership import on_main
-from .runs.panel import play_panel
-from .runs.run_description import identity_of
-from .runs.run_folder import RunFolder, check_panel_name
-from .runs.sample_table import SampleTable
-from .runs.task_errors import TaskErrors
-from .runs.task_order import TaskSampler
-from .runs.verdict import Tally
-from .trainer_checks import (
+from .trainer_validation import (
     check_arguments,
     check_errors,
     check_trainer,
@@ -84,9 +82,10 @@ from .trainer_checks import (
 )
 from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
+from .update.fsdp_precision import keep_outputs_exact
 from .update.iteration import Clock
-from .update.sharding import keep_outputs_exact
 from .update.update import MicroBatches
+from .utils.json import written_beside
 
 # TRL 1.16 asks a model for it at every rollout, under the name transformers 5 deprecates: nothing a user could act on.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -111,7 +110,7 @@ class G2POTrainer(GRPOTrainer):
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
         state_key: `Step -> str`, replaces the environment's own state key.
         choose_branches: with `branch_share`, `(StateGraph, budget of a group) -> [(trajectory, position), …]`: where
-            episodes begin that continue others. Default: `g2po_trl.credit.branching.least_visited`.
+            episodes begin that continue others. Default: `g2po_trl.experimental.branching.rules.least_visited`.
         processing_class: the tokenizer, with a chat template; for a multimodal checkpoint, its processor.
         card_facts: additional rows of the model card, e.g. the version of the data.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
@@ -153,7 +152,7 @@ class G2POTrainer(GRPOTrainer):
         for name in panels:
             check_panel_name(name, "the name of a panel in eval_dataset")
             check_other_panels(name, args.other_eval_temperatures, panels)
-        self._staging = Staging()
+        self._staging = AtomicCheckpoint()
         with starting_vllm(args):
             super().__init__(
                 model=model,
@@ -187,7 +186,7 @@ class G2POTrainer(GRPOTrainer):
         parts |= {"layout": self.update.layout}
         parts |= {"rolling": self.rolling} if self.rolling else {}
         parts |= {"branching": self.branching} if self.branching else {}
-        self.resumption = Resumption(parts, rank, num_ranks)
+        self.resumption = RunState(parts, rank, num_ranks)
         self.sample_table = SampleTable(
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
         )
@@ -283,7 +282,7 @@ class G2POTrainer(GRPOTrainer):
         self.tally.add(groups_of(records, self.args.num_generations), everyone, everything[len(records) :])
         return slices
 
-    def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Played:
+    def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Rollout:
         number, size = self.iteration.number, self.args.num_generations
         if self.rolling is None:
             play = lambda tasks, groups: self.play(tasks, groups=groups, branching=self.branching)  # noqa: E731
@@ -292,7 +291,7 @@ class G2POTrainer(GRPOTrainer):
         steps_left = self.state.max_steps - self.state.global_step
         batches_left = math.ceil(steps_left / self.args.optimizer_steps_per_iteration)
         try:
-            return Played(*self.rolling.play(rows, Sampling.for_training(self.args), number, bar, batches_left))
+            return Rollout(*self.rolling.play(rows, Sampling.for_training(self.args), number, bar, batches_left))
         finally:
             bar.close()
 
@@ -382,7 +381,7 @@ class G2POTrainer(GRPOTrainer):
 
     def _log_rollout(
         self,
-        played: Played,
+        played: Rollout,
         graph: StateGraph,
         times: dict[str, float],
         more: dict[str, float],

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .json_text import to_json, written_beside
+from .utils.json import to_json, written_beside
 
 OUTCOMES = ("success", "failure", "truncated", "error", "lost")
 _SLOT = re.compile(r"<[^<>]+>")  # in a listed action: what the agent fills in

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
-from g2po_envs.teaching import TeachingArguments, model_to_teach, parse_teaching_arguments, run_teaching
+from g2po_recipes.cold_start.sft import TeachingArguments, model_to_teach, parse_teaching_arguments, run_teaching
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from g2po_envs.teaching import TeachingArguments, model_to_teach, parse_teaching_arguments, run_teaching
 from g2po_envs.webshop.demonstrations import demonstrate
 from g2po_envs.webshop.environment import WebshopEnvironment
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
+from g2po_recipes.cold_start.sft import TeachingArguments, model_to_teach, parse_teaching_arguments, run_teaching
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}

@@ -20,19 +20,13 @@ from pathlib import Path
 
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from g2po_envs.alfworld import (
-    ALFWORLD_COMPACT_PROMPT,
-    ALFWORLD_PROMPT,
-    AlfworldEnvironment,
-    Manifest,
-    generate_games,
-)
+from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.environment import KEYS
 from g2po_envs.alfworld.games import report_games
 from g2po_envs.alfworld.official import PREFIX, official_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -109,7 +103,7 @@ def load_report_games(script_args: ScriptArguments, args: G2POConfig, held_out: 
 
 
 def describe_panel(script_args: ScriptArguments, reported: Manifest | None) -> dict:
-    """The arguments of `g2po_trl.evaluate` that play the reported panel."""
+    """The arguments of `g2po_trl.evaluation.evaluate` that play the reported panel."""
     directory = script_args.eval_games if reported is None else script_args.report_games
     options = {"hidden_actions": script_args.hidden_actions, "intro": script_args.intro, "key": script_args.key}
     if directory is None and reported is not None and script_args.eval_games is not None:

@@ -23,7 +23,7 @@ from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installatio
 from g2po_envs.appworld.environment import STEP_GRACE
 from g2po_envs.appworld.setup import set_up
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "appworld" / "tiny.yaml"
 
@@ -82,7 +82,7 @@ def main() -> None:
     # model
     use_model_arguments(args, model_args)
     if model_args.model_name_or_path is None:
-        from g2po_envs.alfworld.tiny import tiny_model_path  # knows nothing of AppWorld: for trying what runs
+        from g2po_envs.alfworld.tiny import tiny_model_path
 
         model_args.model_name_or_path = str(tiny_model_path())
 

@@ -18,9 +18,15 @@ import torch
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_trl import G2POConfig, G2POTrainer, PromptTemplate, tasks_dataset
+from g2po_trl.cli.recipe import (
+    parse_arguments,
+    run_recipe,
+    starting_point,
+    tokenizer_with_template,
+    use_model_arguments,
+)
+from g2po_trl.environments.loading import load
 from g2po_trl.environments.tasks import split_tasks
-from g2po_trl.objects import load
-from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, tokenizer_with_template, use_model_arguments
 
 
 @dataclass

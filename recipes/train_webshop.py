@@ -22,7 +22,7 @@ from g2po_envs.webshop import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT, ShopSource
 from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "webshop" / "tiny.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}

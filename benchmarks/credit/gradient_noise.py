@@ -51,7 +51,7 @@ from benchmarks.credit.gradient_noise_statistics import DISCOUNTED, ITERATION, R
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_environment, tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, Trajectory, read_jsonl, write_jsonl
-from g2po_trl.json_text import write_json
+from g2po_trl.utils.json import write_json
 
 CONFIGS = {"short": "recipes/alfworld/tiny.yaml", "long": "recipes/alfworld/tiny-long.yaml"}
 GROUP, GAME_SEED = 8, 1  # episodes; recipes train on games of seed 0

@@ -8,18 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from g2po_trl.credit import (
-    StateGraph,
-    crbc,
-    edge_advantage,
-    g2po,
-    gigpo,
-    graphgpo,
-    grpo,
-    hgpo,
-    node_advantage,
-    rloo,
-)
+from g2po_trl.credit import StateGraph, crbc, edge_advantage, g2po, gigpo, graphgpo, grpo, hgpo, node_advantage, rloo
 from g2po_trl.trajectory import Trajectory
 
 LAMBDAS, KEYS = (1.0, 0.9, 0.5, 0.0), ("released", "memory")

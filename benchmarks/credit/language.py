@@ -44,7 +44,7 @@ from benchmarks.credit.truth import DEFAULT, METHODS, Task, compare, summary
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_envs.tiny.evaluation import play
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.json_text import write_json
+from g2po_trl.utils.json import write_json
 
 TRAINING, HELD_OUT = range(8), range(1000, 1004)  # measured; more houses may be trained on
 TEMPERATURES = (1.0, 0.4)

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.credit.exact import Policy
 from benchmarks.credit.language_house import HOUSE_PROMPT, TextHouse
-from g2po_trl.rollout.encoding import ChatEncoder
+from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.update.attention import masks
 from g2po_trl.update.packing import lay_out, make_packs
 

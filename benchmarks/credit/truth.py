@@ -39,8 +39,9 @@ from benchmarks.credit.exact import Policy, Truth, success_rate
 from benchmarks.credit.household import REWARD, Household, Rollout, play, softmax
 from benchmarks.credit.tabular import KEYS
 from g2po_trl import StateGraph, TrajectoryRecord, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
-from g2po_trl.credit.advantages import EPSILON, edge_advantage, episode_advantage, mean_and_std
-from g2po_trl.json_text import write_json
+from g2po_trl.credit.estimators.common import EPSILON, episode_advantage, mean_and_std
+from g2po_trl.credit.estimators.g2po import edge_advantage
+from g2po_trl.utils.json import write_json
 
 DEFAULT = {
     "success": 0.4,

@@ -24,10 +24,10 @@ from typing import Any
 from benchmarks.common import facts, write_results
 from benchmarks.faults.faulty_environment import FaultyEnvironment
 from g2po_trl import EnvironmentPool
-from g2po_trl.rollout.episodes import Episode
+from g2po_trl.engines.sampling import Sampling, derived_seed
+from g2po_trl.experimental.partial_rollouts import Rolling
+from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.player import Player
-from g2po_trl.rollout.rolling import Rolling
-from g2po_trl.rollout.sampling import Sampling, derived_seed
 
 FAULTS = {"hang": "timeout", "die": "crash", "raise": "exception"}  # and what the pool calls it
 

@@ -22,7 +22,7 @@ import train_alfworld  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 
 from g2po_trl import G2POTrainer  # noqa: E402
-from g2po_trl.json_text import to_json  # noqa: E402
+from g2po_trl.utils.json import to_json  # noqa: E402
 
 METRICS = ("episode/success_rate", "episode/turns", "episode/valid_action_ratio", "grad_norm")
 PHASES = ("rollout", "generation", "environment", "logps", "update")

@@ -30,7 +30,7 @@ import torch
 from benchmarks.gpu.work import RECIPES, RecordedTrainer, flash_attentions, recipe_trainer, synthetic_trajectories
 from benchmarks.speed.phases import count, random_model, trl_micro_batches
 from g2po_trl import StateGraph, g2po
-from g2po_trl.rollout.sampling import Sampling
+from g2po_trl.engines.sampling import Sampling
 from g2po_trl.update.batch import StepBatch
 
 TINY = (64, 128, 2, 4, 2, 2048)

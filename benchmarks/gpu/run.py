@@ -45,7 +45,7 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.gpu.table import table
-from g2po_trl.json_text import write_json
+from g2po_trl.utils.json import write_json
 
 ROOT = common.ROOT
 PARTS = ("tests", "phases", "teach", "learning")
@@ -255,7 +255,7 @@ class Learning:
             for split, number in self.sizes.items()
         )
         if "teach" in self.args.parts and not (self.args.shrink or self.args.start or self.args.model):
-            code += f"\nfrom g2po_envs.smollm2 import smollm2_path\nsmollm2_path({str(self.cache)!r})"
+            code += f"\nfrom g2po_recipes.cold_start.smollm2 import smollm2_path\nsmollm2_path({str(self.cache)!r})"
         return [sys.executable, "-c", code]
 
     def teach(self) -> list[str]:
@@ -379,7 +379,7 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
         content["parts"]["preparation"] = before[0].result
     try:
         if "tests" in args.parts:
-            command = [sys.executable, "-m", "pytest", str(ROOT / "tests/test_gpu.py"), "-m", "gpu", "-q"]
+            command = [sys.executable, "-m", "pytest", str(ROOT / "tests/gpu/test_gpu.py"), "-m", "gpu", "-q"]
             command += ["-p", "benchmarks.gpu.report", "-p", "no:cacheprovider"]
             run([job("tests", command, limit_of("tests", left()))], report, before)
         if "phases" in args.parts:

@@ -21,7 +21,7 @@ from trl import ModelConfig, get_peft_config
 from benchmarks.speed.phases import random_model
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, Observation, Step, StepResult, TextEnvironment, Trajectory
-from g2po_trl.recipe import use_model_arguments
+from g2po_trl.cli.recipe import use_model_arguments
 from g2po_trl.rollout.player import RolloutStats
 from g2po_trl.update.attention import added_mask
 

@@ -25,7 +25,7 @@ from benchmarks.learning.comparison_statistics import (
     paired_interval,
     smallest_effect,
 )
-from g2po_trl.json_text import write_json
+from g2po_trl.utils.json import write_json
 
 Run = Mapping[str, Any]
 Runs = dict[tuple[str, str, int], Run]  # (stage, arm, seed) -> run

@@ -22,9 +22,9 @@ from benchmarks.learning.comparison_statistics import first_at
 from benchmarks.learning.recipe_runs import ROOT, RecipeRunner, code, lock
 from g2po_trl import read_jsonl
 from g2po_trl.environments.tasks import read_tasks
-from g2po_trl.json_text import write_json
 from g2po_trl.report import analysis
-from g2po_trl.runs.evaluation import summarize
+from g2po_trl.runs.summary import summarize
+from g2po_trl.utils.json import write_json
 
 PARTS = ("g2po_trl", "envs", "recipes", "benchmarks/credit", "benchmarks/learning/treasure.yaml")
 VERSIONS = ("torch", "transformers", "trl", "accelerate", "numpy", "scipy", "alfworld", "textworld")

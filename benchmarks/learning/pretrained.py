@@ -33,7 +33,7 @@ from benchmarks.common import machine
 from benchmarks.learning.pretrained_report import report, runs_of
 from benchmarks.learning.recipe_runs import ROOT, Busy, RecipeRunner, code, say
 from g2po_trl import read_jsonl
-from g2po_trl.json_text import write_json
+from g2po_trl.utils.json import write_json
 
 METHODS = {
     "g2po": [],

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT
-from g2po_trl.json_text import write_json
+from g2po_trl.utils.json import write_json
 
 
 class Busy(Exception):

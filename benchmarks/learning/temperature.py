@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.common import facts, write_results
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl.runs.run_description import read_run
+from g2po_trl.runs.run_json import read_run
 from g2po_trl.trajectory import read_jsonl
 
 

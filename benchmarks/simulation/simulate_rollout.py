@@ -37,7 +37,7 @@ from benchmarks.common import command, machine
 from benchmarks.simulation.simulated import EngineCosts, PoolCosts, Recorded
 from benchmarks.simulation.simulated_rank import LOOPS, Group, Rank, all_at_once
 from benchmarks.simulation.simulation_check import CHECKED, check
-from g2po_trl.json_text import write_json
+from g2po_trl.utils.json import write_json
 
 VARIED: dict[str, dict[str, Any]] = {  # of the drawn world, one at a time
     "replies all as long": {"spread": 0.0},

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2po_trl import Observation, StepResult
-from g2po_trl.environments.placement import FIRST_RESET, RESET, STEP, MeasuredTimes, place_episodes
-from g2po_trl.rollout.episodes import Episode
+from g2po_trl.environments.pool.placement import FIRST_RESET, RESET, STEP, MeasuredTimes, place_episodes
+from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Step
 
 

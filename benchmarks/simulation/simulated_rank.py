@@ -16,9 +16,9 @@ from benchmarks.simulation.simulated import (
     SimulatedPool,
     SimulatedSession,
 )
-from g2po_trl.rollout.episodes import Episode
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.loop import Loop
-from g2po_trl.rollout.sampling import Sampling
 from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.trajectory import Trajectory
 
@@ -84,7 +84,7 @@ class Rank:
     def _roll(self, groups: Sequence[Group], others: Sequence[Group]) -> tuple[list[Trajectory], int]:
         rows, beside = ([{"task_id": f"{id(group)}", "episodes": group} for group in of] for of in (groups, others))
         if self.rolling is None:
-            from g2po_trl.rollout.rolling import Rolling
+            from g2po_trl.experimental.partial_rollouts import Rolling
 
             actor = SimpleNamespace(streams=True, session=lambda *_: SimulatedSession(self.engine, self.pool))
             player = SimpleNamespace(

@@ -30,7 +30,7 @@ from benchmarks.common import facts, interleaved, medians, write_results
 from g2po_envs.alfworld import ALFWORLD_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
-from g2po_trl.parts import make_engine
+from g2po_trl.trainer_build import make_engine
 
 ENGINES = {"transformers": "generate", "vllm colocate": "vllm"}
 

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from g2po_trl.update.batch import Cut, StepBatch, make_micro_batches
-from g2po_trl.update.exchange import cut_over_ranks
+from g2po_trl.update.batch import BatchingConfig, StepBatch, make_micro_batches
 from g2po_trl.update.packing import RowLength
+from g2po_trl.update.redistribute import cut_over_ranks
 
 REPLY = 150
-CUT = Cut(4, 16384, "dapo", 0, None, "shared", RowLength(4096))
+CUT = BatchingConfig(4, 16384, "dapo", 0, None, "shared", RowLength(4096))
 
 
 def step_samples(rank: int, tokens: int, episodes: int, turns: int, pages: int = 40) -> StepBatch:

@@ -103,7 +103,7 @@ def make_trainer(
     gradient_checkpointing: bool = False,
 ) -> tuple[G2POTrainer, list[dict[str, Any]]]:
     """A trainer and the tasks of as many episodes; other arguments as the command's."""
-    from g2po_envs.alfworld import generate_games  # needs the alfworld package
+    from g2po_envs.alfworld import generate_games
 
     generate_games(folder / "games", "train", episodes // 8, seed=0, size="tiny")
     manifest = Manifest.scan(folder / "games")

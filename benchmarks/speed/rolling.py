@@ -34,10 +34,10 @@ import numpy as np
 from benchmarks.common import facts, interleaved, medians, write_results
 from benchmarks.faults.faulty_environment import FaultyEnvironment
 from g2po_trl import EnvironmentPool
-from g2po_trl.rollout.episodes import Episode
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.experimental.partial_rollouts import Rolling
+from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.player import Player
-from g2po_trl.rollout.rolling import Rolling
-from g2po_trl.rollout.sampling import Sampling
 
 GROUP = 8
 ARMS = {"in turns": (False, 0), "streaming": (True, 0), "1 ahead": (True, 1), "2 ahead": (True, 2)}
@@ -166,8 +166,8 @@ def same(options: argparse.Namespace) -> dict[str, Any]:
 
     from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
     from g2po_envs.alfworld.tiny import tiny_model_path
+    from g2po_trl.engines.transformers import TransformersEngine
     from g2po_trl.rollout.actor import PromptActor
-    from g2po_trl.rollout.generation import TransformersEngine
 
     torch.manual_seed(0)
     path = str(tiny_model_path())

@@ -35,10 +35,10 @@ from benchmarks.common import facts, write_results
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import EnvironmentPool, StepResult
+from g2po_trl.engines.sampling import Sampling, derived_seed
+from g2po_trl.engines.vllm_offline import OfflineVLLMEngine
 from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.rollout.offline_vllm import OfflineVLLMEngine
 from g2po_trl.rollout.player import Player
-from g2po_trl.rollout.sampling import Sampling, derived_seed
 
 SAMPLING = Sampling(max_tokens=24, stop_sequences=("</action>",))
 

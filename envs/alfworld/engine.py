@@ -9,8 +9,9 @@ the engine once and then looked up, for every episode of every member of a group
 engine's state is loaded once a process; to work out a new transition from a state it is not in, it is set back to the
 start (1 to 4 ms) and brought there by replaying operators (0.05 ms each). Memory is bounded by `GameCache`.
 
-Every text and every list of commands equals what `textworld.envs.PddlEnv` answers; `tests/test_alfworld_engine.py`
-plays both. Nothing of the engine is imported before the first game is loaded. Not thread-safe.
+Every text and every list of commands equals what `textworld.envs.PddlEnv` answers;
+`tests/envs/test_alfworld_engine.py` plays both. Nothing of the engine is imported before the first game is loaded.
+Not thread-safe.
 """
 
 from __future__ import annotations

@@ -26,14 +26,7 @@ from pathlib import Path
 
 from g2po_envs.alfworld.manifest import GAME_FILE, TASK_TYPES, Manifest, game_id
 from g2po_envs.alfworld.planning import Planners
-from g2po_envs.alfworld.vocabulary import (
-    HOLDS,
-    LAMP,
-    OPENABLE,
-    PROPERTIES,
-    ROOMS,
-    TOOLS,
-)
+from g2po_envs.alfworld.vocabulary import HOLDS, LAMP, OPENABLE, PROPERTIES, ROOMS, TOOLS
 
 GENERATOR_VERSION = 2
 # Share of all layouts that each split owns.

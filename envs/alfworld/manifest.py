@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from g2po_envs.alfworld.engine import CorruptGameError, read_game
-from g2po_trl.json_text import write_json
+from g2po_trl.utils.json import write_json
 
 GAME_FILE = "game.tw-pddl"
 TASK_TYPES = (

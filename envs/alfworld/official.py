@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from g2po_envs.alfworld.manifest import Manifest
-from g2po_trl.json_text import write_json
+from g2po_trl.utils.json import write_json
 
 RELEASE = "json_2.1.1"
 RECORD = "g2po_versions.json"

@@ -1,4 +1,4 @@
-"""Panels for `python -m g2po_trl.evaluate --environment alfworld`."""
+"""Panels for `g2po evaluate --environment alfworld`."""
 
 from __future__ import annotations
 

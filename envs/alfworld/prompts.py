@@ -7,7 +7,7 @@ that know the reply's format from training and need not be told. Replies are rea
 
 from __future__ import annotations
 
-from g2po_trl.rollout.prompting import PromptTemplate, parse_as_released
+from g2po_trl.prompts.template import PromptTemplate, parse_as_released
 
 # What prompts have in common comes first: it passes through the model once.
 _ALWAYS = """You are an agent in a house simulated in text (ALFRED). You solve household tasks by acting in it.

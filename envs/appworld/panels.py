@@ -1,4 +1,4 @@
-"""Panels for `python -m g2po_trl.evaluate --environment appworld`."""
+"""Panels for `g2po evaluate --environment appworld`."""
 
 from __future__ import annotations
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 
-from g2po_trl.rollout.prompting import ParsedReply, PromptTemplate, read_after_thought
+from g2po_trl.prompts.template import ParsedCompletion, PromptTemplate, read_after_thought
 
 _FENCE = re.compile(r"^\s*```(?:python)?\s*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
-def parse_think_code(reply: str, prompt_end: str = "") -> ParsedReply:
+def parse_think_code(reply: str, prompt_end: str = "") -> ParsedCompletion:
     """Read `<think>…</think><code>…</code>`; a fence of Markdown around the code is taken off.
 
     Invalid when a tag is missing; the code is run all the same if there is some, else nothing is.
     """
     code, thought = read_after_thought(reply, "code", prompt_end)
     fenced = _FENCE.match(code or "")
-    return ParsedReply((fenced.group(1) if fenced else code or "").strip(), code is not None and thought)
+    return ParsedCompletion((fenced.group(1) if fenced else code or "").strip(), code is not None and thought)
 
 
 # What prompts have in common comes first: it passes through the model once.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from g2po_trl.json_text import write_json_lines
+from g2po_trl.utils.json import write_json_lines
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.engines.transformers import TransformersEngine, lent
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
+from g2po_trl.prompts.template import PromptTemplate
+from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.rollout.encoding import ChatEncoder
-from g2po_trl.rollout.generation import TransformersEngine, lent
 from g2po_trl.rollout.player import Player
-from g2po_trl.rollout.prompting import PromptTemplate
-from g2po_trl.rollout.sampling import Sampling
 from g2po_trl.trajectory import Trajectory
 
 

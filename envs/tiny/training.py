@@ -28,7 +28,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer, TrainerC
 from trl import SFTConfig, SFTTrainer
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_trl.rollout.prompting import PromptTemplate
+from g2po_trl.prompts.template import PromptTemplate
 
 REPLY = "<think></think><action>{action}</action><|im_end|>"
 

@@ -1,4 +1,4 @@
-"""Panels for `python -m g2po_trl.evaluate --environment webshop`."""
+"""Panels for `g2po evaluate --environment webshop`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
 from g2po_envs.webshop.tiny import HISTORY_LENGTH
-from g2po_trl.runs.fingerprint import fingerprint_files
+from g2po_trl.evaluation.fingerprint import fingerprint_files
 from g2po_trl.runs.panel import Panel
 
 ABOUT = """You shop for somebody in an online shop. search[words] searches, where there is a search bar; \

@@ -5,10 +5,10 @@ Replies are read as the released code does.
 
 from __future__ import annotations
 
-from g2po_trl.rollout.prompting import ParsedReply, PromptTemplate, parse_as_released
+from g2po_trl.prompts.template import ParsedCompletion, PromptTemplate, parse_as_released
 
 
-def parse_shopping(reply: str, prompt_end: str = "") -> ParsedReply:
+def parse_shopping(reply: str, prompt_end: str = "") -> ParsedCompletion:
     """`parse_as_released`, which in WebShop plays the last 20 characters of a reply without an action."""
     return parse_as_released(reply, prompt_end, fallback_characters=20)
 

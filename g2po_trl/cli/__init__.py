@@ -20,15 +20,15 @@ from pathlib import Path
 
 # Name -> module with `main(argv)`, and what it is for.
 COMMANDS = {
-    "init": ("g2po_trl.cli.init", "write a folder with a small environment of your own to start from"),
-    "check": ("g2po_trl.check", "play an environment at random and report what is wrong with it"),
-    "play": ("g2po_trl.cli.play", "play an environment yourself, in the terminal"),
-    "train": ("g2po_trl.cli.train", "train on alfworld, webshop, appworld or an environment of your own"),
-    "teach": ("g2po_trl.cli.teach", "teach a model the reply's format, as a start for training"),
-    "view": ("g2po_trl.view.__main__", "look at a run or an evaluation, or compare two"),
-    "evaluate": ("g2po_trl.cli.evaluate", "evaluate a checkpoint, an adapter or a served model"),
-    "report": ("g2po_trl.report.__main__", "analyse a run's state graphs, with plots"),
-    "serve": ("g2po_trl.openenv", "serve an environment by OpenEnv"),
+    "init": ("g2po_trl.cli.commands.init", "write a folder with a small environment of your own to start from"),
+    "check": ("g2po_trl.cli.commands.check", "play an environment at random and report what is wrong with it"),
+    "play": ("g2po_trl.cli.commands.play", "play an environment yourself, in the terminal"),
+    "train": ("g2po_trl.cli.commands.train", "train on alfworld, webshop, appworld or an environment of your own"),
+    "teach": ("g2po_trl.cli.commands.teach", "teach a model the reply's format, as a start for training"),
+    "view": ("g2po_trl.cli.commands.view", "look at a run or an evaluation, or compare two"),
+    "evaluate": ("g2po_trl.cli.commands.evaluate", "evaluate a checkpoint, an adapter or a served model"),
+    "report": ("g2po_trl.cli.commands.report", "analyse a run's state graphs, with plots"),
+    "serve": ("g2po_trl.cli.commands.serve", "serve an environment by OpenEnv"),
 }
 _LINES = "\n".join(f"  {name:11} {text}" for name, (_, text) in COMMANDS.items())
 HELP = f"""usage: g2po COMMAND [ARGUMENTS]
@@ -92,7 +92,7 @@ def _without_debug(argv: list[str]) -> tuple[list[str], bool]:
 
 def _in_words(error: Exception) -> str:
     """What to print of an error: what it says, and of one that nobody foresaw where its traceback is kept."""
-    from ..installing import missing_module
+    from ..utils.extras import missing_module
 
     if isinstance(error, ImportError) and (said := missing_module(error)):
         return said

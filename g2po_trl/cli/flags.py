@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..arguments import not_known
+from ..utils.parser import not_known
 
 
 @dataclass(frozen=True)

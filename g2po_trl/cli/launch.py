@@ -83,7 +83,7 @@ def _on_the_cpu(arguments: Sequence[str], num_processes: str) -> None:
 def _by_accelerate(arguments: Sequence[str], num_processes: str | None, config: Path | None) -> None:
     from accelerate.commands.launch import launch_command, launch_command_parser
 
-    from .train import find_config
+    from .recipe_files import find_config
 
     config = config or find_config("ddp", kind="accelerate")
     options = ["--config_file", str(config), *(["--num_processes", num_processes] if num_processes else [])]

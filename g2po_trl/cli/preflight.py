@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..arguments import read_config, refuse_removed
 from ..environments.tasks import split_tasks
-from ..installing import EXTRA_OF, how_to_install
 from ..runs.ownership import check_free
-from ..switches import check_given
+from ..utils.dependent_options import check_given
+from ..utils.extras import EXTRA_OF, how_to_install
+from ..utils.parser import read_config, refuse_removed
 from .flags import Field, fields_of, make_parser, read_flags, read_keys
 
 # The first word of a recipe's name -> a module without which it cannot begin.

@@ -4,10 +4,16 @@ The way through it: state keys → `StateGraph` → values of its nodes → adva
 torch, no trainer, nothing else of this package but `Trajectory`, so that any framework can use it (docs/elsewhere.md).
 """
 
-from .advantages import edge_advantage, episode_advantage, g2po, gigpo, grpo, node_advantage, rloo
-from .flat import spread_over_tokens, step_advantages
+from .estimators.common import episode_advantage
+from .estimators.crbc import crbc
+from .estimators.g2po import edge_advantage, g2po, node_advantage
+from .estimators.gigpo import gigpo
+from .estimators.graphgpo import graphgpo
+from .estimators.grpo import grpo
+from .estimators.hgpo import hgpo
+from .estimators.rloo import rloo
 from .graph import StateGraph, TrajectoryRecord
-from .rivals import crbc, graphgpo, hgpo
+from .interop import spread_over_tokens, step_advantages
 from .state_keys import NormalisedKey
 
 __all__ = [

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..json_text import json_lines
-from .checks import check_task_columns
+from ..utils.json import json_lines
+from .validation import check_task_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset

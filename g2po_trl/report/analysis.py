@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..credit.graph import StateGraph
-from ..runs.iteration_log import IterationLog
+from ..runs.callbacks import IterationLog
 from ..trajectory import Trajectory, read_unfinished
 
 

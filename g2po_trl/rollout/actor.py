@@ -8,16 +8,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..engines.sampling import Sampling, derived_seed
+from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
+from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
+from ..prompts.tokenization import ChatEncoder
 from ..trajectory import Step
-from .encoding import ChatEncoder
-from .episodes import Episode
+from .episode import Episode
 from .loop import Session
-from .prompting import DEFAULT_PROMPT, FittedPrompt, PromptTemplate, PromptTooLongError, fit_prompt
-from .sampling import Sampling, derived_seed
 from .stats import RolloutStats
 
 if TYPE_CHECKING:
-    from .generation import Engine, Reply
+    from ..engines.base import Completion, Engine
 
 
 class Actor(Protocol):
@@ -125,7 +126,7 @@ class PromptSession:
         answered = [self.asked.pop(number) for number in replies]
         return [(episode, self._step(episode, *row)) for episode, *row in zip(answered, prompts, replies.values())]
 
-    def _generate(self) -> dict[int, Reply]:
+    def _generate(self) -> dict[int, Completion]:
         """One reply to each prompt, by the episode's number."""
         prompts = [self.prompts[number].ids for number in self.asked]
         seeds = None if self.seeds is None else [self._seed(episode) for episode in self.asked.values()]
@@ -149,7 +150,7 @@ class PromptSession:
             else:
                 self.prompts[episode.number] = prompt
 
-    def _count(self, prompts: Sequence[FittedPrompt], replies: Sequence[Reply]) -> None:
+    def _count(self, prompts: Sequence[FittedPrompt], replies: Sequence[Completion]) -> None:
         stats = self.stats
         stats.truncated_prompts += sum(prompt.truncated for prompt in prompts)
         stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
@@ -162,7 +163,7 @@ class PromptSession:
                 stats.cacheable_tokens += len(prompt.ids)
                 stats.cached_tokens += reply.cached_tokens
 
-    def _step(self, episode: Episode, prompt: FittedPrompt, reply: Reply) -> Step:
+    def _step(self, episode: Episode, prompt: FittedPrompt, reply: Completion) -> Step:
         text = self.actor.encode.decode(reply.ids)
         admissible = episode.observation.admissible_actions
         action, valid = self.actor.template.read(text, prompt.text[-64:], admissible)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..environments.contract import Observation, StepResult
-from ..environments.pool import EnvironmentFailure, EnvironmentPool
+from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..trajectory import Step
-from .episodes import Episode
+from .episode import Episode
 from .stats import RolloutStats
 
 Answer = Observation | StepResult | EnvironmentFailure

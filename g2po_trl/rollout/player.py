@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from ..environments.pool import EnvironmentPool
+from ..engines.sampling import Sampling
+from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
+from ..experimental.branching.branching import Branching, DeferredEpisodes
+from ..experimental.branching.restore_state import return_to_start
 from ..trajectory import Trajectory
 from .actor import Actor
-from .branching import Branching, HeldBack
-from .episodes import Branch, Episode
+from .episode import Branch, Episode
 from .loop import Loop
-from .returning import return_to_start
-from .sampling import Sampling
 from .stats import RolloutStats
 
 SET_ASIDE = "set aside: nothing but environment errors before"
@@ -94,7 +94,7 @@ class Player:
         seeds = None if seeds is None else [seeds[place] for place in played]
         first, more = episodes, tuple
         if branching is not None:
-            held_back = HeldBack(branching, episodes, on_end)
+            held_back = DeferredEpisodes(branching, episodes, on_end)
             first, more, on_end = held_back.take(), held_back.take, held_back.ended
         with self.rollout():
             started = time.perf_counter()

@@ -11,24 +11,28 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 
-from .iteration_log import IterationLog
 from .verdict import Tally, verdict
 
 if TYPE_CHECKING:
     from ..config import G2POConfig
 
 
+from collections.abc import Iterator
+
+
 def callbacks_of(args: G2POConfig) -> list[TrainerCallback]:
     """Those that the configuration asks for."""
     found: list[TrainerCallback] = []
     if not args.disable_tqdm:
-        found.append(IterationLine(args.optimizer_steps_per_iteration))
+        found.append(IterationProgressCallback(args.optimizer_steps_per_iteration))
     if args.min_valid_action_ratio or args.min_success_of_best:
-        found.append(CollapseStop(args.min_valid_action_ratio, args.min_success_of_best, args.collapse_patience))
+        found.append(
+            CollapseStoppingCallback(args.min_valid_action_ratio, args.min_success_of_best, args.collapse_patience)
+        )
     return found
 
 
-class IterationLine(TrainerCallback):
+class IterationProgressCallback(TrainerCallback):
     """Prints one line an iteration and one an evaluation, in place of a dictionary of forty numbers."""
 
     def __init__(self, steps_per_iteration: int, clock: Callable[[], float] = time.perf_counter):
@@ -100,7 +104,7 @@ class IterationLine(TrainerCallback):
                 print_line(" | ".join(parts))
 
 
-class CollapseStop(TrainerCallback):
+class CollapseStoppingCallback(TrainerCallback):
     """Ends a run whose agent has come apart: replies without the format, or success far below what it was.
 
     Both are means over `patience` log lines. All is read from the log that a checkpoint keeps, so a resumed run judges
@@ -208,3 +212,34 @@ def _percent(value: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "  n/a" if value is None or math.isnan(value) else f"{value:5.2f}"
+
+
+class IterationLog:
+    """Log lines -> iterations: a rollout's metrics, and the time of its update where that is logged later.
+
+    With `logging_steps` below the optimizer steps of an iteration, its rollout is in one log line and `time/update` in
+    a later one, which may hold the next rollout already.
+    """
+
+    def __init__(self):
+        self._open: dict[str, Any] | None = None
+
+    def add(self, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Take a log line; yields the iterations that it completes."""
+        has_update = entry.get("time/update") is not None
+        if self._open is not None and has_update:
+            yield {**self._open, "time/update": entry["time/update"]}
+            self._open, has_update = None, False
+        if "episode/success_rate" not in entry:
+            return
+        yield from self.close()
+        if has_update:
+            yield dict(entry)
+        else:
+            self._open = {name: value for name, value in entry.items() if name != "time/update"}
+
+    def close(self) -> Iterator[dict[str, Any]]:
+        """The iteration whose update was not logged, if there is one."""
+        if self._open is not None:
+            yield self._open
+        self._open = None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from ..json_text import to_json
+from ..utils.json import to_json
 
 # Where a run is and how it was started, not what it is trained with.
 _NOT_SETTINGS = {"parts", "run_id", "identity"}

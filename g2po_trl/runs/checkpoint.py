@@ -22,7 +22,7 @@ from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
-from ..json_text import write_json
+from ..utils.json import write_json
 from .ownership import STAGING, remove
 
 _STATE = "g2po_state.json"
@@ -151,7 +151,7 @@ class Resumable(Protocol):
         """Take up what `state` gave, on every rank."""
 
 
-class KeptInFiles(Protocol):
+class FileCheckpointable(Protocol):
     """A part of a run that keeps files of its own in a checkpoint, e.g. weights."""
 
     def save(self, folder: str) -> None:
@@ -161,7 +161,7 @@ class KeptInFiles(Protocol):
         """Called on every rank."""
 
 
-class Resumption:
+class RunState:
     """Takes an agent run up where it stopped, with the parts that have a state.
 
     Args:
@@ -171,7 +171,7 @@ class Resumption:
 
     def __init__(self, parts: Mapping[str, Resumable], rank: int = 0, num_ranks: int = 1):
         self.parts, self.rank, self.num_ranks = parts, rank, num_ranks
-        self.kept_in_files: list[KeptInFiles] = []
+        self.kept_in_files: list[FileCheckpointable] = []
 
     def save(
         self,
@@ -218,7 +218,7 @@ class Resumption:
         return slices
 
 
-class Staging:
+class AtomicCheckpoint:
     """Where a checkpoint is written before it has its name: a kill leaves no half checkpoint."""
 
     def __init__(self):

@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 from transformers import Trainer
 
-from ..json_text import written_beside
+from ..utils.json import written_beside
 from .ownership import LOCK, STAGING, SUPERSEDED
 
 logger = logging.getLogger(__name__)

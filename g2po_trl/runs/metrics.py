@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..credit.advantages import edge_advantage, episode_advantage, g2po, node_advantage
+from ..credit.estimators.common import episode_advantage
+from ..credit.estimators.g2po import edge_advantage, g2po, node_advantage
 from ..credit.graph import StateGraph
-from ..environments.checks import is_score
+from ..environments.validation import is_score
 from ..rollout.stats import RolloutStats
 from ..trajectory import Step, Trajectory
-from .evaluation import summarize
+from .summary import summarize
 
 if TYPE_CHECKING:
     from ..config import G2POConfig

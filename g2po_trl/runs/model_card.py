@@ -10,8 +10,8 @@ from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
 from trl.trainer.utils import get_config_model_id
 
-from .evaluation import before_and_after_by_panel, format_table, is_reported
-from .run_description import installed_versions
+from .run_json import installed_versions
+from .summary import before_and_after_by_panel, format_table, is_reported
 
 if TYPE_CHECKING:
     from ..config import G2POConfig

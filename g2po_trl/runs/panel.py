@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..engines.sampling import derived_seed
 from ..environments.contract import TextEnvironment
-from ..rollout.prompting import DEFAULT_PROMPT, PromptTemplate
-from ..rollout.sampling import derived_seed
+from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..trajectory import Trajectory
 
 if TYPE_CHECKING:

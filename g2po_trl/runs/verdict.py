@@ -114,7 +114,7 @@ def verdict(tally: Tally, estimator_name: str = "g2po") -> str | None:
     """Return why there was nothing to learn from and what to do next, in a paragraph; `None` if that cannot be said.
 
     Args:
-        estimator_name: see `g2po_trl.credit.estimators`.
+        estimator_name: see `g2po_trl.credit.estimators.registry`.
     """
     compares = _COMPARES.get(estimator_name.split(" ")[0].rstrip(","))
     if not tally.is_whole or not tally.episodes:

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from ..trajectory import Trajectory
-from .ordering import Ordering
+from .balance import MicroBatchPlan, RowSummary, num_mini_batches, plan_update
 from .packing import Pack, RowLength, common_prefix, lay_out
-from .planning import MicroBatchPlan, Rows, num_mini_batches, plan_update
+from .prefix_order import Ordering
 
 # How a TRL loss averages, and so how micro-batches of it add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -113,10 +113,12 @@ class StepBatch:
         return sum(len(self.completion_ids[row]) for row in rows if self.trained[row])
 
     @property
-    def summary(self) -> Rows:
+    def summary(self) -> RowSummary:
         """What a plan needs to know of the rows."""
         sizes = np.array(self.lengths(range(len(self))), dtype=np.int32).reshape(-1, 2)
-        return Rows(sizes[:, 0], sizes[:, 1], self.advantages, self.trained, [len(self)], self.logprobs is not None)
+        return RowSummary(
+            sizes[:, 0], sizes[:, 1], self.advantages, self.trained, [len(self)], self.logprobs is not None
+        )
 
     def sequences(self) -> list[np.ndarray]:
         """Token ids of each row, prompt and reply."""
@@ -165,7 +167,7 @@ class StepBatch:
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchingConfig:
     """How step samples are cut into micro-batches, the same on every rank.
 
     Args:
@@ -189,7 +191,7 @@ class Cut:
     mini_batch_size: int | None = None
 
     def plan(
-        self, rows: Rows, ordering: Ordering, rng: np.random.Generator
+        self, rows: RowSummary, ordering: Ordering, rng: np.random.Generator
     ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
         """`plan_update` of all ranks' rows."""
         kept, size = rows.with_gradient(self.kl), self.mini_batch_size
@@ -207,7 +209,7 @@ class Cut:
 
 
 def make_micro_batches(
-    batches: Sequence[StepBatch], rank: int, cut: Cut, rng: np.random.Generator
+    batches: Sequence[StepBatch], rank: int, cut: BatchingConfig, rng: np.random.Generator
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
     """One rank's micro-batches, where the rows of all are at hand; see `plan_update` and `collate_plan`.
 
@@ -215,7 +217,7 @@ def make_micro_batches(
         batches: the step samples of each rank, as they were played.
     """
     batch = StepBatch.concatenate(batches)
-    rows = Rows.concatenate([part.summary for part in batches])
+    rows = RowSummary.concatenate([part.summary for part in batches])
     plan, metrics = cut.plan(rows, Ordering.from_sequences(batch.sequences()), rng)
     place_of = {row: row for row in range(len(batch))}
     return collate_plan(plan, batch, place_of, rows, rank, cut), metrics
@@ -225,9 +227,9 @@ def collate_plan(
     plan: Sequence[Sequence[MicroBatchPlan]],
     batch: StepBatch,
     place_of: dict[int, int],
-    rows: Rows,
+    rows: RowSummary,
     rank: int,
-    cut: Cut,
+    cut: BatchingConfig,
 ) -> list[list[dict[str, Any]]]:
     """The tensors of a rank's part of a plan.
 

@@ -11,12 +11,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 
-from ..sdpa import without_cudnn_attention
-from .batch import Cut, StepBatch, make_micro_batches
-from .exchange import cut_over_ranks
+from ..utils.sdpa import without_cudnn_attention
+from .batch import BatchingConfig, StepBatch, make_micro_batches
 from .guard import GradientGuard
 from .layout import Layout
 from .log_probs import Correction, LogProbs
+from .redistribute import cut_over_ranks
 
 MicroBatches = list[list[dict[str, Any]]]  # [slice][micro-batch] of a rank
 
@@ -28,7 +28,7 @@ class Update:
         layout: in which micro-batches pass through the model.
         per_token: TRL's way from token ids to log-probabilities, which takes the layout at hand:
             (model, ids, mask, length of the replies) -> (log-probabilities, …).
-        num_slices, max_tokens, loss_type, pad_token_id, mini_batch_size: see `Cut`.
+        num_slices, max_tokens, loss_type, pad_token_id, mini_batch_size: see `BatchingConfig`.
         seed: of the order in which samples are trained.
         beta, correction, checkpointing: see `LogProbs`.
         policy_moves_on: number of slices of a rollout -> see `LogProbs`.
@@ -83,10 +83,10 @@ class Update:
         self.log_probs.policy_moves_on = self.policy_moves_on(len(slices))
         return slices, metrics
 
-    def cut_into(self, num_slices: int) -> Cut:
+    def cut_into(self, num_slices: int) -> BatchingConfig:
         """How rows are cut into so many slices, as the layout is now."""
         layout = self.layout
-        return Cut(
+        return BatchingConfig(
             num_slices,
             self.max_tokens,
             self.loss_type,

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..json_text import read_json_lines
 from ..report.analysis import load_iteration, load_log
 from ..runs.changes import description_at, parts_of, settings_at
-from ..runs.run_description import read_run
+from ..runs.run_json import read_run
+from ..utils.json import read_json_lines
 from .episode_sets import EpisodeSet, sets_of_run
 from .groups import disagreements, group_data, is_g2po
 from .texts import Prompts, Texts

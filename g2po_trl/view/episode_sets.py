@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..json_text import read_json_lines
 from ..trajectory import read_unfinished
+from ..utils.json import read_json_lines
 from .texts import Prompts, Texts, episode_data, step_data
 
 _SETTINGS = (

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..credit.advantages import edge_advantage, episode_advantage, node_advantage
+from ..credit.estimators.common import episode_advantage
+from ..credit.estimators.g2po import edge_advantage, node_advantage
 from ..credit.graph import StateGraph
 from ..trajectory import Step, Trajectory
 from .texts import Texts, episode_data, step_data

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..installing import how_to_install
-from ..json_text import to_json, written_beside
+from ..utils.extras import how_to_install
+from ..utils.json import to_json, written_beside
 from .data import Run
 from .episode_sets import Evaluation
 from .sources import Sources, open_folder

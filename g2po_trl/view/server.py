@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
-from ..json_text import to_json
+from ..utils.json import to_json
 from .page import shell
 from .sources import Sources, open_folder
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..runs.evaluation import REPORT
+from ..runs.summary import REPORT
 from .data import Run
 from .episode_sets import EpisodeSet, Evaluation
 

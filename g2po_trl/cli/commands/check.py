@@ -1,0 +1,155 @@
+"""Check an environment before training: play it at random and report findings, each with a remedy.
+
+    g2po check [environment.py] [--tasks tasks.jsonl]
+    g2po check module:Environment --task '{"seed": 1}' [--episodes 8] [--turns 30]
+    g2po check environment.py --show                     # the first prompt, as the model reads it
+
+The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), or the
+address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 if there is an error.
+`g2po check` is the same.
+
+`check_environment` checks the contract in this process. `examine` checks it in worker processes with time limits, as
+in training, and plays random episodes to find out whether the environment can be learned: does a task start the same
+in another process, are admissible actions admissible, how fast is a step, do states recur so that there is a graph,
+do random actions ever succeed, do the same actions lead to the same states (as branches need them to)?
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...environments.adapters.trl_tools import text_environment_factory
+from ...environments.loading import load
+from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ...environments.tasks import read_tasks
+from ...environments.validation import check_task_columns
+from ...evaluation.environment_report import _said, examine
+from ...utils.parser import Parser, json_object
+
+
+def _task(text: str) -> dict[str, Any]:
+    try:
+        task = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"task {text} is not valid JSON ({error}): write it as '{{\"seed\": 1}}'") from error
+    if not isinstance(task, dict):
+        raise ValueError(f"task is {text}: write an object, as '{{\"seed\": 1}}'")
+    return task
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(prog="g2po check", description=__doc__.partition("\n\n`check_env")[0])
+    parser.add_argument(
+        "environment",
+        nargs="?",
+        default="environment.py",
+        help="file.py, file.py:Class, module:Class, or an OpenEnv server's address; default: %(default)s",
+    )
+    given = "arguments of the environment, as a JSON object"
+    parser.add_argument("--environment-options", metavar="JSON", type=json_object, default={}, help=given)
+    given = "a dataset row as JSON; may be repeated"
+    parser.add_argument("--task", metavar="JSON", action="append", default=[], help=given)
+    parser.add_argument(
+        "--tasks",
+        metavar="FILE",
+        type=Path,
+        help="a file with one row per line; the first 5 are played. Default: tasks.jsonl next to file.py",
+    )
+    parser.add_argument("--episodes", metavar="N", type=int, default=8, help="episodes of each task; default: 8")
+    parser.add_argument("--turns", metavar="N", type=int, default=30, help="maximum turns of an episode; default: 30")
+    given = "maximum seconds of a reset or a step; default: 60"
+    parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help=given)
+    given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
+    parser.add_argument("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
+    shown = "print the prompt of the first task's first step, as the model reads it; nothing else is played"
+    parser.add_argument("--show", action="store_true", help=shown)
+    template = "with --show: module:TEMPLATE, a PromptTemplate; default: the environment's"
+    parser.add_argument("--prompt", metavar="NAME", help=template)
+    model = "with --show: also this model's chat template and number of tokens"
+    parser.add_argument("--model", metavar="FOLDER|ID", help=model)
+    args = parser.parse_args(argv)
+    for name in ("episodes", "turns", "timeout"):
+        if not getattr(args, name) > 0:
+            parser.error(f"{name} is {getattr(args, name):g}: set it above 0")
+    if not args.show and (args.model or args.prompt):
+        parser.error("--model and --prompt have no effect without --show: add it, or leave them out")
+    try:
+        environment, tasks = environment_and_tasks(args.environment, args.task, args.tasks)
+        tasks = tasks[: max(5, len(args.task))]
+        if args.environment_options:
+            environment = partial(environment, **args.environment_options)
+        if args.show:
+            print(first_prompt(environment, tasks[0], args.prompt, args.model, args.turns))
+            return
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    findings = examine(
+        environment,
+        tasks,
+        args.episodes,
+        args.turns,
+        timeout=args.timeout,
+        environment_variables=args.environment_variables,
+    )
+    print(*findings, sep="\n")
+    sys.exit(any(finding.level == "error" for finding in findings))
+
+
+def environment_and_tasks(
+    name: str, given: Sequence[str] = (), file: Path | None = None
+) -> tuple[Callable, list[dict[str, Any]]]:
+    """Load an environment by its name, and its tasks: those given as JSON and those of a file, by default tasks.jsonl
+    next to file.py, or one without arguments.
+
+    Raises:
+        ValueError, SystemExit: when one of them is not there.
+    """
+    if name == "environment.py" and not Path(name).is_file():
+        raise ValueError("there is no environment.py here: name an environment, as file.py or module:Class")
+    path = Path(name.rpartition(":")[0] if ":" in name else name)
+    beside = path.with_name("tasks.jsonl")
+    if not given and file is None and path.suffix == ".py" and beside.is_file():
+        file = beside
+    tasks = [_task(text) for text in given] + (read_tasks(file) if file else [])
+    return load(name), tasks or [{}]
+
+
+def first_prompt(
+    environment_factory: Callable, task: dict[str, Any], prompt: str | None, model: str | None, turns: int
+) -> str:
+    """The chat messages of a task's first step; with a model, as its chat template writes them, and their tokens.
+
+    Raises:
+        ValueError: when the environment fails, or there is no such template.
+    """
+    from ...environments.adapters.trl_tools import prompt_of
+    from ...prompts.template import PromptTemplate
+
+    template = load(prompt) if prompt else prompt_of(environment_factory)
+    if not isinstance(template, PromptTemplate):
+        raise ValueError(f"prompt is {prompt!r}, which is no PromptTemplate: name one")
+    environment_factory = text_environment_factory(environment_factory, turns)
+    check_task_columns(environment_factory, task)
+    with EnvironmentPool(environment_factory, num_workers=1) as pool:
+        (first,) = pool.reset([task])
+    if isinstance(first, EnvironmentFailure):
+        raise ValueError(f"the environment {_said(first)}")
+    messages = template.messages(first.text, first.task or "", first.admissible_actions)
+    if model is None:
+        texts = [f"--- {message['role']} ---\n{message['content']}" for message in messages]
+        return "\n".join([*texts, f"--- {sum(len(m['content']) for m in messages)} characters ---"])
+    from transformers import AutoTokenizer  # slow to import, and only this needs it
+
+    from ...prompts.chat_template import template_of
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if template_of(tokenizer) is None:
+        raise ValueError(f"model is {model!r}, whose tokenizer has no chat template")
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    number = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return f"{text}\n--- {number} tokens ---"

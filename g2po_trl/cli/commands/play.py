@@ -1,0 +1,110 @@
+"""`g2po play`: a person in the model's place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...environments.adapters.trl_tools import text_environment_factory
+from ...environments.contract import Observation
+from ...environments.contract_violations import where_raised
+from ...environments.validation import EnvironmentContractError, check_task_columns, checked_observation, checked_step
+from ...utils.parser import Parser, json_object
+
+HOW = "Type an action or its number; an empty line ends the episode."
+
+
+def play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: int) -> tuple[float, int, str]:
+    """Play an episode in this process, with the actions of a person.
+
+    Returns:
+        Its reward, its steps, and its outcome: "success", "failure", "truncated" or "stopped".
+
+    Raises:
+        EnvironmentContractError: when the environment breaks its contract, or raises.
+    """
+    try:
+        return _play(environment_factory, task, turns)
+    except EnvironmentContractError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}{where_raised(error)}"
+        raise EnvironmentContractError(f"the environment raised {said}") from error
+
+
+def _play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: int) -> tuple[float, int, str]:
+    environment = environment_factory()
+    reward, steps = 0.0, 0
+    try:
+        observation = checked_observation(environment.reset(**task), "reset")
+        if observation.task:
+            print(observation.task)
+        print(HOW)
+        while True:
+            _show(observation, steps)
+            action = _ask(observation.admissible_actions or ())
+            if action is None:
+                return reward, steps, "stopped"
+            result = checked_step(environment.step(action), "step")
+            reward, steps, observation = reward + result.reward, steps + 1, result.observation
+            if result.reward:
+                print(f"reward {result.reward:g}")
+            if result.terminated or result.truncated or steps == turns:
+                print(f"\n{observation.text}")
+                won = result.info.get("success", reward > 0)
+                return reward, steps, ("success" if won else "failure") if result.terminated else "truncated"
+    finally:
+        environment.close()
+
+
+def _show(observation: Observation, steps: int) -> None:
+    print(f"\n[{steps + 1}] {observation.text}")
+    for number, action in enumerate(observation.admissible_actions or (), 1):
+        print(f"  {number:2} {action}")
+
+
+def _ask(actions: Sequence[str]) -> str | None:
+    """The action of the next line; `None` for an empty one, and at the end of the input."""
+    try:
+        line = input("> ").strip()
+    except EOFError:
+        print()
+        return None
+    chosen = actions[int(line) - 1] if line.isdecimal() and 1 <= int(line) <= len(actions) else line
+    if not sys.stdin.isatty():
+        print(chosen)
+    return chosen or None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    from .check import environment_and_tasks
+
+    parser = Parser(
+        prog="g2po play",
+        description="Play an environment yourself, in the terminal: what the model sees, without the prompt around "
+        "it.\n\n    g2po play\n    g2po play environment.py --line 3",
+    )
+    add = parser.add_argument
+    add("environment", nargs="?", default="environment.py", help="as for g2po check; default: %(default)s")
+    add("--environment-options", metavar="JSON", type=json_object, default={}, help="arguments of the environment")
+    add("--task", metavar="JSON", action="append", default=[], help="the task, a dataset row as JSON")
+    add("--tasks", metavar="FILE", type=Path, help="a file of tasks; default: tasks.jsonl next to file.py")
+    add("--line", metavar="N", type=int, default=1, help="which of the tasks; default: 1")
+    add("--turns", metavar="N", type=int, default=50, help="maximum turns of the episode; default: 50")
+    args = parser.parse_args(argv)
+    try:
+        environment, tasks = environment_and_tasks(args.environment, args.task, args.tasks)
+        if not 1 <= args.line <= len(tasks):
+            raise ValueError(f"line is {args.line}, and there are {len(tasks)} tasks: choose one of them")
+        if args.turns < 1:
+            raise ValueError(f"turns is {args.turns}: set it to at least 1")
+        factory = partial(environment, **args.environment_options) if args.environment_options else environment
+        factory = text_environment_factory(factory, args.turns)
+        check_task_columns(factory, tasks[args.line - 1])
+        reward, steps, outcome = play(factory, tasks[args.line - 1], args.turns)
+    except (EnvironmentContractError, ValueError) as error:
+        raise SystemExit(str(error)) from error
+    print(f"\n{outcome} after {steps} step{'s' * (steps != 1)}, reward {reward:g}")

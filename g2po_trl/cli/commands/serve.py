@@ -1,0 +1,47 @@
+"""Environments on other machines: OpenEnv servers as `TextEnvironment`s, and environments served as OpenEnv servers.
+
+    g2po serve my_game.py:MyGame --port 8000                                    # on the server
+    environment_factory = partial(RemoteEnvironment, ["http://there:8000"])     # for the trainer
+
+A session of a server plays one episode after the other, in a worker process of its own: environments need not be
+thread-safe, and one that crashes ends only its own session. If a server cannot be reached or is lost during an
+episode, the episode ends as `error`, and the next one goes to another server if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...environments.adapters.openenv import make_app
+from ...utils.extras import how_to_install
+from ...utils.parser import Parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(
+        prog="g2po serve",
+        description="Serve an environment over OpenEnv; each session plays in a process of its own.\n\n"
+        "    g2po serve environment.py:CoinEnvironment --port 8000",
+    )
+    add = parser.add_argument
+    add("environment", help="module:Class, file.py:Class, or file.py with one environment")
+    host = "the address to listen on; default: this machine alone. 0.0.0.0: whoever reaches the port plays, without "
+    add("--host", default="127.0.0.1", help=f"{host}a password, and has the environment execute what it executes")
+    add("--port", metavar="N", type=int, default=8000, help="default: 8000")
+    add("--max-sessions", metavar="N", type=int, default=64, help="concurrent episodes; default: 64")
+    given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
+    add("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
+    add("--max-turns", metavar="N", type=int, help="the trainer's max_turns; required for tool-based classes only")
+    args = parser.parse_args(argv)
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise SystemExit(f"serving needs openenv: {how_to_install('openenv')}") from error
+    from ...environments.loading import load
+
+    try:
+        environment = load(args.environment)
+        app = make_app(environment, args.max_sessions, args.environment_variables, args.max_turns, args.host)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    uvicorn.run(app, host=args.host, port=args.port)

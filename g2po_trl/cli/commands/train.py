@@ -1,0 +1,261 @@
+"""`g2po train`: which script, which configuration, how many processes. The script reads all other flags."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import runpy
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...environments.loading import environment_name, environments_in, read_source
+from ...utils.parser import read_config
+from ..preflight import check_command
+from ..recipe_files import OWN_RECIPE, config_names, find_config, recipe_names, recipes_folder
+
+HELP = """usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
+
+TARGET      alfworld, alfworld-ppo, webshop, appworld: a recipe, by default with a tiny model on the CPU;
+            FILE.py or FILE.py:Class: an environment as `g2po init` writes it, with config.yaml and tasks.jsonl
+            beside it; module:Class, or an OpenEnv server's address; or FILE.py that makes a trainer: a script, which
+            gets all flags. Default: environment.py.
+
+run         --config FILE|NAME         YAML file, or one of g2po-trl: alfworld/qwen2.5-1.5b-lora; flags win
+            --output_dir FOLDER        model, checkpoints, trajectories, metrics
+            --max_steps N              optimizer steps
+            --resume_from_checkpoint auto    continue the run in output_dir, if there is one
+            --overwrite                delete the run in output_dir
+            --seed N  --report_to wandb|tensorboard|none  --push_to_hub
+model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft, --lora_r, --load_in_4bit
+data        --tasks FILE  --num_eval_tasks N            (an environment of your own)
+            --games, --eval_games  (alfworld)   --shop, --goals  (webshop)   --train_split  (appworld)
+batch       --num_generations N        episodes of one task, a group
+            --per_device_train_batch_size N  --steps_per_generation N
+                                       groups an iteration = processes x both / num_generations
+            --max_tokens_per_micro_batch N   memory of the update
+learning    --learning_rate X  --beta X (KL)  --gamma X  --value_lambda X  --step_advantage_weight X
+            --advantage_estimator g2po|gigpo|grpo|rloo|graphgpo|hgpo|crbc
+episodes    --max_turns N  --history_length N  --max_prompt_length N  --max_completion_length N
+            --temperature X  --eval_temperature X  --invalid_action_penalty X
+generation  --use_vllm --vllm_mode colocate|server  --vllm_gpu_memory_utilization X  --vllm_servers URL …
+processes   --num_processes N          more than one: through Accelerate, a process a GPU (or CPU processes)
+            --accelerate_config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
+            several machines: accelerate launch … -m g2po_trl train …
+
+--help-all: every flag of TARGET, with defaults.  --debug: the traceback of an error.
+"""
+_VALUES = {
+    "--config": "config",
+    "--num_processes": "processes",
+    "--accelerate_config": "accelerate",
+    "--model": "model",
+}
+
+
+@dataclass
+class Request:
+    """A command line: what this command reads, what it passes on, and what to say about it."""
+
+    target: str | None = None
+    config: str | None = None
+    processes: str | None = None
+    accelerate: str | None = None
+    model: str | None = None
+    help_all: bool = False
+    passed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read(argv: Sequence[str]) -> Request:
+    """The target comes first; of the flags those of `_VALUES` are read, wherever they are.
+
+    Raises:
+        ValueError: for a flag without its value.
+    """
+    request, words = Request(), list(argv)
+    if words and not words[0].startswith("-"):
+        request.target = words.pop(0)
+    while words:
+        name, _, value = (word := words.pop(0)).partition("=")
+        own = _VALUES.get(name.replace("-", "_").replace("__", "--", 1))
+        if word == "--help-all":
+            request.help_all = True
+        elif own is None:
+            request.passed.append(word)
+        elif "=" not in word and (not words or words[0].startswith("--")):
+            raise ValueError(f"{name} has no value: write {name} VALUE")
+        else:
+            setattr(request, own, value if "=" in word else words.pop(0))
+    return request
+
+
+def starts_training(tree: ast.Module) -> bool:
+    """Does a file make a trainer, call `run_recipe`, or hand a trainer's class to what does?"""
+    used = [part for node in ast.walk(tree) if isinstance(node, ast.Call) for part in (node.func, *node.args)]
+    return any(name.endswith("Trainer") or name == "run_recipe" for name in map(_last_name, used))
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def reads_arguments(tree: ast.Module) -> bool:
+    """Does a script look at its command line, by a parser or by `sys.argv`?"""
+    names = set()
+    for node in ast.walk(tree):
+        names |= {getattr(node, "id", ""), getattr(node, "attr", "")}
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.name for alias in node.names} | {getattr(node, "module", "") or ""}
+    parsers = {"argv", "click", "typer", "fire", "tyro", "hydra", "docopt", "absl"}
+    return any(isinstance(name, str) and (name in parsers or "pars" in name.lower()) for name in names)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a file is, an environment or a script, and what its user should know."""
+
+    is_environment: bool
+    notes: tuple[str, ...] = ()
+
+
+def look_at(path: Path, flags: Sequence[str] = ()) -> Source:
+    """Tell an environment from a script by the source. `flags` are those that the script would get.
+
+    Raises:
+        ValueError: when the file cannot be read, holds several environments, or neither trains nor holds one.
+    """
+    tree = read_source(path)
+    found = environments_in(tree)
+    if not starts_training(tree):
+        if not found and "train" not in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}:
+            raise ValueError(
+                f"{path} makes no trainer and holds no TextEnvironment, so that nothing would be trained: write "
+                f"{path}:Class if a class of it is one, or python {path} to run it"
+            )
+        if found:
+            block = f'its `if __name__ == "__main__"` block is not run (python {path} runs it)'
+            return Source(True, (f"trains {found[0]} of {path}; {block}",) if _has_main(tree) else ())
+    notes = []
+    if found:
+        notes.append(f"{path} starts a trainer and is run as a script. Its environment alone: {path}:{found[0]}")
+    if flags and not reads_arguments(tree):
+        ignored = " ".join(flags)
+        notes.append(
+            f"warning: {path} does not look at its command line (parse_arguments would): {ignored} is ignored"
+        )
+    return Source(False, tuple(notes))
+
+
+def _has_main(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
+
+
+def resolve(request: Request) -> tuple[Path, list[str]]:
+    """The script to run and its arguments.
+
+    Raises:
+        ValueError: for a target or a configuration that is not there.
+    """
+    target, arguments = request.target, list(request.passed)
+    if target is None:
+        target = "environment.py"
+        if not Path(target).is_file():
+            names = "|".join(recipe_names())
+            raise ValueError(f"no target is given and there is no environment.py here: g2po train {names}|FILE.py")
+    elif target in recipe_names():
+        script = recipes_folder() / f"train_{target.replace('-', '_')}.py"
+        return script, [*_config_and_model(request, target.partition("-")[0]), *arguments]
+    own_recipe = recipes_folder() / f"train_{OWN_RECIPE}.py"
+    file, _, name = target.rpartition(":") if ":" in target else (target, "", "")
+    path = Path(file)
+    if ":" in target and path.suffix != ".py":  # module:Class, or the address of a server
+        return own_recipe, ["--environment", target, *_config_and_model(request), *arguments]
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(
+            f"{target!r} is neither a recipe nor a file: choose one of {', '.join(recipe_names())}, or FILE.py"
+        )
+    if not name:
+        given = {"config": request.config, "model": request.model}
+        words = [word for key, value in given.items() if value for word in (f"--{key}", value)] + arguments
+        source = look_at(path, words)
+        request.notes += source.notes
+        if not source.is_environment:
+            return path, words
+    if request.config is None and (beside := path.with_name("config.yaml")).is_file():
+        request.config = str(beside)
+    own = ["--environment", environment_name(target), *_config_and_model(request)]
+    if (tasks := path.with_name("tasks.jsonl")).is_file() and "tasks" not in _keys(request.config):
+        own += ["--tasks", str(tasks)]
+    return own_recipe, own + arguments
+
+
+def _config_and_model(request: Request, kind: str | None = None) -> list[str]:
+    words = []
+    if request.config is not None:
+        names = [request.config, f"{kind}/{request.config}"]  # `g2po train alfworld --config tiny-long` will do
+        near = kind is not None and not Path(names[0]).is_file() and names[1] in config_names()
+        words += ["--config", str(find_config(names[near]))]
+    return words + (["--model_name_or_path", request.model] if request.model is not None else [])
+
+
+def _keys(config: str | None) -> set[str]:
+    return set() if config is None else set(read_config(find_config(config)))
+
+
+def run_in_place(script: Path, arguments: Sequence[str]) -> None:
+    """What `python SCRIPT ARGUMENTS` does, in this process."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # without a GPU it warns wherever peft is imported
+    if script.resolve().parent == recipes_folder():  # of names that TRL uses, not the user
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        request = read(argv)
+        if {"-h", "--help"} & set(request.passed):
+            print(HELP, end="")
+            return
+        script, arguments = resolve(request)
+        config = None
+        if request.accelerate is not None:
+            config = find_config(request.accelerate, "accelerate_config", "accelerate")
+        if request.processes is not None and not (request.processes.isdigit() and int(request.processes)):
+            raise ValueError(f"num_processes is {request.processes!r}: set it to at least 1")
+        if (request.accelerate or "").startswith("deepspeed") and find_spec("deepspeed") is None:
+            raise ValueError(f"accelerate_config is {request.accelerate!r}: it needs pip install deepspeed")
+        if script.parent == recipes_folder() and not request.help_all:
+            check_command(script, arguments)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    if "RANK" not in os.environ:
+        for note in request.notes:
+            print(f"g2po train: {note}", file=sys.stderr)
+    if request.help_all:
+        run_in_place(script, ["--help"])
+    elif config is None and request.processes in (None, "1"):
+        run_in_place(script, arguments)
+    else:
+        from ..launch import launch
+
+        launch(["train", *_without_launching(argv)], request.processes, config)
+
+
+def _without_launching(argv: Sequence[str]) -> list[str]:
+    """What each process is called with."""
+    words, kept = list(argv), []
+    while words:
+        name, equals, _ = (word := words.pop(0)).partition("=")
+        if name.replace("-", "_") in ("__num_processes", "__accelerate_config"):
+            words = words if equals else words[1:]
+        else:
+            kept.append(word)
+    return kept

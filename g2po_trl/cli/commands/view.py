@@ -1,0 +1,91 @@
+"""Look at a training run or an evaluation, or compare two.
+
+    g2po view RUN                        # writes RUN/view.html and opens it
+    g2po view EVALUATION                 # what `g2po evaluate` wrote to its --output
+    g2po view RUN_A RUN_B                # their evaluations side by side, task by task
+    g2po view RUN --serve                # serves the page on loopback; reads only what is looked at
+
+A folder is the `output_dir` of a training run or the `--output` of an evaluation. The page contains all iterations and
+evaluations, and the prompts if there are at most 100 iterations. For a longer run use `--serve`, or choose iterations
+with `--iterations`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...utils.parser import Parser
+from ...view.page import write_page
+from ...view.server import make_server
+from ...view.sources import Sources, open_folder
+
+MANY = 100
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(prog="g2po view", description=__doc__)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one, or two to be compared")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="the page to write; default: FOLDER/view.html, or for two folders FIRST/view-beside-SECOND.html",
+    )
+    chosen = "iterations of a training run to include; default: all"
+    parser.add_argument("--iterations", metavar="N", type=int, nargs="+", help=chosen)
+    parser.add_argument("--no-prompts", action="store_true", help="leave out the texts of prompts")
+    parser.add_argument("--no-open", action="store_true", help="do not open a browser")
+    parser.add_argument("--serve", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
+    parser.add_argument("--port", metavar="N", type=int, default=0, help="of --serve; default: any free port")
+    args = parser.parse_args(argv)
+    try:
+        if len(args.folders) > 2:
+            raise ValueError(f"there are {len(args.folders)} folders: pass one, or two to be compared")
+        sources = Sources(*map(open_folder, args.folders))
+        if args.iterations and not sources.run:
+            raise ValueError("--iterations chooses among a training run's: pass one training run, or leave it out")
+        missing = set(args.iterations or ()) - set(sources.numbers)
+        if missing:
+            raise ValueError(f"iterations {sorted(missing)} are not there; there are {sources.numbers}")
+        if args.serve:
+            _serve(sources, args)
+        chosen = args.iterations or sources.numbers
+        path = args.output or args.folders[0] / _page_name(sources)
+        try:
+            page = write_page(sources, path, chosen, not args.no_prompts and len(chosen) <= MANY)
+        except OSError as error:
+            said = error.strerror or error
+            raise ValueError(f"{path} cannot be written ({said}): pass --output FILE, or --serve") from error
+    except (ValueError, OSError, ImportError) as error:
+        raise SystemExit(str(error)) from error
+    except KeyboardInterrupt:
+        return
+    print(f"{page} ({page.stat().st_size / 2**20:.1f} MB)")
+    if not args.no_open:
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _serve(sources: Sources, args: argparse.Namespace) -> None:
+    try:
+        server = make_server(sources, args.port)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
+    address = f"http://127.0.0.1:{server.server_port}/"
+    names = " and ".join(str(folder) for folder in args.folders)
+    print(f"{names}: {address} until Ctrl-C", flush=True)
+    if not args.no_open:
+        webbrowser.open(address)
+    server.serve_forever()
+
+
+def _page_name(sources: Sources) -> str:
+    if len(sources.sources) == 1:
+        return "view.html"
+    return f"view-beside-{sources.sources[1].name}.html"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""What every recipe does: read its arguments; with its trainer, write down how, train, evaluate, save, publish."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
+from transformers.utils.logging import disable_progress_bar
+from trl import GRPOConfig, ModelConfig, TrlParser
+
+from ..config import G2POConfig
+from ..runs.checkpoint import find_checkpoint
+from ..runs.hub import HubError
+from ..runs.ownership import check_free
+from ..runs.summary import REPORT, at_other_temperatures, before_and_after, format_table
+from ..trainer import G2POTrainer
+from ..utils.dependent_options import check_given
+from ..utils.parser import not_known, read_config, refuse_removed
+
+EXIT_NOT_PUSHED = 3
+
+
+def parse_arguments(
+    types: Sequence[type],
+    default_config: Path | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    argv: Sequence[str] | None = None,
+) -> tuple[Any, ...]:
+    """The arguments of a recipe: flags, then the file of `--config`, then `defaults`, then those of the dataclasses.
+
+    Args:
+        types: dataclasses, e.g. `(ScriptArguments, G2POConfig, ModelConfig)`; one object of each is returned.
+        default_config: the YAML file that is read without `--config`.
+        argv: default: the command line.
+
+    Raises:
+        SystemExit: after `--help`, and when an argument is not known or has no such value.
+    """
+    argv = [part for word in (sys.argv[1:] if argv is None else argv) for part in _split_config(word)]
+    if "--config" not in argv and default_config is not None:
+        argv += ["--config", str(default_config)]
+    if argv[-1:] == ["--config"]:
+        raise SystemExit("--config has no value: write --config FILE")
+    parser = TrlParser(types, allow_abbrev=False)
+    parser.usage = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
+    # Without it transformers refuses bf16 where there is no accelerator.
+    parser.set_defaults_with_config(**{"use_cpu": not torch.accelerator.is_available(), **(defaults or {})})
+    if {"-h", "--help"} & set(argv):
+        parser.add_argument("--config", metavar="FILE", help="YAML file with any of these; flags win")
+        _group(parser, types)
+        parser.print_help()
+        raise SystemExit(0)
+    try:
+        keys = read_config(argv[argv.index("--config") + 1] if "--config" in argv else None)
+        refuse_removed(keys, argv)
+        check_given(_given(parser, argv, keys))
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    *parsed, of_file, unknown = parser.parse_args_and_config(
+        argv, return_remaining_strings=True, separate_remaining_strings=True
+    )
+    for words, where in ((unknown, "flag"), (of_file[::2], "key of the config file")):
+        if words:
+            raise SystemExit(not_known(parser, words[0], where))
+    return tuple(parsed)
+
+
+def _given(parser: argparse.ArgumentParser, argv: Sequence[str], keys: Collection[str]) -> set[str]:
+    """Names of the fields on the command line and in the configuration file."""
+    fields = {option: action.dest for action in parser._actions for option in action.option_strings}
+    words = (word.partition("=")[0] for word in argv)
+    return {fields[word] for word in words if word in fields} | set(keys)
+
+
+def _split_config(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith("--config=") else [word]
+
+
+def _group(parser: argparse.ArgumentParser, types: Sequence[type]) -> None:
+    """Flags under the class that declares them first, ours before TRL's before transformers'."""
+    model = "Model (TRL's ModelConfig)"
+    base = {GRPOConfig: "GRPO (TRL's GRPOConfig)", TrainingArguments: "Training (transformers' TrainingArguments)"}
+    titles = {name: title for owner, title in base.items() for name in _fields(owner)}
+    for owner in types:
+        own = {f.name for f in dataclasses.fields(owner)}
+        if not issubclass(owner, TrainingArguments):
+            titles |= dict.fromkeys(own, model if owner is ModelConfig else "This recipe")
+        else:
+            titles |= dict.fromkeys(own - _fields(GRPOConfig), f"G2PO ({owner.__name__})")
+    ours = sorted({title for title in titles.values() if title.startswith("G2PO")})
+    wanted = ["This recipe", *ours, model, *base.values()]
+    groups = {title: parser.add_argument_group(title) for title in wanted}
+    options = parser._optionals
+    for action in list(options._group_actions):
+        if action.dest in titles:
+            options._group_actions.remove(action)
+            groups[titles[action.dest]]._group_actions.append(action)
+
+
+def _fields(owner: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(owner)}
+
+
+def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
+    """What the model is loaded with: TRL's `ModelConfig`, under the `model_init_kwargs` that are set already."""
+    args.model_init_kwargs = {
+        "dtype": model_args.dtype,
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        **(args.model_init_kwargs or {}),
+    }
+
+
+def starting_point(args: G2POConfig) -> str | None:
+    """The checkpoint that `resume_from_checkpoint` names, `None` to start anew. Asked before a model is loaded.
+
+    Raises:
+        SystemExit: when there is none that was named, and when output_dir holds another run.
+    """
+    try:
+        check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)
+        return find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+
+
+def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTrainedTokenizerBase:
+    """Return the model's tokenizer with the Jinja chat template of a file.
+
+    Raises:
+        SystemExit: when the file cannot be read.
+    """
+    try:
+        template = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"chat_template is {str(file)!r}, which cannot be read: {error}") from error
+    sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
+    options = {"revision": model_args.model_revision, **sides}
+    tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, **options)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+class _ReportBefore(TrainerCallback):
+    """Evaluates the reported panel once, when training begins: sharded models can play only then."""
+
+    def __init__(self, trainer: G2POTrainer, dataset: Dataset):
+        self.trainer, self.dataset = trainer, dataset
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            self.trainer.evaluate(self.dataset, metric_key_prefix=REPORT)
+
+
+def run_recipe(
+    trainer: G2POTrainer,
+    checkpoint: str | None,
+    settings: Mapping[str, Any],
+    dataset_name: str | None = None,
+    report_dataset: Dataset | None = None,
+    panel: str = "Held-out tasks",
+) -> None:
+    """Train from the start or a checkpoint, evaluate, save the model and its card, print success before and after.
+
+    Args:
+        checkpoint: a folder, or `None`.
+        settings: of the script, written to output_dir/run.json with those of the trainer.
+        dataset_name: for the model card.
+        report_dataset: the panel that is reported, played before and after training. Needed where
+            `load_best_model_at_end` chooses a checkpoint by its success on the trainer's `eval_dataset`: the largest
+            of many numbers is too high on average. `None`: the trainer's panel.
+        panel: what the reported panel is called in the table.
+
+    Raises:
+        ValueError: when there is no panel to report on, or a checkpoint would be chosen on it.
+        SystemExit: with code 3 when all went well but the Hub did not take the model, 130 after Ctrl-C.
+    """
+    args = trainer.args
+    if args.load_best_model_at_end and report_dataset is None:
+        raise ValueError("load_best_model_at_end is True and report_dataset is None: pass another panel to report on")
+    if report_dataset is None and not trainer.eval_dataset:
+        raise ValueError(
+            f"report_dataset is None and the trainer's eval_dataset is {trainer.eval_dataset!r}: pass one, the "
+            "panel that is played after training; or call trainer.train() instead"
+        )
+    trainer.folder.settings = settings
+    if report_dataset is not None:
+        trainer.add_callback(_ReportBefore(trainer, report_dataset))
+    trainer.verdict.waits = True  # for the table
+    disable_progress_bar()  # of each file transformers writes: one between any two lines where checkpoints are saved
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint or args.resume_from_checkpoint)
+    except KeyboardInterrupt:
+        trainer.close()
+        if trainer.accelerator.is_main_process:
+            print(f"\n{_how_to_go_on(trainer)}", file=sys.stderr)
+        raise SystemExit(130) from None
+    if report_dataset is None:
+        state = trainer.state
+        if not any("eval_success_rate" in entry and entry["step"] == state.global_step for entry in state.log_history):
+            trainer.evaluate()  # unless `eval_strategy` did, after the last step
+    else:
+        trainer.evaluate(report_dataset, metric_key_prefix=REPORT)
+
+    trainer.save_model(args.output_dir)
+    trainer.save_state()
+    trainer.create_model_card(dataset_name=dataset_name)
+    if trainer.accelerator.is_main_process:
+        before, after = before_and_after(trainer.folder.evaluations)
+        print(f"\n{panel}, {after['episodes']} episodes at temperature {args.eval_temperature}:\n")
+        print(format_table({"after": after} if before is after else {"before": before, "after": after}))
+        if others := at_other_temperatures(trainer.folder.evaluations, after["name"], args.other_eval_temperatures):
+            print(f"\n{others}")
+        if trainer.verdict.text:
+            print(f"\n{trainer.verdict.text}")
+        print(f"\nModel, trajectories and metrics are in {args.output_dir}")
+    trainer.close()
+    exit_code = 0
+    if args.push_to_hub:
+        try:
+            trainer.push_to_hub(dataset_name=dataset_name)
+        except HubError as error:
+            print(error, file=sys.stderr)
+            exit_code = EXIT_NOT_PUSHED
+    trainer.accelerator.end_training()  # threads of a process group that is still there may abort Python as it exits
+    if exit_code:
+        sys.exit(exit_code)
+
+
+def _how_to_go_on(trainer: G2POTrainer) -> str:
+    """What a run that was stopped leaves, and the next command."""
+    args, step = trainer.args, trainer.state.global_step
+    checkpoint = find_checkpoint("auto", args.output_dir) if args.save_strategy != "no" else None
+    if checkpoint is None:
+        return (
+            f"Stopped at step {step}, before the first checkpoint (save_steps). The same command with --overwrite "
+            "starts again."
+        )
+    return f"Stopped at step {step}. The same command with --resume_from_checkpoint auto continues from {checkpoint}."

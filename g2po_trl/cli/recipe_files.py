@@ -1,0 +1,52 @@
+"""Find recipes and their configurations by name."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+OWN_RECIPE = "environment"
+
+
+def recipes_folder() -> Path:
+    """Recipes and their YAML files: the clone's, or the installed package's."""
+    beside = Path(__file__).resolve().parents[2] / "recipes"
+    if (beside / "train_alfworld.py").is_file():
+        return beside
+    spec = find_spec("g2po_recipes")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError("g2po_recipes is missing: reinstall g2po-trl")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def recipe_names() -> list[str]:
+    """The targets that are recipes."""
+    found = (path.stem.removeprefix("train_") for path in recipes_folder().glob("train_*.py"))
+    return sorted(name.replace("_", "-") for name in found if name != OWN_RECIPE)
+
+
+def config_names(kind: str | None = None) -> list[str]:
+    """Configurations of recipes as `--config` takes them; those in recipes/KIND by their file's name."""
+    folder = recipes_folder()
+    if kind is not None:
+        return sorted(path.stem for path in (folder / kind).glob("*.yaml"))
+    paths = [path for path in folder.glob("*/*.yaml") if path.parent.name not in ("accelerate", "agents", "teach")]
+    return sorted(f"{path.parent.name}/{path.stem}" for path in paths)
+
+
+def find_config(name: str, option: str = "config", kind: str | None = None, among: str | None = None) -> Path:
+    """A YAML file: of the user's by its path, of g2po-trl by its short name.
+
+    Args:
+        kind: names are those of recipes/KIND. among: names are said to be those of recipes/AMONG, with the folder.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    folder = recipes_folder() / (kind or "")
+    if (found := folder / f"{name.removesuffix('.yaml')}.yaml").is_file():
+        return found
+    names = [f"{among}/{one}" for one in config_names(among)] if among else config_names(kind)
+    raise ValueError(f"{option} is {name!r}, which is not a file: pass one, or one of {', '.join(names)}")

@@ -1,0 +1,1 @@
+"""Estimators: pure functions from a state graph to one advantage a step."""

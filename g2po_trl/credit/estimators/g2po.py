@@ -1,0 +1,74 @@
+"""G2PO: episode, node-centric and edge-centric advantages on the state graph."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph import StateGraph
+from .common import compare, episode_advantage
+
+
+def g2po(
+    graph: StateGraph,
+    step_weight: float = 1.0,
+    scale_by_std: bool = True,
+    invalid_action_penalty: float = 0.0,
+    episode_statistics: str = "trajectory",
+    node_centric: bool = True,
+    edge_centric: bool = True,
+    aggregate: bool = True,
+) -> np.ndarray:
+    """Group-graph policy optimization: A = A_EP + w (A_NC + A_EC), with w = `step_weight`.
+
+    Args:
+        graph: S steps.
+        step_weight: w; 0 is GRPO.
+        scale_by_std: divide each term by the sample standard deviation of its set.
+        invalid_action_penalty: subtracted from the advantage of a step whose completion lacks the required format
+            (with `episode_statistics="step"`: from its reward and next value).
+        episode_statistics: `"trajectory"` (the paper) or `"step"` (the released code), see `episode_advantage`.
+        node_centric: include A_NC. `False` is one of the paper's ablations, as for the next two.
+        edge_centric: include A_EC.
+        aggregate: average values over all visits of a node; `False` uses each step's own return.
+
+    Returns:
+        (S,) float64.
+
+    Raises:
+        ValueError: for an unknown `episode_statistics`.
+    """
+    advantage = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
+    penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
+    if node_centric:
+        advantage = advantage + step_weight * node_advantage(graph, scale_by_std, penalty, aggregate)
+    if edge_centric:
+        advantage = advantage + step_weight * edge_advantage(graph, scale_by_std, aggregate)
+    return advantage
+
+
+def node_advantage(
+    graph: StateGraph, scale_by_std: bool = True, invalid_action_penalty: float = 0.0, aggregate: bool = True
+) -> np.ndarray:
+    """A_NC = (V(s_{j+1}) - mean) / (std + 1e-6), over the steps taken in the same node.
+
+    V is R at the end of a trajectory. With `aggregate=False`, the return of the next step replaces V. The penalty is
+    subtracted from V(s_{j+1}) of a step whose completion lacks the required format.
+
+    Returns:
+        (S,) float64; 0 in a node with one step, or with equal next values.
+    """
+    next_values = graph.next_values if aggregate else graph.next_lambda_returns
+    next_values = next_values - invalid_action_penalty * ~graph.valid
+    return compare(graph, next_values, graph.node, scale_by_std, invalid_action_penalty)
+
+
+def edge_advantage(graph: StateGraph, scale_by_std: bool = True, aggregate: bool = True) -> np.ndarray:
+    """A_EC = (delta_j - mean) / (std + 1e-6) of delta_j = V(s_{j+1}) - V(s_j), over all steps of the group.
+
+    With `aggregate=False`, the steps' own returns replace V.
+
+    Returns:
+        (S,) float64.
+    """
+    gains = graph.next_values - graph.values if aggregate else graph.next_lambda_returns - graph.lambda_returns
+    return compare(graph, gains, graph.group, scale_by_std)

@@ -1,0 +1,97 @@
+"""Credit for other frameworks: lists in, one array an episode out, and from steps to tokens (docs/elsewhere.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..trajectory import Step, Trajectory
+from .estimators.g2po import g2po
+from .graph import StateGraph
+
+
+def step_advantages(
+    keys: Sequence[Sequence[str]],
+    rewards: Sequence[float | None],
+    groups: Sequence[Hashable],
+    valid: Sequence[Sequence[bool]] | None = None,
+    estimator: Callable[[StateGraph], np.ndarray] = g2po,
+    **graph_options: Any,
+) -> list[np.ndarray]:
+    """The advantage of every step of M episodes, given in any order.
+
+    Args:
+        keys: for each episode, the state key of each step.
+        rewards: (M,) total reward of each episode. `None`: no result; its advantages are 0, and it is in no
+            comparison.
+        groups: (M,) episodes with equal values are of the same task and are compared.
+        valid: for each episode, whether each step's completion had the required format. Default: all.
+        estimator: any `StateGraph -> (S,)`; set its options by `functools.partial`.
+        **graph_options: `gamma` and `value_lambda` of `StateGraph.from_groups`.
+
+    Returns:
+        M arrays of float64, in the order given, each with one number per step.
+
+    Raises:
+        TypeError: for a key that is not a string.
+        ValueError: for lists of unequal lengths, and the errors of `StateGraph.from_groups`.
+    """
+    keys = [list(episode) for episode in keys]
+    valid = [[True] * len(episode) for episode in keys] if valid is None else [list(episode) for episode in valid]
+    if not len(keys) == len(rewards) == len(groups) == len(valid):
+        raise ValueError(
+            f"keys, rewards, groups and valid have {len(keys)}, {len(rewards)}, {len(groups)} and {len(valid)} "
+            "episodes: give one of each for every episode"
+        )
+    if not keys:
+        return []
+    members: dict[Hashable, list[int]] = {}
+    for number, group in enumerate(groups):
+        members.setdefault(group, []).append(number)
+    trajectories = [
+        _trajectory(number, *episode) for number, episode in enumerate(zip(keys, rewards, groups, valid, strict=True))
+    ]
+    graph = StateGraph.from_groups([[trajectories[m] for m in group] for group in members.values()], **graph_options)
+    parts = np.split(estimator(graph), np.cumsum(graph.lengths)[:-1])
+    order = [number for group in members.values() for number in group]
+    return [part for _, part in sorted(zip(order, parts), key=lambda pair: pair[0])]
+
+
+def spread_over_tokens(advantages: Sequence[float], mask: Sequence[int]) -> np.ndarray:
+    """Spread the advantages of an episode's steps over the tokens of one row that holds the whole episode.
+
+    Args:
+        advantages: (S,) of the steps.
+        mask: (T,) 1 for tokens of the model, 0 for all others; each run of ones is a step. Without ones, all
+            advantages are 0.
+
+    Returns:
+        (T,) float64, 0 where `mask` is 0.
+
+    Raises:
+        ValueError: if the number of runs of ones is not S.
+    """
+    mask = np.asarray(mask) != 0
+    first = mask & ~np.append(False, mask[:-1])
+    if not mask.any():
+        return np.zeros(len(mask))
+    if first.sum() != len(advantages):
+        raise ValueError(
+            f"mask has {first.sum()} runs of ones and advantages has {len(advantages)} steps: give each step a run of "
+            "its own, with at least one token between two"
+        )
+    return np.where(mask, np.append(0.0, advantages)[np.cumsum(first)], 0.0)
+
+
+def _trajectory(number: int, keys: list[str], reward: float | None, group: Hashable, valid: list[bool]) -> Trajectory:
+    if len(keys) != len(valid):
+        raise ValueError(f"episode {number} has {len(keys)} keys and {len(valid)} validity flags: give one a step")
+    for key in keys:
+        if not isinstance(key, str):
+            raise TypeError(f"a key of episode {number} is {key!r} ({type(key).__name__}): it must be a text")
+    steps = [Step(key, "", valid=bool(flag)) for key, flag in zip(keys, valid)]
+    if reward is None:
+        return Trajectory(str(group), steps, 0.0, "error")
+    return Trajectory(str(group), steps, float(reward), "success" if reward > 0 else "failure")

@@ -1,0 +1,1 @@
+"""Engines: token ids in, completions and log-probabilities out."""

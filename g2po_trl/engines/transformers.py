@@ -1,0 +1,280 @@
+"""Generate with transformers: batches of similar length through `model.generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import gather_object
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
+
+from ..utils.sdpa import without_cudnn_attention
+from .sampling import Sampling
+
+if TYPE_CHECKING:
+    pass
+from .base import Completion, Engine
+
+
+def generation_config(
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+    ends: Iterable[int],
+    **options: Any,
+) -> GenerationConfig:
+    """The options of `generate_batch`.
+
+    Args:
+        ends: tokens that end a reply.
+        options: more of `GenerationConfig`; they win.
+    """
+    filters: dict[str, Any] = {"do_sample": False}
+    if sampling.temperature > 0:
+        filters = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+        }
+    if sampling.stop_sequences:
+        filters["stop_strings"] = list(sampling.stop_sequences)
+    return GenerationConfig(
+        **{
+            "max_new_tokens": sampling.max_tokens,
+            "repetition_penalty": sampling.repetition_penalty,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": sorted(ends),
+            "disable_compile": True,
+            **filters,
+            **options,
+        }
+    )
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Refuse options that `GenerationConfig` does not have: it would take and ignore them.
+
+    Raises:
+        ValueError: naming the first one.
+    """
+    known = GenerationConfig()
+    for name in options:
+        if not hasattr(known, name):
+            raise ValueError(
+                f"generation_kwargs has {name}, which is no option of transformers' generate (GenerationConfig): "
+                "remove it, or use the engine that it belongs to"
+            )
+
+
+def generate_batch(
+    model: torch.nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    synced_gpus: bool = False,
+    device: torch.device | None = None,
+    record: SampledLogProbs | None = None,
+) -> list[list[int]]:
+    """One `generate` call: the new tokens of each prompt, in order, padded to the longest.
+
+    What `config` leaves open is neutral: the checkpoint's own generation_config (a repetition penalty, n-grams that
+    may not come again, …) has no part in it, since the probabilities that are trained know nothing of it.
+
+    Args:
+        model: in evaluation mode.
+        prompts: token ids. With none, a dummy is generated: where weights are sharded every rank must make the call.
+        synced_gpus: go on until all ranks are done, as sharded weights need it.
+        device: of the inputs, if it is not the weights' own.
+        record: takes note of the log-probabilities of the new tokens.
+    """
+    rows = list(prompts) or [[config.pad_token_id]]
+    width = max(map(len, rows))
+    input_ids = torch.full((len(rows), width), config.pad_token_id, dtype=torch.long)
+    mask = torch.zeros_like(input_ids)
+    for row, ids in enumerate(rows):
+        input_ids[row, width - len(ids) :] = torch.tensor(ids, dtype=torch.long)
+        mask[row, width - len(ids) :] = 1
+    device = device or model.device
+    with _no_defaults(model):
+        output = model.generate(
+            input_ids=input_ids.to(device),
+            attention_mask=mask.to(device),
+            generation_config=config,
+            synced_gpus=synced_gpus,
+            tokenizer=tokenizer if config.stop_strings else None,
+            logits_processor=None if record is None else LogitsProcessorList([record]),
+        )
+    if record is not None:
+        record.sampled(output[:, -1])
+    return output[: len(prompts), width:].tolist()
+
+
+class SampledLogProbs(LogitsProcessor):
+    """Log-probabilities of the tokens that one `generate` call samples, without keeping the logits of all.
+
+    transformers asks it for each next token, before temperature and filters: it then sees what the last one was.
+    """
+
+    def __init__(self, temperature: float):
+        self.temperature = temperature
+        self._of_next: torch.Tensor | None = None  # (rows, vocabulary)
+        self._found: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self._of_next is not None:
+            self.sampled(input_ids[:, -1])
+        self._of_next = torch.log_softmax(scores.float() / self.temperature, dim=-1)
+        return scores
+
+    def sampled(self, tokens: torch.Tensor) -> None:
+        """These were sampled, one a row."""
+        tokens = tokens.to(self._of_next.device)
+        self._found.append(self._of_next.gather(-1, tokens[:, None])[:, 0])
+
+    def values(self) -> list[list[float]]:
+        """[row][new token]."""
+        return torch.stack(self._found, dim=1).tolist()
+
+
+@contextmanager
+def _no_defaults(model: torch.nn.Module) -> Iterator[None]:
+    """`generate` fills what its configuration leaves open from the model's; here there is nothing to fill it from."""
+    owners = (
+        [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
+    )  # PEFT copies its own down
+    defaults = [owner.generation_config for owner in owners]
+    for owner in owners:
+        owner.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        for owner, default in zip(owners, defaults):
+            owner.generation_config = default
+
+
+# Lends the bare model for some calls of `generate`, in evaluation mode; told how they will be made.
+LendModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
+
+
+class TransformersEngine(Engine):
+    """Generates by `model.generate`, in batches of similar length.
+
+    For a model that is not being trained, use `TransformersEngine.from_model`.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        ends: ids of the tokens that end a completion.
+        lend_model: provides the model during some calls of `generate`.
+        batch_tokens: maximum tokens of one `generate` call, padding and completions included.
+        is_collective: the weights are sharded, so all ranks must make the same calls.
+        device: of the inputs, if it differs from that of the weights.
+        options: further fields of transformers' `GenerationConfig`.
+        logprobs: replies come with their log-probabilities, at the sampling's temperature.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int],
+        lend_model: LendModel,
+        batch_tokens: int = 65536,
+        is_collective: bool = False,
+        device: torch.device | None = None,
+        options: dict[str, Any] | None = None,
+        logprobs: bool = False,
+    ):
+        super().__init__(tokenizer, ends, options)
+        check_options(self.options)
+        self.lend_model, self.batch_tokens, self.logprobs = lend_model, batch_tokens, logprobs
+        self.is_collective, self.device = is_collective, device
+
+    @classmethod
+    def from_model(
+        cls,
+        model: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        autocast: torch.dtype | None = None,
+        **options: Any,
+    ) -> TransformersEngine:
+        """An engine for a model that is not being trained.
+
+        Args:
+            model: in evaluation or training mode; it is put into evaluation mode while it generates.
+            tokenizer: the model's tokenizer.
+            autocast: compute in this precision, as training in mixed precision does. `None`: in that of the weights.
+            **options: further arguments of the class.
+        """
+        return cls(tokenizer, ends_of_turn(tokenizer, model), lent(model, autocast), **options)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+    ) -> list[Completion]:
+        """One completion per prompt, in order. With sharded weights, ranks without prompts generate dummies.
+
+        Args:
+            prompts: token ids.
+            sampling: how completions are sampled, and where they end.
+            seeds: not supported; completions are drawn from torch's random state.
+        """
+        replies: list[Completion] = [None] * len(prompts)
+        batches = self._batches(prompts, sampling.max_tokens)
+        if not batches:
+            return replies
+        config = generation_config(self.tokenizer, sampling, self.ends, **self.options)
+        with self.lend_model(config) as model:
+            for rows in batches:
+                record = SampledLogProbs(sampling.temperature) if self.logprobs and sampling.temperature else None
+                new = generate_batch(
+                    model,
+                    self.tokenizer,
+                    [prompts[row] for row in rows],
+                    config,
+                    synced_gpus=self.is_collective,
+                    device=self.device,
+                    record=record,
+                )
+                logprobs = [None] * len(rows) if record is None else record.values()[: len(rows)]
+                for row, ids, of_ids in zip(rows, new, logprobs):
+                    replies[row] = self._reply(sampling, ids, of_ids)
+        return replies
+
+    def _batches(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """Row numbers of one generate call each: sorted by length, bounded in padded tokens. As many on every rank."""
+        rows = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
+        batches = []
+        while rows:
+            size = max(1, self.batch_tokens // (len(prompts[rows[0]]) + max_tokens))
+            batches.append(rows[:size])
+            rows = rows[size:]
+        if self.is_collective:
+            number = max(gather_object([len(batches)]))
+            batches += [[]] * (number - len(batches))
+        return batches
+
+
+def lent(model: torch.nn.Module, autocast: torch.dtype | None = None) -> LendModel:
+    """Return a function that lends a model that is not being trained; `autocast`: see `TransformersEngine`."""
+
+    @contextmanager
+    def lend(config: GenerationConfig) -> Iterator[torch.nn.Module]:
+        was_training = model.training
+        model.eval()
+        try:
+            mixed = nullcontext() if autocast is None else torch.autocast(model.device.type, autocast)
+            with torch.no_grad(), mixed, without_cudnn_attention():
+                yield model
+        finally:
+            model.train(was_training)
+
+    return lend
+
+
+def ends_of_turn(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module) -> set[int]:
+    """Tokens that end a reply: the tokenizer's, and those the checkpoint names."""
+    named = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
+    return {end for end in ends if end is not None}

@@ -1,0 +1,257 @@
+"""Replies by vLLM in training, through TRL's `VLLMGeneration`, whose internals are touched here only."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, is_peft_model, set_seed
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import is_peft_available
+
+from .base import Completion
+from .sampling import Sampling, derived_seed
+from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_options, sampling_params, stop_options
+
+if TYPE_CHECKING:
+    from trl.generation.vllm_generation import VLLMGeneration
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    from ..config import G2POConfig
+    from .vllm_adapter import ServedAdapter
+
+REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
+
+
+class VLLMEngine(RequestEngine):
+    """Replies by vLLM, colocated or on a server.
+
+    A vLLM of one rank streams; where ranks share one (tensor parallel, or TRL's server) they ask together.
+
+    Weights go to vLLM once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and its weights away,
+    after every call). Its prefix cache, on by vLLM's default, lives as long: what prompts begin with in common, among
+    the episodes of a group and over turns, is computed once.
+
+    Args:
+        vllm: TRL's wrapper. accelerator: of the ranks that bring prompts.
+        model: the one that is trained. An adapter goes to vLLM beside the base if it was started with `enable_lora`,
+            else merged into its weights.
+        seed: of replies without seeds of their own; ranks that share a model share it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int],
+        vllm: VLLMGeneration,
+        accelerator: Accelerator,
+        model: torch.nn.Module,
+        seed: int,
+        options: dict[str, Any] | None = None,
+    ):
+        super().__init__(tokenizer, ends, options)
+        self.vllm, self.accelerator, self._closed = vllm, accelerator, False
+        self.parallel = vllm.tensor_parallel_size if vllm.mode == "colocate" else 1
+        # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
+        self.is_collective = vllm.mode == "server" or self.parallel > 1
+        self.streams = not self.is_collective
+        # A server's answers do not say what its cache held.
+        self.tells_cached_tokens = vllm.mode == "colocate" and caches_prefixes(vllm.llm)
+        if self.streams:
+            self.requests = Requests(vllm.llm)
+        # As it starts, vLLM seeds this process with numbers of its own, whatever `seed` is.
+        if vllm.mode == "colocate":
+            set_seed(seed + accelerator.process_index // self.parallel)
+        self.adapter: ServedAdapter | None = None
+        self.lora: LoRARequest | None = None
+        if is_peft_model(model):
+            from .adapter_weights import merged_parameters
+            from .vllm_adapter import ServedAdapter
+
+            # TRL would merge the adapter into the base and take it off again.
+            gather = vllm._dist.gather_params
+            vllm._iter_named_params = partial(merged_parameters, model, gather, accelerator.device)
+            if vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None:
+                self.adapter = ServedAdapter(vllm.llm, model, gather, accelerator.device, vllm.merge)
+                vllm._iter_named_params = self.adapter.weights
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        vllm, sleeps = self.vllm, self.vllm.mode == "colocate" and self.vllm.enable_sleep_mode
+        vllm.sync_weights()
+        # TRL has just done so, but does not look whether it worked: vLLM refuses while a request is unfinished, and
+        # would go on with what the weights of before computed.
+        if vllm.mode == "colocate" and vllm.llm.reset_prefix_cache() is False:
+            raise RuntimeError(
+                "vLLM still holds requests of a generation that was interrupted, and cannot forget what the previous "
+                "weights computed: start again with a new trainer, in a new process"
+            )
+        self.lora = self.adapter.load() if self.adapter else None
+        if self.streams:
+            self.requests.lora = self.lora
+        if sleeps:
+            vllm.llm.wake_up(tags=["kv_cache"])
+            vllm.enable_sleep_mode = False
+        try:
+            yield
+        finally:
+            if self.streams:
+                self.requests.abandon()
+            if sleeps:
+                vllm.enable_sleep_mode = True
+                vllm.llm.sleep(level=2)
+                vllm._llm_weights_sleeping = True
+
+    def close(self) -> None:
+        """End a colocated vLLM, while there are process groups: as Python exits it would miss its own."""
+        if self.vllm.mode == "colocate" and not self._closed:
+            self._closed = True
+            self.vllm.llm.llm_engine.engine_core.shutdown()
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+    ) -> list[Completion]:
+        if self.is_collective:
+            return self._generate_together(prompts, sampling, seeds)
+        return super().generate(prompts, sampling, seeds)
+
+    def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
+        """What TRL's wrapper would pass, and the seed."""
+        options = {**sampling_options(sampling, self.ends), "logprobs": self.vllm.logprobs, **self.options}
+        if self.vllm.structured_outputs_regex is not None:
+            options["structured_outputs"] = {"regex": self.vllm.structured_outputs_regex}
+        return sampling_params({"seed": seed, **options})
+
+    def _generate_together(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None
+    ) -> list[Completion]:
+        """By TRL's wrapper: all ranks that share a model or a server."""
+        number, requests = self._of_all_ranks(len(prompts), seeds)
+        if number == 0:
+            return []
+        vllm = self.vllm
+        vllm.temperature, vllm.top_p, vllm.top_k = sampling.temperature, sampling.top_p, sampling.top_k
+        vllm.min_p, vllm.repetition_penalty = sampling.min_p, sampling.repetition_penalty
+        vllm.max_completion_length = sampling.max_tokens
+        vllm.generation_kwargs = {"stop_token_ids": sorted(self.ends), **stop_options(sampling), **self.options}
+        dummies = [[self.tokenizer.pad_token_id]] * (number - len(prompts))
+        cached: list[int | None] = []
+        with self._intercepted(number, requests, cached):
+            _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
+        replies = [
+            self._reply(
+                sampling, ids[row], [token[0] if token[0] is not None else float("nan") for token in logprobs[row]]
+            )
+            for row in range(len(prompts))
+        ]
+        for reply, tokens in zip(replies, cached):
+            reply.cached_tokens = tokens
+        return replies
+
+    def _of_all_ranks(self, own: int, seeds: Sequence[int] | None) -> tuple[int, list[int] | None]:
+        """How many prompts each rank brings, dummies among them; and, if they have any, the seeds of all prompts of
+        one call of vLLM: this rank's, or those of the ranks that share a model or a server.
+
+        Ranks of a tensor-parallel model each draw every token and must draw the same, but their random states part
+        (by dropout, by unequal batches): their requests have seeds in training too. As long as the states are the
+        same, a rank's number keeps its seeds apart from another's, or parts of a group would be copies of each other.
+        """
+        if seeds is None and self.parallel > 1:
+            rank = self.accelerator.process_index
+            seeds = [derived_seed(draw, rank) for draw in torch.randint(2**62, (own,)).tolist()]
+        ranks = gather_object([(own, seeds)]) if self.is_collective else [(own, seeds)]
+        number = max(prompts for prompts, _ in ranks)
+        if seeds is None:
+            return number, None
+        if self.parallel > 1:
+            first = self.accelerator.process_index // self.parallel * self.parallel
+            ranks = ranks[first : first + self.parallel]
+        return number, [seed for _, of_rank in ranks for seed in [*of_rank, *[0] * (number - len(of_rank))]]
+
+    def _intercepted(self, number: int, seeds: list[int] | None, cached: list) -> AbstractContextManager:
+        """TRL's wrapper samples all prompts alike and passes no cache statistics on. In the one call that it makes of
+        vLLM, each prompt gets its seed, and `cached` the cached tokens of this rank's `number` prompts.
+        """
+        accelerator = self.accelerator
+        if self.vllm.mode == "colocate":
+            first = accelerator.process_index % self.parallel * number  # the ranks of a model answer for them all
+            own = slice(first, first + number) if self.tells_cached_tokens else slice(0)
+            return _replaced_generate(self.vllm.llm, partial(_generate_here, seeds, own, cached, self.lora))
+        if seeds is not None and accelerator.is_main_process:
+            return _replaced_generate(self.vllm.vllm_client, partial(_generate_there, seeds))
+        return nullcontext()
+
+
+def starting_vllm(args: G2POConfig) -> AbstractContextManager:
+    """Within it TRL starts its colocated vLLM: with a port of its own, and room for an adapter if it can be served."""
+    if not args.use_vllm or args.vllm_mode != "colocate":
+        return nullcontext()
+    take_free_port()
+    if not is_peft_available():
+        return nullcontext()
+    from .vllm_adapter import adapters_beside_the_base
+
+    return adapters_beside_the_base(args.vllm_merge_adapter)
+
+
+def take_free_port() -> None:
+    """Where torch.distributed meets, unless a launcher has set it, for a colocated vLLM of one process: TRL looks long
+    before vLLM listens, and two runs that start together would find the same port free."""
+    if not os.environ.get("MASTER_PORT"):
+        with socket.socket() as free:
+            free.bind(("", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+
+
+@contextmanager
+def _replaced_generate(owner: Any, replacement: Callable) -> Iterator[None]:
+    generate = owner.generate
+    owner.generate = partial(replacement, generate)
+    try:
+        yield
+    finally:
+        owner.generate = generate
+
+
+def _generate_here(
+    seeds: list[int] | None,
+    own: slice,
+    cached: list,
+    lora: LoRARequest | None,
+    generate: Callable,
+    prompts: list,
+    sampling_params: Any,
+    **kwargs,
+) -> list:
+    """`LLM.generate`."""
+    if seeds is not None:
+        shared, sampling_params = sampling_params, []
+        for _, seed in zip(prompts, seeds, strict=True):
+            sampling_params.append(shared.clone())
+            sampling_params[-1].seed = seed
+    if lora is not None:
+        kwargs["lora_request"] = lora
+    outputs = generate(prompts, sampling_params=sampling_params, **kwargs)
+    cached.extend(output.num_cached_tokens for output in outputs[own])
+    return outputs
+
+
+def _generate_there(
+    seeds: list[int], generate: Callable, prompts: list, generation_kwargs: dict | None = None, **kwargs
+) -> dict[str, list]:
+    """`VLLMClient.generate`, a request for each prompt: one request has one seed."""
+
+    def ask(prompt: list[int], seed: int) -> dict[str, list]:
+        return generate(prompts=[prompt], generation_kwargs={**(generation_kwargs or {}), "seed": seed}, **kwargs)
+
+    with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as threads:
+        answers = list(threads.map(ask, prompts, seeds))
+    return {key: [row for answer in answers for row in answer[key]] for key in answers[0]}

@@ -1,0 +1,170 @@
+"""An adapter that a colocated vLLM serves beside the base weights, instead of merged into them.
+
+vLLM keeps weights in bfloat16, where a weight moves only if it is pushed by half of its last place: of a young
+adapter, merging loses most (docs/speed.md, "Adapters"). Beside the base, nothing of it is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import is_peft_model
+from peft import PeftModel, PeftType
+from peft.tuners.tuners_utils import BaseTunerLayer
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
+
+from ..experimental.vllm_servers.weight_folder import WeightFolder
+from .adapter_weights import adapter_parameters, base_parameters, merged_parameters
+
+if TYPE_CHECKING:
+    from vllm import LLM
+    from vllm.lora.request import LoRARequest
+
+logger = logging.getLogger(__name__)
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
+_MUST_MERGE = "vllm_merge_adapter is False, and vLLM must have the adapter merged"
+Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
+
+
+@contextmanager
+def adapters_beside_the_base(merge: bool | None) -> Iterator[None]:
+    """A `GRPOTrainer` made meanwhile starts its colocated vLLM with room for its adapter, where that can be served.
+
+    Args:
+        merge: `True`: no room. `False`: an error where it cannot be served. `None`: merged there, with a line that
+            says so, and where vLLM computes in float32, which loses nothing.
+    """
+    found, grpo_trainer.VLLMGeneration = grpo_trainer.VLLMGeneration, partial(_AdapterGeneration, merge=merge)
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = found
+
+
+class _AdapterGeneration(VLLMGeneration):
+    """TRL passes vLLM no options of ours: it is called through a name of TRL's module."""
+
+    def __init__(self, *args: Any, merge: bool | None, **kwargs: Any):
+        self.merge = merge
+        super().__init__(*args, **kwargs)
+
+    def _init_vllm(self) -> None:
+        if self.mode != "colocate" or not is_peft_model(self.model) or not self._serves():
+            super()._init_vllm()
+            return
+        start = vllm_generation.LLM
+        rank = next(room for room in RANKS if room >= self.model.active_peft_config.r)
+        vllm_generation.LLM = partial(start, enable_lora=True, max_lora_rank=rank, max_loras=1)
+        try:
+            super()._init_vllm()
+        finally:
+            vllm_generation.LLM = start
+
+    def _serves(self) -> bool:
+        if self.merge:
+            return False
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.model_executor.models import supports_lora
+
+        config = EngineArgs(self.model.name_or_path, trust_remote_code=self.trust_remote_code).create_model_config()
+        if self.merge is None and config.dtype == torch.float32:
+            return False  # merging loses nothing
+        architecture, _ = config.registry.resolve_model_cls(config.architectures, config)
+        reason = why_merged(self.model, self.enable_sleep_mode)
+        if reason is None and not supports_lora(architecture):
+            reason = f"it serves no adapters of {architecture.__name__}"
+        if reason is not None and self.merge is False:
+            raise ValueError(f"{_MUST_MERGE}: {reason}")
+        if reason is not None and self.accelerator.is_main_process:
+            logger.warning("vLLM has the adapter merged into its weights, which rounds it: %s", reason)
+        return reason is None
+
+
+def why_merged(model: PeftModel, sleeps: bool = False) -> str | None:
+    """What of the adapter vLLM cannot serve, in words; `None` if it can."""
+    config = model.active_peft_config
+    if config.peft_type != PeftType.LORA or len(model.active_adapters) != 1:
+        return "it serves one LoRA adapter"
+    if sleeps:
+        return "vllm_enable_sleep_mode drops what it holds of an adapter"
+    for name in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias"):
+        if getattr(config, name, None):
+            return f"it does not serve LoRA with {name}"
+    if getattr(config, "trainable_token_indices", None) or config.bias != "none":
+        return "it serves LoRA alone, and other weights are trained too"
+    quantized = getattr(model, "quantization_method", None) is not None
+    if quantized and config.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
+        return f"init_lora_weights={config.init_lora_weights!r} changes quantized weights"
+    if config.r > RANKS[-1]:
+        return f"lora_r is {config.r}, and it serves ranks of at most {RANKS[-1]}"
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            if not isinstance(module.get_base_layer(), torch.nn.Linear) or name.endswith("lm_head"):
+                return f"it does not serve adapters of {name.removeprefix('base_model.model.')}"
+    return None
+
+
+class ServedAdapter:
+    """The active adapter of a model that is trained, in a colocated vLLM that was started with room for it.
+
+    Args:
+        llm: with `enable_lora`. gather, device: as of `merged_parameters`. merge: of `adapters_beside_the_base`.
+
+    `merges`: the adapter has parts that this vLLM does not serve. Then `weights` are merged, and there is no request.
+
+    Raises:
+        ValueError: for such parts, if they may not be merged.
+    """
+
+    def __init__(self, llm: LLM, model: PeftModel, gather: Gather, device: torch.device, merge: bool | None = None):
+        self.llm, self.model, self.gather, self.device = llm, model, gather, device
+        theirs = llm.llm_engine.model_executor.driver_worker.model_runner.model
+        served = {name.rpartition(".base_layer.")[0].rpartition(".")[2] for name, _ in theirs.named_parameters()}
+        for packed, parts in getattr(theirs, "packed_modules_mapping", {}).items():
+            served |= set(parts) if packed in served else set()
+        adapted = {name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+        unserved = ", ".join(sorted({name.rpartition(".")[2] for name in adapted} - served))
+        self.merges, self._has_base, self._number = bool(unserved), False, 0
+        if unserved and merge is False:
+            raise ValueError(f"{_MUST_MERGE}: it serves no {unserved}")
+        if unserved:
+            logger.warning("vLLM has the adapter merged into its weights, which rounds it: it serves no %s", unserved)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What is to be loaded into vLLM's own weights before the next rollout."""
+        if self.merges:
+            yield from merged_parameters(self.model, self.gather, self.device)
+        elif not self._has_base and getattr(self.model, "quantization_method", None) is None:
+            # Once, for they are frozen: the trainer's may not be those of the checkpoint. Quantized ones are.
+            yield from base_parameters(self.model, self.gather, self.device)
+            self._has_base = True
+
+    def load(self) -> LoRARequest | None:
+        """Put the adapter as it is now in the place of the one before.
+
+        Returns:
+            what a request says to be answered with it: of another number each time, so that nothing cached fits.
+        """
+        if self.merges:
+            return None
+        from vllm.lora.request import LoRARequest
+
+        values = adapter_parameters(self.model, self.gather, self.device)
+        with tempfile.TemporaryDirectory(prefix="g2po-adapter-") as folder:
+            version = WeightFolder(folder, writes=True).save(values.items(), self.model.active_peft_config)
+            if self._number:
+                self.llm.llm_engine.remove_lora(self._number)
+            self._number += 1
+            request = LoRARequest(f"policy-{self._number}", self._number, str(version))
+            if not self.llm.llm_engine.add_lora(request):
+                raise RuntimeError(f"vLLM has not loaded the adapter of rollout {self._number}: its log says why")
+        return request

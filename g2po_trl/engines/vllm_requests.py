@@ -1,0 +1,151 @@
+"""Requests to a vLLM of this process, each of which comes and goes while others are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .base import Completion, Engine
+from .sampling import Sampling
+
+if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput, SamplingParams
+
+
+class Requests:
+    """What a vLLM has been asked and has not answered.
+
+    Args:
+        llm: whose engine is stepped here, and by nobody else meanwhile.
+        lora: adapter of all requests.
+    """
+
+    def __init__(self, llm: LLM, lora: Any = None):
+        self.engine, self.lora = llm.llm_engine, lora
+        self._asked: dict[str, Any] = {}
+        self._number = 0
+
+    def submit(self, key: Any, prompt: Sequence[int], parameters: SamplingParams) -> None:
+        """Ask; `step` answers under `key`."""
+        from vllm.sampling_params import RequestOutputKind
+
+        parameters.output_kind = RequestOutputKind.FINAL_ONLY
+        name, self._number = f"g2po-{self._number}", self._number + 1
+        self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, parameters, lora_request=self.lora)
+        self._asked[name] = key
+
+    def step(self) -> dict[Any, RequestOutput]:
+        """Compute another token of each, or a part of long prompts: what is complete thereby."""
+        if not self._asked:
+            return {}
+        outputs = [output for output in self.engine.step() if output.finished]
+        return {self._asked.pop(output.request_id): output for output in outputs}
+
+    def answer(self, prompts: Sequence[Sequence[int]], parameters: Sequence[SamplingParams]) -> list[RequestOutput]:
+        """All of these, and nothing else: in their order."""
+        answers: dict[int, RequestOutput] = {}
+        try:
+            for place, (prompt, how) in enumerate(zip(prompts, parameters, strict=True)):
+                self.submit(place, prompt, how)
+            while len(answers) < len(prompts):
+                answers.update(self.step())
+        except BaseException:
+            self.abandon()
+            raise
+        return [answers[place] for place in range(len(prompts))]
+
+    def abandon(self) -> None:
+        """Forget what is unanswered. What vLLM has computed for it is freed."""
+        names = list(self._asked)
+        self._asked.clear()
+        if names:
+            self.engine.abort_request(names)
+
+
+class RequestEngine(Engine):
+    """An engine over `Requests`. A subclass sets `requests` and `tells_cached_tokens`."""
+
+    takes_seeds = True
+    streams = True
+    requests: Requests
+    tells_cached_tokens = False
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        try:
+            yield
+        finally:  # what an error has left would answer the next rollout's episodes
+            self.requests.abandon()
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+    ) -> list[Completion]:
+        parameters = [self._parameters(sampling, seed) for seed in seeds or [None] * len(prompts)]
+        return [self._read(sampling, output) for output in self.requests.answer(prompts, parameters)]
+
+    def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
+        self.requests.submit((key, sampling), prompt, self._parameters(sampling, seed))
+
+    def poll(self, timeout: float) -> dict[int, Completion]:
+        return {key: self._read(sampling, output) for (key, sampling), output in self.requests.step().items()}
+
+    def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
+        return sampling_params({"seed": seed, **sampling_options(sampling, self.ends), **self.options})
+
+    def _read(self, sampling: Sampling, output: RequestOutput) -> Completion:
+        (answer,) = output.outputs
+        ids, logprobs = list(answer.token_ids), None
+        if answer.logprobs is not None:
+            logprobs = [choices[token].logprob for token, choices in zip(ids, answer.logprobs)]
+        reply = self._reply(sampling, ids, logprobs)
+        reply.cached_tokens = output.num_cached_tokens if self.tells_cached_tokens else None
+        return reply
+
+
+def sampling_params(options: dict[str, Any]) -> SamplingParams:
+    """Return vLLM's object of these options, whose `structured_outputs` may be a dictionary.
+
+    Raises:
+        ValueError: for an option that vLLM does not have.
+    """
+    from vllm import SamplingParams
+
+    structured = options.get("structured_outputs")
+    if isinstance(structured, dict):
+        from vllm.sampling_params import StructuredOutputsParams
+
+        options = {**options, "structured_outputs": StructuredOutputsParams(**structured)}
+    try:
+        return SamplingParams(**options)
+    except TypeError as error:
+        raise ValueError(
+            f"generation_kwargs has what vLLM's SamplingParams does not take ({error}): remove it, or use the engine "
+            "that it belongs to"
+        ) from error
+
+
+def sampling_options(sampling: Sampling, ends: Iterable[int]) -> dict[str, Any]:
+    """As vLLM's sampling parameters have them."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": sampling.repetition_penalty,
+        "max_tokens": sampling.max_tokens,
+        "stop_token_ids": sorted(ends),
+        **stop_options(sampling),
+    }
+
+
+def stop_options(sampling: Sampling) -> dict[str, Any]:
+    """Of `sampling_options`, those of stop sequences."""
+    if not sampling.stop_sequences:
+        return {}
+    return {"stop": list(sampling.stop_sequences), "include_stop_str_in_output": True}
+
+
+def caches_prefixes(llm: LLM) -> bool:
+    """Whether it keeps what prompts begin with, and tells how much of a prompt it had."""
+    return bool(llm.llm_engine.vllm_config.cache_config.enable_prefix_caching)

@@ -1,0 +1,203 @@
+"""Gymnasium environments that observe and act in text, or have numbered actions and draw themselves as text.
+
+    environment_factory = partial(GymnasiumEnvironment, "my_game:MyTextGame-v0")
+    environment_factory = partial(
+        GymnasiumEnvironment,
+        "FrozenLake-v1",
+        make_options={"render_mode": "ansi", "is_slippery": False},
+        action_names=["left", "down", "right", "up"],
+    )
+
+A dataset row is `{"seed": 1}`; its other columns go to the environment as the `options` of its `reset`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...utils.json import plain
+from ..contract import Observation, StepResult, TextEnvironment
+from .common import OwnRandomness, facts_of, import_extra
+
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLOURED = re.compile(r"\x1b\[(\d[\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
+
+
+class GymnasiumEnvironment(TextEnvironment):
+    """A Gymnasium environment as a `TextEnvironment`.
+
+    Text spaces and numbered actions work as they are. For other spaces, override `read_observation` or `read_action`.
+
+    Args:
+        env_id: passed to `gymnasium.make`. `"module:Name-v0"` imports the module that registers the environment;
+            worker processes need this for environments of your own.
+        make_options: keyword arguments of `gymnasium.make`.
+        action_names: names of the actions of a `Discrete` space, in order. `None`: their numbers.
+        actions_in_info: the entry of Gymnasium's `info` that lists the admissible actions, for `Text` spaces.
+        task: the goal in words; prompts repeat it at every step.
+        any_text: accept every text, even if the `Text` space excludes its length or its characters.
+
+    Raises:
+        ImportError: if gymnasium is not installed.
+        ValueError: if the environment does not exist, or its spaces need the methods named above.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        make_options: Mapping[str, Any] | None = None,
+        action_names: Sequence[str] | None = None,
+        actions_in_info: str | None = None,
+        task: str | None = None,
+        any_text: bool = False,
+    ):
+        self.gymnasium = import_extra("gymnasium", "gymnasium")
+        self.env_id, self.task = env_id, task
+        self.actions_in_info, self.any_text = actions_in_info, any_text
+        self.randomness = OwnRandomness()
+        try:
+            with self.randomness.playing(0):
+                self.env = self.gymnasium.make(env_id, **(make_options or {}))
+        except self.gymnasium.error.UnregisteredEnv as error:
+            raise ValueError(
+                f"env_id is {env_id!r}, which is not registered ({error}): for an environment of your own, name the "
+                f"module that registers it, 'my_module:{env_id.rpartition(':')[2]}'"
+            ) from error
+        self._check_spaces()
+        self.action_names = self._named_actions(action_names)
+        self._last: Observation | None = None  # of the episode that is played
+
+    def reset(self, seed: int = 0, **options: Any) -> Observation:
+        """Start a task.
+
+        Args:
+            seed: seed of the environment and its spaces.
+            **options: passed as Gymnasium's `options`, except `task_id` and `task_type`.
+        """
+        options = {k: v for k, v in options.items() if k not in ("task_id", "task_type") and v is not None}
+        with self.randomness.playing(seed):
+            self.env.action_space.seed(seed)
+            self.env.observation_space.seed(seed)
+            observation, info = self.env.reset(seed=seed, options=options or None)
+            self._last = self._observed(observation, info)
+        return self._last
+
+    def step(self, action: str) -> StepResult:
+        """Play an action. One that is none in this state is answered, and the environment does not see it."""
+        if self._last is None:
+            raise RuntimeError("no episode is played: call reset before step")
+        try:
+            played = self.read_action(action)
+        except ValueError as error:
+            key = self._last.text if self._last.state_key is None else self._last.state_key
+            refused = replace(self._last, text=f"{error}\n{self._last.text}", state_key=key)
+            return StepResult(refused, info={"invalid_action": True})
+        with self.randomness.playing():
+            observation, reward, terminated, truncated, info = self.env.step(played)
+            self._last = seen = self._observed(observation, info)
+        if terminated or truncated:
+            self._last = None
+        facts = facts_of(info)
+        success = facts.get("success", facts.pop("is_success", None))
+        if success is not None:
+            facts["success"] = bool(success)
+        terminated = bool(terminated)
+        return StepResult(seen, float(reward), terminated, bool(truncated) and not terminated, facts)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def read_observation(self, observation: Any, info: Mapping[str, Any]) -> Observation | str:
+        """What the agent is shown: a text as it is; of anything else the environment's drawing, with the observation
+        as state key."""
+        if isinstance(observation, str):
+            return observation
+        drawn = self.env.render()
+        if not isinstance(drawn, str):
+            raise TypeError(f"{self.env_id} renders {type(drawn).__name__}, not text: override read_observation")
+        return Observation(_colours_in_words(drawn), state_key=_short(json.dumps(plain(observation))))
+
+    def read_action(self, action: str) -> Any:
+        """The action of the action space that a text names.
+
+        Raises:
+            ValueError: if it names none. The agent sees the message as its next observation.
+        """
+        if self.action_names is not None:
+            if action.strip() in self.action_names:
+                return self.action_names.index(action.strip()) + int(self.env.action_space.start)
+            raise ValueError(f"There is no such action. The actions are: {', '.join(self.action_names)}.")
+        space = self.env.action_space
+        if self.any_text or space.contains(action):
+            return action
+        alphabet = "".join(sorted(space.character_set))
+        raise ValueError(
+            f"There is no such action. An action has {space.min_length} to {space.max_length} of the characters "
+            f"{alphabet!r}."
+        )
+
+    def _observed(self, observation: Any, info: Mapping[str, Any]) -> Observation:
+        seen = self.read_observation(observation, info)
+        seen = Observation(seen) if isinstance(seen, str) else seen
+        if seen.admissible_actions is None:
+            seen = replace(seen, admissible_actions=self._admissible(info))
+        return replace(seen, task=self.task) if seen.task is None else seen
+
+    def _admissible(self, info: Mapping[str, Any]) -> list[str] | None:
+        if self.action_names is None:
+            actions = None if self.actions_in_info is None else info[self.actions_in_info]
+            return None if actions is None else list(actions)
+        mask = info.get("action_mask")  # as Taxi-v4 has it
+        return [name for i, name in enumerate(self.action_names) if mask is None or mask[i]]
+
+    def _named_actions(self, names: Sequence[str] | None) -> list[str] | None:
+        space = self.env.action_space
+        if not isinstance(space, self.gymnasium.spaces.Discrete):
+            if names is not None:
+                raise ValueError(f"action_names is {list(names)}: only Discrete spaces take it, this is {space}")
+            return None
+        if names is None:
+            return [str(number) for number in range(int(space.start), int(space.start + space.n))]
+        if len(names) != space.n:
+            raise ValueError(f"action_names is {list(names)}: name all {space.n} actions of {self.env_id}")
+        return list(names)
+
+    def _check_spaces(self) -> None:
+        spaces, mine = self.gymnasium.spaces, type(self)
+        seen, done = self.env.observation_space, self.env.action_space
+        draws = self.env.render_mode == "ansi"
+        if not isinstance(seen, spaces.Text) and not draws and mine.read_observation is _BASE.read_observation:
+            modes = self.env.metadata.get("render_modes", [])
+            remedy = 'pass make_options={"render_mode": "ansi"}, or ' if "ansi" in modes else ""
+            raise ValueError(
+                f"observation_space of {self.env_id} is {seen}, which is not text: {remedy}derive from "
+                "GymnasiumEnvironment and override read_observation"
+            )
+        if not isinstance(done, (spaces.Text, spaces.Discrete)) and mine.read_action is _BASE.read_action:
+            raise ValueError(
+                f"action_space of {self.env_id} is {done}, which no text names: derive from GymnasiumEnvironment and "
+                "override read_action"
+            )
+
+
+_BASE = GymnasiumEnvironment
+
+
+def _colours_in_words(drawn: str) -> str:
+    """Terminal colours as tags: in Gymnasium's drawings they say where the player is."""
+
+    def tagged(match: re.Match) -> str:
+        codes = [int(code) for code in match[1].split(";") if code]
+        names = [_COLOURS[code % 10] for code in codes if code // 10 in (3, 4, 9, 10) and code % 10 < 8]
+        return f"<{names[0]}>{match[2]}</{names[0]}>" if names else match[2]
+
+    return _COLOURED.sub(tagged, drawn)
+
+
+def _short(key: str) -> str:
+    return key if len(key) <= 200 else hashlib.blake2b(key.encode(), digest_size=16).hexdigest()

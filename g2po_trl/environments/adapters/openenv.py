@@ -1,0 +1,281 @@
+"""OpenEnv: servers as `TextEnvironment`s, and environments as apps that a server runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..contract import Observation, StepResult, TextEnvironment
+from ..pool.pool import EnvironmentFailure, EnvironmentPool
+from ..pool.worker_process import withheld_variables
+from ..validation import factory_name
+from .trl_tools import is_tool_environment, text_environment_factory
+
+# Open sessions of this process by server: the least loaded is asked first.
+_SESSIONS: Counter[str] = Counter()
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_TEXT_FIELDS = ("text", "message", "output", "prompt", "content", "result", "observation")
+
+
+def read_observation(fields: Mapping[str, Any]) -> Observation:
+    """The `Observation` in the fields of a server's answer: all fields of a `g2po serve` server, the text of others.
+
+    Raises:
+        ValueError: if no field contains a text.
+    """
+    if "admissible_actions" in fields:
+        return Observation(**{name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")})
+    for name in _TEXT_FIELDS:
+        if isinstance(fields.get(name), str):
+            return Observation(fields[name])
+    raise ValueError(
+        f"the server's observation has the fields {', '.join(fields)} and no text among them: pass a function as "
+        "read_observation"
+    )
+
+
+class RemoteEnvironment(TextEnvironment):
+    """An environment on an OpenEnv server.
+
+    Each `reset` takes the server with the fewest sessions of this process. If a server cannot be reached, the next one
+    is tried; if it is lost during an episode, the episode ends as an error.
+
+    Args:
+        base_urls: servers of the same environment, e.g. `["http://127.0.0.1:8000"]`.
+        make_action: turns the action's text into the fields of the server's action. `None`: `{"text": action}`, as
+            `g2po serve` expects it.
+        read_observation: turns the fields of the server's observation into an `Observation`.
+        timeout: seconds to wait for an answer.
+        connect_timeout: seconds to wait for a connection.
+
+    Raises:
+        ValueError: if `base_urls` is empty.
+        ImportError: if openenv is not installed.
+    """
+
+    def __init__(
+        self,
+        base_urls: Sequence[str],
+        make_action: Callable[[str], dict[str, Any]] | None = None,
+        read_observation: Callable[[Mapping[str, Any]], Observation] = read_observation,
+        timeout: float = 60.0,
+        connect_timeout: float = 10.0,
+    ):
+        if isinstance(base_urls, str) or not base_urls:
+            raise ValueError(f"base_urls is {base_urls!r}: pass a list of servers, e.g. ['http://127.0.0.1:8000']")
+        self.base_urls = list(base_urls)
+        self.make_action = make_action or (lambda action: {"text": action})
+        self.read_observation = read_observation
+        self.timeout, self.connect_timeout = timeout, connect_timeout
+        self._client: Any = None
+        self._url: str | None = None
+        self._avoid: set[str] = set()  # servers that failed us last
+
+    def reset(self, **task) -> Observation:
+        """Start a task: the row goes to the server's `reset`. One that cannot be reached is passed over.
+
+        Raises:
+            ConnectionError: when none can be.
+        """
+        errors = []
+        for _ in self.base_urls:
+            try:
+                if self._client is None:
+                    self._connect()
+                observation = self.read_observation(self._client.reset(**task).observation)
+                self._avoid.clear()
+                return observation
+            except _connection_errors() as error:
+                errors.append(f"{self._url}: {error!r}")
+                self._drop(failed=True)
+        raise ConnectionError(f"no server answers ({'; '.join(errors)}): start one with `g2po serve`")
+
+    def step(self, action: str) -> StepResult:
+        """Play an action on the server.
+
+        Raises:
+            ConnectionError: when it is cut off.
+        """
+        if self._client is None:
+            raise RuntimeError("call reset before step")
+        try:
+            answer = self._client.step(self.make_action(action))
+        except _connection_errors() as error:
+            url = self._url
+            self._drop(failed=True)
+            raise ConnectionError(f"{url} was cut off in mid-episode: {error!r}") from error
+        fields = answer.observation
+        truncated = bool(fields.get("truncated", False))
+        terminated = fields.get("terminated")  # other servers say `done` alone
+        info = fields.get("info")
+        info = (info if isinstance(info, Mapping) else None) or answer.metadata or {}
+        return StepResult(
+            self.read_observation(fields),
+            float(answer.reward or 0.0),
+            terminated=bool(answer.done) and not truncated if terminated is None else bool(terminated),
+            truncated=truncated,
+            info=dict(info),
+        )
+
+    def close(self) -> None:
+        self._drop(failed=False)
+
+    def _connect(self) -> None:
+        from openenv.core.generic_client import GenericEnvClient
+
+        start = os.getpid() % len(self.base_urls)  # workers begin at different servers
+        order = self.base_urls[start:] + self.base_urls[:start]
+        self._url = min(order, key=lambda url: (url in self._avoid, _SESSIONS[url]))
+        _SESSIONS[self._url] += 1
+        self._client = GenericEnvClient(
+            self._url, connect_timeout_s=self.connect_timeout, message_timeout_s=self.timeout
+        ).sync()
+        self._client.connect()
+
+    def _drop(self, failed: bool) -> None:
+        if self._client is None:
+            return
+        client, self._client = self._client, None
+        _SESSIONS[self._url] -= 1
+        if failed:
+            self._avoid.add(self._url)
+        with contextlib.suppress(Exception):
+            client.close()
+
+
+def _connection_errors() -> tuple[type[BaseException], ...]:
+    from websockets.exceptions import WebSocketException
+
+    return (ConnectionError, OSError, TimeoutError, WebSocketException)
+
+
+def make_app(
+    environment_factory: Callable[[], TextEnvironment],
+    max_sessions: int = 64,
+    environment_variables: Sequence[str] = (),
+    max_turns: int | None = None,
+    host: str | None = None,
+):
+    """A FastAPI application that serves an environment over OpenEnv; each session plays in a worker process of its
+    own. Web pages are refused: a browser would let any page that is open play, and see the answers.
+
+    Args:
+        environment_factory: as passed to the trainer.
+        max_sessions: maximum number of concurrent sessions; the server rejects more.
+        environment_variables: see `EnvironmentPool`.
+        max_turns: the trainer's `max_turns`; required for tool-based classes, and only for them.
+        host: the address it will listen on. One of this machine alone is asked by no other name. `None`: not known.
+
+    Raises:
+        ValueError: if one of the variables is not set, or `max_turns` does not fit the environment.
+    """
+    withheld_variables(environment_variables)
+    environment_factory = _as_text_environment(environment_factory, max_turns)
+    from openenv.core.env_server.http_server import create_fastapi_app
+    from openenv.core.env_server.interfaces import Environment
+    from openenv.core.env_server.types import Action, State
+    from openenv.core.env_server.types import Observation as ServerObservation
+
+    class TextAction(Action):
+        text: str
+
+    class TextObservation(ServerObservation):
+        text: str
+        state_key: str | None = None
+        admissible_actions: list[str] | None = None
+        task: str | None = None
+        terminated: bool = False
+        truncated: bool = False
+        info: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
+
+    class Served(Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self):
+            super().__init__()
+            self.pool: EnvironmentPool | None = None
+
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> TextObservation:
+            named = {"seed": seed, "episode_id": episode_id}  # OpenEnv's own names, and perhaps the task's
+            task |= {name: value for name, value in named.items() if value is not None}
+            if self.pool is None:
+                self.pool = EnvironmentPool(
+                    environment_factory, num_workers=1, environment_variables=environment_variables
+                )
+            (first,) = self.pool.reset([task])
+            return TextObservation(**asdict(_or_raise(first)))
+
+        def step(self, action: TextAction, timeout_s: float | None = None, **kwargs: Any) -> TextObservation:
+            if self.pool is None:
+                raise RuntimeError("call reset before step")
+            result = _or_raise(self.pool.step({0: action.text})[0])
+            return TextObservation(
+                **asdict(result.observation),
+                reward=result.reward,
+                done=result.terminated or result.truncated,
+                terminated=result.terminated,
+                truncated=result.truncated,
+                info=result.info,
+            )
+
+        @property
+        def state(self) -> State:
+            return State()
+
+        def close(self) -> None:
+            if self.pool is not None:
+                self.pool.close()
+
+    app = create_fastapi_app(Served, TextAction, TextObservation, max_concurrent_envs=max_sessions)
+    app.add_middleware(NoWebPages, names=_LOOPBACK if host in _LOOPBACK else None)
+    return app
+
+
+class NoWebPages:
+    """ASGI middleware: answers 403 to what a web page sends, over HTTP or a WebSocket.
+
+    Args:
+        names: of the host that may be asked for; a page can give its own name this machine's address. `None`: any.
+    """
+
+    def __init__(self, app: Callable, names: Sequence[str] | None):
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: dict[str, Any], receive: Callable, send: Callable) -> None:
+        headers = dict(scope.get("headers", ()))
+        host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname
+        foreign = self.names is not None and host not in self.names
+        if scope["type"] == "lifespan" or not (b"origin" in headers or foreign):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+        else:
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"not for web pages"})
+
+
+def _as_text_environment(environment_factory: Callable[[], Any], max_turns: int | None) -> Callable:
+    """Classes in TRL's style are paid in their last turn: the server has to know which that is."""
+    name, in_trls_style = factory_name(environment_factory), is_tool_environment(environment_factory)
+    if in_trls_style and (max_turns is None or max_turns < 1):
+        raise ValueError(
+            f"max_turns is {max_turns}: {name} is a class in TRL's style, paid in its last turn at the latest; "
+            "give the trainer's max_turns"
+        )
+    if not in_trls_style and max_turns is not None:
+        raise ValueError(
+            f"max_turns is {max_turns}: only classes in TRL's style take it, and {name} is none (the trainer ends its "
+            "episodes); leave it out"
+        )
+    return text_environment_factory(environment_factory, max_turns) if in_trls_style else environment_factory
+
+
+def _or_raise(result):
+    if isinstance(result, EnvironmentFailure):
+        raise RuntimeError(f"{result.kind}: {result.message}")
+    return result

@@ -1,0 +1,133 @@
+"""TextArena's single-player games.
+
+    environment_factory = partial(TextArenaEnvironment, "FrozenLake-v0")      # dataset rows: {"seed": 1}
+
+TextArena shows a player the whole conversation. Here the agent is shown what is new: the rules are the task, which
+prompts repeat, and how far back a prompt tells of earlier steps is the trainer's `history_length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..contract import Observation, StepResult, TextEnvironment
+from .common import History, OwnRandomness, import_extra
+
+_VARIANTS = ("-raw", "-train")  # the same game, wrapped otherwise
+STATE_KEYS = ("observation", "history")
+
+
+class TextArenaEnvironment(TextEnvironment):
+    """A single-player game of TextArena as a `TextEnvironment`.
+
+    The reward comes at the end of the game: 1 for a solved game, in many games a fraction for progress. Only an
+    episode with a reward of 1 or more is a success. Most games forgive one illegal move and end at the next, with the
+    failure reason `invalid_move`.
+
+    Args:
+        env_id: passed to `textarena.make`; the variants "-train" and "-raw" are the same game here.
+        make_options: keyword arguments of the game, in addition to those it is registered with.
+        state_key: `"observation"`: the board, or the new text in games without one. `"history"`: all actions and
+            answers so far, for games whose answers do not determine the state (Wordle, Mastermind, GuessTheNumber).
+        actions: the admissible actions, if they are the same in all states of the game; prompts list them.
+        brackets: put an action without square brackets into them, as TextArena's own wrapper does.
+
+    Raises:
+        ImportError: if textarena is not installed.
+        ValueError: if there is no such game, or it needs word lists or a key that are missing.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        make_options: Mapping[str, Any] | None = None,
+        state_key: str = "observation",
+        actions: Sequence[str] | None = None,
+        brackets: bool = True,
+    ):
+        if state_key not in STATE_KEYS:
+            raise ValueError(f"state_key is {state_key!r}: choose one of {', '.join(STATE_KEYS)}")
+        self.textarena = import_extra("textarena", "textarena")
+        for variant in _VARIANTS:
+            env_id = env_id.removesuffix(variant)
+        self.env_id, self.brackets = env_id, brackets
+        self.actions = None if actions is None else list(actions)
+        self.remembers = state_key == "history"
+        self.randomness = OwnRandomness()
+        try:
+            with self.randomness.playing(0):
+                self.game = self.textarena.make(f"{env_id}-raw", **(make_options or {}))
+        except LookupError as error:  # NLTK's, of many lines
+            raise ValueError(
+                f"{env_id} needs NLTK's word lists, which are not here: python -m nltk.downloader words "
+                "averaged_perceptron_tagger_eng"
+            ) from error
+        except SyntaxError as error:
+            raise ValueError(
+                f"{env_id} cannot be read by this Python ({error}): try 3.12, or choose another game"
+            ) from error
+        except ValueError as error:
+            raise ValueError(f"env_id is {env_id!r}, which TextArena cannot make: {error}") from error
+        self._playing = False
+
+    def reset(self, seed: int = 0, task_id: Any = None, task_type: Any = None) -> Observation:
+        """Start the game that `seed` deals.
+
+        Raises:
+            ValueError: for a game of several players.
+        """
+        failed: Exception | None = None
+        with self.randomness.playing(seed):
+            try:
+                self.game.reset(num_players=1, seed=seed)
+            except (AssertionError, ValueError, AttributeError) as error:
+                failed = error
+            if failed is not None or not isinstance(self.game.state, self.textarena.SinglePlayerState):
+                raise ValueError(
+                    f"env_id is {self.env_id!r}, which is not a single-player game{f' ({failed})' if failed else ''}: "
+                    "choose a single-player game, or write a TextEnvironment whose step plays the other players"
+                ) from failed
+            rules, text, key = self._news()
+        text = text or "The game begins."  # of some there is nothing to be seen but the rules
+        self.history = History(text)
+        self._playing = True
+        return Observation(text, self.history.key if self.remembers else key, self.actions, task=rules)
+
+    def step(self, action: str) -> StepResult:
+        """Play a move, whatever it is."""
+        if not self._playing:
+            raise RuntimeError("no episode is played: call reset before step")
+        if self.brackets and "[" not in action and "]" not in action:
+            action = f"[{action}]"
+        with self.randomness.playing():
+            done, _ = self.game.step(action)
+            _, text, key = self._news()
+        self.history.add(action, text)
+        key = self.history.key if self.remembers else key
+        if not done:
+            return StepResult(Observation(text, key, self.actions))
+        self._playing = False
+        rewards, facts = self.game.close()
+        reward, reason = rewards[0], facts[0].get("reason") or ""
+        if isinstance(reward, str):  # some games mix up an illegal move's reward and reason
+            reward, reason = reason.removeprefix("Invalid Move: "), f"Invalid Move: {reward}"
+        reward = float(reward)
+        info = {"success": reward >= 1, "reason": reason}
+        if facts[0]["invalid_move"]:
+            info |= {"success": False, "failure_reason": f"invalid_move: {reason}"}
+        return StepResult(Observation(f"{text}\n{reason}".strip(), key), reward, terminated=True, info=info)
+
+    def _news(self) -> tuple[str, str, str | None]:
+        """The rules, what else was said since the last look, and the board."""
+        kinds = self.textarena.ObservationType
+        said: dict[str, list[str]] = {"rules": [], "rest": [], "board": []}
+        for _, message, kind in self.game.get_observation()[1]:
+            if kind is kinds.PROMPT:
+                said["rules"].append(message)
+            elif isinstance(kind, kinds) and kind is not kinds.PLAYER_ACTION:  # some games mix up their echo's fields
+                said["rest"].append(message)
+                if kind is kinds.GAME_BOARD:
+                    said["board"].append(message)
+        rules, rest, board = ("\n".join(messages).strip() for messages in said.values())
+        return rules, rest, board or None

@@ -1,0 +1,152 @@
+"""What an environment does that its contract excludes: all of it, each in one line with the line of its own code."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from .contract import Observation, TextEnvironment
+from .validation import EnvironmentContractError, checked_observation, checked_step, factory_name
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
+IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look " * 2000)
+
+
+def mutated(admissible_actions: Sequence[str], most: int = 6) -> list[str]:
+    """Actions as a language model writes them: nearly admissible ones, of each kind of action, and impossible ones."""
+    kinds: dict[str, str] = {}
+    for action in admissible_actions:
+        kinds.setdefault(action.partition(" ")[0], action)
+    near = []
+    for action in list(kinds.values())[:most]:
+        words = action.split(" ")
+        near += [" ".join([*words[:-1], "xyzzy"]), f"{action} xyzzy", f" {action}\n"]
+        near += [" ".join(words[:-1])] if len(words) > 1 else []
+    return [*IMPOSSIBLE, *dict.fromkeys(near)]
+
+
+def where_raised(error: BaseException | str) -> str:
+    """Return `, FILE, line N`: the last line of a traceback that is neither Python's, a library's nor g2po_trl's own.
+
+    Args:
+        error: an exception, or a traceback as text. Empty when all lines are theirs.
+    """
+    if isinstance(error, str):
+        frames = _FRAME.findall(error)
+    else:
+        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    for file, line in reversed(frames):
+        path = Path(file)
+        if path.is_file() and not path.is_relative_to(_PACKAGE) and not file.startswith(_LIBRARIES):
+            here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            return f", {here}, line {line}"
+    return ""
+
+
+def problems(
+    environment_factory: Callable[[], TextEnvironment],
+    task: dict[str, Any],
+    actions: Sequence[str] | None = None,
+    max_steps: int = 20,
+) -> Iterator[str]:
+    """Play an environment in this process and yield what its contract excludes.
+
+    Nothing is yielded twice: of all actions that raise in one line of code the first is named. Arguments as of
+    `check_environment`.
+    """
+    name = factory_name(environment_factory)
+    try:
+        environment = environment_factory()
+    except Exception as error:
+        yield (
+            f"making {name} raised {_short(error)}{where_raised(error)}. It must be made without arguments: give "
+            "those it needs by functools.partial"
+        )
+        return
+    missing = [method for method in ("reset", "step", "close") if not callable(getattr(environment, method, None))]
+    if missing:
+        yield f"{name} has no method {', '.join(missing)}: derive it from TextEnvironment"
+        return
+    try:
+        yield from _Played(name, environment, task).problems(actions, max_steps)
+    finally:
+        environment.close()
+
+
+class _Played:
+    """An environment under examination, and what was said of it."""
+
+    def __init__(self, name: str, environment: TextEnvironment, task: dict[str, Any]):
+        self.name, self.environment, self.task = name, environment, task
+        self.said: set[str] = set()
+
+    def problems(self, actions: Sequence[str] | None, max_steps: int) -> Iterator[str]:
+        first = yield from self._reset()
+        again = yield from self._reset()
+        if first is None or again is None:
+            return
+        if first != again:
+            yield (
+                f"{self.name}.reset is not deterministic: the same task gave {_quoted(first)} and then "
+                f"{_quoted(again)}. Members of a group must start in the same state: seed what is random from the task"
+            )
+        for action in mutated(first.admissible_actions or ()):
+            if (yield from self._step(action)) is None:
+                yield from self._reset()
+        observation = yield from self._reset()
+        for number in range(max_steps if actions is None else len(actions)):
+            if observation is None:
+                return
+            action = actions[number] if actions is not None else (observation.admissible_actions or ["look"])[0]
+            observation = yield from self._step(action)
+
+    def _reset(self) -> Iterator[str]:
+        try:
+            return checked_observation(self.environment.reset(**deepcopy(self.task)), f"{self.name}.reset")
+        except Exception as error:
+            remedy = "A task that cannot be played should not be in the dataset"
+            yield from self._once(error, "in reset", remedy)
+
+    def _step(self, action: str) -> Iterator[str]:
+        """The next observation; `None` at the end of an episode."""
+        try:
+            result = checked_step(self.environment.step(action), f"{self.name}.step")
+        except Exception as error:
+            remedy = "An impossible action is answered, not raised"
+            yield from self._once(error, f"on the action {_short_text(repr(action))}", remedy)
+            return None
+        return None if result.terminated or result.truncated else result.observation
+
+    def _once(self, error: Exception, when: str, remedy: str) -> Iterator[str]:
+        if isinstance(error, EnvironmentContractError):
+            problem, text = _one_line(str(error)), _one_line(str(error))
+        else:
+            where = where_raised(error)
+            problem = f"{type(error).__name__}{where}"
+            text = f"{self.name} raised {_short(error)} {when}{where}. {remedy}"
+        if problem not in self.said:
+            self.said.add(problem)
+            yield text
+
+
+def _short(error: BaseException) -> str:
+    return _short_text(f"{type(error).__name__}: {_one_line(str(error))}", 200)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _short_text(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _quoted(observation: Observation) -> str:
+    return _short_text(repr(observation.text), 80)

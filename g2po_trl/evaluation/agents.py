@@ -1,0 +1,200 @@
+"""Ways to prompt a chat model for the next action.
+
+- *direct*: the environment's own prompt, built again at every step, as a trained agent is prompted.
+- *ReAct* (Yao et al., 2023): one conversation per episode, in which each reply is a thought and an action.
+- *Reflexion* (Shinn et al., 2023): ReAct in several trials. After a failed trial the model writes what went wrong;
+  later trials read it.
+
+The wording is g2po-trl's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..prompts.fitting import fit_prompt
+from ..prompts.template import ParsedCompletion, PromptTemplate, listed_spelling
+from ..rollout.actor import prompt_contents
+from ..rollout.episode import Episode
+from ..trajectory import Trajectory
+from .chat_models import Conversation
+
+_ACTION = re.compile(r"^\s*action\s*:", re.IGNORECASE | re.MULTILINE)
+_FENCE = re.compile(r"^\s*```\w*\s*\n(.*?)\n?```", re.DOTALL)
+
+REACT_INSTRUCTIONS = """{about}
+
+Answer each observation with a thought and one action, in this form:
+Thought: what you know by now, and what should be done next
+Action: {form}
+Then stop: the answer to the action is shown to you."""
+
+REFLECTION_REQUEST = """This was your attempt at a task, and it failed{why}. In at most four sentences, say at which \
+point it went wrong and what to do instead next time. Be specific: name places, things and actions."""
+
+
+class Agent:
+    """Base class of the ways to prompt a chat model for actions.
+
+    Class attributes: `name`; `trials`, the number of attempts per task; `stop`, texts that end a completion.
+    """
+
+    name = "agent"
+    trials = 1
+    stop: tuple[str, ...] = ()
+
+    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
+        """The conversation that the model continues.
+
+        Args:
+            episode: the episode so far.
+            notes: reflections on earlier trials.
+        """
+        raise NotImplementedError
+
+    def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedCompletion:
+        """Parse a completion.
+
+        Args:
+            reply: the completion.
+            prompt_end: the last characters of its prompt.
+            admissible_actions: those that the prompt listed.
+        """
+        raise NotImplementedError
+
+    def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> Conversation | None:
+        """The conversation that asks for a reflection on a failed trial; `None`: no reflection.
+
+        Args:
+            trajectory: the failed trial.
+            task: the goal in words.
+            notes: reflections on earlier trials.
+        """
+        return None
+
+
+@dataclass
+class DirectAgent(Agent):
+    """Prompts with the environment's own template at every step, as a trained agent is prompted.
+
+    Args:
+        template: the prompt's wording, and the parser of the reply.
+        history_length: number of past steps in a prompt.
+        max_prompt_length: maximum tokens of a prompt, counted by `encode`; longer prompts are shortened as in
+            training.
+        encode: conversation -> token ids and text.
+    """
+
+    template: PromptTemplate
+    history_length: int = 2
+    max_prompt_length: int | None = None
+    encode: Callable[[Conversation], tuple[list[int], str]] | None = None
+    name = "direct"
+
+    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
+        """Raises PromptTooLongError for what cannot be made to fit."""
+        contents = prompt_contents(episode, self.history_length)
+        if self.max_prompt_length is None or self.encode is None:
+            return self.template.messages(**contents)
+        tried: list[Conversation] = []  # the last one is what fits
+
+        def encode(messages: Conversation) -> tuple[list[int], str]:
+            tried.append(messages)
+            return self.encode(messages)
+
+        fit_prompt(self.template, encode, self.max_prompt_length, **contents)
+        return tried[-1]
+
+    def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedCompletion:
+        return self.template.read(reply, prompt_end, admissible_actions)
+
+
+@dataclass
+class ReActAgent(Agent):
+    """ReAct ([arXiv:2210.03629](https://arxiv.org/abs/2210.03629)): thoughts and actions in one conversation per
+    episode.
+
+    Args:
+        about: what the environment is, and what can be done in it.
+        form: how an action is written.
+        multiline: an action may have several lines (code). `False`: it ends with its line.
+        lower_case: play actions in lower case. `False`: as listed, ignoring case, or as written.
+        history_length: number of past steps in the conversation; older ones are left out of its middle.
+    """
+
+    about: str
+    form: str = "the action, exactly as listed"
+    multiline: bool = False
+    lower_case: bool = False
+    history_length: int = 30
+    name = "react"
+    stop = ("\nObservation:",)
+
+    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
+        system = REACT_INSTRUCTIONS.format(about=self.about, form=self.form)
+        told = [f"Your task: {episode.task}"] if episode.task else []
+        if notes:
+            told.append("What you noted after earlier attempts at it:\n" + "\n".join(f"- {note}" for note in notes))
+        exchanges = [
+            [
+                {"role": "assistant", "content": step.reply},
+                {"role": "user", "content": f"Observation: {after}"},
+            ]
+            for step, after in zip(episode.steps, [*(s.observation for s in episode.steps[1:]), ""])
+        ]
+        first = episode.steps[0].observation if episode.steps else episode.observation.text
+        opening = [{"role": "user", "content": "\n\n".join([*told, f"Observation: {first}"])}]
+        shown = exchanges[-self.history_length :] if self.history_length else []
+        if len(shown) < len(exchanges):
+            opening[0]["content"] += f"\n\n({len(exchanges) - len(shown)} steps are left out here.)"
+        conversation = [{"role": "system", "content": system}, *opening]
+        conversation += [dict(message) for exchange in shown for message in exchange]
+        if episode.steps:
+            conversation[-1]["content"] = f"Observation: {episode.observation.text}"
+        if actions := episode.observation.admissible_actions:
+            conversation[-1]["content"] += "\nActions you can take now:\n" + "\n".join(actions)
+        return conversation
+
+    def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedCompletion:
+        """The text after the first "Action:", to the end of its line; code as a whole, without its fence.
+
+        What a reasoning model thinks before it answers (up to the last `</think>`) is not looked at.
+        """
+        reply = reply.rpartition("</think>")[2]
+        found = _ACTION.search(reply)
+        rest = (reply[found.end() :] if found else (reply.strip().splitlines() or [""])[-1]).strip()
+        fenced = _FENCE.match(rest) if found else None
+        action = fenced.group(1) if fenced else rest
+        action = (action if self.multiline else action.split("\n")[0]).strip()
+        action = action.lower() if self.lower_case else listed_spelling(action, admissible_actions)
+        return ParsedCompletion(action, bool(found and action))
+
+
+@dataclass
+class ReflexionAgent(ReActAgent):
+    """Reflexion ([arXiv:2303.11366](https://arxiv.org/abs/2303.11366)): ReAct, repeated after a failure with a
+    reflection on it.
+
+    Args:
+        trials: maximum number of attempts per task.
+        memory: number of reflections that the next attempt reads, the latest ones.
+    """
+
+    trials: int = 3
+    memory: int = 3
+    name = "reflexion"
+
+    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
+        return super().ask(episode, notes[-self.memory :])
+
+    def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> Conversation | None:
+        lines = [f"Task: {task}"] if task else []
+        for step in trajectory.steps:
+            lines += [f"Observation: {step.observation}", (step.reply or f"Action: {step.action}").strip()]
+        lines.append(f"Observation: {trajectory.final_observation}")
+        why = ": it ran out of turns" if trajectory.outcome == "truncated" else ""
+        earlier = "".join(f"\nAn earlier note of yours: {note}" for note in notes[-self.memory :])
+        content = "\n".join(lines) + earlier + "\n\n" + REFLECTION_REQUEST.format(why=why)
+        return [{"role": "system", "content": self.about}, {"role": "user", "content": content}]

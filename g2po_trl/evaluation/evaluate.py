@@ -1,0 +1,359 @@
+"""Evaluate a model on a panel: `g2po evaluate --help`."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+
+import argparse
+import importlib
+import inspect
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import isnan
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from ..environments.adapters.trl_tools import prompt_of, text_environment_factory
+from ..environments.contract import TextEnvironment
+from ..environments.loading import load
+from ..environments.pool.pool import EnvironmentPool
+from ..environments.tasks import read_tasks
+from ..environments.validation import check_task_columns, is_score
+from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
+from ..runs.ownership import held
+from ..runs.panel import Panel
+from ..runs.run_json import installed_versions, load_object, load_prompt
+from ..runs.summary import summarize
+from ..trajectory import Trajectory
+from ..utils.json import to_json, write_json, write_json_lines
+from ..utils.masking import masked
+from . import Agent, ChatModel, ChatSettings, DirectAgent, PanelPlayer, ReActAgent, ReflexionAgent, TokenBudget
+from .arguments import ENVIRONMENTS, no_environment, parse
+from .chat_models import ChatError, ServerChat, TokenBudgetSpentError, load_local, load_vllm
+from .fingerprint import fingerprint_code, fingerprint_data, fingerprint_files, fingerprint_prompt, fingerprint_weights
+from .run_defaults import settings_of_run
+
+_AGENT_FILES = ("agents.py", "chat_models.py", "checkpoints.py", "panel_runner.py")
+# What plays, and the libraries whose games an adapter can play: their code is not hashed.
+_VERSIONS = (
+    "g2po-trl",
+    "transformers",
+    "torch",
+    "vllm",
+    "alfworld",
+    "textworld",
+    "gymnasium",
+    "textarena",
+)
+
+
+def load_panel(args: argparse.Namespace) -> Panel:
+    """The panel that the arguments name: one of a bundled environment, or `module:Class` with its tasks.
+
+    Raises:
+        ValueError: if there is no such panel, or the tasks do not fit the environment.
+    """
+    environment, options = args.environment, args.panel_options
+    if ":" in environment:
+        if args.tasks is None:
+            raise ValueError(
+                f"environment is {environment!r} and tasks is None: pass --tasks, a file with one row a line"
+            )
+        factory = load_object({"import": environment, "kwargs": args.environment_options})
+        rows = read_tasks(args.tasks)
+        panel = _with_options(Panel, args.panel or environment, rows, factory, **options)
+    elif environment in ENVIRONMENTS:
+        module = importlib.import_module(f"g2po_envs.{environment}.panels")
+        panel = _with_options(module.load_panel, *([args.panel] if args.panel else []), **options)
+    else:
+        raise no_environment(environment)
+    changed: dict[str, Any] = {}
+    if args.limit:
+        changed["rows"] = panel.rows[: args.limit]
+    if args.max_turns:
+        changed["max_turns"] = args.max_turns
+    if args.trained_history_length is not None:
+        changed["history_length"] = args.trained_history_length
+    if panel.prompt_template is DEFAULT_PROMPT:
+        changed["prompt_template"] = prompt_of(panel.environment_factory)
+    if args.prompt is not None:
+        changed["prompt_template"] = load_template(args.prompt)
+    return replace(panel, **changed)
+
+
+def _with_options(make: Callable[..., Panel], *arguments: Any, **options: Any) -> Panel:
+    try:
+        inspect.signature(make).bind(*arguments, **options)
+    except TypeError as error:
+        raise ValueError(f"--panel-options is {to_json(options)}: {error}") from error
+    return make(*arguments, **options)
+
+
+def load_template(prompt: str | Mapping[str, Any]) -> PromptTemplate:
+    """The template that `--prompt module:TEMPLATE` or a run's description names.
+
+    Raises:
+        ValueError: when it is no PromptTemplate.
+    """
+    if not isinstance(prompt, str):
+        return load_prompt(prompt)
+    template = load(prompt)
+    if not isinstance(template, PromptTemplate):
+        raise ValueError(f"prompt is {prompt!r}, a {type(template).__name__}: name a PromptTemplate")
+    return template
+
+
+def played_by(panel: Panel) -> Callable[[], TextEnvironment]:
+    """The panel's environment as the pool plays it: a TRL-style class is wrapped."""
+    return text_environment_factory(panel.environment_factory, panel.max_turns)
+
+
+def make_agent(args: argparse.Namespace, panel: Panel):
+    """The agent that the arguments ask for."""
+    if args.agent == "direct":
+        length = panel.history_length if args.history_length is None else args.history_length
+        return DirectAgent(panel.prompt_template, length, args.max_prompt_length)
+    options = {"about": panel.about, "form": panel.action_form}
+    options |= {"multiline": panel.multiline, "lower_case": panel.lower_case}
+    if args.history_length is not None:
+        options["history_length"] = args.history_length
+    if args.agent == "react":
+        return ReActAgent(**options)
+    return ReflexionAgent(**options, trials=args.trials)
+
+
+def make_chat(args: argparse.Namespace) -> ChatModel:
+    """The model that the arguments ask for."""
+    template, more = args.chat_template_kwargs or None, args.generation_kwargs or None
+    if args.base_url:
+        options = {"chat_template_kwargs": template, "generation_kwargs": more}
+        return ServerChat(args.base_url, args.model, args.key_variable, args.parallel, **options)
+    if args.engine == "vllm":
+        return load_vllm(args.model, template, more, **args.engine_options)
+    if "structured_outputs" in args.generation_kwargs:
+        raise ValueError(
+            "--generation-kwargs has structured_outputs (in a run: vllm_structured_outputs_regex), which only vLLM "
+            "takes: pass --engine vllm, or --generation-kwargs '{}' to evaluate without"
+        )
+    return load_local(args.model, args.batch_size, template, more, **_precision(args), **args.engine_options)
+
+
+def _precision(args: argparse.Namespace) -> dict[str, Any]:
+    """The run's precision, for transformers' `generate`. `--engine-options '{"dtype": …}'` takes its place."""
+    if args.trained_dtype is None or "dtype" in args.engine_options or args.base_url or args.engine == "vllm":
+        return {}
+    return {"dtype": args.trained_dtype, "autocast": args.trained_autocast}
+
+
+def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """One seed's numbers: the panel's columns in percent, then turns, tokens of an episode, errors."""
+    kinds = [row.get("task_type") for row in panel.rows]
+    summary = summarize(trajectories, kinds)
+    row = {}
+    for heading, name in panel.columns.items():
+        part, _, kind = name.partition("/")
+        value = summary[part].get(kind) if kind else summary.get(part)
+        if value is None and is_score(part) and any(t.counted for t in trajectories):
+            value = 0.0  # nobody has one, e.g. nobody bought anything
+        row[heading] = float("nan") if value is None else 100 * value
+    tokens = [t.info["prompt_tokens"] + t.info["reply_tokens"] for t in trajectories]
+    return {
+        **row,
+        "turns": summary["turns"],
+        # A server that does not report them is not one that needs none.
+        "tokens": mean(tokens) if any(tokens) or not any(t.steps for t in trajectories) else float("nan"),
+        "valid": 100 * summary["valid_action_ratio"],
+        **({"admissible": 100 * summary["admissible_action_ratio"]} if "admissible_action_ratio" in summary else {}),
+        "errors": 100 * summary["error_rate"],
+        **({"lost": 100 * summary["lost_rate"]} if summary["lost_rate"] else {}),
+    }
+
+
+def format_rows(rows: Sequence[dict[str, float]]) -> str:
+    """Mean ± sample standard deviation over seeds, under their headings; n/a where a seed has no number."""
+    cells = {}
+    for heading in dict.fromkeys(heading for row in rows for heading in row):
+        values = [row.get(heading, 0.0 if heading == "lost" else float("nan")) for row in rows]
+        digits = 0 if heading == "tokens" else 1
+        spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 and not any(map(isnan, values)) else ""
+        cells[heading] = "n/a" if any(map(isnan, values)) else f"{mean(values):.{digits}f}{spread}"
+    widths = [max(len(heading), len(cell)) + 2 for heading, cell in cells.items()]
+    lines = ("".join(f"{text:>{w}}" for text, w in zip(part, widths)) for part in (cells, cells.values()))
+    return "\n".join(lines)
+
+
+def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: ChatSettings) -> dict[str, Any]:
+    """All that the numbers depend on. Results are used again for the same, and for nothing else."""
+    served = bool(args.base_url)
+    model = {"base_url": args.base_url, "model": args.model}
+    if not served:
+        model = {"weights": fingerprint_weights(args.model, args.engine_options.get("revision"))}
+    return {
+        **model,
+        "engine": "server" if served else args.engine,
+        "engine_options": {} if served else args.engine_options,
+        "precision": _precision(args),
+        "generation_kwargs": args.generation_kwargs,
+        "chat_template_kwargs": args.chat_template_kwargs,
+        "environment": args.environment.rsplit("/", 1)[-1],
+        "environment_options": args.environment_options,
+        "environment_code": fingerprint_code(panel.environment_factory),
+        "panel": panel.name,
+        "panel_options": args.panel_options,
+        "panel_data": panel.data,
+        "tasks": f"{len(panel.rows)} ({fingerprint_data(list(panel.rows))})",
+        "agent": args.agent,
+        "agent_code": fingerprint_files(Path(__file__).with_name(name) for name in _AGENT_FILES),
+        "prompt": fingerprint_prompt(panel.prompt_template) if args.agent == "direct" else panel.about,
+        "trials": agent.trials,
+        "history_length": agent.history_length,
+        "max_turns": panel.max_turns,
+        "max_prompt_length": args.max_prompt_length if args.agent == "direct" else None,
+        "batch_size": args.batch_size,
+        **asdict(settings),
+        "versions": installed_versions(_VERSIONS),
+    }
+
+
+def evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    """Play, write, and return what is written to OUTPUT/results.json.
+
+    Raises:
+        ValueError: for settings that make no sense, or others than those OUTPUT was begun with.
+        TokenBudgetSpentError: when the budget is spent.
+        ChatError: when the server cannot be asked.
+    """
+    if (line := settings_of_run(args)) is not None:
+        print(line, flush=True)
+    panel = load_panel(args)
+    if not panel.rows:
+        raise ValueError(f"{panel.name} has no tasks: there is nothing to evaluate")
+    environment_factory = played_by(panel)
+    for number, row in enumerate(panel.rows, 1):
+        try:
+            check_task_columns(environment_factory, row)
+        except ValueError as error:
+            raise ValueError(f"task {number} of {panel.name}: {error}") from error
+    settings = ChatSettings(
+        args.temperature,
+        args.top_p,
+        args.max_tokens,
+        tuple(args.stop),
+        tuple(args.stop_after),
+        args.top_k,
+        args.min_p,
+        args.repetition_penalty,
+    )
+    agent = make_agent(args, panel)
+    about = masked(identity(args, panel, agent, settings))
+    _keep_settings(args.output, about, args.overwrite)
+    write_json_lines(args.output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
+    budget, rows, reasons, errors = TokenBudget(args.max_total_tokens, path=args.output / "tokens.json"), [], [], []
+    workers = {
+        "num_workers": args.num_environment_workers,
+        "reset_timeout": args.environment_reset_timeout,
+        "step_timeout": args.environment_step_timeout,
+        "load_timeout": args.environment_load_timeout,
+        "episode_timeout": args.environment_episode_timeout,
+        "max_worker_resets": args.environment_worker_resets,
+        "max_worker_memory": (args.environment_worker_memory_mb or 0) * 2**20 or None,
+        "environment_variables": args.environment_variables,
+    }
+    with EnvironmentPool(environment_factory, **workers) as pool:
+        chat = make_chat(args)
+        if isinstance(agent, DirectAgent):
+            agent.encode = chat.encode
+        print(
+            f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns; {args.agent} agent, "
+            f"{args.model}, temperature {args.temperature}"
+        )
+        try:
+            for seed in range(args.seeds):
+                path = args.output / "trajectories" / f"{args.agent}-{seed}.jsonl"
+                player = PanelPlayer(
+                    panel, pool, chat, agent, settings, seed, path, budget, args.batch_size, _Progress(seed)
+                )
+                played = player.play()
+                rows.append(row_of(panel, played))
+                reasons.append(summarize(played)["failure_reasons"])
+                errors += [trajectory.error for trajectory in played if trajectory.outcome == "error"]
+        finally:
+            budget.save()
+            chat.close()
+    tokens = {"read": budget.read, "written": budget.written}
+    results = {"model": args.model, "settings": about, "seeds": rows, "failure_reasons": reasons, "tokens": tokens}
+    write_json(args.output / "results.json", results, indent=1)
+    return {**results, "first_error": errors[0] if errors else None}
+
+
+class _Progress:
+    """A line for each turn, on a terminal."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def __call__(self, turn: int, live: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\rseed {self.seed}: turn {turn}, {live} episodes live   ", end="", file=sys.stderr, flush=True)
+
+
+def _keep_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None:
+    """An output folder belongs to one evaluation: numbers of two must not mix."""
+    path = output / "settings.json"
+    about = json.loads(to_json(about))
+    if (output / "run.json").is_file():
+        raise ValueError(f"output is {str(output)!r}, which holds a training run: pass another --output")
+    if overwrite:
+        for name in ("settings.json", "results.json", "tokens.json"):
+            (output / name).unlink(missing_ok=True)
+        shutil.rmtree(output / "trajectories", ignore_errors=True)
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = [
+            f"{name} {before.get(name)!r} -> {about.get(name)!r}"
+            for name in {**before, **about}
+            if before.get(name) != about.get(name)
+        ]
+        if changed and any(output.glob("trajectories/*.jsonl")):
+            raise ValueError(
+                f"{output} holds another evaluation ({', '.join(changed)}): pass another --output, or --overwrite to "
+                "delete it"
+            )
+        if changed:  # nothing was played: a server did not answer
+            (output / "tokens.json").unlink(missing_ok=True)
+    write_json(path, about, indent=1)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    try:
+        with held(args.output, "output"):
+            results = evaluate(args)
+    except (ValueError, OSError, ImportError, TokenBudgetSpentError, ChatError) as error:
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise SystemExit(f"{kind}{error}") from error
+    except KeyboardInterrupt:
+        print(f"\nStopped. The same command resumes here: {args.output}", file=sys.stderr)
+        raise SystemExit(130) from None
+    print(format_rows(results["seeds"]))
+    for seed, reasons in enumerate(results["failure_reasons"]):
+        for reason, number in reasons.items():
+            print(f"seed {seed}: {number} of {results['settings']['tasks'].split()[0]} episodes failed by {reason}")
+    print(f"Trajectories and results are in {args.output}")
+    share = max(row["errors"] for row in results["seeds"]) / 100
+    if share > args.max_error_rate:
+        raise SystemExit(
+            f"{share:.0%} of the episodes ended in an environment error, more than --max-error-rate "
+            f"{args.max_error_rate:g}; they are in no rate. The same command plays them again; if the environment's "
+            f"code had to change, it needs --overwrite. The first error:\n{results['first_error']}"
+        )
+
+
+if __name__ == "__main__":
+    main()

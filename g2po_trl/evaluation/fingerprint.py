@@ -1,0 +1,209 @@
+"""Short names of what an evaluation depends on: by content, not by path, so that numbers belong to what gave them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
+from functools import partial
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ..prompts.template import PromptTemplate
+from ..runs.run_json import describe_prompt
+from ..utils.json import to_json
+
+# What a folder's model is made of: weights, configuration, tokenizer, code of its own. Not optimizers and logs.
+_MODEL_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "adapter_model.bin", "config.json"),
+    *("adapter_config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab*", "merges.txt", "*.model", "chat_template*", "*.jinja", "*.py"),
+)
+_NOT_THE_MODEL = ("step_samples_*", "critic.safetensors")
+_BLOCK = 2**24
+
+
+def fingerprint_data(data: Any) -> str:
+    """Of plain data."""
+    return xxhash.xxh3_128_hexdigest(to_json(data, sort_keys=True).encode())
+
+
+def fingerprint_files(paths: Iterable[str | Path]) -> str:
+    """Of files' names and contents, in any order. Some 5 GB a second where the disk gives them."""
+    digest = xxhash.xxh3_128()
+    for path in sorted(map(Path, paths), key=lambda path: (path.name, str(path))):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def fingerprint_weights(model: str, revision: str | None = None) -> str:
+    """Of a folder's model, by content, an adapter with its base; of one on the Hub, its commit.
+
+    Raises:
+        ValueError: for a folder without a model in it.
+        OSError: for an id that the Hub, or its cache, does not have.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        from transformers.utils.hub import cached_file, extract_commit_hash
+
+        names = ("config.json", "adapter_config.json")
+        options = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+        found = [cached_file(model, name, **options) for name in names]
+        commit = next((extract_commit_hash(path, None) for path in found if path), None)
+        if commit is None:
+            raise OSError(f"model is {model!r}: it is not a folder, and the Hub has no configuration of that name")
+        return f"{model}@{commit}"
+    files = [
+        path
+        for path in folder.iterdir()
+        if path.is_file()
+        and any(fnmatch(path.name, pattern) for pattern in _MODEL_FILES)
+        and not any(fnmatch(path.name, pattern) for pattern in _NOT_THE_MODEL)
+    ]
+    names = {path.name for path in files}
+    if not names & {"config.json", "adapter_config.json"}:
+        raise ValueError(f"model is {model!r}: the folder holds no config.json and no adapter_config.json")
+    own = fingerprint_files(files)
+    if "adapter_config.json" not in names:
+        return own
+    base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    return f"{own} on {fingerprint_weights(base) if base else 'no base'}"
+
+
+def fingerprint_prompt(template: PromptTemplate) -> str:
+    """Of a template's words and of its parser's code."""
+    return fingerprint_data(
+        [describe_prompt(template), _source(template.parse_reply), _own_code(template.parse_reply)]
+    )
+
+
+def _own_code(parser: Callable) -> str | None:
+    """A parser's code with what it imports; `None` for one of this package, whose version is recorded."""
+    return None if _is_ours(getattr(parser, "__module__", None)) else fingerprint_code(parser)
+
+
+def fingerprint_code(factory: Callable) -> str:
+    """Of an environment's code: the whole package or file that it is in, and all that is imported from there.
+
+    Followed are imports of what is not installed (outside site-packages and the standard library), of any depth, and
+    what an adapter's arguments name: classes, functions, "module:name", and Gymnasium's ids. Not seen
+    are data files, installed libraries, and code behind a server.
+    """
+    modules = _named_modules(factory)
+    files = set().union(*(_files_of(name) for name in modules))
+    if not files:
+        return fingerprint_data(_source(factory))
+    return fingerprint_files(_with_imports(files))
+
+
+def _named_modules(value: Any) -> set[str]:
+    """Return the names of the modules that a factory and its arguments come from."""
+    if isinstance(value, partial):
+        return _named_modules([value.func, *value.args, *value.keywords.values()])
+    if isinstance(value, str):
+        named = re.fullmatch(r"([A-Za-z_][\w.]*):[\w./-]+", value)
+        return {named.group(1)} if named else set()
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_named_modules, value))
+    module = getattr(value, "__module__", None) if callable(value) else type(value).__module__
+    return {module} if isinstance(module, str) else set()
+
+
+def _is_ours(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == __package__.partition(".")[0]
+
+
+def _files_of(module: str) -> set[Path]:
+    """Files of the package or the file that a module is in; of this package, whose version is recorded, one file."""
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if file is not None and (_is_ours(module) or not loaded.__package__):
+        return {Path(file).resolve()}
+    spec = _spec(module.partition(".")[0])
+    return set() if spec is None else _files_at(spec)
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a top-level module is, without importing it; `None` if nowhere, or in the standard library."""
+    if name in sys.stdlib_module_names or name == "__main__":
+        return None
+    try:
+        return find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _files_at(spec: ModuleSpec) -> set[Path]:
+    if spec.submodule_search_locations is None:
+        file = Path(spec.origin or "").resolve()
+        return {file} if file.suffix == ".py" and file.is_file() else set()
+    found = {path.resolve() for folder in spec.submodule_search_locations for path in Path(folder).rglob("*.py")}
+    outside = [path for path in found if not _is_installed(path)]
+    return set(outside) or found  # a virtual environment in a package's folder is no part of it
+
+
+def _is_installed(path: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+
+
+def _comes_installed(spec: ModuleSpec) -> bool:
+    places = spec.submodule_search_locations or [spec.origin or ""]
+    return all(_is_installed(Path(place)) for place in places)
+
+
+def _with_imports(files: set[Path]) -> set[Path]:
+    """The files, and those that they import from outside site-packages, of any depth."""
+    found, left = set(), set(files)
+    while left:
+        path = left.pop()
+        found.add(path)
+        for name in _imported(path) if not _is_installed(path) else ():
+            beside = path.with_name(f"{name}.py")
+            more = {beside} if beside.is_file() else set()
+            if not more and not _is_ours(name) and (spec := _spec(name)) is not None and not _comes_installed(spec):
+                more = _files_at(spec)
+            left |= more - found
+    return found
+
+
+def _imported(path: Path) -> set[str]:
+    """Top-level modules that a file imports, or names as "module:name" as registries of games do."""
+    names: set[str] = set()
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:
+        return names
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = re.fullmatch(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*", node.value)
+            names |= {named.group(1)} if named else set()
+    return {name.partition(".")[0] for name in names}
+
+
+def _unwrapped(value: Any) -> Any:
+    while isinstance(value, partial):
+        value = value.func
+    return value
+
+
+def _source(value: Any) -> str:
+    try:
+        return inspect.getsource(_unwrapped(value))
+    except (OSError, TypeError):
+        return repr(type(value))

@@ -1,0 +1,214 @@
+"""What random episodes show of an environment: can a model learn there? Findings of `g2po check`."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from ..credit.graph import StateGraph
+from ..environments.adapters.trl_tools import random_call
+from ..environments.pool.pool import EnvironmentFailure
+from ..environments.pool.single import FailedError, RemoteProcessEnvironment
+from ..trajectory import Step, Trajectory
+
+LEVELS = ("error", "warning", "ok")
+SLOW_STEP = 0.2  # seconds
+LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding. `level`: "error", "warning" or "ok"."""
+
+    level: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:9} {self.text}"
+
+
+@dataclass
+class Played:
+    groups: list[list[Trajectory]]
+    reset_seconds: list[float]
+    step_seconds: list[float]
+    has_task: bool
+    lists_actions: bool
+    failures: list[EnvironmentFailure] = field(default_factory=list)
+    paid_after_the_end: float | None = None
+
+
+def play_at_random(
+    environment: RemoteProcessEnvironment,
+    tasks: Sequence[dict[str, Any]],
+    episodes: int,
+    turns: int,
+    rng: random.Random,
+) -> Played:
+    played = Played([], [], [], True, True)
+    for number, task in enumerate(tasks):
+        group = []
+        for _ in range(episodes):
+            try:
+                group.append(_episode(environment, task, str(number), turns, rng, played))
+            except FailedError as failed:
+                played.failures.append(failed.failure)
+                if failed.failure.kind != "exception" and failed.failure.kind != "invalid":
+                    return played  # every episode may take a time limit
+        if group:
+            played.groups.append(group)
+    return played
+
+
+def _episode(
+    environment: RemoteProcessEnvironment,
+    task: dict[str, Any],
+    name: str,
+    turns: int,
+    rng: random.Random,
+    played: Played,
+) -> Trajectory:
+    """One random episode; its times and what else it shows go to `played`.
+
+    Raises:
+        FailedError: when the environment fails.
+    """
+    started = time.perf_counter()
+    observation = environment.reset(**task)
+    played.reset_seconds.append(time.perf_counter() - started)
+    played.has_task &= bool(observation.task)
+    steps, reward, outcome = [], 0.0, "truncated"
+    for _ in range(turns):
+        if environment.described is not None:
+            action = random_call(environment.described, rng)
+        else:
+            played.lists_actions &= observation.admissible_actions is not None
+            action = rng.choice(observation.admissible_actions or ["look"])
+        listed = observation.admissible_actions
+        steps.append(Step(observation.text, action, state_key=observation.state_key, admissible_actions=listed))
+        started = time.perf_counter()
+        result = environment.step(action)
+        played.step_seconds.append(time.perf_counter() - started)
+        reward, observation, steps[-1].reward = reward + result.reward, result.observation, result.reward
+        if result.terminated or result.truncated:
+            won = result.info.get("success", reward > 0)
+            outcome = "truncated" if result.truncated else "success" if won else "failure"
+            if played.paid_after_the_end is None:
+                played.paid_after_the_end = result.info["paid_after_the_end"]
+            break
+    return Trajectory(name, steps, reward, outcome)
+
+
+def findings_of(played: Played) -> list[Finding]:
+    """Of any episodes: how fast, how long, what comes after the end."""
+    return [*_speed(played), *_texts(played), *_after_the_end(played)]
+
+
+def learnable(played: Played, episodes: int, turns: int) -> list[Finding]:
+    """Of whole groups with listed actions: are states compared, and do outcomes differ?"""
+    return [*_graph(played, episodes), *_outcomes(played, turns)]
+
+
+def _after_the_end(played: Played) -> list[Finding]:
+    if not played.paid_after_the_end:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"a step after the end returns a reward of {played.paid_after_the_end:g}: training never plays one, but "
+            "code that calls the environment directly may. Return 0 in step once the episode has ended.",
+        )
+    ]
+
+
+def _speed(played: Played) -> list[Finding]:
+    step, reset = median(played.step_seconds), median(played.reset_seconds)
+    text = f"a step takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians, to a worker and back)."
+    if step > SLOW_STEP:
+        remedy = "cache what the environment recomputes, or raise num_environment_workers on more cores."
+        return [Finding("warning", f"{text} That is slow: {remedy}")]
+    return [Finding("ok", text)]
+
+
+def _texts(played: Played) -> list[Finding]:
+    findings = []
+    longest = max((len(step.observation) for group in played.groups for t in group for step in t.steps), default=0)
+    if longest > LONG_TEXT:
+        findings.append(
+            Finding(
+                "warning",
+                f"an observation has {longest} characters: prompts beyond max_prompt_length tokens lose their middle. "
+                "Shorten it, or raise max_prompt_length.",
+            )
+        )
+    if not played.has_task:
+        findings.append(
+            Finding(
+                "warning",
+                "reset gives no Observation.task: after the first step only the history shows the goal. Set it, or "
+                "repeat the goal in every observation.",
+            )
+        )
+    if not played.lists_actions:
+        findings.append(
+            Finding(
+                "warning",
+                "no admissible actions are listed: random episodes played 'look', and the model has to know the "
+                "possible actions. List them in the observation or describe them in the prompt template.",
+            )
+        )
+    return findings
+
+
+def _graph(played: Played, episodes: int) -> list[Finding]:
+    """Will states be compared at all?"""
+    graph = StateGraph.from_groups(played.groups)
+    statistics = graph.statistics()
+    size, alone = statistics["mean_group_size"], statistics["singleton_step_fraction"]
+    text = (
+        f"{episodes} random episodes of a task visit a state {size:.1f} times on average; {100 * alone:.0f} % of the "
+        "steps are in a state visited once"
+    )
+    if graph.num_nodes == len(played.groups) and graph.num_steps > len(played.groups):
+        return [
+            Finding("warning", f"{text}: a task has one state only. Let state_key or the text distinguish states.")
+        ]
+    if alone > 0.5:
+        return [
+            Finding(
+                "warning",
+                f"{text}: most actions are compared with no other, and G2PO is little more than GRPO. Give equal "
+                "states an equal state_key (leave out counters and clocks), or see state_key_ignores and "
+                "state_similarity.",
+            )
+        ]
+    return [Finding("ok", f"{text}: there is a graph to learn from.")]
+
+
+def _outcomes(played: Played, turns: int) -> list[Finding]:
+    everyone = [t for group in played.groups for t in group]
+    won = sum(t.success for t in everyone)
+    ended = sum(t.outcome != "truncated" for t in everyone)
+    text = f"random actions succeed in {won} of {len(everyone)} episodes; {ended} end within {turns} turns"
+    rewards = {t.reward for t in everyone}
+    if won == len(everyone):
+        return [
+            Finding(
+                "warning",
+                f"{text}: there is nothing to learn, since a group whose episodes all succeed has no advantages. Make "
+                "the tasks harder: more steps to the goal, or wrong actions that end an episode.",
+            )
+        ]
+    if len(rewards) == 1:
+        return [
+            Finding(
+                "warning",
+                f"{text}, all with reward {rewards.pop():g}: a model that acts randomly learns nothing here. Start "
+                "from one that sometimes succeeds, or from easier tasks.",
+            )
+        ]
+    return [Finding("ok", f"{text}; rewards from {min(rewards):g} to {max(rewards):g}.")]

@@ -1,0 +1,178 @@
+"""What an evaluation takes from a run: its panel, its prompt, and how its own evaluations were played."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..runs.changes import settings_at
+from ..runs.run_json import FILE
+
+_RESTORE = (
+    "it was edited, or written by another version of g2po_trl; write there what the run was trained with, or move "
+    "the file away to give all settings by hand"
+)
+# What a name of a run's "play" may hold. The numbers of an evaluation depend on these: none has a default.
+_OPTIONAL = (type(None),)
+_SAMPLING = {"temperature": (float, int), "top_p": (float, int), "top_k": (int,), "min_p": (float, int, *_OPTIONAL)}
+_SAMPLING["repetition_penalty"] = (float, int)
+_LENGTHS = {"max_turns": (int,), "history_length": (int,), "max_prompt_length": (int, *_OPTIONAL)}
+_LENGTHS |= {"max_completion_length": (int,), "stop_sequences": (list, *_OPTIONAL)}
+# Without these an environment plays the same, or fails and says why: those that are missing are as for any model.
+_OF_WORKERS = {"environment_reset_timeout": (float, int), "environment_step_timeout": (float, int)}
+_OF_WORKERS |= dict.fromkeys(("environment_load_timeout", "environment_episode_timeout"), (float, int, *_OPTIONAL))
+_OF_WORKERS |= dict.fromkeys(("environment_worker_resets", "environment_worker_memory_mb"), (float, int, *_OPTIONAL))
+_OF_WORKERS["environment_variables"] = (list, *_OPTIONAL)
+
+
+def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments that evaluate a run's model as it was trained.
+
+    Args:
+        run: its description, see `run_description`.
+        folder: where it is.
+        asked: what the user gave. Only the agent "direct" reads the run's prompts; others keep their own lengths and
+            history. With another environment than the run's, only the chat template's arguments are taken over.
+
+    Raises:
+        ValueError: when something is missing or of the wrong type that the numbers would depend on, or the run has no
+            such panel.
+    """
+    file = folder / FILE
+    if "play" not in run and "trainer" not in run:
+        return {}  # another program's file of this name
+    play = _part(run, "play", file)
+    template = _value(play, "chat_template_kwargs", (dict, *_OPTIONAL), file)
+    defaults: dict[str, Any] = {"chat_template_kwargs": template or {}}
+    trained_on = dict(run.get("evaluation") or {})
+    own_panels = not trained_on and run.get("environment") is not None
+    if own_panels:
+        described = _part(run, "environment", file)
+        if described.get("args"):
+            raise ValueError(f"environment.args is {described['args']} in {file}: give them by name in its kwargs")
+        trained_on = {
+            "environment": _value(described, "import", (str,), file, "environment"),
+            "environment_options": _value({"kwargs": {}, **described}, "kwargs", (dict,), file, "environment"),
+        }
+    if asked.environment is not None and not same_environment(asked.environment, trained_on.get("environment")):
+        return defaults
+    defaults |= trained_on
+    defaults |= {name: _value(play, name, types, file) for name, types in _OF_WORKERS.items() if name in play}
+    defaults["environment_variables"] = defaults.get("environment_variables") or []
+    defaults |= {name: _value(play, name, types, file) for name, types in _SAMPLING.items()}
+    defaults["generation_kwargs"] = _engine_options(run, play, file, asked.agent)
+    defaults |= {f"trained_{name}": play.get(name) for name in ("dtype", "autocast")}
+    if asked.agent == "direct":
+        lengths = {name: _value(play, name, types, file) for name, types in _LENGTHS.items()}
+        defaults |= {
+            "prompt": _part(run, "prompt", file),
+            "max_turns": lengths["max_turns"],
+            "trained_history_length": lengths["history_length"],
+            "max_prompt_length": lengths["max_prompt_length"],
+            "max_tokens": lengths["max_completion_length"],
+            "stop_after": lengths["stop_sequences"] or [],
+        }
+    if own_panels and asked.tasks is None:
+        defaults["tasks"] = panel_file(folder, asked.panel)
+    return defaults
+
+
+def run_as_of(run: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """Return a run's description as of the step of `checkpoint-STEP`: a resumed run may have changed its settings."""
+    step = re.fullmatch(r"checkpoint-(\d+)", model.resolve().name)
+    if step is None or "play" not in run:
+        return dict(run)
+    then = settings_at(run, int(step.group(1)))
+    # Of a setting that was `None` and was changed, nothing is left.
+    return {**then, "play": {**dict.fromkeys(run["play"]), **then["play"]}}
+
+
+def same_environment(asked: str, of_run: str | None) -> bool:
+    """Return whether the name asked for means the run's environment.
+
+    Names of one: `game.py:Game`, `/where/it/is/game.py:Game`, `game:Game`, and `game.py`.
+    """
+    if of_run is None or asked == of_run:
+        return of_run is not None
+    (file, name), (of_file, of_name) = _located(asked), _located(of_run)
+    return file == of_file and name in ("", of_name)
+
+
+def _located(name: str) -> tuple[str, str]:
+    module, _, attribute = name.partition(":")
+    path = Path(module if module.endswith(".py") else f"{module}.py")
+    return str(path.resolve()) if path.is_file() else module, attribute
+
+
+def panel_file(folder: Path, name: str | None) -> Path:
+    """Return the file of a run's panel: of this name, or the only one.
+
+    Raises:
+        ValueError: when there is none, or several and no name.
+    """
+    panels = {path.stem: path for path in sorted((folder / "panels").glob("*.jsonl"))}
+    if not panels:
+        raise ValueError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")
+    if name is None and len(panels) > 1:
+        raise ValueError(f"{folder} has the panels {', '.join(panels)}: choose one with --panel, or pass --tasks FILE")
+    if name is not None and name not in panels:
+        raise ValueError(f"--panel is {name!r}: {folder} has {', '.join(panels)}; or pass --tasks FILE")
+    return panels[name] if name is not None else next(iter(panels.values()))
+
+
+def _engine_options(run: Mapping[str, Any], play: Mapping[str, Any], file: Path, agent: str) -> dict[str, Any]:
+    """`generation_kwargs`, and for a direct agent the form of replies in `vllm_structured_outputs_regex`."""
+    recorded = {**(run.get("trainer") or {}), **play}
+    options = _value({"generation_kwargs": None, **recorded}, "generation_kwargs", (dict, *_OPTIONAL), file) or {}
+    regex = recorded.get("vllm_structured_outputs_regex") if agent == "direct" else None
+    return options if regex is None else {**options, "structured_outputs": {"regex": regex}}
+
+
+def settings_of_run(args: argparse.Namespace) -> str | None:
+    """Return in a line what an evaluation takes from a run, and what is given in its place; `None` without a run."""
+    if args.run_folder is None:
+        return None
+    run, taken, instead = args.run_defaults, [], []
+    if "temperature" not in run:
+        return f"{args.environment} is not the environment of {args.run_folder}: prompt and settings are not the run's"
+    shown = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    shown |= {"generation_kwargs": {}, "max_turns": None, "history_length": None, "max_prompt_length": None}
+    shown |= {"max_tokens": None, "stop_after": [], "chat_template_kwargs": {}, "environment_episode_timeout": None}
+    for name, neutral in shown.items():
+        of_run = run.get("trained_history_length" if name == "history_length" else name, neutral)
+        used = getattr(args, name)
+        used = of_run if name == "history_length" and used is None else used
+        flag = f"--{name.replace('_', '-')}"
+        if used != of_run:
+            instead.append(f"{flag} {_shown(used)} (the run: {_shown(of_run)})")
+        elif used != neutral:
+            taken.append(f"{flag} {_shown(used)}")
+    if "prompt" in run:
+        (taken if args.prompt == run["prompt"] else instead).append("its prompt")
+    line = f"From {args.run_folder}: {', '.join(taken) or 'nothing'}"
+    return line + (f"; other than the run: {', '.join(instead)}" if instead else "")
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+
+
+def _part(run: Mapping[str, Any], name: str, file: Path) -> Mapping[str, Any]:
+    if not isinstance(part := run.get(name), Mapping):
+        found = "is missing" if part is None else f"is {part!r}"
+        raise ValueError(f"{name} {found} in {file}: {_RESTORE}")
+    return part
+
+
+def _value(part: Mapping[str, Any], name: str, types: tuple[type, ...], file: Path, of: str = "play") -> Any:
+    if name not in part:
+        raise ValueError(f"{of}.{name} is missing in {file}: {_RESTORE}")
+    value = part[name]
+    if not isinstance(value, types) or isinstance(value, bool):
+        names = " or ".join(kind.__name__ for kind in types).replace("NoneType", "null")
+        raise ValueError(f"{of}.{name} is {value!r} in {file}: write what the run was trained with ({names})")
+    return value

@@ -1,0 +1,1 @@
+"""Off by default, with their own tests; they may change without notice."""

@@ -1,0 +1,1 @@
+"""Branching: episodes that continue others from states of interest."""

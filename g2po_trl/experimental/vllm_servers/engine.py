@@ -1,0 +1,345 @@
+"""Replies by vLLM servers, started by vLLM's own command on any machine, with weights that go to them as files."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, is_peft_model
+from transformers import PreTrainedTokenizerBase
+
+from ...engines.adapter_weights import adapter_parameters, whole_parameters
+from ...engines.base import Completion, Engine
+from ...engines.sampling import Sampling
+from ...engines.transformers import LendModel
+from ...engines.vllm_requests import sampling_options
+from .client import RequestCancelled, RequestRejected, Server, Servers, ServerUnavailable
+from .weight_folder import WeightFolder
+from .weight_sync import Probe, WeightSync
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...rollout.stats import RolloutStats
+
+logger = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 512  # requests of a rank that are under way; the others wait here
+MOST_REPEATS = 8  # of one request: one that ends every server it meets must not go on
+
+
+@dataclass
+class PendingRequest:
+    """A request, and how often it was repeated."""
+
+    key: Any
+    sampling: Sampling
+    body: dict[str, Any]
+    repeats: int = 0
+
+
+@dataclass
+class TrainerHandle:
+    """What the engine knows of the trainer.
+
+    Args:
+        model: the one that is trained, at any time.
+        lend: the same, for a forward pass that all ranks make.
+        gather: makes parameters whole that ZeRO-3 keeps in parts.
+        longest: tokens of the longest prompt and its reply, if there is a limit.
+        sampling: of training.
+        compares: the engine's log-probabilities are compared with the trainer's, so they must be of that sampling.
+    """
+
+    accelerator: Accelerator
+    model: Callable[[], torch.nn.Module]
+    lend: LendModel
+    gather: Callable[[Sequence], AbstractContextManager]
+    longest: int | None
+    sampling: Sampling
+    compares: bool = True
+
+
+@dataclass
+class WeightSyncStats:
+    """The last handing over of weights."""
+
+    seconds: float = 0.0
+    difference: float = 0.0
+
+
+class ServedVLLMEngine(Engine):
+    """Replies by vLLM servers that speak OpenAI's protocol, with token ids in and out.
+
+    Each rank asks the servers itself, always the one with the fewest of its requests. One that fails is left out until
+    the next rollout, and its requests are repeated at the others, with the same seeds. At the beginning of a rollout
+    the main process writes the weights to a folder, and all servers load them.
+
+    Args:
+        urls: of the servers. folder: for weights; the servers see it under the same name.
+        trainer: what is needed of it.
+        patience: seconds to wait for a server when none answers.
+        reply_timeout: seconds a reply may take.
+    """
+
+    takes_seeds = True
+    streams = True
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int],
+        urls: Sequence[str],
+        folder: str | Path,
+        trainer: TrainerHandle,
+        patience: float = 240.0,
+        reply_timeout: float = 600.0,
+        options: dict[str, Any] | None = None,
+    ):
+        super().__init__(tokenizer, ends, options)
+        self.trainer, self.patience, self.reply_timeout = trainer, patience, reply_timeout
+        self.accelerator = trainer.accelerator
+        self.servers = Servers(urls, first=self.accelerator.process_index)
+        self.receiver = WeightSync(tokenizer, trainer, is_peft_model(trainer.model()))
+        facts = self._on_main(lambda: self.receiver.check(self.servers.all, patience))
+        self.receiver.takes_adapters, self.receiver.names = facts
+        self.files = WeightFolder(folder, self.accelerator.is_main_process)
+        self._on_main(self._open_folder)
+        self.synced, self._rollouts = WeightSyncStats(), 0
+        self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "g2po-request")
+        self._answers: queue.SimpleQueue[tuple[int, PendingRequest, Any]] = queue.SimpleQueue()
+        self._unanswered = 0
+
+    # -- replies ---------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+    ) -> list[Completion]:
+        replies: dict[int, Completion] = {}
+        with self.rollout():
+            for row, (prompt, seed) in enumerate(zip(prompts, seeds or [None] * len(prompts), strict=True)):
+                self.submit(row, prompt, sampling, seed)
+            while len(replies) < len(prompts):
+                replies.update(self.poll(self.reply_timeout))
+        return [replies[row] for row in range(len(prompts))]
+
+    def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
+        body = {**sampling_options(sampling, self.ends), "logprobs": 0, "return_token_ids": True, **self.options}
+        self._unanswered += 1
+        self._start(PendingRequest(key, sampling, {"prompt": list(prompt), "seed": seed, **body}))
+
+    def poll(self, timeout: float) -> dict[int, Completion]:
+        replies, stranded, deadline = {}, [], time.monotonic() + timeout
+        while self._unanswered and not replies:
+            try:
+                call, asked, result = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            while True:  # what else is there
+                if call == self._rollouts:
+                    if isinstance(result, BaseException):
+                        raise result
+                    if result is None:
+                        stranded.append(asked)
+                    else:
+                        self._unanswered -= 1
+                        replies[asked.key] = result
+                if self._answers.empty():
+                    break
+                call, asked, result = self._answers.get()
+            if stranded:
+                self._wait_for_one()
+                while stranded:
+                    self._start(stranded.pop())
+        return replies
+
+    def _start(self, asked: PendingRequest) -> None:
+        self._threads.submit(self._ask, self._rollouts, asked)
+
+    def _ask(self, rollout: int, asked: PendingRequest) -> None:
+        """In a thread: until a server has answered, or none is left."""
+        try:
+            result = None
+            while rollout == self._rollouts and result is None:
+                server = self.servers.take()
+                if server is None:
+                    break
+                try:
+                    result = self._ask_one(server, asked, wanted=lambda: rollout == self._rollouts)
+                except ServerUnavailable as lost:
+                    self.servers.leave_out(server, str(lost))
+                    asked.repeats += 1
+                    if asked.repeats > MOST_REPEATS:
+                        raise RuntimeError(
+                            f"one request failed {asked.repeats} times, at the last server ({server.url}) by: {lost}. "
+                            "Look into the logs of the servers"
+                        ) from lost
+                finally:
+                    self.servers.give_back(server)
+        except RequestCancelled:
+            return
+        except BaseException as error:
+            result = error
+        self._answers.put((rollout, asked, result))
+
+    def _ask_one(self, server: Server, asked: PendingRequest, wanted: Callable[[], bool]) -> Completion:
+        body = {"model": self.receiver.model_name(server), **asked.body}
+        try:
+            answer = server.post("/v1/completions", body, self.reply_timeout, wanted)
+        except RequestRejected as error:
+            if error.status == 404:  # of an adapter: it was started again, and knows the base alone
+                raise ServerUnavailable(f"it has no model {body['model']!r} any more: {error}") from error
+            raise RuntimeError(f"{server.url} refuses a request: {error}") from error
+        return self._read(asked, answer)
+
+    def _read(self, asked: PendingRequest, answer: Any) -> Completion:
+        """Raises ServerLost for what is not an answer to this request."""
+        try:
+            (choice,) = answer["choices"]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            if choice["finish_reason"] not in ("stop", "length", "repetition"):
+                raise ServerUnavailable(f"it ended a reply itself: finish_reason is {choice['finish_reason']!r}")
+            if choice["prompt_token_ids"] != asked.body["prompt"]:
+                raise ServerUnavailable("it has read another prompt than it was sent")
+            if not all(type(token) is int for token in ids) or len(logprobs) != len(ids):
+                raise TypeError(f"{len(ids)} tokens with {len(logprobs)} log-probabilities")
+            logprobs = [float(value) for value in logprobs]
+            self._check(asked.body["max_tokens"], ids, logprobs)
+            reply = self._reply(asked.sampling, ids, logprobs)
+            details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
+        reply.cached_tokens, reply.repeats = details.get("cached_tokens"), asked.repeats
+        return reply
+
+    def _check(self, longest: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Raises ServerLost for what the model cannot have said; trained, it would end the run or spoil the model."""
+        if not 1 <= len(ids) <= longest:
+            raise ServerUnavailable(f"its reply has {len(ids)} tokens, and 1 to {longest} were asked for")
+        vocabulary = self.receiver.vocabulary
+        if unknown := next((token for token in ids if not 0 <= token < vocabulary), None):
+            raise ServerUnavailable(f"its reply has token {unknown}, and the model's vocabulary has {vocabulary}")
+        if not all(map(math.isfinite, logprobs)):
+            raise ServerUnavailable("its reply has log-probabilities that are not finite: look into its log")
+
+    def note(self, stats: RolloutStats) -> None:
+        stats.servers = len(self.servers.all)
+        stats.servers_left_out = len(self.servers.all) - len(self.servers.live)
+        stats.server_logp_difference = self.synced.difference
+        stats.weights_time = self.synced.seconds
+
+    # -- rollouts --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        self._sync()
+        try:
+            yield
+        finally:
+            self._rollouts += 1  # what is unanswered is abandoned
+            self._unanswered = 0
+            for server in self.servers.all:
+                server.interrupt()
+        if self.accelerator.is_main_process:
+            self.receiver.check_unchanged(self.servers.live)
+
+    def close(self) -> None:
+        self._rollouts += 1
+        for server in self.servers.all:
+            server.interrupt()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.accelerator.is_main_process:
+            self.files.keep_only(None)
+
+    def _open_folder(self) -> None:
+        try:
+            self.files.open()
+        except OSError as error:
+            raise ValueError(
+                f"vllm_weights_folder is {str(self.files.path)!r}, which cannot be written ({error}): set it to a "
+                "folder that this process and the servers reach by the same name"
+            ) from error
+
+    def _sync(self) -> None:
+        """The policy of now to all servers that answer; those left out before are asked again."""
+        started, trainer, receiver = time.perf_counter(), self.trainer, self.receiver
+        receiver.probe = Probe.from_ids(self.tokenizer, trainer, receiver.probe_ids)
+        model, device = trainer.model(), self.accelerator.device
+        adapter, error = None, None
+        if receiver.takes_adapters:
+            weights = adapter_parameters(model, trainer.gather, device).items()
+            adapter = model.peft_config[model.active_adapter]
+        else:
+            weights = whole_parameters(model, trainer.gather, device)
+        self.accelerator.wait_for_everyone()  # nobody asks with the old ones any more
+        try:
+            version = self.files.save(weights, adapter)
+        except Exception as failure:
+            error = failure
+
+        def hand_over() -> tuple[str, list[str | None], float]:
+            if error is not None:
+                raise RuntimeError(
+                    f"vllm_weights_folder: the weights cannot be written to {self.files.path} ({error})"
+                ) from error
+            receiver.version = version
+            lost, difference = receiver.load_everywhere(self.servers.all, self.patience)
+            self.files.keep_only(version)
+            return str(version), lost, difference
+
+        path, lost, difference = self._on_main(hand_over)
+        receiver.version = Path(path)
+        for server, reason in zip(self.servers.all, lost):
+            server.lost = reason
+            server.version = None if receiver.takes_adapters else receiver.version.name
+        self.synced = WeightSyncStats(time.perf_counter() - started, difference)
+
+    def _wait_for_one(self) -> None:
+        """Until one of the servers answers and has the weights.
+
+        Raises:
+            RuntimeError: when it takes too long.
+        """
+        why, deadline = self.servers.why(), time.monotonic() + self.patience
+        logger.warning("no vLLM server is left (%s): waiting %g s for one", why, self.patience)
+        while not self.servers.live:
+            for server in self.servers.all:
+                try:
+                    self.receiver.load(server)
+                except ServerUnavailable:
+                    continue
+                server.lost = None
+                logger.warning("%s answers again", server.url)
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"none of vllm_servers answers, for {self.patience:g} s (vllm_server_timeout): {why}. Start them "
+                    "again, and resume the run from its last checkpoint"
+                )
+            time.sleep(min(1.0, self.patience / 10))
+
+    def _on_main(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns in the main process, on all ranks; what it raises, too."""
+        outcome: list[Any] = [None, None]
+        if self.accelerator.is_main_process:
+            try:
+                outcome[0] = work()
+            except Exception as error:
+                if self.accelerator.num_processes == 1:
+                    raise
+                kind = ValueError if isinstance(error, ValueError) else RuntimeError  # that can be sent
+                outcome[1] = kind(str(error) if isinstance(error, (ValueError, RuntimeError)) else repr(error))
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(outcome, from_process=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]

@@ -1,0 +1,328 @@
+"""How vLLM servers get weights from files, and how it is known that they have them."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+
+from .client import RequestRejected, Server, ServerUnavailable
+from .weight_folder import EMPTY, PREFIX
+
+if TYPE_CHECKING:
+    from .engine import TrainerHandle
+
+logger = logging.getLogger(__name__)
+
+LOADING = 1800.0  # seconds a server may take to load weights
+SEEING = 20.0  # until it sees a folder that another machine has written
+PROBE_TOKENS = 32
+# Nats, on average over the tokens of a prompt of random ones. bfloat16 makes 0.02 to 0.1, other weights several.
+LARGEST_DIFFERENCE = 0.3
+# What a request leaves open, vLLM takes from the checkpoint's generation_config.json.
+NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+SHAPE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
+
+
+@dataclass
+class Probe:
+    """A fixed prompt, and what the trainer's policy says of it.
+
+    Args:
+        ids: (T,) token ids.
+        logprobs: (T - 1,) of each token but the first.
+        next: (V,) log-probabilities of the token that follows. tempered: at the temperature of training.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    next: torch.Tensor
+    tempered: torch.Tensor
+
+    @classmethod
+    def from_ids(cls, tokenizer: PreTrainedTokenizerBase, trainer: TrainerHandle, ids: list[int]) -> Probe:
+        """All ranks call it together: weights may be sharded."""
+        with trainer.lend(GenerationConfig(max_new_tokens=1)) as model:
+            row = torch.tensor([ids], device=trainer.accelerator.device)
+            logits = model(input_ids=row, attention_mask=torch.ones_like(row)).logits[0].float().cpu()
+        logprobs = logits.log_softmax(-1)
+        own = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        return cls(ids, own.tolist(), logprobs[-1], (logits[-1] / (trainer.sampling.temperature or 1)).log_softmax(-1))
+
+
+class WeightSync:
+    """The servers' side of weights. One object on each rank; the main process loads, others only if they must.
+
+    `takes_adapters`: each server loads an adapter beside the base that it was started with; otherwise, all weights in
+    place of its own, which needs vLLM's development mode. `version`: the folder of the newest weights.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, trainer: TrainerHandle, has_adapter: bool):
+        self.tokenizer, self.trainer, self.has_adapter = tokenizer, trainer, has_adapter
+        self.takes_adapters, self.version, self.probe = False, None, None
+        self.names: dict[str, str] = {}
+        self._syncs, self._is_loading = 0, True
+        self.vocabulary = trainer.model().config.get_text_config().vocab_size
+        usable = sorted(set(range(min(len(tokenizer), self.vocabulary))) - set(tokenizer.all_special_ids))
+        self.probe_ids = random.Random(0).choices(usable, k=PROBE_TOKENS)
+
+    def model_name(self, server: Server) -> str:
+        return self.version.name if self.takes_adapters else self.names[server.url]
+
+    # -- before anything is lost ---------------------------------------------------------------------------------
+
+    def check(self, servers: Sequence[Server], patience: float) -> tuple[bool, dict[str, str]]:
+        """That each server answers, serves this model, and can be given weights.
+
+        Raises:
+            ValueError: naming the server and the remedy.
+        """
+        cards = {server.url: self._card(server, patience) for server in servers}
+        for server in servers:
+            self._check_model(server, cards[server.url])
+        self.takes_adapters = self.has_adapter and all(self._has(s, "/v1/load_lora_adapter") for s in servers)
+        model = self.trainer.model()
+        if not self.takes_adapters:
+            for server in servers:
+                if not self._has(server, "/weight_info"):
+                    raise ValueError(
+                        f"vllm_servers has {server.url}, which cannot be given weights: start it with vLLM's "
+                        f"development mode, on a private network or loopback: {START}"
+                    )
+            if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None):
+                raise ValueError(
+                    "vllm_servers and a model quantized to 4 or 8 bits: the adapter would be merged into rounded "
+                    "weights. Start the servers with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or use "
+                    "LoRA on bfloat16 weights"
+                )
+        self.names = {url: card["id"] for url, card in cards.items()}
+        return self.takes_adapters, self.names
+
+    def _card(self, server: Server, patience: float) -> dict[str, Any]:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                models = server.get("/v1/models")["data"]
+                return next(model for model in models if not model.get("parent"))
+            except ServerUnavailable as lost:
+                if time.monotonic() > deadline:
+                    raise ValueError(
+                        f"vllm_servers has {server.url}, which does not answer, for {patience:g} s "
+                        f"(vllm_server_timeout): {lost}. Start it: {START} --port PORT, or remove it"
+                    ) from lost
+                time.sleep(min(1.0, patience / 10))
+            except (RequestRejected, LookupError, TypeError, StopIteration, AttributeError) as error:
+                raise ValueError(
+                    f"vllm_servers has {server.url}, which is no vLLM server with a model ({error!r}): is the address "
+                    "right, and VLLM_API_KEY set if the server asks for one?"
+                ) from error
+
+    def _check_model(self, server: Server, card: dict[str, Any]) -> None:
+        trained, root = self.trainer.model().config, card.get("root") or card["id"]
+        served = None
+        if root != trained._name_or_path:
+            try:
+                served = AutoConfig.from_pretrained(root, local_files_only=True)
+            except (OSError, ValueError):
+                pass  # a path of another machine, or not fetched here: loading will tell
+        for name in SHAPE if served is not None else ():
+            theirs, ours = (getattr(config.get_text_config(), name, None) for config in (served, trained))
+            if theirs != ours:
+                raise ValueError(
+                    f"vllm_servers has {server.url}, which serves {root!r} with {name}={theirs!r}, and the model to "
+                    f"be trained ({trained._name_or_path!r}) has {ours!r}: start it with the model that is trained"
+                )
+        longest, limit = self.trainer.longest, card.get("max_model_len")
+        if longest is not None and limit is not None and limit < longest:
+            raise ValueError(
+                f"vllm_servers has {server.url}, which takes {limit} tokens, fewer than max_prompt_length + "
+                f"max_completion_length = {longest}: start it with --max-model-len {longest}"
+            )
+
+    @staticmethod
+    def _has(server: Server, path: str) -> bool:
+        try:
+            server.get(path)
+        except RequestRejected as error:
+            return error.status != 404
+        except ServerUnavailable as lost:
+            raise ValueError(f"vllm_servers has {server.url}, which does not answer: {lost}") from lost
+        return True
+
+    # -- once a rollout ------------------------------------------------------------------------------------------
+
+    def load_everywhere(self, servers: Sequence[Server], patience: float) -> tuple[list[str | None], float]:
+        """All servers get the newest version; why each is left out (`None`: it is not), and the largest difference
+        between its log-probabilities of the probe and the trainer's.
+
+        Raises:
+            RuntimeError: when no server has them, or one says it has and answers by others.
+        """
+        self._syncs += 1
+        deadline, differences = time.monotonic() + patience, []
+
+        def load(server: Server) -> str | None:
+            try:
+                differences.append(self.load(server))
+            except ServerUnavailable as lost:
+                return str(lost)
+            return None
+
+        while True:
+            with ThreadPoolExecutor(len(servers)) as threads:
+                try:
+                    self._is_loading = True
+                    lost = list(threads.map(load, servers))
+                except BaseException:  # Ctrl-C; or it would wait for those that are still at it
+                    self._is_loading = False
+                    for server in servers:
+                        server.interrupt()
+                    raise
+            # At first all have just answered: it is not the machine that fails, and waiting does not help.
+            if differences or self._syncs == 1:
+                break
+            if time.monotonic() > deadline:
+                reasons = "; ".join(f"{server.url}: {reason}" for server, reason in zip(servers, lost))
+                raise RuntimeError(f"none of vllm_servers can be given the weights of {self.version}: {reasons}")
+            time.sleep(min(1.0, patience / 10))
+        for server, reason in zip(servers, lost):
+            if reason is not None and self._syncs == 1:
+                raise RuntimeError(
+                    f"vllm_servers has {server.url}, which has not loaded {self.version}: {reason}. Mend it, or "
+                    "remove it"
+                )
+            if reason is not None:
+                logger.warning("%s is left out of this rollout: %s", server.url, reason)
+        return lost, max(differences)
+
+    def load(self, server: Server) -> float:
+        """Give one server the newest version, unless it has it.
+
+        Returns:
+            the mean difference of the probe's log-probabilities from the trainer's, in nats.
+
+        Raises:
+            ServerLost: it did not work. RuntimeError: it has, but other weights answer.
+        """
+        try:
+            if self.takes_adapters:
+                self._load_adapter(server)
+            else:
+                self._load_all(server)
+            return self._compare(server)
+        except RequestRejected as error:
+            raise ServerUnavailable(str(error)) from error
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
+
+    def _get(self, server: Server, path: str) -> Any:
+        return server.control.get(path, wanted=lambda: self._is_loading)
+
+    def _post(self, server: Server, path: str, body: dict[str, Any]) -> Any:
+        return server.control.post(path, body, LOADING, wanted=lambda: self._is_loading)
+
+    def _load_all(self, server: Server) -> None:
+        if self._get(server, "/weight_info")["weight_version"] != self.version.name:
+            self._wait_until_seen(server)
+            try:
+                body = {"method": "reload_weights", "kwargs": {"weights_path": str(self.version)}}
+                self._post(server, "/collective_rpc", body)
+            except ServerUnavailable as lost:
+                raise ServerUnavailable(
+                    f"loading {self.version} failed ({lost}). Was it started with the model that is trained? Its log "
+                    "tells; it must be started again"
+                ) from lost
+            self._forget_prefixes(server)
+            self._post(server, "/update_weight_version", {"new_version": self.version.name})
+        server.version = self.version.name
+
+    def _wait_until_seen(self, server: Server) -> None:
+        """vLLM does not survive a folder that is not there, and that of another machine may come late. In the format
+        of its kernels it takes an empty file, and changes nothing.
+        """
+        arguments = {"weights_path": str(self.version / EMPTY), "is_checkpoint_format": False}
+        deadline = time.monotonic() + SEEING
+        while True:
+            try:
+                self._post(server, "/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
+                return
+            except ServerUnavailable as lost:
+                if lost.status is None:
+                    raise
+                if time.monotonic() > deadline:
+                    raise ServerUnavailable(
+                        f"it does not see {self.version}: set vllm_weights_folder to a folder that it and the trainer "
+                        f"reach by the same name ({lost})"
+                    ) from lost
+                time.sleep(0.5)
+
+    def _forget_prefixes(self, server: Server) -> None:
+        """What the old weights computed of prompts. vLLM refuses while it still ends requests that were abandoned."""
+        deadline = time.monotonic() + 30
+        while not self._post(server, "/reset_prefix_cache", {})["success"]:
+            if self._get(server, "/weight_info")["weight_version"] == self.version.name:
+                return  # another rank was faster, and asks it already
+            if time.monotonic() > deadline:
+                raise ServerUnavailable("it cannot forget what the previous weights computed: somebody else asks it")
+            time.sleep(0.1)
+
+    def _load_adapter(self, server: Server) -> None:
+        """Beside the base, under a name of its own, so that nothing cached of another version fits."""
+        loaded = [model["id"] for model in self._get(server, "/v1/models")["data"]]
+        if self.version.name not in loaded:
+            body = {"lora_name": self.version.name, "lora_path": str(self.version)}
+            self._post(server, "/v1/load_lora_adapter", body)
+        for name in loaded:
+            if name.startswith(PREFIX) and name != self.version.name:
+                self._post(server, "/v1/unload_lora_adapter", {"lora_name": name})
+
+    def _compare(self, server: Server) -> float:
+        probe, sampling = self.probe, self.trainer.sampling
+        body = {"model": self.model_name(server), "prompt": probe.ids, "max_tokens": 1, "seed": 0, "logprobs": 0}
+        body |= {"prompt_logprobs": 0, "return_token_ids": True, "temperature": sampling.temperature}
+        body |= NO_FILTERS
+        answer = server.post("/v1/completions", body, LOADING, wanted=lambda: self._is_loading)
+        try:
+            (choice,) = answer["choices"]
+            found = [at[str(token)]["logprob"] for token, at in zip(probe.ids[1:], choice["prompt_logprobs"][1:])]
+            (token,), (logprob,) = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            pairs = list(zip(probe.logprobs, found, strict=True))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
+        difference = sum(abs(ours - theirs) for ours, theirs in pairs) / len(pairs)
+        if not difference <= LARGEST_DIFFERENCE:
+            raise RuntimeError(
+                f"{server.url} says that it has loaded {self.version}, but its log-probabilities of a prompt differ "
+                f"from the trainer's by {difference:.3g} nats a token on average: was it started with the model that "
+                f"is trained, in its precision? The limit is {LARGEST_DIFFERENCE}"
+            )
+        whole, tempered = (abs(float(values[token]) - logprob) for values in (probe.next, probe.tempered))
+        if self.trainer.compares and sampling.temperature > 0 and tempered > whole + max(0.01, difference):
+            raise RuntimeError(
+                f"{server.url} tells log-probabilities before the temperature ({sampling.temperature:g}) is applied: "
+                "start it with --logprobs-mode processed_logprobs, or set vllm_importance_sampling_correction=False"
+            )
+        return difference
+
+    def check_unchanged(self, servers: Sequence[Server]) -> None:
+        """After a rollout: that nobody else has loaded weights meanwhile."""
+        if self.takes_adapters:
+            return
+        for server in servers:
+            try:
+                found = str(server.control.get("/weight_info")["weight_version"])
+            except (ServerUnavailable, RequestRejected, LookupError, TypeError):
+                continue  # it has died since
+            if found.startswith(PREFIX) and found != self.version.name:
+                raise RuntimeError(
+                    f"{server.url} has the weights of another run ({found}, not {self.version.name}): give each run "
+                    "servers of its own"
+                )

@@ -1,0 +1,1 @@
+"""PPO: a critic and generalised advantage estimates in place of the graph."""

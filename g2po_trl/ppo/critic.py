@@ -1,0 +1,210 @@
+"""The critic of PPO: a copy of a language model's body with one number for an answer, the value of a prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModel
+
+from ..update.balance import deal_rows, plan_micro_batches
+from ..update.guard import ADVICE, describe, non_finite
+from ..update.packing import row_width
+from ..utils.sdpa import without_cudnn_attention
+
+_WEIGHTS, _OPTIMIZER = "critic.safetensors", "critic_optimizer.safetensors"
+
+
+class ValueModel(nn.Module):
+    """V(prompt): the last hidden state of a model's body, through a linear head that begins at 0."""
+
+    def __init__(self, name_or_path: str, **model_kwargs):
+        super().__init__()
+        self.body = AutoModel.from_pretrained(name_or_path, dtype=torch.float32, **model_kwargs)
+        self.body.config.use_cache = False
+        self.head = nn.Linear(self.body.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """(rows, P), padded on the right -> (rows,) values in units of reward."""
+        hidden = self.body(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        last = attention_mask.sum(dim=1) - 1
+        return self.head(hidden[torch.arange(len(hidden), device=hidden.device), last]).float().squeeze(-1)
+
+
+class Critic:
+    """A value model with its optimizer. Every process holds all of it; gradients are summed over processes.
+
+    Args:
+        name_or_path: the model whose body it is; weights are kept in float32.
+        learning_rate: of AdamW, constant.
+        max_tokens: padded tokens in one forward pass.
+        max_grad_norm: clips the gradient of an update; 0 does not.
+        adamw: more arguments of the optimizer.
+        model_kwargs: more arguments of `from_pretrained`.
+    """
+
+    def __init__(
+        self,
+        name_or_path: str,
+        accelerator: Accelerator,
+        learning_rate: float = 1e-5,
+        max_tokens: int = 16384,
+        max_grad_norm: float = 1.0,
+        gradient_checkpointing: bool = False,
+        adamw: dict[str, Any] | None = None,
+        model_kwargs: dict[str, Any] | None = None,
+    ):
+        self.accelerator = accelerator
+        self.max_tokens, self.max_grad_norm = max_tokens, max_grad_norm
+        self.model = ValueModel(name_or_path, **(model_kwargs or {})).to(accelerator.device)
+        if gradient_checkpointing:
+            self.model.body.gradient_checkpointing_enable({"use_reentrant": False})
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate, **(adamw or {}))
+
+    @without_cudnn_attention()
+    def values(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+        """(prompts,) values of token ids, float64. Makes no collective call."""
+        values = np.zeros(len(prompts))
+        self.model.eval()
+        with torch.no_grad():
+            for rows in self._micro_batches(prompts, range(len(prompts))):
+                values[rows] = self._forward([prompts[row] for row in rows]).cpu().double().numpy()
+        return values
+
+    @without_cudnn_attention()
+    def fit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        old_values: np.ndarray,
+        returns: np.ndarray,
+        clip_range: float | None,
+        epochs: int,
+        mini_batches: int,
+        rng: np.random.Generator,
+    ) -> dict[str, float]:
+        """Regress values on returns, `epochs` times over all rows, `mini_batches` updates each.
+
+        Args:
+            prompts, old_values, returns: rows of *all* processes, in the same order on each.
+            clip_range: a value that has moved further than this from its old one, away from its return, is left
+                alone: the loss is half the larger of (V - R)^2 and (clip(V) - R)^2. `None`: plain squared error.
+            rng: in the same state on every process.
+
+        Returns:
+            Means over updates: `loss`, `clip_fraction` (share of rows whose value left the range), `grad_norm`.
+
+        Raises:
+            FloatingPointError: for a gradient that is not finite, on every process; the weights are as they were.
+        """
+        lengths = [(len(prompt), 0) for prompt in prompts]
+        sums, updates = np.zeros(3), 0
+        self.model.train()
+        for _ in range(epochs):
+            for ranks in deal_rows(lengths, mini_batches, self.accelerator.num_processes, rng):
+                total = sum(map(len, ranks))
+                if total == 0:
+                    continue
+                loss, clipped = self._backward(
+                    prompts, old_values, returns, clip_range, ranks[self.accelerator.process_index], total
+                )
+                sums += [loss, clipped, self._step()]
+                updates += 1
+        loss, clipped, norm = sums / max(updates, 1)
+        return {"loss": loss, "clip_fraction": clipped, "grad_norm": norm}
+
+    def _backward(self, prompts, old_values, returns, clip_range, rows, total) -> tuple[float, float]:
+        """Add this process's part of an update's gradient; loss and clipped share over all processes."""
+        self.optimizer.zero_grad()
+        statistics = torch.zeros(2, device=self.accelerator.device)  # float32: MPS has no float64
+        for part in self._micro_batches(prompts, rows):
+            old, target = (self._tensor(numbers[part]) for numbers in (old_values, returns))
+            values = self._forward([prompts[row] for row in part])
+            loss = clipped_value_loss(values, old, target, clip_range)
+            (loss.sum() / total).backward()
+            outside = torch.zeros_like(loss) if clip_range is None else (values - old).abs() > clip_range
+            statistics += torch.stack([loss.detach().sum(), outside.sum()]) / total
+        return tuple(self.accelerator.reduce(statistics, reduction="sum").tolist())
+
+    def _step(self) -> float:
+        """Sum gradients over processes, clip, step; the gradient's norm before clipping."""
+        for parameter in self.parameters:
+            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self.accelerator.reduce(grad, reduction="sum")
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters])
+        if not norm.isfinite():  # clipping would make every gradient NaN, and hide where that begins
+            raise FloatingPointError(
+                f"gradient norm of the critic is {norm.item()}, and its weights are as they were: "
+                f"{describe(non_finite(self.model))}. {ADVICE}"
+            )
+        nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm or math.inf, norm)
+        self.optimizer.step()
+        return norm.item()
+
+    def _micro_batches(self, prompts, rows) -> list[list[int]]:
+        rows = sorted(rows, key=lambda row: -len(prompts[row]))
+        plan = plan_micro_batches([[(self._width(len(prompts[row])), 0) for row in rows]], self.max_tokens)
+        return [rows[start:stop] for start, stop in plan if rows[start:stop]]
+
+    def _forward(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        width = self._width(max(map(len, prompts)))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for i, prompt in enumerate(prompts):
+            ids[i, : len(prompt)] = torch.as_tensor(prompt)
+            mask[i, : len(prompt)] = 1
+        device = self.accelerator.device
+        with self._autocast():
+            return self.model(ids.to(device), mask.to(device))
+
+    def _width(self, tokens: int) -> int:
+        return row_width(tokens, 16 if self.accelerator.device.type == "cuda" else None)
+
+    def _autocast(self) -> AbstractContextManager:
+        return self.accelerator.autocast() if self.accelerator.mixed_precision != "no" else nullcontext()
+
+    def _tensor(self, numbers: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(numbers, dtype=torch.float32, device=self.accelerator.device)
+
+    def save(self, folder: str | Path) -> None:
+        """Write weights and optimizer into a folder, as safetensors."""
+        save_file(self.model.state_dict(), Path(folder) / _WEIGHTS)
+        state = self.optimizer.state_dict()["state"]
+        tensors = {f"{i}.{name}": tensor.contiguous() for i, entry in state.items() for name, tensor in entry.items()}
+        save_file(tensors, Path(folder) / _OPTIMIZER)
+
+    def load(self, folder: str | Path) -> None:
+        """Take up what `save` wrote.
+
+        Raises:
+            ValueError: when the folder holds no critic.
+        """
+        if not (Path(folder) / _WEIGHTS).is_file():
+            raise ValueError(f"{str(folder)!r} holds no {_WEIGHTS}: it is not a checkpoint of a PPOTrainer")
+        self.model.load_state_dict(load_file(Path(folder) / _WEIGHTS))
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in load_file(Path(folder) / _OPTIMIZER).items():
+            i, key = name.split(".", 1)
+            state.setdefault(int(i), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+
+
+def clipped_value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float | None
+) -> torch.Tensor:
+    """(rows,) half the larger of (V - R)^2 and (V_old + clip(V - V_old) - R)^2."""
+    loss = (values - returns) ** 2
+    if clip_range is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
+        loss = torch.maximum(loss, (clipped - returns) ** 2)
+    return 0.5 * loss

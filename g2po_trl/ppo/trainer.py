@@ -1,0 +1,205 @@
+"""PPO with a critic, the actor-critic baseline: `PPOTrainer` and `PPOConfig`.
+
+Rollout, step samples and policy loss are `G2POTrainer`'s; advantages come from a learned value of each prompt instead
+of the group's graph. A turn is the unit of time:
+
+    delta_j = r_j + gamma V(s_{j+1}) - V(s_j)          V = 0 after the last turn
+    A_j     = delta_j + gamma lambda A_{j+1}           generalised advantage estimation (Schulman et al., 2016)
+    R_j     = A_j + V(s_j)                             what the critic learns
+
+An episode that ran out of turns has ended: it was a failure, and nothing is bootstrapped from its last state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from accelerate.utils import gather_object
+from trl.trainer.utils import get_config_model_id
+
+from ..config import G2POConfig
+from ..credit.graph import StateGraph
+from ..trainer import G2POTrainer
+from ..trajectory import Trajectory
+from ..update.balance import num_mini_batches
+from .critic import Critic
+from .gae import gae, whiten
+
+
+@dataclass
+class PPOConfig(G2POConfig):
+    """Arguments of [`PPOTrainer`]: those of `G2POConfig` but the estimator's, and
+
+    Args:
+        gae_lambda: `lambda` of generalised advantage estimation: 1 uses the discounted return, 0 the one-step target.
+        critic_model_name_or_path: model that initialises the critic. A smaller one saves memory; its tokenizer must be
+            the policy's. `None`: the policy's own model.
+        critic_learning_rate: constant learning rate of the critic's AdamW. `None`: ten times the policy's, as in the
+            paper (1e-5 and 1e-6).
+        critic_epochs: number of passes of the critic over the steps of a rollout.
+        critic_mini_batches: optimizer steps of the critic per epoch. `None`: as many as the policy's, which
+            `mini_batch_size` or `steps_per_generation` sets.
+        value_clip_range: maximum change of a value in one iteration, in units of reward (see `Critic.fit`). `None`: no
+            limit.
+        scale_rewards: `"group"` (the default) whitens advantages over the rollout; `"none"` does not scale them.
+        invalid_action_penalty: subtracted from the reward of a step whose completion lacks the required format.
+    """
+
+    advantage_estimator: str = field(default="gae", metadata={"help": "PPO has one: 'gae'."})
+    gae_lambda: float = field(default=0.95, metadata={"help": "lambda of generalised advantage estimation."})
+    critic_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Model that initialises the critic. None: the policy's."}
+    )
+    critic_learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate of the critic, constant. None: ten times the policy's."}
+    )
+    critic_epochs: int = field(default=1, metadata={"help": "Passes of the critic over the steps of a rollout."})
+    critic_mini_batches: int | None = field(
+        default=None, metadata={"help": "Critic's optimizer steps per epoch. None: as the policy."}
+    )
+    value_clip_range: float | None = field(
+        default=0.5, metadata={"help": "Maximum change of a value per iteration, in units of reward. None: none."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.critic_mini_batches is None and self.mini_batch_size is None:
+            self.critic_mini_batches = self.steps_per_generation
+        if self.critic_learning_rate is None:
+            self.critic_learning_rate = 10 * self.learning_rate
+        for name, valid, remedy in (
+            ("gae_lambda", 0 <= self.gae_lambda <= 1, "set it between 0 and 1"),
+            ("critic_learning_rate", self.critic_learning_rate > 0, "set it above 0"),
+            ("critic_epochs", self.critic_epochs >= 1, "set it to 1 or more"),
+            (
+                "critic_mini_batches",
+                self.critic_mini_batches is None or self.critic_mini_batches >= 1,
+                "set it to 1 or more",
+            ),
+            (
+                "value_clip_range",
+                self.value_clip_range is None or self.value_clip_range > 0,
+                "set it above 0, or to None for no limit",
+            ),
+        ):
+            if not valid:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: {remedy}.")
+
+    def _check_estimator(self) -> None:
+        for name, only in (
+            ("advantage_estimator", "gae"),
+            ("value_lambda", 1.0),
+            ("step_advantage_weight", 1.0),
+            ("graphgpo_omega", 0.1),
+            ("hgpo_depth_exponent", 1.0),
+            ("crbc_step_weight", 5.0),
+            ("crbc_gamma", 0.98),
+            ("crbc_least_std", 0.01),
+            ("use_node_advantage", True),
+            ("use_edge_advantage", True),
+            ("use_group_aggregation", True),
+            ("episode_statistics", "trajectory"),
+            ("state_key_ignores", None),
+            ("state_similarity", 1.0),
+        ):
+            if getattr(self, name) != only:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}: PPO's advantages come from its critic; leave it at {only!r}."
+                )
+
+
+class PPOTrainer(G2POTrainer):
+    """Proximal policy optimization with a critic, for each step of an episode. Arguments are those of `G2POTrainer`,
+    without `advantage_fn`.
+
+    Raises:
+        ValueError: if the model is sharded (FSDP, DeepSpeed); every process holds the whole critic.
+        TypeError: if `args` is not a `PPOConfig`, or an `advantage_fn` is passed.
+    """
+
+    _name = "PPO"
+
+    def __init__(self, model, args: PPOConfig | None = None, *arguments, **kwargs):
+        args = args or PPOConfig("ppo-output")
+        if not isinstance(args, PPOConfig):
+            raise TypeError(f"args is a {type(args).__name__}; PPOTrainer needs a PPOConfig")
+        super().__init__(model, args, *arguments, **kwargs)
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError(
+                "PPOTrainer runs on one process or under DDP: every process holds the whole critic. Launch it with "
+                "recipes/accelerate/ddp.yaml, or train with G2POTrainer, which needs no critic."
+            )
+        name = args.critic_model_name_or_path or get_config_model_id(self.model.config)
+        if not name:
+            raise ValueError(
+                "critic_model_name_or_path is None and the model was not loaded from a folder or the Hub: set it to "
+                "the model that initialises the critic"
+            )
+        self.critic = Critic(
+            name,
+            self.accelerator,
+            learning_rate=args.critic_learning_rate,
+            max_tokens=args.max_tokens_per_micro_batch,
+            max_grad_norm=args.max_grad_norm,
+            gradient_checkpointing=args.gradient_checkpointing,
+            adamw={
+                "betas": (args.adam_beta1, args.adam_beta2),
+                "eps": args.adam_epsilon,
+                "weight_decay": args.weight_decay,
+            },
+            model_kwargs={
+                name: value
+                for name, value in (args.model_init_kwargs or {}).items()
+                if name in ("revision", "attn_implementation") and not args.critic_model_name_or_path
+            },
+        )
+        self.resumption.kept_in_files.append(self.critic)
+
+    def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
+        if advantage_fn is not None:
+            raise TypeError("PPOTrainer does not accept advantage_fn: advantages come from the critic. Remove it.")
+        return None, "ppo"
+
+    def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:
+        """Values of the prompts -> advantages; then the critic learns from what was played."""
+        args, started = self.args, time.perf_counter()
+        steps = [step for trajectory in trajectories for step in trajectory.steps]
+        prompts = [step.prompt_ids for step in steps]
+        rewards = [step.reward - args.invalid_action_penalty * (not step.valid) for step in steps]
+        ranks = gather_object([(prompts, rewards, self.critic.values(prompts))])
+        prompts = [prompt for rank_prompts, _, _ in ranks for prompt in rank_prompts]
+        rewards = np.array([reward for _, rank_rewards, _ in ranks for reward in rank_rewards])
+        values = np.concatenate([rank_values for _, _, rank_values in ranks])
+
+        used = graph.counted
+        advantages = gae(rewards, values, graph.lengths, args.gamma, args.gae_lambda)
+        returns = advantages + values
+        counted = np.flatnonzero(used)
+        fitted = self.critic.fit(
+            [prompts[row] for row in counted],
+            values[counted],
+            returns[counted],
+            args.value_clip_range,
+            args.critic_epochs,
+            args.critic_mini_batches or num_mini_batches(len(counted), args.mini_batch_size),
+            np.random.default_rng([args.seed, self.iteration.step, 1]),
+        )
+        self._log_critic(fitted, values[counted], returns[counted], time.perf_counter() - started)
+        if args.scale_by_std:
+            advantages = whiten(advantages, used)
+        return np.where(used, advantages, 0.0)
+
+    def _log_critic(self, fitted: dict[str, float], values: np.ndarray, returns: np.ndarray, seconds: float) -> None:
+        spread = returns.var() if len(returns) else 0.0
+        logged: dict[str, Any] = {f"critic/{name}": value for name, value in fitted.items()}
+        logged |= {
+            "critic/value": values.mean() if len(values) else 0.0,
+            "critic/return": returns.mean() if len(returns) else 0.0,
+            "critic/explained_variance": 1 - (returns - values).var() / spread if spread > 0 else 0.0,
+            "time/critic": seconds,
+        }
+        self.iteration.log(logged)

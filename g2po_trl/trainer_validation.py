@@ -1,0 +1,166 @@
+"""What `G2POTrainer` refuses: arguments, models, fields that were changed too late, rollouts that teach nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from transformers import TrainingArguments
+from trl import GRPOTrainer
+
+from .config import G2POConfig
+from .environments.contract import TextEnvironment
+from .prompts.chat_template import template_of
+from .update.batch import loss_scale
+
+
+def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:
+    """What can be refused before anything is loaded.
+
+    Raises:
+        TypeError: for another trainer's arguments. ValueError: for what does not go together.
+    """
+    if not isinstance(args, G2POConfig):
+        raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
+    for name in ("reward_funcs", "reward_processing_classes", "tools", "rollout_func"):
+        if name in options:
+            raise TypeError(
+                f"G2POTrainer does not accept {name}: the environment provides episodes and rewards. Remove it."
+            )
+    if environment_factory is None:
+        raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
+    if isinstance(environment_factory, TextEnvironment) or not callable(environment_factory):
+        kind = type(environment_factory).__name__
+        raise ValueError(
+            f"environment_factory is an object of {kind}, and each worker makes its own: pass the class, "
+            f"environment_factory={kind}, or functools.partial({kind}, …) for its arguments"
+        )
+    if args.use_vllm and (options.get("quantization_config") or getattr(model, "is_quantized", False)):
+        raise ValueError(
+            "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
+            "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
+        )
+    _check_writable(Path(args.output_dir))
+
+
+# Fields of agent training that are read whenever they are needed. TRL or the trainer's parts have read all others.
+_READ_LATE = {
+    *("top_p", "top_k", "min_p", "repetition_penalty", "stop_sequences", "mask_truncated_completions"),
+    *("eval_temperature", "other_eval_temperatures", "eval_top_p", "eval_top_k", "eval_seed", "max_error_rate"),
+    *("gae_lambda", "overwrite"),
+}
+_READ_ONCE = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")  # of transformers' fields
+
+
+def settings_of_parts(args: G2POConfig) -> dict[str, Any]:
+    """What the parts are made with, to be compared with later."""
+    names = {field.name for field in fields(args)} - {field.name for field in fields(TrainingArguments)} - _READ_LATE
+    values = {name: getattr(args, name) for name in (*sorted(names), *_READ_ONCE)}
+    return {name: copy(value) if isinstance(value, (dict, list)) else value for name, value in values.items()}
+
+
+def settings_of_optimizer(args: G2POConfig) -> dict[str, Any]:
+    """What the optimizer is made with, when training begins for the first time."""
+    names = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args")
+    return {name: getattr(args, name) for name in names}
+
+
+def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
+    """Raises ValueError for a field that was changed since: no part would take notice, and run.json would be wrong."""
+    for name, value in made_with.items():
+        if getattr(args, name) != value:
+            raise ValueError(
+                f"{name} is {getattr(args, name)!r} and was {value!r} when the trainer read it, which it does once: "
+                "set it in G2POConfig, and make the trainer with that"
+            )
+
+
+def check_trainer(trainer: GRPOTrainer) -> None:
+    """What can be refused once TRL has made its trainer.
+
+    Raises:
+        ValueError: naming what cannot be trained, and the remedy.
+    """
+    if template_of(trainer.processing_class) is None:
+        raise ValueError(
+            f"the tokenizer of {trainer.model.config._name_or_path or 'the model'} has no chat template: use an "
+            "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class` "
+            "(`g2po train environment.py`: --chat_template FILE)"
+        )
+    if trainer.aux_loss_enabled:
+        raise ValueError(
+            f"router_aux_loss_coef is {trainer.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
+            "models would depend on how the step batch is cut. Set router_aux_loss_coef=0."
+        )
+    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    check_schedule(trainer.args, plugin.deepspeed_config if plugin else {})
+    groups, tasks = trainer.args.generation_batch_size // trainer.args.num_generations, len(trainer.train_dataset)
+    if tasks < groups:
+        raise ValueError(
+            f"train_dataset has {tasks} row(s), and a rollout plays {groups} groups (generation_batch_size / "
+            "num_generations) of different tasks: add tasks, or set a smaller per_device_train_batch_size"
+        )
+    nothing = {"advantages": (), "completion_mask": torch.zeros(0)}
+    loss_scale(trainer.args.loss_type, nothing, 1, 1, 1, 1)  # known type?
+
+
+def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> None:
+    """Refuse a schedule of DeepSpeed's engine: it would count mini-batches, where `max_steps` counts rollouts.
+
+    Raises:
+        ValueError: with `mini_batch_size` and a learning rate that is not constant.
+    """
+    of_engine = [name for name in ("optimizer", "scheduler") if name in deepspeed_config]
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    constant = schedule == "constant" and "scheduler" not in of_engine
+    if args.mini_batch_size is not None and of_engine and not constant:
+        raise ValueError(
+            f"mini_batch_size is {args.mini_batch_size}, lr_scheduler_type is {schedule!r}, and DeepSpeed's "
+            f"configuration has its own {' and '.join(of_engine)}, whose schedule would count mini-batches instead of "
+            f"rollouts: remove {' and '.join(of_engine)} there, or set mini_batch_size=None"
+        )
+
+
+def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
+    """Stop a run whose trajectories teach nothing. All ranks call it together.
+
+    Args:
+        records: of all ranks' trajectories. own_errors: of this rank's.
+
+    Raises:
+        RuntimeError: when more than `max_error_rate` of them are errors, or ended before their first step.
+    """
+    records = [r for r in records if r.parent is None]
+    not_begun = [r.failure_reason for r in records if r.counted and not r.keys]
+    if len(not_begun) / len(records) > max_error_rate:
+        raise RuntimeError(
+            f"{len(not_begun) / len(records):.0%} of the trajectories ended before their first step, more than "
+            f"max_error_rate={max_error_rate:.0%}, and nothing is learned from them. The first: {not_begun[0]}"
+        )
+    rate = sum(r.outcome == "error" for r in records) / len(records)
+    if rate > max_error_rate:
+        reasons = gather_object(own_errors[:1])
+        raise RuntimeError(
+            f"{rate:.0%} of the trajectories ended in an environment error, more than max_error_rate="
+            f"{max_error_rate:.0%}. Fix the environment (or raise max_error_rate). The first:\n{reasons[0]}"
+        )
+
+
+def _check_writable(output_dir: Path) -> None:
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        probe = output_dir / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
+        ) from error

@@ -1,0 +1,85 @@
+"""Step samples go from the rank that played them to the one that trains them, and to no other.
+
+All ranks get lengths, advantages and what `ordering` needs, and make the same plan of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .balance import RowSummary
+from .batch import BatchingConfig, StepBatch, collate_plan
+from .prefix_order import order_over_ranks
+
+
+def cut_over_ranks(
+    local: StepBatch,
+    rank: int,
+    cut: BatchingConfig,
+    rng: np.random.Generator,
+    gather: Callable[[Any], list[Any]],
+    device: torch.device,
+) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
+    """What `make_micro_batches` makes of all ranks' rows; all ranks call it together, each with its own.
+
+    Args:
+        gather: takes an object of each rank and returns them all, by rank, on each.
+        device: where tensors are that ranks exchange.
+    """
+    rows = RowSummary.concatenate(gather(local.summary))
+    plan, metrics = cut.plan(rows, order_over_ranks(local.sequences(), rank, gather), rng)
+    dealt = [
+        sorted(row for part in plan for planned in part for row in planned.rows[to]) for to in range(len(rows.counts))
+    ]
+    own = exchange(local, rows, dealt, rank, device)
+    place_of = {row: place for place, row in enumerate(dealt[rank])}
+    return collate_plan(plan, own, place_of, rows, rank, cut), metrics
+
+
+def exchange(
+    local: StepBatch, rows: RowSummary, dealt: Sequence[Sequence[int]], rank: int, device: torch.device
+) -> StepBatch:
+    """The rows that this rank trains; all ranks call it together.
+
+    Args:
+        local: what this rank has played. rows: of all ranks.
+        dealt: [rank] numbers of the rows that it trains, ascending; `dealt[rank]` comes back, in that order.
+    """
+    first = rows.first
+    sizes = rows.prompts.astype(np.int64) + rows.replies * (1 + rows.with_logprobs)
+
+    def part(of: int, to: int) -> list[int]:
+        """Rows that one rank has played and another trains."""
+        start, stop = np.searchsorted(dealt[to], [first[of], first[of + 1]])
+        return list(dealt[to][start:stop])
+
+    def size(numbers: Sequence[int]) -> int:
+        return int(sizes[np.asarray(numbers, dtype=np.int64)].sum())
+
+    ranks, pieces = range(len(dealt)), [np.zeros(0, dtype=np.int32)]
+    for row in (row - first[rank] for to in ranks for row in part(rank, to)):
+        pieces += [local.prompt_ids[row], local.completion_ids[row]]
+        if rows.with_logprobs:
+            pieces.append(local.logprobs[row].view(np.int32))
+    received = torch.empty(size(dealt[rank]), dtype=torch.int32, device=device)
+    torch.distributed.all_to_all_single(
+        received,
+        torch.from_numpy(np.concatenate(pieces)).to(device),
+        [size(part(of, rank)) for of in ranks],
+        [size(part(rank, to)) for to in ranks],
+    )
+    own = np.asarray(dealt[rank], dtype=np.int64)
+    columns = [rows.prompts, rows.replies, *([rows.replies] if rows.with_logprobs else [])]
+    ends = np.cumsum(np.stack([column[own] for column in columns], axis=1))
+    fields = np.split(received.cpu().numpy(), ends[:-1]) if len(own) else []
+    return StepBatch(
+        fields[0 :: len(columns)],
+        fields[1 :: len(columns)],
+        rows.advantages[own],
+        rows.trained[own],
+        [ids.view(np.float32) for ids in fields[2 :: len(columns)]] if rows.with_logprobs else None,
+    )

@@ -1,0 +1,1 @@
+"""A start for reinforcement learning: demonstrations of an expert, learned by supervised fine-tuning."""

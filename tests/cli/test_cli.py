@@ -1,0 +1,420 @@
+"""`g2po`: what each command imports, says and refuses, and a folder of `g2po init` from the first minute on."""
+
+import configparser
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import programs
+import pytest
+
+from g2po_trl import Step, Trajectory, write_jsonl
+from g2po_trl.cli import COMMANDS, main
+from g2po_trl.cli.commands.init import FILES, write_folder
+from g2po_trl.cli.commands.train import Request, read, resolve
+from g2po_trl.cli.recipe_files import config_names, recipe_names, recipes_folder
+from g2po_trl.utils.extras import EXTRA_OF, how_to_install
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "transformers", "datasets", "accelerate", "peft", "trl", "bitsandbytes", "pandas", "vllm"}
+TINY = "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1".split()
+TINY += "--per_device_train_batch_size 8 --num_eval_tasks 2".split()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """What `g2po init coin` writes, as the current folder."""
+    write_folder(tmp_path / "coin")
+    monkeypatch.chdir(tmp_path / "coin")
+    return tmp_path / "coin"
+
+
+def outcome(capsys, *arguments):
+    """Exit code, output and errors of `g2po ARGUMENTS`."""
+    try:
+        main(list(arguments))
+        code = 0
+    except SystemExit as exit_:
+        code = exit_.code or 0
+    return code, *capsys.readouterr()
+
+
+def test_commands_that_need_no_torch_import_none(folder):
+    """Every --help, and check (its worker too), view and report: what they import is all the time they take."""
+    source = (folder / "environment.py").read_text()
+    told = f"\nimport sys, pathlib\npathlib.Path('worker').write_text(repr(sorted({HEAVY!r} & set(sys.modules))))\n"
+    (folder / "environment.py").write_text(source + told)
+    episodes = [
+        Trajectory("one", [Step("a", "x", state_key="a"), Step("b", "y")], 10.0 * i, "success") for i in (0, 1)
+    ]
+    write_jsonl(folder / "run" / "trajectories" / "train-000001.jsonl", episodes)
+    commands = [[name, "--help"] for name in COMMANDS] + [["--version"], ["check"]]
+    commands += [["view", "run", "--no-open"], ["report", "run"]]
+    code = f"""
+import json, sys
+from g2po_trl.cli import main
+loaded = {{}}
+for command in {commands!r}:
+    try:
+        main(command)
+        code = 0
+    except SystemExit as exit_:
+        code = exit_.code or 0
+    loaded[" ".join(command)] = [code, sorted({HEAVY!r} & set(sys.modules))]
+    if "matplotlib" in sys.modules and command[0] != "report":
+        loaded[" ".join(command)][1].append("matplotlib")
+print(json.dumps(loaded))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
+    loaded = json.loads(run.stdout.splitlines()[-1])
+    assert loaded == {" ".join(command): [0, []] for command in commands}
+    assert (folder / "worker").read_text() == "[]"
+    assert not run.stderr
+
+
+def test_help_fits_a_screen(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ([], *([name] for name in COMMANDS)):
+        code, text, _ = outcome(capsys, *command, "--help")
+        lines = text.splitlines()
+        assert code == 0 and 8 < len(lines) <= 45 and max(map(len, lines)) <= 119, (command, len(lines))
+
+
+def test_the_short_help_of_evaluate_names_every_option(capsys):
+    short, everything = (outcome(capsys, "evaluate", word)[1] for word in ("--help", "--help-all"))
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", everything)) - {"--help"}
+    assert len(flags) > 35 and flags == set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", short)) - {"--debug"}
+
+
+def test_options_are_spelled_either_way(capsys, folder):
+    """`g2po train` has --max_turns, `g2po evaluate` --max-turns: nobody has to remember which."""
+    model = ["evaluate", "--model", "m", "--environment"]
+    assert "seeds is 0: set it to at least 1" in outcome(capsys, *model, "a", "--max_turns", "3", "--seeds=0")[2]
+    assert "environment_variables names NOT_SET" in outcome(capsys, "check", "--environment_variables", "NOT_SET")[1]
+
+
+def test_errors_are_one_line(capsys, folder, monkeypatch):
+    for arguments, code, text in (
+        (["nosuch"], 2, "g2po: error: 'nosuch' is not a command: choose one of init"),
+        (["init", str(folder)], 1, "already holds environment.py, tasks.jsonl"),
+        (["init", str(folder / "tasks.jsonl")], 1, "tasks.jsonl cannot be written ([Errno 17]"),
+        (["check", "nowhere:Env"], 1, "'nowhere:Env' cannot be loaded"),
+        (["check", "nowhere.py"], 1, "'nowhere.py' cannot be loaded: there is no file 'nowhere.py' in "),
+        (["check", "config.yaml"], 1, "names no environment"),
+        (
+            ["train", "nosuch"],
+            1,
+            "'nosuch' is neither a recipe nor a file: choose one of alfworld, alfworld-ppo, appworld",
+        ),
+        (
+            ["train", "alfworld", "--config", "nosuch"],
+            1,
+            "config is 'nosuch', which is not a file: pass one, or one of",
+        ),
+        (["train", "--config"], 1, "--config has no value"),
+        (["train", "--num_processes", "many"], 1, "num_processes is 'many': set it to at least 1"),
+        (["train", "--num_processes", "0"], 1, "num_processes is '0': set it to at least 1"),
+        (
+            ["train", "--accelerate_config", "fsdp"],
+            1,
+            "accelerate_config is 'fsdp', which is not a file: pass one, or ",
+        ),
+        (
+            ["evaluate", "--model", "m", "--config", "nosuch"],
+            1,
+            "one of agents/direct, agents/react, agents/reflexion",
+        ),
+        (["view", "nosuch"], 1, "nosuch"),
+    ):
+        found, _, errors = outcome(capsys, *arguments)
+        assert found == code and text in errors and len(errors.splitlines()) == 1, (arguments, errors)
+    (folder / "environment.py").unlink()
+    assert "there is no environment.py here: g2po train alfworld|" in outcome(capsys, "train")[2]
+    assert "there is no environment.py here" in outcome(capsys, "check")[2]
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(capsys, monkeypatch):
+    def fail(argv):
+        raise error
+
+    monkeypatch.setattr("g2po_trl.cli.commands.check.main", fail)
+    error = RuntimeError("the roof is open")
+    code, _, errors = outcome(capsys, "check")
+    first, second = errors.splitlines()
+    assert code == 1 and first == "g2po check: error: RuntimeError: the roof is open"
+    file = Path(re.fullmatch(r"The traceback is in (\S+); --debug prints it\.", second)[1])
+    assert "in fail\n    raise error" in file.read_text()
+    old = file.with_name("g2po-error-of-last-week.txt")
+    old.touch()
+    os.utime(old, (0, 0))
+    code, _, errors = outcome(capsys, "check")
+    assert not old.exists(), "they do not pile up"
+    Path(re.search(r"The traceback is in (\S+);", errors)[1]).unlink()
+    file.unlink()
+    with pytest.raises(RuntimeError):
+        main(["check", "--debug"])
+    error = ModuleNotFoundError("No module named 'textworld'", name="textworld.core")
+    errors = outcome(capsys, "check")[2]
+    assert errors == f"g2po check: error: textworld is not installed: {how_to_install('alfworld')}\n"
+    error = OSError(28, "No space left on device", "runs/a/model.safetensors")
+    assert "the disk is full: runs/a/model.safetensors cannot be written" in outcome(capsys, "check")[2]
+    error = OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheckout your internet")
+    assert "nor to be had from the Hub: We couldn't" in (said := outcome(capsys, "check")[2])
+    assert said.endswith("Without network: --model FOLDER\n") and len(said.splitlines()) == 1
+    error = ImportError("vLLM is not available. Please install it with `pip install trl[vllm]`")
+    assert how_to_install("vllm") in outcome(capsys, "check")[2]
+    error = KeyboardInterrupt()
+    code, _, errors = outcome(capsys, "check")
+    assert code == 130 and errors == "\ng2po check: stopped\n"
+
+
+def test_what_was_foreseen_leaves_no_file(capsys, monkeypatch, tmp_path):
+    """A `raise` of g2po-trl's own code has words for its user; a fault in the same code has none."""
+    from g2po_trl.environments import tasks
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("g2po_trl.cli.commands.check.main", lambda argv: tasks.read_tasks("none.jsonl"))
+    assert outcome(capsys, "check")[2].startswith("g2po check: error: tasks is 'none.jsonl', which cannot be read")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("g2po_trl.cli.commands.check.main", lambda argv: tasks.task_id_of(None))
+    assert "AttributeError" in outcome(capsys, "check")[2] and len(list(tmp_path.iterdir())) == 1
+
+
+def test_play(folder, monkeypatch, capsys):
+    """Through a pipe: by number and by text, to the end, to the end of the input, and to an empty line."""
+
+    def played(text, *arguments):
+        return programs.run(
+            "-c",
+            f"""
+import io, sys
+sys.stdin = io.StringIO({text!r})
+from g2po_trl.cli import main
+main(["play", *{arguments!r}])
+""",
+            cwd=folder,
+        )
+
+    task = ("--task", '{"start": "hall", "coin": "kitchen"}')
+    run = played("1\ntake the coin\ngo to hall\n1\n", *task)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("The coin is in the kitchen. Put it on the table in the hall.\n")
+    assert "   1 go to kitchen\n   2 go to study\n> go to kitchen\n" in run.stdout
+    assert run.stdout.endswith("success after 4 steps, reward 10\n") and "reward 10\n" in run.stdout
+    for text in ("2\n\n", "2\n"):
+        assert played(text, *task).stdout.endswith("stopped after 1 step, reward 0\n")
+    assert played("x\n", *task, "--turns", "1").stdout.endswith("truncated after 1 step, reward 0\n")
+    assert "line is 99, and there are 25 tasks" in played("", "--line", "99").stderr
+    assert "'[1]' is not a JSON object" in played("", "--environment-options", "[1]").stderr
+    Path("bad.py").write_text(Path("environment.py").read_text().replace("over = ", "over = 1 / 0 or "))
+    run = played("1\n", "bad.py", "--tasks", "tasks.jsonl")
+    assert run.returncode == 1 and "ZeroDivisionError: division by zero, bad.py, line " in run.stderr, run.stderr
+
+
+def test_debug_of_transformers_is_its_own(monkeypatch):
+    got = []
+    monkeypatch.setattr("g2po_trl.cli.commands.train.main", got.append)
+    main(["train", "alfworld", "--debug", "underflow_overflow"])
+    main(["train", "--debug", "alfworld", "--seed", "1"])
+    assert got == [["alfworld", "--debug", "underflow_overflow"], ["alfworld", "--seed", "1"]]
+
+
+def test_how_to_install_works_where_it_is_said(monkeypatch, tmp_path):
+    assert how_to_install("view") == f"pip install -e '{ROOT.resolve()}[view]'"
+    monkeypatch.setattr("g2po_trl.utils.extras.__file__", str(tmp_path / "g2po_trl" / "installing.py"))
+    assert how_to_install("view") == "pip install 'g2po-trl[view]'"
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = {name: lines.split() for name, lines in setup["options.extras_require"].items() if name != "dev"}
+    brought = {re.match(r"\w+", line)[0]: extra for extra, lines in extras.items() for line in lines if line[0] != "#"}
+    del brought["pyyaml"]  # in every installation
+    assert len(brought) > 8 and {module: EXTRA_OF.get(module) for module in brought} == brought
+
+
+def test_flags_are_read_and_passed_on():
+    read_ = read("alfworld --config tiny --seed 1 --num-processes=2 --model m --beta=0 --help-all".split())
+    assert read_ == Request("alfworld", "tiny", "2", None, "m", True, ["--seed", "1", "--beta=0"])
+    assert read(["--seed", "1"]).target is None
+
+
+def test_targets(folder, tmp_path):
+    recipes = recipes_folder()
+    assert recipe_names() == ["alfworld", "alfworld-ppo", "appworld", "webshop"]
+    for words, script, arguments in (
+        (["alfworld"], "train_alfworld.py", []),
+        (["alfworld-ppo", "--seed", "1"], "train_alfworld_ppo.py", ["--seed", "1"]),
+        (
+            ["alfworld", "--config", "tiny-long", "--model", "m"],
+            "train_alfworld.py",
+            ["--config", str(recipes / "alfworld" / "tiny-long.yaml"), "--model_name_or_path", "m"],
+        ),
+        (
+            ["webshop", "--config", "webshop/qwen2.5-7b"],
+            "train_webshop.py",
+            ["--config", str(recipes / "webshop" / "qwen2.5-7b.yaml")],
+        ),
+    ):
+        assert resolve(read(words)) == (recipes / script, arguments)
+    here = ["--environment", f"{folder}/environment.py:CoinEnvironment", "--config", "config.yaml"]
+    expected = (recipes / "train_environment.py", [*here, "--tasks", "tasks.jsonl", "--seed", "1"])
+    assert resolve(read(["environment.py", "--seed", "1"])) == resolve(read(["--seed", "1"])) == expected
+    (folder / "mine.yaml").write_text("tasks: others.jsonl\n")
+    here[-1] = "mine.yaml"
+    assert resolve(read(["environment.py", "--config", "mine.yaml"])) == (recipes / "train_environment.py", here)
+    script = tmp_path / "script.py"
+    script.write_text("from g2po_trl import G2POTrainer\nG2POTrainer().train()\n")
+    assert resolve(read([str(script), "--config", "a", "--x"])) == (script, ["--config", "a", "--x"])
+
+
+def test_several_environments_or_none_are_asked_about(tmp_path, capsys):
+    (tmp_path / "several.py").write_text(
+        "from g2po_trl import TextEnvironment\nclass A(TextEnvironment): pass\nclass B(TextEnvironment): pass"
+    )
+    (tmp_path / "broken.py").write_text("class")
+    (tmp_path / "nothing_at_all.py").write_text("")
+    several = str(tmp_path / "several.py")
+    for command in ("train", "check"):
+        assert f"{several} holds A, B: write {several}:A" in outcome(capsys, command, several)[2]
+    assert (
+        "broken.py cannot be read, line 1: invalid syntax" in outcome(capsys, "train", str(tmp_path / "broken.py"))[2]
+    )
+    assert "holds no TextEnvironment" in outcome(capsys, "check", str(tmp_path / "nothing_at_all.py"))[2]
+
+
+def test_init_writes_once(tmp_path, capsys):
+    assert outcome(capsys, "init", str(tmp_path / "a"), "--model", "me/mine")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(FILES)
+    texts = "".join((tmp_path / "a" / name).read_text() for name in ("config.yaml", "README.md"))
+    assert "{NAME}" not in texts and "{MODEL}" not in texts and "runs/a" in texts and "me/mine" in texts
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "README.md").write_text("mine")
+    assert outcome(capsys, "init", str(tmp_path / "b"))[0] == 1
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["README.md"], "nothing is written then"
+
+
+def test_what_init_writes_is_good(folder, capsys):
+    """`g2po check` finds nothing, and the folder's own tests pass."""
+    code, said, _ = outcome(capsys, "check")
+    assert code == 0 and {line.split()[0] for line in said.splitlines()} == {"ok"}, said
+    assert "there is a graph to learn from" in said and "rewards from 0 to 10" in said
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True
+    )
+    assert run.returncode == 0 and "3 passed" in run.stdout
+
+
+def train(*flags, cwd, **options):
+    return programs.run("-m", "g2po_trl.__main__", "train", *flags, cwd=cwd, **options)
+
+
+def test_a_folder_of_init_trains(folder, tiny_model_dir):
+    run = train("--model", tiny_model_dir, *TINY, cwd=folder)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "evaluation: 2 tasks" in run.stdout and "Held-out tasks, 2 episodes" in run.stdout
+    assert "bitsandbytes" not in run.stderr and "Warning" not in run.stderr
+    described = json.loads((folder / "runs" / "coin" / "run.json").read_text())
+    assert described["environment"] == {"import": f"{folder.resolve()}/environment.py:CoinEnvironment"}
+
+
+@pytest.mark.slow
+def test_two_processes_and_ctrl_c(folder, tiny_model_dir):
+    """One line, exit code 130, nothing left running, and the same command goes on."""
+    command = [sys.executable, "-m", "g2po_trl", "train", "--model", str(tiny_model_dir), *TINY, "--save_steps", "1"]
+    command += ["--output_dir", "runs/two", "--num_processes", "2"]
+    with open("log", "w") as log:
+        run = subprocess.Popen([*command, "--max_steps", "100"], stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + 300
+        while "iteration   2/100" not in Path("log").read_text() and run.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(60) == 130, Path("log").read_text()[-3000:]
+    said = Path("log").read_text()
+    assert "Traceback" not in said and said.count("Stopped at step") == 1
+    step = int(re.search(r"continues from runs/two/checkpoint-(\d+)\.", said)[1])
+    again = subprocess.run(
+        [*command, "--max_steps", str(step + 1), "--resume_from_checkpoint", "auto"], capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert f"iteration   {step + 1}/{step + 1}" in again.stdout + again.stderr
+
+
+LAUNCHED = """
+import os, sys, time
+from g2po_trl.cli.launch import end_with_launcher
+end_with_launcher()
+assert "G2PO_LAUNCHER" not in os.environ, "what it starts has another"
+print("started", flush=True)
+time.sleep(100)
+"""
+
+
+def test_what_was_launched_ends_when_its_launcher_is_killed():
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    environ = {**os.environ, "G2PO_LAUNCHER": str(launcher.pid)}
+    command = [sys.executable, "-c", LAUNCHED]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "started\n"
+        launcher.kill()
+        launcher.wait()
+        assert run.wait(60) == -signal.SIGTERM
+        assert "the process that launched this one was killed" in run.stderr.read()
+
+
+@pytest.mark.slow
+def test_two_processes_whose_launcher_is_killed(folder, tiny_model_dir):
+    import psutil
+
+    command = [sys.executable, "-m", "g2po_trl", "train", "--model", str(tiny_model_dir), *TINY, "--max_steps", "1000"]
+    with open("log", "w") as log:
+        run = subprocess.Popen([*command, "--num_processes", "2"], stdout=log, stderr=log)
+        while "iteration   2/1000" not in Path("log").read_text():
+            assert run.poll() is None
+            time.sleep(0.1)
+        started = psutil.Process(run.pid).children(recursive=True)
+        assert len(started) >= 4, "two ranks and their workers"
+        run.kill()
+        run.wait()
+        assert psutil.wait_procs(started, timeout=60)[1] == []
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_all_of_it(tmp_path):
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".venv*", ".git", "__pycache__", "build", "runs", "*.egg-info")
+    source.mkdir()
+    for name in ("g2po_trl", "envs", "recipes"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored if name != "g2po_trl" else None)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode and "setuptools" in run.stderr:
+        pytest.skip("no package index to get setuptools from")
+    assert run.returncode == 0, run.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        held = set(packed.namelist())
+        entry_points = packed.read(next(name for name in held if name.endswith("entry_points.txt"))).decode()
+    wanted = {
+        f"{package}/{path.relative_to(ROOT / place).as_posix()}"
+        for place, package in (("g2po_trl", "g2po_trl"), ("envs", "g2po_envs"), ("recipes", "g2po_recipes"))
+        for path in (ROOT / place).rglob("*")
+        if path.is_file() and not {"__pycache__", "notebooks"} & set(path.parts) and path.suffix != ".pyc"
+    }
+    missing = {name for name in wanted - held if not name.endswith("tiny_model/README.md")}
+    assert not missing and "g2po = g2po_trl.cli:main" in entry_points
+    assert not [name for name in held if name.startswith(("tests/", "docs/"))]
+
+
+def test_every_configuration_has_a_name():
+    assert "alfworld/tiny" in config_names() and config_names("accelerate") == sorted(
+        path.stem for path in (ROOT / "recipes" / "accelerate").glob("*.yaml")
+    )

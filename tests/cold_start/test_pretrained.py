@@ -1,0 +1,159 @@
+"""A real pretrained model, SmolLM2-135M, where it is in the cache: `make test-pretrained`, which fetches it."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from families import alone, gradient, in_layout
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl.trainer.utils import add_fused_lm_head
+
+from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
+from g2po_envs.alfworld.demonstrations import demonstrate
+from g2po_recipes.cold_start.dataset import as_dataset
+from g2po_recipes.cold_start.smollm2 import smollm2_in_cache
+from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
+from g2po_trl.prompts.tokenization import ChatEncoder
+
+FOLDER = smollm2_in_cache()
+pytestmark = [
+    pytest.mark.pretrained,
+    pytest.mark.skipif(FOLDER is None, reason="SmolLM2 is not in the cache; `make test-pretrained` fetches it"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("games")
+
+
+@pytest.fixture(scope="module")
+def games(folder):
+    return generate_games(folder, "train", 60, seed=5, size="tiny")
+
+
+@pytest.fixture(scope="module")
+def shown(games):
+    return demonstrate(AlfworldEnvironment(games, intro=False), games.rows(), 2, seed=5)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(FOLDER)
+
+
+def load(**options):
+    return AutoModelForCausalLM.from_pretrained(FOLDER, **{"dtype": torch.float32, **options})
+
+
+def test_prompts_are_encoded_as_the_tokenizer_does(shown, tokenizer):
+    """1,000 prompts of real games have the ids that the tokenizer makes of the rendered chat template."""
+    texts = {}
+    for template, history in ((ALFWORLD_COMPACT_PROMPT, 2), (ALFWORLD_PROMPT, 5)):
+        encode = ChatEncoder(tokenizer, None)
+        lessons = as_dataset(shown[:600], template, history)
+        for row in lessons:
+            ids, _ = encode(row["prompt"])
+            text = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+            assert list(ids) == tokenizer(text, add_special_tokens=False)["input_ids"]
+            texts[text] = len(ids)
+    assert len(texts) >= 1000 and max(texts.values()) > 400, "prompts of two wordings, few of them twice"
+
+
+@pytest.fixture(scope="module")
+def sequences(shown, tokenizer):
+    """Prompts and replies of two episodes; the tokens of a reply are scored."""
+    found, scored = [], []
+    for row in as_dataset(shown[:14], ALFWORLD_COMPACT_PROMPT, 2):
+        prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        reply = tokenizer(row["completion"][0]["content"] + "<|im_end|>", add_special_tokens=False)["input_ids"]
+        found.append(np.array(ids + reply, dtype=np.int32))
+        scored.append(len(reply))
+    return found, scored
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layouts_are_exact(sequences, dtype):
+    """In float32 to its last digits; in bfloat16 none is much further off than padding, which is rounding alone."""
+    model = load(dtype=dtype)
+    wanted = alone(model, *sequences)
+    length = gradient(model, wanted)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    found = {}
+    for layout in ("padded", "packed", "shared"):
+        log_probs = in_layout(model, *sequences, layout)
+        nats = (log_probs - wanted)[wanted != 0].abs()
+        by_gradient = ((gradient(model, log_probs) - length).norm() / length.norm()).item()
+        found[layout] = nats.max().item(), nats.mean().item(), by_gradient
+    for layout, (largest, mean, by_gradient) in found.items():
+        if dtype is torch.float32:
+            assert largest < 1e-4 and by_gradient < 1e-4, (layout, found)
+        else:
+            assert mean < 1.5 * found["padded"][1] and by_gradient < 1.5 * found["padded"][2], (layout, found)
+
+
+@pytest.mark.parametrize("adapter", [None, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])])
+def test_a_step_moves_the_weights_it_should(games, tokenizer, tmp_path, adapter):
+    """Full training moves every matrix; with LoRA the base stays as it is. Then it is evaluated, and looked at."""
+    args = G2POConfig(
+        str(tmp_path / "run"),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_turns=3,
+        max_completion_length=24,
+        max_steps=1,
+        learning_rate=1e-4,
+        beta=0.0,
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        report_to="none",
+        num_environment_workers=1,
+    )
+    trainer = G2POTrainer(
+        str(FOLDER),
+        args,
+        Dataset.from_list(games.rows()[:2]),
+        environment_factory=partial(AlfworldEnvironment, games, intro=False),
+        prompt_template=ALFWORLD_COMPACT_PROMPT,
+        # It never wins: something must be better than something else.
+        advantage_fn=lambda graph: np.linspace(-1, 1, graph.num_steps),
+        peft_config=adapter,
+    )
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    assert trainer.update.layout.kind == "shared"
+    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+    matrices = {name for name in before if name.endswith("proj.weight")}
+    if adapter is None:
+        assert matrices <= moved
+    else:
+        assert moved and all("lora_" in name for name in moved)
+        assert {name for name in before if "lora_B" in name} <= moved
+    trainer.save_model()
+    trainer.close()
+    played = list(read_jsonl(tmp_path / "run/trajectories/train-000001.jsonl"))
+    assert len(played) == 8 and all(step.completion_ids for trajectory in played for step in trajectory.steps)
+
+
+def test_react_plays_and_the_viewer_shows_it(games, folder, tmp_path):
+    """`g2po evaluate` with a prompting agent on the untaught model, then the viewer's data of it."""
+    from g2po_trl.evaluation.evaluate import main
+    from g2po_trl.view.episode_sets import Evaluation
+
+    output = tmp_path / "evaluation"
+    main(
+        ["--environment", "alfworld", "--panel", str(folder), "--limit", "2", "--model", str(FOLDER)]
+        + ["--agent", "react", "--max-turns", "2", "--max-tokens", "32", "--output", str(output)]
+    )
+    (played,) = Evaluation(output).sets()
+    assert sum(len(task["episodes"]) for task in played.data()["tasks"]) == 2
+
+
+def test_the_cache_says_where_it_is_from():
+    about = json.loads((FOLDER / "source.json").read_text())
+    assert about["licence"] == "Apache-2.0" and about["model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -1,0 +1,241 @@
+"""A cold start: lessons are the prompts of the rollout, an exam changes nothing, teaching ends when it is passed."""
+
+import json
+
+import pytest
+import torch
+from conftest import build_tokenizer
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from scripted_actors import ScriptedEngine
+from transformers import AutoModelForCausalLM
+from trl import ModelConfig, SFTConfig, SFTTrainer
+
+from g2po_envs.tiny.demonstration import Demonstration
+from g2po_recipes.cold_start.dataset import as_dataset, check_lessons
+from g2po_recipes.cold_start.sft import Exam, TeachingArguments, model_to_teach, run_teaching, teach
+from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
+from g2po_trl.engines.base import Completion
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.prompts.template import DEFAULT_PROMPT
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.rollout.actor import PromptActor
+from g2po_trl.rollout.player import Player
+
+HALLS = [f"hall {seed}" for seed in range(8)]
+SHOWN = [Demonstration("go", hall, [], [], 0, letter) for hall in HALLS for letter in "abcd"] + [
+    Demonstration("go", "kitchen", [], [(hall, "a")], 1, "b") for hall in HALLS
+]
+
+
+def exam(**options):
+    options = {"target": 1.0, "every": 2, "rows": [{"seed": seed} for seed in range(16)]} | options
+    options = {"template": LETTER_PROMPT, "history_length": 2, "max_turns": 3} | options
+    return Exam(LetterEnvironment, sampling=Sampling(1.0, max_tokens=2), **options)
+
+
+def arguments(folder, **options):
+    shared = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    learning = {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "num_train_epochs": 1}
+    return SFTConfig(str(folder), gradient_checkpointing=False, **(shared | learning | options))
+
+
+@pytest.fixture
+def reply_is_a_letter(monkeypatch):
+    monkeypatch.setattr("g2po_recipes.cold_start.dataset.REPLY", "{action}")
+
+
+def trained_on(lessons, tokenizer, folder, model, **options):
+    args = arguments(folder, **options)
+    return SFTTrainer(str(model), args, train_dataset=lessons, processing_class=tokenizer).train_dataset
+
+
+def test_lessons_are_the_prompts_of_the_rollout(tiny_model_dir, tmp_path):
+    """Of an episode that is played, with its history, and the replies that the agent gave in it."""
+    tokenizer, read = build_tokenizer(), []
+
+    def answer(prompts):
+        read.extend(prompts)
+        return [Completion(tokenizer("b")["input_ids"]) for _ in prompts]
+
+    actor = PromptActor(ScriptedEngine(tokenizer, answer), ChatEncoder(tokenizer), LETTER_PROMPT, history_length=2)
+    with EnvironmentPool(LetterEnvironment, num_workers=1) as pool:
+        Player(pool, actor, 3).play([{"seed": 1}])
+    walk = [("hall 1", []), ("kitchen", [("hall 1", "b")])]
+    shown = [Demonstration("go", room, None, history, len(history), "b") for room, history in walk]
+    rows = trained_on(as_dataset(shown, LETTER_PROMPT, 2), tokenizer, tmp_path, tiny_model_dir)
+    assert len(read) == len(rows) == 2
+    for ids, row in zip(read, rows):
+        assert row["input_ids"][: len(ids)] == list(ids), "what is read in training is what is read in play"
+        assert row["labels"][: len(ids)] == [-100] * len(ids)
+        assert tokenizer.decode(row["labels"][len(ids) :]) == "<think></think><action>b</action><|im_end|>\n"
+
+
+THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'].split('</think>')[-1] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+ENDLESS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% if m['role'] != 'assistant' %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "message"),
+    [
+        (THOUGHTS, {}, r"chat_template: with the reply, it does not begin as the prompt of play does, .*<think>"),
+        (ENDLESS, {}, "chat_template: no token that ends a reply"),
+        (None, {"max_length": 52}, "max_length is 52, and a lesson is longer: set it to null"),
+    ],
+)
+def test_lessons_that_teach_something_else(tiny_model_dir, tmp_path, template, options, message):
+    tokenizer, prompt = build_tokenizer(), PromptTemplate("{task} {observation}", "{task} {history} {observation}")
+    tokenizer.chat_template = template or tokenizer.chat_template
+    args = arguments(tmp_path, **({"max_length": None} | options))
+    with pytest.raises(ValueError, match=message):
+        teach(str(tiny_model_dir), args, as_dataset(SHOWN, prompt, 2), exam(template=prompt), tokenizer)
+
+
+def test_lessons_that_were_left_out():
+    lessons = as_dataset(SHOWN, DEFAULT_PROMPT, 2)
+    with pytest.raises(ValueError, match="max_length is 7, and the prompts of 2 lessons are longer"):
+        check_lessons(lessons, [{}] * (len(lessons) - 2), build_tokenizer(), DEFAULT_PROMPT, set(), 7)
+
+
+def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, reply_is_a_letter, capsys):
+    tokenizer = build_tokenizer()
+    lessons = as_dataset(SHOWN * 16, LETTER_PROMPT, 2)
+    _, results = teach(str(tiny_model_dir), arguments(tmp_path), lessons, exam(target=0.9, every=6), tokenizer)
+    assert results[-1]["success_rate"] >= 0.9 > results[0]["success_rate"]
+    exams = [read_jsonl(path) for path in sorted((tmp_path / "exams").glob("*.jsonl"))]
+    assert [sum(t.success for t in exam) / 16 for exam in exams] == [result["success_rate"] for result in results]
+    assert results[-1]["samples"] == results[-1]["step"] * 8 < len(lessons), "it stopped before the lessons were over"
+    assert f"step {results[-1]['step']:>4} | {results[-1]['samples']} samples | success" in capsys.readouterr().out
+
+
+def test_exams_change_nothing(tiny_model_dir, tmp_path, reply_is_a_letter):
+    """Weights are the same however often it was examined: their random numbers are their own."""
+    tokenizer, lessons, found = build_tokenizer(), as_dataset(SHOWN, LETTER_PROMPT, 2), []
+    for every in (1, 100):
+        torch.manual_seed(every)
+        model, results = teach(
+            AutoModelForCausalLM.from_pretrained(tiny_model_dir, attention_dropout=0.1),
+            arguments(tmp_path, seed=3),
+            lessons,
+            exam(every=every),
+            tokenizer,
+        )
+        found.append((len(results), {name: value.clone() for name, value in model.state_dict().items()}))
+    assert [number for number, _ in found] == [5, 1]
+    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
+
+
+def test_an_adapter_is_merged(tiny_model_dir, tmp_path, reply_is_a_letter):
+    from peft import LoraConfig
+
+    lessons = as_dataset(SHOWN, LETTER_PROMPT, 2)
+    adapter = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
+    model, _ = teach(
+        str(tiny_model_dir), arguments(tmp_path), lessons, exam(every=100), build_tokenizer(), peft_config=adapter
+    )
+    before = AutoModelForCausalLM.from_pretrained(tiny_model_dir).state_dict()
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    moved = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"q_proj", "v_proj"}
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, reply_is_a_letter, bf16):
+    """vLLM takes the type of its weights from the folder."""
+    args, told = arguments(tmp_path / "start", max_steps=2), TeachingArguments(num_demonstrations=16)
+    args.bf16 = bf16
+    model_args = ModelConfig(str(tiny_model_dir), dtype="float32")
+    run_teaching(told, args, model_args, model_to_teach(told, args, model_args), SHOWN, exam())
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    assert {weight.dtype for weight in saved.parameters()} == {torch.bfloat16 if bf16 else torch.float32}
+    assert saved.config.dtype == saved.dtype
+    about = json.loads((tmp_path / "start/teaching.json").read_text())
+    assert about["exams"][-1]["step"] == 2 and about["exams"][-1]["episodes"] == 16
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, reply_is_a_letter, monkeypatch):
+    """To the same weights and exams; a new teaching is not begun over a checkpoint, and its exams are its own."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    told, model_args = TeachingArguments(num_demonstrations=40), ModelConfig(str(tiny_model_dir), dtype="float32")
+
+    def run(folder, **options):
+        args = arguments(folder, **({"save_strategy": "steps", "save_steps": 2} | options))
+        run_teaching(told, args, model_args, model_to_teach(told, args, model_args), SHOWN, exam(rows=[{"seed": 0}]))
+
+    sit = Exam.sit
+
+    def interrupted(self, *args):
+        if list(parts.glob("exams/exam-*")):
+            raise Interrupted
+        return sit(self, *args)
+
+    run(whole)
+    monkeypatch.setattr(Exam, "sit", interrupted)
+    with pytest.raises(Interrupted):
+        run(parts)
+    monkeypatch.setattr(Exam, "sit", sit)
+    assert not (parts / "teaching.json").exists()
+    with pytest.raises(ValueError, match="holds checkpoint-2 of a teaching that was stopped: pass --resume_from"):
+        run(parts)
+    run(parts, resume_from_checkpoint="auto")
+    told_by = [json.loads((folder / "teaching.json").read_text()) for folder in (whole, parts)]
+    seconds = [[about.pop("seconds"), *(exam.pop("seconds") for exam in about["exams"])] for about in told_by]
+    assert told_by[0] == told_by[1] and [e["step"] for e in told_by[0]["exams"]] == [2, 4, 5]
+    assert all(last == times[-1] and times == sorted(times) for last, *times in seconds), "those before count too"
+    weights = [AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, parts)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert not list(parts.glob("checkpoint-*")), "the start is there"
+    run(whole, max_steps=2)
+    assert [path.name for path in whole.glob("exams/exam-*")] == ["exam-000002.jsonl"]
+
+
+def test_samples_are_counted_by_steps_where_these_end_it(tiny_model_dir, tmp_path, reply_is_a_letter):
+    lessons = as_dataset(SHOWN[:8], LETTER_PROMPT, 2)
+    once = exam(every=100, rows=[{"seed": 0}])
+    _, results = teach(str(tiny_model_dir), arguments(tmp_path, max_steps=3), lessons, once, build_tokenizer())
+    assert results[-1]["samples"] == 24
+
+
+def test_tasks_of_the_exam_are_not_shown():
+    rows = [{"seed": seed} for seed in range(20)]
+    to_show, to_examine = TeachingArguments(num_exam_tasks=5).split(rows, 0)
+    assert len(to_examine) == 5 and sorted(r["seed"] for r in to_show + to_examine) == list(range(20))
+    assert TeachingArguments(num_exam_tasks=5).split(rows, 0)[1] == to_examine
+    with pytest.raises(ValueError, match="num_exam_tasks is 20: set it above 0 and below the 20 training tasks"):
+        TeachingArguments(num_exam_tasks=20).split(rows, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"target": 0}, "target_success is 0"), ({"every": 0}, "exam_steps")]
+)
+def test_arguments_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        exam(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1), ("history_length", -1), ("max_completion_length", 0), ("num_demonstrations", 0)],
+)
+def test_arguments_of_teaching(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value}: set it to at least {0 if value else 1}"):
+        TeachingArguments(**{name: value})
+
+
+@pytest.mark.parametrize("option", ["load_in_4bit", "packing", "push_to_hub"])
+def test_options_without_a_meaning_are_refused_before_games_are_made(tmp_path, option):
+    args, model_args = arguments(tmp_path), ModelConfig("nothing")
+    setattr(model_args if hasattr(model_args, option) else args, option, True)
+    with pytest.raises(ValueError, match=f"{option} is set: "):
+        model_to_teach(TeachingArguments(), args, model_args)

@@ -1,0 +1,349 @@
+"""Advantages: the golden cases of both conventions, exact numbers by hand, and what must not matter."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from g2po_trl import (
+    StateGraph,
+    Step,
+    Trajectory,
+    crbc,
+    edge_advantage,
+    episode_advantage,
+    g2po,
+    gigpo,
+    graphgpo,
+    grpo,
+    hgpo,
+    node_advantage,
+    rloo,
+)
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "g2po_advantages.json"
+needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="golden advantages are not beside the checkout")
+RELEASED = {"invalid_action_penalty": 0.1, "episode_statistics": "step"}
+ESTIMATORS = {
+    "g2po": g2po,
+    "g2po released": lambda graph: g2po(graph, **RELEASED),
+    "g2po unscaled": lambda graph: g2po(graph, step_weight=0.5, scale_by_std=False),
+    "g2po without A_NC": lambda graph: g2po(graph, node_centric=False),
+    "g2po without A_EC": lambda graph: g2po(graph, edge_centric=False),
+    "g2po without aggregation": lambda graph: g2po(graph, aggregate=False),
+    "gigpo": gigpo,
+    "gigpo released": lambda graph: gigpo(graph, **RELEASED),
+    "grpo": grpo,
+    "rloo": rloo,
+    "rloo with penalty": lambda graph: rloo(graph, invalid_action_penalty=0.1),
+    "graphgpo": graphgpo,
+    "graphgpo with step statistics": lambda graph: graphgpo(graph, **RELEASED),
+    "hgpo": hgpo,
+    "hgpo unscaled, long history": lambda graph: hgpo(graph, False, 0.1, history=5, depth_exponent=2.0),
+    "crbc": crbc,
+    "crbc with step statistics": lambda graph: crbc(graph, least_std=0.0, **RELEASED),
+}
+
+
+def episode(keys: str, reward: float, invalid=(), task="t", outcome=None) -> Trajectory:
+    """One step for each letter of `keys`."""
+    steps = [Step(key, "go", valid=place not in invalid) for place, key in enumerate(keys)]
+    return Trajectory(task, steps, reward, outcome or ("success" if reward > 0 else "failure"))
+
+
+def graph_of(*groups: list[Trajectory], gamma: float = 0.5) -> StateGraph:
+    return StateGraph.from_groups(groups, gamma=gamma)
+
+
+def random_groups(rng: np.random.Generator, num_groups: int = 3, group_size: int = 5) -> list[list[Trajectory]]:
+    return [
+        [
+            episode(
+                "".join(rng.choice(list("abcdef"), size=rng.integers(1, 12))),
+                float(rng.choice([0.0, 10.0, 3.7])),
+                invalid=set(rng.integers(0, 12, size=3).tolist()),
+                task=f"task {number}",
+            )
+            for _ in range(group_size)
+        ]
+        for number in range(num_groups)
+    ]
+
+
+# --- golden cases ---------------------------------------------------------------------------------------------------
+
+
+def golden_cases(convention: str) -> list:
+    """Cases of a convention; the released code gives NaN for a few, which have none."""
+    cases = json.loads(GOLDEN.read_text())["cases"] if GOLDEN.exists() else []
+    return [pytest.param(case, id=case["id"]) for case in cases if case["expected"][convention] is not None]
+
+
+def golden_graph(case: dict, value_lambda: float = 1.0) -> StateGraph:
+    groups = [
+        [
+            Trajectory(
+                group["name"],
+                [Step(step["obs"], "", valid=step["valid"]) for step in trajectory["steps"]],
+                trajectory["reward"],
+                "success" if trajectory["reward"] > 0 else "failure",
+            )
+            for trajectory in group["trajectories"]
+        ]
+        for group in case["groups"]
+    ]
+    return StateGraph.from_groups(groups, case["gamma"], value_lambda)
+
+
+def flat(expected) -> np.ndarray:
+    """The numbers of nested lists, in order."""
+    return np.array([x for part in expected for x in flat(part)] if isinstance(expected, list) else [expected])
+
+
+def assert_close(actual: np.ndarray, expected, name: str):
+    np.testing.assert_allclose(actual, flat(expected), rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+@needs_golden
+def test_no_golden_case_is_missed():
+    assert len(golden_cases("paper")) == 60
+    assert len(golden_cases("released")) == 55
+
+
+@needs_golden
+@pytest.mark.parametrize("case", golden_cases("paper"))
+def test_paper_convention(case):
+    graph, w, scale = golden_graph(case), case["w"], case["scale_by_std"]
+    computed = {
+        "value": graph.values,
+        "delta": graph.next_values - graph.values,
+        "EP": episode_advantage(graph, scale),
+        "NC": node_advantage(graph, scale),
+        "EC": edge_advantage(graph, scale),
+        "advantage": g2po(graph, w, scale),
+        "grpo": grpo(graph, scale),
+        "rloo": rloo(graph),
+        "gigpo": gigpo(graph, w, scale),
+    }
+    assert set(computed) == set(case["expected"]["paper"][0])
+    for name, actual in computed.items():
+        assert_close(actual, [group[name] for group in case["expected"]["paper"]], name)
+
+
+@needs_golden
+@pytest.mark.parametrize("case", golden_cases("released"))
+def test_released_convention(case):
+    graph, expected = golden_graph(case), case["expected"]["released"]
+    actual = g2po(graph, case["w"], case["scale_by_std"], case["invalid_action_penalty"], "step")
+    assert_close(graph.values, expected["value"], "value")
+    assert_close(actual, expected["advantage"], "advantage")
+
+
+# --- by hand --------------------------------------------------------------------------------------------------------
+# gamma 1/2: V(h) = (2 + 0) / 2 = 1, V(k) = 4; next values 4, 8 | 0; deltas 3, 4 | -1.
+HAND = [episode("hk", 8.0), episode("h", 0.0)]
+
+
+def test_parts_by_hand():
+    graph = graph_of(HAND)
+    np.testing.assert_array_equal(episode_advantage(graph, scale_by_std=False), [4, 4, -4])
+    np.testing.assert_array_equal(node_advantage(graph, scale_by_std=False), [2, 0, -2])
+    np.testing.assert_array_equal(edge_advantage(graph, scale_by_std=False), [1, 2, -3])
+
+
+def test_parts_are_divided_by_the_sample_standard_deviation():
+    graph = graph_of(HAND)
+    np.testing.assert_allclose(episode_advantage(graph), np.array([4, 4, -4]) / (np.sqrt(32) + 1e-6), rtol=1e-12)
+    np.testing.assert_allclose(node_advantage(graph), np.array([2, 0, -2]) / (np.sqrt(8) + 1e-6), rtol=1e-12)
+    np.testing.assert_allclose(edge_advantage(graph), np.array([1, 2, -3]) / (np.sqrt(7) + 1e-6), rtol=1e-12)
+
+
+def test_estimators_by_hand():
+    graph = graph_of(HAND)
+    np.testing.assert_array_equal(g2po(graph, scale_by_std=False), [7, 6, -9])
+    np.testing.assert_array_equal(g2po(graph, step_weight=0.5, scale_by_std=False), [5.5, 5, -6.5])
+    np.testing.assert_array_equal(gigpo(graph, scale_by_std=False), [6, 4, -6])
+    np.testing.assert_array_equal(grpo(graph, scale_by_std=False), [4, 4, -4])
+    np.testing.assert_array_equal(rloo(graph), [8, 8, -8])
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, -0.3, 10.0, 1e-7])
+def test_leave_one_out_of_equal_rewards_is_nothing(reward):
+    """Not their rounding: with beta 0, rows of advantage 0 do not pass through the model."""
+    graph = graph_of([episode("ab", reward) for _ in range(8)], [episode("a", r) for r in (0.1, 0.2, 0.3, 0.0)])
+    advantage = rloo(graph)
+    np.testing.assert_array_equal(advantage[:16], 0)
+    np.testing.assert_allclose(advantage[16:], [-1 / 15, 1 / 15, 0.2, -0.2], rtol=1e-12)
+
+
+def test_step_weight_zero_is_grpo():
+    graph = graph_of(*random_groups(np.random.default_rng(0)))
+    np.testing.assert_array_equal(g2po(graph, step_weight=0.0), grpo(graph))
+    np.testing.assert_array_equal(gigpo(graph, step_weight=0.0), grpo(graph))
+
+
+def test_step_statistics_count_a_long_episode_more_than_once():
+    graph = graph_of(HAND)
+    advantage = episode_advantage(graph, scale_by_std=False, episode_statistics="step")
+    np.testing.assert_allclose(advantage, [8 / 3, 8 / 3, -16 / 3], rtol=1e-12)
+
+
+def test_penalty_of_an_invalid_step_by_hand():
+    graph = graph_of([episode("hk", 8.0, invalid={0}), episode("h", 0.0)])
+    # Rewards 8, 8 | 0; next values out of h 4 | 0; step returns in h 4 | 0. With step statistics 1 less for the first.
+    np.testing.assert_array_equal(episode_advantage(graph, False, 1.0), [3, 4, -4])
+    np.testing.assert_array_equal(episode_advantage(graph, False, 1.0, "step"), [2, 3, -5])
+    np.testing.assert_array_equal(node_advantage(graph, False, 1.0), [1.5, 0, -1.5])
+    np.testing.assert_array_equal(gigpo(graph, 1.0, False, 1.0), [5, 4, -6])
+    np.testing.assert_array_equal(gigpo(graph, 1.0, False, 1.0, "step"), [3.5, 3, -6.5])
+    np.testing.assert_array_equal(g2po(graph, 1.0, False, 1.0), [3 + 2 + 1, 4 + 2, -4 - 2 - 3])
+    np.testing.assert_array_equal(rloo(graph, 1.0), [7, 8, -8])
+    np.testing.assert_array_equal(edge_advantage(graph, False), [1, 2, -3])
+
+
+def test_leave_one_out_over_three_episodes():
+    graph = graph_of([episode("a", 9.0), episode("bc", 3.0), episode("a", 0.0)])
+    np.testing.assert_array_equal(rloo(graph), [7.5, -1.5, -1.5, -6])
+
+
+def test_a_loop_compares_its_own_visits():
+    # Returns 1, 2, 4: V(a) = 2.5, V(b) = 2; next values out of a: 2 and 8.
+    graph = graph_of([episode("aba", 8.0)])
+    np.testing.assert_array_equal(node_advantage(graph, scale_by_std=False), [-3, 0, 3])
+    np.testing.assert_allclose(edge_advantage(graph, False), np.array([-0.5, 0.5, 5.5]) - 5.5 / 3, rtol=1e-12)
+    np.testing.assert_array_equal(episode_advantage(graph), [0, 0, 0])
+
+
+# --- sets that say nothing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_single_step_has_no_advantage(name):
+    np.testing.assert_array_equal(ESTIMATORS[name](graph_of([episode("a", 10.0)])), [0])
+
+
+# In rloo nothing is divided; GraphGPO and CRBC tell a longer way from a shorter one whatever gamma is.
+@pytest.mark.parametrize("name", [n for n in ESTIMATORS if not n.startswith(("rloo", "graphgpo", "crbc"))])
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3, 1e6, -0.7])
+def test_equal_to_rounding_is_no_spread(name, reward):
+    # Sums are rounded: without a tolerance the noise would be divided by its own deviation.
+    rewards = [reward, np.nextafter(reward, 2 * reward)]
+    group = [episode("abcab"[: 1 + i % 5], rewards[i % 2]) for i in range(7)]
+    advantage = ESTIMATORS[name](graph_of(group, gamma=1.0))
+    np.testing.assert_array_equal(advantage, np.zeros_like(advantage))
+
+
+def test_penalty_alone_is_a_spread_but_an_equal_one_is_not():
+    some = graph_of([episode("ab", 0.0, invalid={0}), episode("ab", 0.0)])
+    assert episode_advantage(some, True, 0.1, "step")[0] < -1
+    every = graph_of([episode("ab", 0.0, invalid={0, 1}), episode("a", 0.0, invalid={0})])
+    np.testing.assert_array_equal(g2po(every, **RELEASED), [0, 0, 0])
+
+
+def test_penalty_stays_small_in_a_group_that_differs_in_nothing_else():
+    graph = graph_of([episode("abcdefgh", 0.0, invalid={3}), episode("ab", 0.0), episode("ab", 0.0)])
+    expected = np.zeros(12)
+    expected[3] = -0.1
+    np.testing.assert_array_equal(g2po(graph, invalid_action_penalty=0.1), expected)
+
+
+def test_small_differences_are_kept():
+    graph = graph_of([episode("a", 10.0), episode("a", 10.001)])
+    np.testing.assert_allclose(episode_advantage(graph), [-0.7061, 0.7061], atol=1e-3)
+
+
+# --- what must not matter -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_order_of_groups_and_trajectories_does_not_matter(name):
+    rng = np.random.default_rng(1)
+    groups = random_groups(rng)
+    advantage = ESTIMATORS[name](graph_of(*groups))
+    sizes = [len(t.steps) for group in groups for t in group]
+    of_trajectory = {
+        id(t): part
+        for t, part in zip((t for group in groups for t in group), np.split(advantage, np.cumsum(sizes)[:-1]))
+    }
+    shuffled = [[group[i] for i in rng.permutation(len(group))] for group in groups[::-1]]
+    expected = np.concatenate([of_trajectory[id(t)] for group in shuffled for t in group])
+    np.testing.assert_allclose(ESTIMATORS[name](graph_of(*shuffled)), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_groups_never_mix(name):
+    groups = random_groups(np.random.default_rng(2))
+    alone = np.concatenate([ESTIMATORS[name](graph_of(group)) for group in groups])
+    np.testing.assert_allclose(ESTIMATORS[name](graph_of(*groups)), alone, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_error_trajectories_leave_the_others_unchanged(name):
+    groups = random_groups(np.random.default_rng(3))
+    expected = ESTIMATORS[name](graph_of(*groups))
+    broken = []
+    for group in groups:
+        died = episode("abcz", float("nan"), {1}, group[0].task_id, "error")
+        never_started = episode("", 5.0, (), group[0].task_id, "error")
+        broken.append([died, *group, never_started])
+    graph = graph_of(*broken)
+    advantage = ESTIMATORS[name](graph)
+    np.testing.assert_array_equal(advantage[~graph.counted], np.zeros(4 * len(groups)))
+    np.testing.assert_allclose(advantage[graph.counted], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_nothing_but_errors(name):
+    graph = graph_of([episode("ab", 1.0, outcome="error"), episode("", 0.0, outcome="error")])
+    np.testing.assert_array_equal(ESTIMATORS[name](graph), [0, 0])
+
+
+@pytest.mark.parametrize("name", ["g2po", "gigpo", "grpo", "graphgpo", "hgpo", "crbc"])
+def test_unit_of_reward_does_not_matter_when_scaled(name):
+    groups = random_groups(np.random.default_rng(4))
+    scaled = [[Trajectory(t.task_id, t.steps, 100 * t.reward, t.outcome) for t in group] for group in groups]
+    expected = ESTIMATORS[name](graph_of(*groups))
+    np.testing.assert_allclose(ESTIMATORS[name](graph_of(*scaled)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_unknown_statistics_are_named_with_the_remedy():
+    graph = graph_of(HAND)
+    for estimator in (g2po, gigpo, grpo, graphgpo, crbc, episode_advantage):
+        with pytest.raises(ValueError, match="episode_statistics is 'token'; set it to 'trajectory'.* or 'step'"):
+            estimator(graph, episode_statistics="token")
+
+
+# --- ablations ------------------------------------------------------------------------------------------------------
+
+
+def test_without_aggregation_by_hand():
+    """Two episodes a -> b -> 10 and a -> c -> 0, gamma 0.5: a step's own return stands in for its node's mean."""
+    graph = graph_of([episode("ab", 10.0), episode("ac", 0.0)])
+    assert graph.returns.tolist() == [2.5, 5.0, 0.0, 0.0]
+    assert graph.next_lambda_returns.tolist() == [
+        5.0,
+        10.0,
+        0.0,
+        0.0,
+    ]
+    node = node_advantage(graph, scale_by_std=False, aggregate=False)
+    edge = edge_advantage(graph, scale_by_std=False, aggregate=False)
+    assert node.tolist() == [2.5, 0.0, -2.5, 0.0]
+    assert edge.tolist() == [0.625, 3.125, -1.875, -1.875]
+    aggregated = edge_advantage(graph, scale_by_std=False)  # V(a) = 1.25: gains 3.75, 5, -1.25, 0
+    assert aggregated.tolist() == [1.875, 3.125, -3.125, -1.875]
+
+
+def test_next_returns_of_errors_are_nothing():
+    graph = graph_of([episode("ab", 10.0), episode("ab", 0.0, outcome="error")])
+    assert graph.next_lambda_returns.tolist() == [5.0, 10.0, 0.0, 0.0]
+
+
+def test_ablations_leave_out_their_part():
+    graph = graph_of(*random_groups(np.random.default_rng(0)))
+    episodes, node, edge = episode_advantage(graph), node_advantage(graph), edge_advantage(graph)
+    assert np.allclose(g2po(graph, 2.0, node_centric=False), episodes + 2 * edge)
+    assert np.allclose(g2po(graph, 2.0, edge_centric=False), episodes + 2 * node)
+    assert np.allclose(g2po(graph, node_centric=False, edge_centric=False), grpo(graph))
+    assert not np.allclose(g2po(graph, aggregate=False), g2po(graph))

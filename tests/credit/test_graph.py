@@ -1,0 +1,258 @@
+"""The state graph: nodes, values and returns by hand, records, errors, statistics."""
+
+import pickle
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xxhash
+
+from g2po_trl import StateGraph, Step, Trajectory, TrajectoryRecord, g2po
+from g2po_trl.credit.estimators import common as advantages
+from g2po_trl.credit.graph import record
+
+
+def episode(keys: str, reward: float, task="t", outcome="failure") -> Trajectory:
+    """One step for each letter of `keys`."""
+    return Trajectory(task, [Step(key, "go") for key in keys], reward, outcome)
+
+
+def test_arrays_by_hand():
+    graph = StateGraph.from_groups([[episode("hkh", 8.0), episode("hb", 0.0)], [episode("h", 4.0, "u")]], gamma=0.5)
+    assert (graph.num_groups, graph.num_steps, graph.num_nodes) == (2, 6, 4)
+    # Nodes in order of first visit: h, k, b of group 0, h of group 1; then the terminal nodes 4, 5, 6.
+    np.testing.assert_array_equal(graph.node, [0, 1, 0, 0, 2, 3])
+    np.testing.assert_array_equal(graph.next_node, [1, 0, 4, 2, 5, 6])
+    np.testing.assert_array_equal(graph.trajectory, [0, 0, 0, 1, 1, 2])
+    np.testing.assert_array_equal(graph.group, [0, 0, 0, 0, 0, 1])
+    np.testing.assert_array_equal(graph.position, [0, 1, 2, 0, 1, 0])
+    np.testing.assert_array_equal(graph.returns, [1, 2, 4, 0, 0, 2])
+    np.testing.assert_array_equal(graph.node_values, [5 / 3, 2, 0, 2, 8, 0, 4])
+    np.testing.assert_array_equal(graph.values, [5 / 3, 2, 5 / 3, 5 / 3, 0, 2])
+    np.testing.assert_array_equal(graph.next_values, [2, 5 / 3, 8, 0, 0, 4])
+    np.testing.assert_array_equal(graph.node_visits, [3, 1, 1, 1])
+    np.testing.assert_array_equal(graph.node_group, [0, 0, 0, 1])
+    np.testing.assert_array_equal(graph.rewards, [8, 0, 4])
+    np.testing.assert_array_equal(graph.lengths, [3, 2, 1])
+    np.testing.assert_array_equal(graph.trajectory_group, [0, 0, 1])
+    assert graph.valid.all() and graph.counted.all() and graph.trajectory_counted.all()
+
+
+def test_last_step_returns_gamma_times_the_reward_and_its_terminal_node_the_reward():
+    graph = StateGraph.from_groups([[episode("abc", 10.0)]])
+    np.testing.assert_allclose(graph.returns, [10 * 0.95**3, 10 * 0.95**2, 9.5], rtol=1e-12)
+    assert graph.next_values[-1] == 10
+
+
+def test_a_self_loop_leads_back_to_its_node():
+    graph = StateGraph.from_groups([[episode("aaa", 8.0)]], gamma=0.5)
+    np.testing.assert_array_equal(graph.node, [0, 0, 0])
+    np.testing.assert_array_equal(graph.next_node, [0, 0, 1])
+    np.testing.assert_array_equal(graph.node_values, [7 / 3, 8])
+
+
+def test_state_key_goes_before_the_observation():
+    seen = [Step("Nothing happens.", "go", state_key="kitchen"), Step("kitchen", "go"), Step("", "go", state_key="")]
+    graph = StateGraph.from_groups([[Trajectory("t", seen, 0.0, "failure")]])
+    np.testing.assert_array_equal(graph.node, [0, 0, 1])
+
+
+def test_keys_are_compared_whole():
+    texts = ["a" * 40_000, "a" * 40_000 + "b", "é", "e\u0301", "\ud800", "", " ", "\0"]
+    graph = StateGraph.from_groups([[Trajectory("t", [Step(text, "go") for text in texts], 0.0, "failure")]])
+    np.testing.assert_array_equal(graph.node, np.arange(len(texts)))
+
+
+def test_same_text_in_two_groups_is_two_nodes():
+    graph = StateGraph.from_groups([[episode("ab", 10.0)], [episode("ab", 0.0)]])
+    np.testing.assert_array_equal(graph.node, [0, 1, 2, 3])
+    np.testing.assert_array_equal(graph.values[2:], [0, 0])
+
+
+def test_nodes_and_values_agree_with_a_plain_dictionary():
+    rng = random.Random(0)
+    groups = [
+        [episode("".join(rng.choices("abcdefgh", k=rng.randint(1, 20))), rng.random(), f"task {g}") for _ in range(6)]
+        for g in range(5)
+    ]
+    graph = StateGraph.from_groups(groups, gamma=0.9)
+    returns, place = {}, 0
+    for g, group in enumerate(groups):
+        for trajectory in group:
+            for j, step in enumerate(trajectory.steps, 1):
+                ret = 0.9 ** (len(trajectory.steps) - j + 1) * trajectory.reward
+                returns.setdefault((g, step.key), []).append(ret)
+                assert graph.returns[place] == pytest.approx(ret)
+                place += 1
+    assert graph.num_steps == place
+    np.testing.assert_allclose(
+        graph.node_values[: graph.num_nodes], [np.mean(r) for r in returns.values()], rtol=1e-12
+    )
+    np.testing.assert_array_equal(graph.node_visits, [len(r) for r in returns.values()])
+
+
+# --- error trajectories ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", ["error", "lost"])
+def test_trajectories_without_a_result_keep_their_place_and_enter_nothing(outcome):
+    alone = StateGraph.from_groups([[episode("hk", 8.0), episode("h", 0.0)]], gamma=0.5)
+    died = episode("hz", float("nan"), outcome=outcome)
+    never_started = episode("", 0.0, outcome=outcome)
+    graph = StateGraph.from_groups([[died, episode("hk", 8.0), never_started, episode("h", 0.0)]], gamma=0.5)
+    np.testing.assert_array_equal(graph.counted, [False, False, True, True, True])
+    np.testing.assert_array_equal(graph.trajectory_counted, [False, True, False, True])
+    np.testing.assert_array_equal(graph.trajectory, [0, 0, 1, 1, 3])
+    np.testing.assert_array_equal(graph.node, [-1, -1, 0, 1, 0])
+    np.testing.assert_array_equal(graph.next_node, [-1, -1, 1, 3, 5])
+    np.testing.assert_array_equal(graph.returns[:2], [0, 0])
+    np.testing.assert_array_equal(graph.values, [0, 0, *alone.values])
+    np.testing.assert_array_equal(graph.next_values, [0, 0, *alone.next_values])
+    assert graph.statistics() == alone.statistics()
+
+
+def test_an_episode_that_failed_before_its_first_step_counts_for_the_others():
+    """Its first prompt could not be made to fit: it has no node, and the others are compared with it."""
+    never_started = Trajectory("t", [], 0.0, "failure", failure_reason="prompt too long")
+    graph = StateGraph.from_groups([[episode("hk", 8.0), never_started, episode("h", 4.0)]], gamma=0.5)
+    alone = StateGraph.from_groups([[episode("hk", 8.0), episode("h", 4.0)]], gamma=0.5)
+    np.testing.assert_array_equal(graph.trajectory_counted, [True] * 3)
+    np.testing.assert_array_equal(graph.lengths, [2, 0, 1])
+    np.testing.assert_array_equal(graph.trajectory, [0, 0, 2])
+    np.testing.assert_array_equal(graph.node, alone.node)
+    np.testing.assert_array_equal(graph.next_node, [1, 2, 4])
+    np.testing.assert_array_equal(graph.next_values, alone.next_values)
+    np.testing.assert_allclose(
+        advantages.episode_advantage(graph, scale_by_std=False), [4, 4, 0], err_msg="the mean of 8, 0, 4"
+    )
+    np.testing.assert_allclose(advantages.rloo(graph), [6, 6, 0])
+    np.testing.assert_array_equal(advantages.node_advantage(graph), advantages.node_advantage(alone))
+    only = StateGraph.from_groups([[never_started, never_started]])
+    assert only.num_steps == 0 and len(g2po(only)) == 0 and set(only.statistics().values()) == {0.0}
+
+
+def test_nothing_but_errors_is_an_empty_graph():
+    graph = StateGraph.from_groups([[episode("", 0.0, outcome="error"), episode("a", 1.0, outcome="error")]])
+    assert (graph.num_nodes, graph.num_steps) == (0, 1)
+    assert set(graph.statistics().values()) == {0.0}
+    assert StateGraph.from_groups([[episode("", 0.0, outcome="error")]]).num_steps == 0
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def test_records_are_small_pickle_and_give_the_same_graph():
+    long = "You are in the middle of a room. " * 1000
+    steps = [Step(f"{long}{i % 3}", "go", valid=i % 4 > 0) for i in range(50)]
+    groups = [[Trajectory("t", steps[:n], float(n), "success") for n in (50, 20)]]
+    records = [[record(trajectory) for trajectory in group] for group in groups]
+    sent = pickle.dumps(records)
+    assert len(sent) < 50 * (50 + 20)
+    graph, other = StateGraph.from_groups(groups), StateGraph.from_records(pickle.loads(sent))
+    for name in ("node", "next_node", "valid", "returns", "node_values", "trajectory", "group"):
+        np.testing.assert_array_equal(getattr(graph, name), getattr(other, name))
+    np.testing.assert_array_equal(graph.valid[:50], [step.valid for step in steps])
+
+
+def test_hashes_are_the_same_in_every_process():
+    code = (
+        "from g2po_trl.credit.graph import record; from g2po_trl import Step, Trajectory;"
+        "print(record(Trajectory('t', [Step('kitchen', '')], 0.0, 'failure')).keys[0].hex())"
+    )
+    elsewhere = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    assert elsewhere == record(Trajectory("t", [Step("kitchen", "")], 0.0, "failure")).keys[0].hex()
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [0.0, -0.5, 1.01, float("nan")])
+def test_gamma_outside_its_range(gamma):
+    with pytest.raises(ValueError, match=r"gamma is .*must be in \(0, 1\]"):
+        StateGraph.from_groups([[episode("a", 0.0)]], gamma=gamma)
+
+
+def test_gamma_one_is_allowed():
+    np.testing.assert_array_equal(StateGraph.from_groups([[episode("ab", 3.0)]], gamma=1.0).returns, [3, 3])
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([], "no groups"),
+        ([[episode("a", 0.0)], []], "group 1 has no trajectories"),
+        ([[episode("a", 0.0), episode("", 0.0)]], r"trajectory 1 of group 0 \(task t\) has no steps"),
+        ([[episode("a", float("nan"))]], r"trajectory 0 of group 0 \(task t\) has reward nan; it must be finite"),
+        ([[episode("a", float("inf"))]], "has reward inf"),
+        ([[episode("a", 0.0, "t"), episode("a", 0.0, "u")]], r"group 0 has trajectories of several tasks \(t, u\)"),
+    ],
+)
+def test_bad_groups_are_named(groups, message):
+    with pytest.raises(ValueError, match=message):
+        StateGraph.from_groups(groups)
+
+
+def test_a_record_whose_lists_disagree():
+    broken = replace(record(episode("ab", 0.0)), valid=[True])
+    assert isinstance(broken, TrajectoryRecord)
+    with pytest.raises(ValueError, match="2 keys and 1 validity flags"):
+        StateGraph.from_records([[broken]])
+
+
+# --- statistics and cost --------------------------------------------------------------------------------------------
+
+
+def test_statistics_by_hand():
+    # Visits: h 3, k 1, b 1. Returns in h 1, 4, 0 around 5/3; the others are on their node's value.
+    graph = StateGraph.from_groups([[episode("hkh", 8.0), episode("hb", 0.0)]], gamma=0.5)
+    squares = (1 - 5 / 3) ** 2 + (4 - 5 / 3) ** 2 + (5 / 3) ** 2
+    assert graph.statistics() == pytest.approx(
+        {
+            "nodes": 3,
+            "mean_group_size": 5 / 3,
+            "singleton_step_fraction": 2 / 5,
+            "value_std_within_node": (squares / 5) ** 0.5,
+        }
+    )
+
+
+def lines_run(function, *modules) -> int:
+    """How many lines of the modules a call executes: what a Python loop over steps would multiply."""
+    files, count = {module.__file__ for module in modules}, 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        if frame.f_code.co_filename not in files:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_cost_in_python_does_not_grow_with_steps(monkeypatch):
+    hashed, digest = [], xxhash.xxh3_128_digest
+    monkeypatch.setattr(xxhash, "xxh3_128_digest", lambda text: hashed.append(text) or digest(text))
+    rng = random.Random(0)
+    groups = [
+        [episode("".join(rng.choices("abcdefghijklmnop", k=50)), 10.0 * rng.randint(0, 1), str(g)) for _ in range(8)]
+        for g in range(16)
+    ]
+    short = [[replace(trajectory, steps=trajectory.steps[:2]) for trajectory in group] for group in groups]
+    StateGraph.from_groups(groups)
+    assert len(hashed) == 16 * 8 * 50  # each key once
+
+    def cost(groups):
+        records = [[record(trajectory) for trajectory in group] for group in groups]
+        return lines_run(lambda: g2po(StateGraph.from_records(records)), advantages)
+
+    assert cost(groups) == cost(short)

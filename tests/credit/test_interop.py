@@ -1,0 +1,422 @@
+"""Every piece of code on docs/elsewhere.md runs: TRL's in TRL, the others between stand-ins of what surrounds them.
+
+The stand-ins have the names, arguments and shapes read in the frameworks' source (docs/elsewhere.md has the commits).
+They show that our lines put each number on its token, not that the framework still calls them.
+"""
+
+import asyncio
+import inspect
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import programs
+import pytest
+import torch
+from datasets import Dataset
+
+from g2po_trl import StateGraph, Step, Trajectory, g2po
+
+PAGE = (Path(__file__).parents[2] / "docs" / "elsewhere.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+CODE = {block.splitlines()[0].removeprefix("# "): block for block in BLOCKS if block.startswith("# ")}
+
+# Of each episode: its group, the states its steps were taken in, and what it paid.
+EPISODES = [
+    ("x", ["hall", "kitchen"], 10.0),
+    ("x", ["hall", "cellar", "hall"], 0.0),
+    ("y", ["gate"], 0.0),
+    ("y", ["gate", "gate"], 3.0),
+]
+REWARDS = [reward for _, _, reward in EPISODES]
+MOST_TOKENS = 12
+
+
+def by_hand(episodes=EPISODES, gamma=0.95):
+    """The advantages of each episode's steps, by the graph itself; groups follow each other in `episodes`."""
+    groups = {}
+    for group, keys, reward in episodes:
+        groups.setdefault(group, []).append(Trajectory(group, [Step(key, "") for key in keys], reward, "failure"))
+    graph = StateGraph.from_groups(list(groups.values()), gamma=gamma)
+    return np.split(g2po(graph), np.cumsum(graph.lengths)[:-1])
+
+
+def reply_length(place):
+    return 1 + place % 2
+
+
+def row(keys, numbers):
+    """One row of tokens: of each step, its reply's mask and number, then two tokens of the environment's message."""
+    mask, values = [], []
+    for place, number in enumerate(numbers):
+        mask += [1] * reply_length(place) + [0, 0]
+        values += [number] * reply_length(place) + [0.0, 0.0]
+    assert len(keys) == len(numbers)
+    return mask[:-2], values[:-2]
+
+
+def padded(rows, width=MOST_TOKENS):
+    return torch.tensor([list(row) + [0] * (width - len(row)) for row in rows])
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Run a block of the page as a module, with stand-ins for the modules it imports; returns its names."""
+
+    def load(name, stubs=None, **names):
+        for path, contents in (stubs or {}).items():
+            parts = path.split(".")
+            for end in range(1, len(parts) + 1):
+                module = ".".join(parts[:end])
+                if module not in sys.modules or end == len(parts):
+                    monkeypatch.setitem(sys.modules, module, ModuleType(module))
+            for key, value in contents.items():
+                setattr(sys.modules[path], key, value)
+        namespace = {"__name__": name.removesuffix(".py"), **names}
+        exec(compile(CODE[name], f"docs/elsewhere.md:{name}", "exec"), namespace)
+        return SimpleNamespace(**namespace)
+
+    return load
+
+
+def test_the_first_lines_print_what_they_say(capsys):
+    exec(BLOCKS[0], {})
+    assert capsys.readouterr().out.split() == re.search(r"# (\[2\.6.*\])", BLOCKS[0])[1].split()
+
+
+def test_every_block_is_run_here():
+    tested = set(re.findall(r'load\(\s*"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
+    assert set(CODE) == tested and len(CODE) == len(BLOCKS) - 1 == 8
+
+
+# --- TRL, for real ---------------------------------------------------------------------------------------------------
+
+
+class Rooms:
+    """Two or three turns; where a reply leads and what it pays depend on its letters, so that any model is paid."""
+
+    def reset(self, prompt):
+        self.turns = 0
+        return f"hall {prompt}"
+
+    def step(self, action):
+        code = sum(action.encode())
+        self.turns += 1
+        return ("kitchen", "cellar")[code % 2], float(code % 3), self.turns == 2 + code % 2
+
+
+def test_trl_trains_on_the_advantages_of_the_graph(load, tiny_model_dir, tmp_path, monkeypatch):
+    from trl import GRPOConfig, GRPOTrainer
+
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    hook = load("trl_graph.py")
+    rollout = load("trl_rollout.py", MyEnvironment=Rooms, MAX_TURNS=4, MAX_TOKENS=2)
+    batches, trained, played = [], [], []
+
+    class Watched(hook.GraphGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            batches.append((batch, [dict(row) for row in inputs]))
+            return batch
+
+        def _compute_loss(self, model, inputs):
+            trained.append(inputs["advantages"])
+            return GRPOTrainer._compute_loss(self, model, inputs)
+
+    def play(prompts, trainer):
+        played.append(rollout.play(prompts, trainer))
+        return played[-1]
+
+    args = GRPOConfig(
+        str(tmp_path),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_steps=2,
+        learning_rate=1e-2,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=3,
+    )
+    names = {"GraphGRPOTrainer": Watched, "paid": hook.paid, "play": play, "args": args, "model": str(tiny_model_dir)}
+    torch.manual_seed(0)
+    done = load("trl_train.py", **names, prompts=Dataset.from_list([{"prompt": str(seed)} for seed in range(4)]))
+
+    assert done.trainer.state.global_step == 2 and len(batches) == len(played) == 2
+    nonzero = 0
+    for (batch, inputs), out in zip(batches, played):
+        episodes = [(f"{i // 4} {x['prompt']}", x["state_keys"], x["reward"]) for i, x in enumerate(inputs)]
+        assert len({group for group, _, _ in episodes}) == 2, "a group is four episodes of one prompt"
+        assert [out["state_keys"], out["reward"]] == [[e[1] for e in episodes], [e[2] for e in episodes]]
+        assert batch["advantages"].shape == batch["completion_ids"].shape
+        for steps, mask, got in zip(by_hand(episodes), out["env_mask"], batch["advantages"].tolist()):
+            runs = np.cumsum(np.diff(mask, prepend=0) == 1) - 1
+            expected = [steps[run] if mine else 0.0 for run, mine in zip(runs, mask)]
+            np.testing.assert_allclose(got, expected + [0.0] * (len(got) - len(mask)), rtol=1e-6, atol=1e-6)
+            nonzero += len({round(number, 4) for number in steps.tolist()}) > 1
+    assert nonzero > 0, "no episode has steps of different worth: the test shows nothing"
+    assert all(advantages.dim() == 2 for advantages in trained) and len(trained) == 2
+    fresh = type(done.trainer.model).from_pretrained(tiny_model_dir)
+    assert any(not torch.equal(a, b) for a, b in zip(fresh.parameters(), done.trainer.model.parameters()))
+
+
+RANK = """
+import json, os, sys
+from pathlib import Path
+import torch
+from datasets import Dataset
+from trl import GRPOConfig
+
+model, output = sys.argv[1:]
+MyEnvironment, MAX_TURNS, MAX_TOKENS = Rooms, 4, 2
+kept = []
+
+
+class Watched(GraphGRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        mask = batch["completion_mask"] * batch["tool_mask"]
+        for row, m, a in zip(inputs, mask.tolist(), batch["advantages"].tolist()):
+            kept.append([row["state_keys"], row["reward"], m, a])
+        return batch
+
+args = GRPOConfig(
+    output, per_device_train_batch_size=4, num_generations=8, max_steps=1, bf16=False, use_cpu=True,
+    gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
+)
+torch.manual_seed(int(os.environ["RANK"]))
+prompts = Dataset.from_list([{"prompt": str(seed)} for seed in range(4)])
+trainer = Watched(model=model, args=args, train_dataset=prompts, reward_funcs=paid, rollout_func=play)
+trainer.train()
+assert trainer.accelerator.num_processes == 2
+Path(output, f"rank{os.environ['RANK']}.json").write_text(json.dumps(kept))
+"""
+
+
+@pytest.mark.slow
+def test_trl_compares_a_group_that_is_spread_over_two_ranks(tiny_model_dir, tmp_path):
+    code = "\n\n".join([CODE["trl_graph.py"], CODE["trl_rollout.py"], inspect.getsource(Rooms), RANK])
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    run = programs.run_ranks(2, "-c", code, tiny_model_dir, tmp_path, env=env, timeout=120)
+    assert run.returncode == 0, run.stderr[-3000:]
+    rows = [row for rank in (0, 1) for row in json.loads((tmp_path / f"rank{rank}.json").read_text())]
+    assert len(rows) == 8 and len({row[1] for row in rows}) > 1
+    for steps, (keys, _, mask, got) in zip(by_hand([("g", keys, reward) for keys, reward, _, _ in rows]), rows):
+        runs = np.cumsum(np.diff(mask, prepend=0) == 1) - 1
+        assert len(keys) == runs[-1] + 1
+        np.testing.assert_allclose(got, np.where(mask, steps[runs], 0.0), rtol=1e-6, atol=1e-6)
+
+
+# --- the others, between stand-ins -----------------------------------------------------------------------------------
+
+
+def test_verl_puts_each_step_on_its_tokens(load):
+    stored = {}
+
+    class Column(list):
+        tolist = unbind = lambda self: list(self)
+
+    def kv_batch_get(keys, partition_id, select_fields):
+        assert partition_id == "train"
+        return {field: Column(stored[key][field] for key in keys) for field in select_fields}
+
+    def kv_batch_put(keys, partition_id, fields):
+        for number, key in enumerate(keys):
+            stored[key].update({name: tensor.unbind()[number] for name, tensor in fields.items()})
+
+    class ToolAgentLoop:
+        async def _handle_generating_state(self, agent_data, sampling_params, ignore_termination=False):
+            agent_data.messages.append({"role": "assistant", "content": "go"})
+            return "processing_tools"
+
+    class PPOTrainerSync:
+        def _compute_advantage(self, batch, metrics):
+            metrics["asked"] = True
+            return batch
+
+    registered = {}
+
+    def register(name):
+        return lambda cls: registered.setdefault(name, cls)
+
+    class TensorDict(dict):
+        def __init__(self, fields, batch_size):
+            super().__init__(fields)
+            assert all(len(tensor.unbind()) == batch_size for tensor in fields.values())
+
+    load(
+        "verl_graph.py",
+        {
+            "transfer_queue": {"kv_batch_get": kv_batch_get, "kv_batch_put": kv_batch_put},
+            "tensordict": {"TensorDict": TensorDict},
+            "verl.experimental.agent_loop.agent_loop": {"register": register},
+            "verl.experimental.agent_loop.tool_agent_loop": {"ToolAgentLoop": ToolAgentLoop},
+            "verl.trainer.ppo.v1": {"register_trainer": register},
+            "verl.trainer.ppo.v1.trainer_sync": {"PPOTrainerSync": PPOTrainerSync},
+        },
+    )
+    loop = registered["graph_agent"]()
+    for number, ((group, keys, reward), steps) in enumerate(zip(EPISODES, by_hand())):
+        data = SimpleNamespace(messages=[{"role": "system", "content": "play"}], extra_fields={})
+        for key in keys:
+            data.messages.append({"role": "tool", "content": key})
+            assert asyncio.run(loop._handle_generating_state(data, {})) == "processing_tools"
+        mask, values = row(keys, steps)
+        scores = torch.zeros(len(mask))
+        scores[-1] = reward
+        stored[f"{group}_{number}_0"] = {
+            "uid": group, "loss_mask": torch.tensor(mask), "rm_scores": scores, "extra_fields": data.extra_fields,
+            "expected": values,
+        }  # fmt: skip
+    order = sorted(stored, reverse=True)
+    stored["pad_0_0"] = {"uid": "pad", "loss_mask": torch.tensor([0]), "rm_scores": torch.tensor([0.0])}
+    tags = [{}] * len(order) + [{"is_padding": True}]
+    batch = SimpleNamespace(keys=[*order, "pad_0_0"], tags=tags, partition_id="train")
+    metrics = {}
+    assert registered["sync_graph"]()._compute_advantage(batch, metrics) is batch and metrics
+    for key in order:
+        torch.testing.assert_close(stored[key]["advantages"], torch.tensor(stored[key]["expected"]).float())
+    assert "advantages" not in stored["pad_0_0"]
+
+
+def test_verl_agent_credits_rows_before_they_are_copied(load):
+    core_gigpo = ModuleType("gigpo.core_gigpo")
+    load("verl_agent_graph.py", {"gigpo": {"core_gigpo": core_gigpo}})
+    rows = [(group, number, key, reward) for number, (group, keys, reward) in enumerate(EPISODES) for key in keys]
+    names = ("uid", "traj_uid", "anchor_obs", "episode_rewards")
+    columns = {name: np.array(values, dtype=object) for name, values in zip(names, zip(*rows))}
+    batch = SimpleNamespace(non_tensor_batch=columns)
+    steps = core_gigpo.compute_step_discounted_returns(batch=batch, gamma=0.9)
+    np.testing.assert_allclose(steps.numpy(), np.concatenate(by_hand(gamma=0.9)), rtol=1e-6)
+
+    copied = torch.tensor([3, 0, 0, 5])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 1]])
+    advantages, returns = core_gigpo.compute_gigpo_outcome_advantage(
+        token_level_rewards=None, step_rewards=steps[copied], response_mask=mask, anchor_obs=None, index=None,
+        traj_index=None, step_advantage_w=1.0, mode="mean_norm", enable_similarity=False, similarity_thresh=0.95,
+    )  # fmt: skip
+    torch.testing.assert_close(advantages, steps[copied][:, None] * mask)
+    assert advantages is returns
+
+
+def test_skyrl_reads_keys_from_the_masked_tokens(load):
+    class RayPPOTrainer:
+        def convert_to_training_input(self, generator_output, uids):
+            mask = padded([[1] * len(ids) for ids in generator_output["response_ids"]] + [[1]])  # a row of padding
+            self.data = type("TrainingInputBatch", (dict,), {"metadata": {"uids": uids}})(response_mask=mask)
+            return self.data
+
+        def compute_advantages_and_returns(self, data):
+            data["advantages"] = data["response_mask"] * 7.0
+            return data
+
+    hook = load("skyrl_graph.py", {"skyrl.train.trainer": {"RayPPOTrainer": RayPPOTrainer}})
+    names = {"hall": [5, 6], "gate": [7], "kitchen": [8, 8], "cellar": [9]}
+    output = {n: [] for n in ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "is_last_step")}
+    uids = []
+    for group, keys, reward in EPISODES:
+        for place in range(len(keys)):
+            reply, last = [3] * reply_length(place), place == len(keys) - 1
+            told = [1] if last else names[keys[place + 1]]
+            output["prompt_token_ids"].append([1, 2, *names[keys[0]], *[4] * place])  # the history, of any length
+            output["response_ids"].append(reply + told)
+            output["loss_masks"].append([1] * len(reply) + [0] * len(told))
+            output["rewards"].append([0.0] * (len(reply + told) - 1) + [reward * last])
+            output["is_last_step"].append(last)
+            uids.append(group)
+    trainer = hook.GraphTrainer()
+    data = trainer.convert_to_training_input(output, uids)
+    assert trainer.compute_advantages_and_returns(data) is data
+    # A first state is the prompt's, and no other message is: the hall come back to is another node.
+    episodes = [(group, [f"{key} first" if i == 0 else key for i, key in enumerate(keys)], reward)
+                for group, keys, reward in EPISODES]  # fmt: skip
+    expected = torch.tensor([*np.concatenate(by_hand(episodes)), 0.0])[:, None] * data["response_mask"]
+    torch.testing.assert_close(data["advantages"], expected.float())
+    assert "step_advantages" not in data.metadata
+
+
+def message_trace(keys, reward):
+    """A trace of verifiers' v1, as far as it is read: messages as a graph, their tokens masked."""
+    nodes = [
+        SimpleNamespace(parent=None, mask=[False, False], message=SimpleNamespace(content="rules"), advantages=None)
+    ]
+    for place, key in enumerate(keys):
+        parent = len(nodes) - 1
+        for mask, text in (([False] * 3, key), ([False] + [True] * reply_length(place), "go")):
+            message = SimpleNamespace(content=text)
+            nodes.append(SimpleNamespace(parent=parent, mask=mask, message=message, advantages=None))
+            parent += 1
+    return SimpleNamespace(nodes=nodes, reward=reward, agent=SimpleNamespace(name="agent"))
+
+
+def test_prime_rl_gives_each_reply_its_number(load):
+    def assign_advantages(trace, values):
+        values = iter(values)
+        for node in trace.nodes:
+            if any(node.mask):
+                node.advantages = [next(values) for _ in range(sum(node.mask))]
+        assert next(values, None) is None
+
+    base = {
+        "Algorithm": object,
+        "iter_trainable_traces": lambda episodes: ((e, trace) for e in episodes for trace in e.traces),
+    }
+    hook = load(
+        "prime_graph.py",
+        {
+            "prime_rl.orchestrator.algo.base": base,
+            "prime_rl.orchestrator.algo.routing": {"assign_advantages": assign_advantages},
+            "verifiers.v1.types": {"content_text": lambda content: content},
+        },
+    )
+    group = [episode for episode in EPISODES if episode[0] == "x"]
+    episodes = [SimpleNamespace(traces=[message_trace(keys, reward)]) for _, keys, reward in group]
+    asyncio.run(hook.G2POAlgorithm().score_group(episodes))
+    for episode, steps in zip(episodes, by_hand(group)):
+        got = [node.advantages for node in episode.traces[0].nodes if node.advantages]
+        assert got == [[number] * reply_length(place) for place, number in enumerate(steps)]
+    asyncio.run(hook.G2POAlgorithm().score_group([]))
+
+
+def test_ms_swift_replaces_the_batches_advantages(load):
+    class GRPOTrainer:
+        model, num_generations = SimpleNamespace(training=True), 2
+        accelerator = SimpleNamespace(process_index=0)
+
+        def _postprocess_batch(self, samples, batch_encoded_inputs):
+            for encoded in batch_encoded_inputs:
+                encoded["grpo_batch"].advantages = encoded["grpo_batch"].completion_mask * 7.0
+
+    factory = type("TrainerFactory", (), {"TRAINER_MAPPING": {"grpo": "swift.rlhf_trainers.GRPOTrainer"}})
+    hook = load(
+        "swift_graph.py",
+        {
+            "swift.rlhf_trainers": {"GRPOTrainer": GRPOTrainer},
+            "swift.trainers.trainer_factory": {"TrainerFactory": factory},
+        },
+    )
+    assert factory.TRAINER_MAPPING["grpo"] == "swift_graph.GraphGRPOTrainer"
+    samples, masks, expected = [], [], []
+    for (_, keys, _), steps in zip(EPISODES, by_hand()):
+        turns = [[{"role": "user", "content": key}, {"role": "assistant", "content": [3]}] for key in keys]
+        samples.append(SimpleNamespace(messages=[{"role": "system", "content": "play"}, *sum(turns, [])]))
+        mask, values = row(keys, steps)
+        masks.append(mask)
+        expected.append(values)
+    batches = [SimpleNamespace(completion_mask=padded(masks[i : i + 2]).bool()) for i in (0, 2)]
+    trainer = hook.GraphGRPOTrainer()
+    trainer._rewards_per_func, trainer.reward_weights = (
+        torch.tensor([[reward, 1.0] for reward in REWARDS]),
+        torch.ones(2),
+    )
+    trainer.reward_weights[1] = 0.0
+    trainer._postprocess_batch(samples, [{"grpo_batch": batch} for batch in batches])
+    got = torch.cat([batch.advantages for batch in batches])
+    torch.testing.assert_close(got, padded(expected).float())

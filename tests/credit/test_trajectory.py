@@ -1,0 +1,142 @@
+"""Trajectories: plain data, JSON lines out and in."""
+
+import json
+
+import pytest
+
+from g2po_trl import Step, Trajectory, read_jsonl, write_jsonl
+from g2po_trl.credit.graph import record
+from g2po_trl.runs.summary import format_table, summarize
+
+
+def trajectory(task="put a clean mug on the desk – ✓", outcome="success") -> Trajectory:
+    steps = [
+        Step("You see a desk.\n", "go to desk 1", prompt_ids=[1, 2], completion_ids=[3], logprobs=[-0.5]),
+        Step(
+            "Nothing happens.", "", valid=False, state_key="desk", admissible_actions=["look"], prompt_truncated=True
+        ),
+    ]
+    return Trajectory(task, steps, 10.0, outcome, "You win.", info={"turns": 2})
+
+
+def test_a_step_is_told_apart_by_its_observation_unless_it_has_a_key():
+    assert Step("text", "go").key == "text"
+    assert Step("text", "go", state_key="key").key == "key"
+    assert Step("text", "go", state_key="").key == ""
+
+
+@pytest.mark.parametrize("outcome", ["success", "failure", "truncated", "error", "lost"])
+def test_success_is_one_of_five_outcomes_and_two_do_not_count(outcome):
+    one = trajectory(outcome=outcome)
+    assert one.success is (outcome == "success")
+    assert one.counted is record(one).counted is (outcome not in ("error", "lost"))
+
+
+def test_what_did_not_come_to_a_result_is_in_no_rate_and_counted_apart():
+    outcomes = ["success", "failure", "error", "lost", "lost"]
+    summary = summarize([trajectory(outcome=outcome) for outcome in outcomes], ["kind"] * 5)
+    assert (summary["success_rate"], summary["error_rate"], summary["lost_rate"]) == (0.5, 0.2, 0.4)
+    assert (summary["episodes"], summary["episodes_by_type"]) == (5, {"kind": 2})
+
+
+def test_unknown_outcome_is_named_with_the_remedy():
+    with pytest.raises(ValueError, match="outcome is 'won'; it must be one of success, failure, truncated, error"):
+        trajectory(outcome="won")
+
+
+def test_jsonl_gives_back_what_was_written(tmp_path):
+    path = tmp_path / "trajectories" / "step_1.jsonl"
+    written = [
+        trajectory("a"),
+        Trajectory("b", [], 0.0, "error", error="TimeoutError: 30 s"),
+        Trajectory("c", [], 0.0, "failure", failure_reason="prompt too long: 900 tokens", task="Wash a cup."),
+    ]
+    write_jsonl(path, written)
+    write_jsonl(path, [trajectory("c")], append=True)
+    assert list(read_jsonl(path)) == [*written, trajectory("c")]
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 4
+    write_jsonl(path, [])
+    assert list(read_jsonl(path)) == []
+
+
+def test_files_from_before_tasks_were_recorded_are_read(tmp_path):
+    data = trajectory("a").to_dict()
+    del data["task"]
+    (tmp_path / "old.jsonl").write_text(json.dumps(data) + "\n")
+    (read,) = read_jsonl(tmp_path / "old.jsonl")
+    assert read == trajectory("a") and read.task is None
+
+
+def test_jsonl_keeps_text_readable_and_skips_blank_lines(tmp_path):
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [trajectory()])
+    text = path.read_text(encoding="utf-8")
+    assert "– ✓" in text
+    path.write_text(f"\n{text}\n", encoding="utf-8")
+    assert list(read_jsonl(path)) == [trajectory()]
+
+
+@pytest.mark.parametrize("bad", ['{"task_id": "a"', '{"task_id": "a"}', '["a"]', '"a"'])
+def test_a_bad_line_is_named(tmp_path, bad):
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [trajectory()])
+    path.write_text(path.read_text(encoding="utf-8") + bad + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"t\.jsonl, line 2: not a trajectory"):
+        list(read_jsonl(path))
+
+
+def test_unknown_fields_are_named():
+    data = json.loads(json.dumps(trajectory().to_dict()))
+    data["colour"], data["steps"][1]["smell"] = "red", "sweet"
+    with pytest.raises(ValueError, match=r"unknown trajectory fields \['colour', 'steps.smell'\]"):
+        Trajectory.from_dict(data)
+
+
+def test_reasons_of_failures_are_counted_by_kind():
+    played = [
+        Trajectory("a", [], 10.0, "success"),
+        Trajectory("b", [], 0.0, "failure", failure_reason="prompt too long: 900 tokens"),
+        Trajectory("c", [], 0.0, "failure", failure_reason="prompt too long: 800 tokens"),
+        Trajectory("d", [], 0.0, "truncated", failure_reason="own time limit"),
+        Trajectory("e", [], 0.0, "error", error="died"),
+    ]
+    summary = summarize(played)
+    assert summary["success_rate"] == 1 / 4 and summary["failure_reason_rate"] == 3 / 4
+    assert summary["failure_reasons"] == {"own time limit": 1, "prompt too long": 2}
+
+
+@pytest.mark.parametrize(
+    ("action", "listed", "expected"),
+    [
+        ("go north", ["go north", "wait"], True),
+        (" Go North", ["go north"], True),
+        ("go south", ["go north", "wait"], False),
+        ("search[red shirt]", ["search[<your query>]", "click[back]"], True),
+        ("search[]", ["search[<your query>]"], False),
+        ("click[red shirt]", ["search[<your query>]"], False),
+        ("a < b > c", ["a < b > c"], True),
+        ("anything", [], None),
+        ("anything", None, None),
+    ],
+)
+def test_admissible_actions(action, listed, expected):
+    assert Step("o", action, admissible_actions=listed).admissible is expected
+    assert Step("o", action, valid=False, admissible_actions=listed).admissible is (None if not listed else False)
+
+
+def test_the_share_of_admissible_actions():
+    """Of steps that list actions, in episodes with a result; no such step, no such number."""
+    steps = [Step("o", "a", admissible_actions=["a"]), Step("o", "b", admissible_actions=["a"]), Step("o", "c")]
+    played = [Trajectory("t", steps, 0.0, "failure"), Trajectory("t", steps[:1] * 9, 0.0, "error", error="died")]
+    assert summarize(played)["admissible_action_ratio"] == 0.5
+    assert "admissible actions      50.0" in format_table({"after": summarize(played)})
+    silent = summarize([Trajectory("t", steps[2:], 0.0, "failure")])
+    assert "admissible_action_ratio" not in silent
+    assert "admissible" not in format_table({"before": silent, "after": summarize(played)})
+
+
+def test_defaults_are_not_shared():
+    first, second = Trajectory("a", [], 0.0, "failure"), Trajectory("b", [], 0.0, "failure")
+    first.info["x"] = 1
+    assert second.info == {}
+    assert Step("a", "b").prompt_ids is not Step("a", "b").prompt_ids

@@ -1,0 +1,242 @@
+"""Values with lambda: golden cases, exact numbers by hand, a dense solve of the equations, what must not matter."""
+
+import json
+import random
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_advantages import GOLDEN as GOLDEN_GRAPHS
+from test_advantages import golden_graph
+
+from g2po_trl import StateGraph, Step, Trajectory, TrajectoryRecord, g2po
+from g2po_trl.credit import values
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "values.json"
+needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="golden values are not beside the checkout")
+LAMBDAS = (0.0, 0.25, 0.5, 0.9, 1.0)
+
+
+def episode(keys: str, reward: float, task="t", outcome="failure") -> Trajectory:
+    """One step for each letter of `keys`."""
+    return Trajectory(task, [Step(key, "go") for key in keys], reward, outcome)
+
+
+def random_groups(seed: int, num_groups: int = 3, states: int = 6, longest: int = 12) -> list[list[Trajectory]]:
+    """Loops, self-loops, ends of several worths, and a share of errors that enter nothing."""
+    rng = random.Random(seed)
+    letters = [chr(ord("a") + i) for i in range(states)]
+    return [
+        [
+            episode(
+                "".join(rng.choices(letters, k=rng.randint(1, longest))),
+                rng.choice([0.0, 10.0, rng.uniform(-5, 5)]),
+                f"task {g}",
+                rng.choice(["success", "failure", "truncated", "error"]),
+            )
+            for _ in range(rng.randint(1, 6))
+        ]
+        for g in range(rng.randint(1, num_groups))
+    ]
+
+
+def dense(groups: list[list[Trajectory]], gamma: float, value_lambda: float) -> dict[tuple[int, str], float]:
+    """V of each state of each group: one linear system in all V and all G, written down equation by equation."""
+    unknown: dict[tuple, int] = {}
+    equations: list[tuple[dict[tuple, float], float]] = []
+    for g, group in enumerate(groups):
+        visits: dict[str, list[tuple]] = {}
+        for t, trajectory in enumerate(group):
+            if trajectory.outcome == "error":
+                continue
+            for j, step in enumerate(trajectory.steps):
+                name = ("G", g, t, j)
+                visits.setdefault(step.key, []).append(name)
+                row = {name: 1.0}
+                if j + 1 == len(trajectory.steps):
+                    equations.append((row, gamma * trajectory.reward))
+                else:
+                    row["V", g, trajectory.steps[j + 1].key] = -gamma * (1 - value_lambda)
+                    row["G", g, t, j + 1] = -gamma * value_lambda
+                    equations.append((row, 0.0))
+        for key, names in visits.items():
+            equations.append(({("V", g, key): 1.0, **{name: -1 / len(names) for name in names}}, 0.0))
+    for row, _ in equations:
+        for name in row:
+            unknown.setdefault(name, len(unknown))
+    matrix, constant = np.zeros((len(equations), len(unknown))), np.zeros(len(equations))
+    for number, (row, value) in enumerate(equations):
+        constant[number] = value
+        for name, coefficient in row.items():
+            matrix[number, unknown[name]] += coefficient
+    solution = np.linalg.solve(matrix, constant)
+    return {name[1:]: solution[number] for name, number in unknown.items() if name[0] == "V"}
+
+
+def state_values(groups, graph) -> dict[tuple[int, str], float]:
+    keys = [(g, step.key) for g, group in enumerate(groups) for trajectory in group for step in trajectory.steps]
+    return {key: value for key, value, counted in zip(keys, graph.values, graph.counted) if counted}
+
+
+@needs_golden
+@pytest.mark.parametrize("value_lambda", ["0.0", "0.5", "0.9"])
+def test_golden_values_and_advantages(value_lambda):
+    graphs_of = {case["id"]: case for case in json.loads(GOLDEN_GRAPHS.read_text())["cases"]}
+    cases = json.loads(GOLDEN.read_text())["cases"]
+    assert len(cases) == 60
+    for case in cases:
+        graph = golden_graph(graphs_of[case["id"]], value_lambda=float(value_lambda))
+        expected = {
+            name: [x for group in by_group for trajectory in group for x in trajectory]
+            for name, by_group in case["expected"][value_lambda].items()
+        }
+        np.testing.assert_allclose(graph.values, expected["value"], rtol=1e-4, atol=1e-4, err_msg=case["id"])
+        given = graphs_of[case["id"]]
+        advantages = g2po(graph, step_weight=given["w"], scale_by_std=given["scale_by_std"])
+        np.testing.assert_allclose(advantages, expected["advantage"], rtol=1e-4, atol=1e-4, err_msg=case["id"])
+
+
+def test_a_state_seen_once_is_worth_what_it_led_to():
+    """x was reached once, by an episode that lost; it led to b, which won twice in three times."""
+    groups = [[episode("xb", 0.0), episode("ab", 9.0), episode("ab", 9.0)]]
+    assert state_values(groups, StateGraph.from_groups(groups, 0.5))[0, "x"] == 0.0
+    graph = StateGraph.from_groups(groups, 0.5, value_lambda=0.0)
+    # b: gamma (0 + 9 + 9) / 3 = 3; x and a: gamma x 3.
+    np.testing.assert_allclose(graph.values, [1.5, 3, 1.5, 3, 1.5, 3], rtol=1e-12)
+    np.testing.assert_allclose(graph.lambda_returns, [1.5, 0, 1.5, 4.5, 1.5, 4.5], rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(graph.returns, [0, 0, 2.25, 4.5, 2.25, 4.5])
+    half = StateGraph.from_groups(groups, 0.5, value_lambda=0.5)
+    # x: gamma (V(b) / 2 + G / 2) with V(b) = 3, G = 0; a: G = 4.5.
+    np.testing.assert_allclose(half.values, [0.75, 3, 1.875, 3, 1.875, 3], rtol=1e-12)
+
+
+def test_a_loop_by_hand():
+    """a -> a -> end with 8: V = (gamma V + gamma 8) / 2, at gamma 0.5 V = 2 / (1 - 1/4) = 8/3."""
+    graph = StateGraph.from_groups([[episode("aa", 8.0)]], 0.5, value_lambda=0.0)
+    np.testing.assert_allclose(graph.values, [8 / 3, 8 / 3], rtol=1e-12)
+    np.testing.assert_allclose(graph.lambda_returns, [4 / 3, 4], rtol=1e-12)
+
+
+@pytest.mark.parametrize("large", [0, 10**9], ids=["sweeps", "elimination"])
+def test_two_hundred_random_graphs_agree_with_a_dense_solve(monkeypatch, large):
+    monkeypatch.setattr(values, "_LARGE", large)
+    compared = 0
+    for seed in range(200):
+        groups = random_groups(seed)
+        for value_lambda in (0.0, 0.5, 0.9):
+            for gamma in (0.95, 1.0):
+                expected = dense(groups, gamma, value_lambda)
+                found = state_values(groups, StateGraph.from_groups(groups, gamma, value_lambda))
+                assert found.keys() == expected.keys()
+                np.testing.assert_allclose(
+                    [found[key] for key in expected], list(expected.values()), rtol=1e-9, atol=1e-9
+                )
+                compared += len(expected)
+    assert compared > 10_000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lambda_one_is_the_mean_return_to_the_bit(seed):
+    groups = random_groups(seed)
+    plain, given = StateGraph.from_groups(groups), StateGraph.from_groups(groups, 0.95, value_lambda=1.0)
+    for name in ("node_values", "returns", "lambda_returns"):
+        np.testing.assert_array_equal(getattr(plain, name), getattr(given, name))
+    np.testing.assert_array_equal(given.lambda_returns, given.returns)
+    sums = np.bincount(given.node[given.counted], given.returns[given.counted], minlength=given.num_nodes)
+    np.testing.assert_array_equal(given.node_values[: given.num_nodes], sums / given.node_visits)
+    # And the equations at lambda = 1 have the mean return as their solution.
+    limit = StateGraph.from_groups(groups, 0.95, value_lambda=1 - 1e-12)
+    np.testing.assert_allclose(limit.node_values, given.node_values, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("value_lambda", LAMBDAS)
+def test_order_of_groups_and_trajectories_does_not_matter(value_lambda):
+    groups = random_groups(3, num_groups=6)
+    shuffled = [list(reversed(group)) for group in reversed(groups)]
+    forward = StateGraph.from_groups(groups, value_lambda=value_lambda)
+    backward = StateGraph.from_groups(shuffled, value_lambda=value_lambda)
+    there = state_values(groups, forward)
+    back = state_values(shuffled, backward)
+    last = len(groups) - 1
+    assert {(last - g, key): pytest.approx(value, abs=1e-12) for (g, key), value in back.items()} == there
+
+
+@pytest.mark.parametrize("value_lambda", LAMBDAS)
+def test_values_lie_between_the_least_and_the_greatest_end(value_lambda):
+    for seed in range(20):
+        groups = random_groups(seed)
+        graph = StateGraph.from_groups(groups, 0.95, value_lambda)
+        counted = graph.rewards[graph.trajectory_counted]
+        if len(counted):
+            inside = graph.values[graph.counted]
+            assert inside.min() >= min(0, counted.min()) - 1e-12 and inside.max() <= max(0, counted.max()) + 1e-12
+
+
+def test_groups_of_very_different_sizes():
+    """One group of 600 states is swept, small ones are eliminated, each as if it were alone."""
+    rng = random.Random(1)
+    small = random_groups(2, num_groups=4)
+    big = [
+        Trajectory(
+            "big", [Step(str(rng.randrange(600)), "go") for _ in range(120)], rng.choice([0.0, 10.0]), "failure"
+        )
+        for _ in range(16)
+    ]
+    together = StateGraph.from_groups([*small[:1], big, *small[1:]], value_lambda=0.5)
+    alone = [StateGraph.from_groups([group], value_lambda=0.5) for group in (small[0], big, *small[1:])]
+    np.testing.assert_allclose(together.values, np.concatenate([g.values for g in alone]), rtol=1e-12, atol=1e-12)
+    expected = dense([big], 0.95, 0.5)
+    np.testing.assert_allclose(alone[1].values, [expected[0, step.key] for t in big for step in t.steps], rtol=1e-9)
+
+
+def test_nothing_counted_has_no_values():
+    graph = StateGraph.from_groups([[episode("ab", 1.0, outcome="error")]], value_lambda=0.0)
+    assert graph.num_nodes == 0 and not graph.values.any() and not graph.lambda_returns.any()
+    assert not g2po(graph).any()
+
+
+def test_failures_without_steps_pay_nothing_to_any_node():
+    groups = [[episode("ab", 10.0), TrajectoryRecord("t", [], [], 0.0, "failure", "the prompt does not fit")]]
+    from g2po_trl.credit.graph import record
+
+    graph = StateGraph.from_records([[record(groups[0][0]), groups[0][1]]], 0.5, 0.0)
+    np.testing.assert_allclose(graph.values, [2.5, 5.0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("value_lambda", [-0.1, 1.5, float("nan"), "auto"])
+def test_lambda_outside_its_range_is_refused(value_lambda):
+    with pytest.raises(ValueError, match=f"value_lambda is {value_lambda!r}"):
+        StateGraph.from_groups([[episode("a", 1.0)]], value_lambda=value_lambda)
+
+
+def test_long_episodes_with_loops_and_no_discount_take_no_thousands_of_sweeps():
+    """Each sweep carries the ends of episodes of 500 steps a little further: 10 seconds of them."""
+    rng = np.random.default_rng(1)
+    states, steps = 300, 500
+    node = rng.integers(0, states, 8 * steps)
+    node[:states] = np.arange(states)
+    next_node = np.where(np.arange(len(node)) % steps == steps - 1, states + np.arange(len(node)) // steps, 0)
+    next_node[next_node == 0] = np.append(node[1:], 0)[next_node == 0]
+    rewards = np.arange(8) % 2.0
+    started = time.process_time()
+    found = values.lambda_values(node, next_node, rewards, np.zeros(states, int), 1.0, 0.5)
+    assert time.process_time() - started < 3
+    nexts = np.append(found, rewards)[next_node]
+    returns = values.lambda_returns(nexts, next_node >= states, 1.0, 0.5)
+    np.testing.assert_allclose(np.bincount(node, returns) / np.bincount(node), found, atol=1e-9)
+
+
+def test_coefficients_of_long_episodes_are_never_held_all_at_once(monkeypatch):
+    """Without discount each of 1,500 steps has one for each step after it: a million, and 26 MB."""
+    rng = np.random.default_rng(2)
+    group = [episode("".join(rng.choice(list("abcdefgh"), 1500)), float(k)) for k in range(2)]
+    whole = StateGraph.from_groups([group], 1.0, 0.99).node_values
+    monkeypatch.setattr(values, "_COEFFICIENTS", 50_000)
+    tracemalloc.start()
+    parts = StateGraph.from_groups([group], 1.0, 0.99).node_values
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6
+    np.testing.assert_allclose(parts, whole, atol=1e-10)

@@ -1,0 +1,119 @@
+"""What an engine is given of a model with an adapter: merged weights, by the base's names. The base stays as it is."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from trl.generation.vllm_generation import VLLMGeneration
+
+from g2po_trl.engines.adapter_weights import adapter_parameters, merged_parameters
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+def dense():
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True))
+
+
+def mixture():
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SIZES, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, head_dim=16)
+    )
+
+
+CASES = {
+    "linear layers": (dense, {"target_modules": ["q_proj", "down_proj"]}),
+    "embeddings, and a bias": (dense, {"target_modules": ["embed_tokens", "k_proj"], "bias": "lora_only"}),
+    "DoRA": (dense, {"target_modules": "all-linear", "use_dora": True}),
+    "a module of its own": (dense, {"target_modules": ["v_proj"], "modules_to_save": ["norm"]}),
+    "experts' parameters": (mixture, {"target_modules": ["q_proj"], "target_parameters": EXPERTS}),
+    "all linear layers of a mixture": (mixture, {"target_modules": "all-linear"}),
+}
+
+
+def adapted(make, options, dtype=torch.float32):
+    torch.manual_seed(0)
+    model = get_peft_model(make(), LoraConfig(r=2, lora_dropout=0.0, **options)).to(dtype)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, 1.0 if "magnitude" in name else 0.0, 0.3)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_merged_weights_are_trls_and_the_base_is_untouched(case, dtype):
+    model = adapted(*CASES[case], dtype)
+    before = {name: (parameter, parameter.detach().clone()) for name, parameter in model.named_parameters()}
+    vllm = VLLMGeneration.__new__(VLLMGeneration)
+    vllm.model = copy.deepcopy(model)
+    vllm._dist = SimpleNamespace(gather_params=lambda parameters: torch.no_grad(), is_fsdp=False)
+    expected = {name: value.clone() for name, value in vllm._iter_named_params()}
+    ours = {name: value.clone() for name, value in merged_parameters(model)}
+    assert list(ours) == list(expected)
+    assert all(torch.equal(ours[name], value) for name, value in expected.items())
+
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    for name, (parameter, value) in before.items():
+        assert after[name] is parameter and torch.equal(parameter, value), name
+    assert not any(getattr(module, "merged", False) is True for module in model.modules())
+    if dtype == torch.bfloat16:
+        theirs = dict(vllm.model.named_parameters())
+        assert any(not torch.equal(theirs[name], value) for name, (_, value) in before.items()), "nothing was at stake"
+
+
+def test_it_computes_what_the_model_with_its_adapter_computes():
+    model = adapted(*CASES["experts' parameters"]).eval()
+    merged = mixture().eval()
+    merged.load_state_dict(dict(merged_parameters(model)), strict=True)
+    ids = torch.arange(20)[None]
+    assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-5)
+    with model.disable_adapter():
+        assert not torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-2)
+
+
+def test_trained_tokens_are_merged_too():
+    """TRL hands on the layer's own parameters, and under the adapter's names."""
+    model = adapted(dense, {"target_modules": ["q_proj"], "trainable_token_indices": [3, 5]}).eval()
+    merged = dense().eval()
+    missing, unexpected = merged.load_state_dict(dict(merged_parameters(model)), strict=False)
+    assert missing == ["lm_head.weight"] and unexpected == []
+    ids = torch.arange(20)[None]
+    assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-5)
+
+
+def test_an_interrupted_pass_leaves_the_model_whole():
+    model = adapted(*CASES["linear layers"])
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    weights = merged_parameters(model)
+    while "q_proj" not in next(weights)[0]:
+        pass
+    weights.close()
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert dict(merged_parameters(model)).keys() == dict(dense().named_parameters()).keys()
+
+
+@pytest.mark.parametrize("others", [[], ["default", "third"]], ids=["alone", "beside others"])
+def test_of_several_adapters_the_active_one_is_handed_on_whatever_its_name(others):
+    config = LoraConfig(r=2, target_modules=["q_proj"])
+    model = get_peft_model(dense(), config, adapter_name="policy")
+    for name in others:
+        model.add_adapter(name, config)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.constant_(parameter, 1.0 if ".policy." in name else 2.0)
+    found = adapter_parameters(model)
+    assert len(found) == 4 and not any("policy" in name for name in found), "PEFT's files have no names of adapters"
+    assert all((value == 1).all() for value in found.values())

@@ -1,0 +1,434 @@
+"""Engines: where a reply ends, what they say of its probability, and that every rank gets its own replies."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import programs
+import pytest
+import torch
+from conftest import build_tokenizer
+from letter_environment import LongLetterEnvironment
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from g2po_trl import G2POConfig
+from g2po_trl.engines import trl_vllm as vllm_engine
+from g2po_trl.engines.base import Engine
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.engines.transformers import generate_batch, generation_config
+from g2po_trl.engines.trl_vllm import VLLMEngine
+from g2po_trl.engines.vllm_requests import RequestEngine, Requests
+from g2po_trl.rollout.player import RolloutStats
+from g2po_trl.update.importance import SamplingStatistics, importance_ratio
+
+
+def prompts_of(trainer, *texts):
+    return [trainer.processing_class(text)["input_ids"] for text in texts]
+
+
+# -- where a reply ends -----------------------------------------------------------------------------------------------
+
+
+def engine_with_tokenizer():
+    tokenizer = build_tokenizer()
+    return tokenizer, Engine(tokenizer, [tokenizer.eos_token_id])
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "complete"),
+    [
+        ("go<|im_end|>", "go<|im_end|>", True),
+        ("go<|im_end|><|im_end|>north", "go<|im_end|>", True),
+        ("go north", "go north", False),
+        ("go</a> north<|im_end|>", "go</a>", True),
+        ("go<|im_end|></a>", "go<|im_end|>", True),
+        ("</a></a>", "</a>", True),
+        ("go.STOP</a>", "go.STOP", True),
+    ],
+)
+def test_where_a_reply_ends(text, kept, complete):
+    tokenizer, engine = engine_with_tokenizer()
+    sampling = Sampling(stop_sequences=("</a>", "STOP"))
+    ids = tokenizer(text)["input_ids"]
+    reply = engine._reply(sampling, ids, [-float(i) for i in range(len(ids))])
+    assert tokenizer.decode(reply.ids) == kept and reply.complete is complete
+    assert reply.logprobs == [-float(i) for i in range(len(reply.ids))]
+
+
+def test_without_stop_sequences_only_the_end_of_turn_ends():
+    tokenizer, engine = engine_with_tokenizer()
+    assert (
+        tokenizer.decode(engine._reply(Sampling(), tokenizer("</a> go<|im_end|>x")["input_ids"]).ids)
+        == "</a> go<|im_end|>"
+    )
+
+
+def test_generate_stops_at_stop_sequences(make_trainer):
+    """With every letter a stop sequence, a reply ends with the first; nothing after it is trained."""
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    trainer = make_trainer(LongLetterEnvironment, stop_sequences=letters, max_completion_length=40)
+    sampling = Sampling.for_training(trainer.args)
+    torch.manual_seed(0)
+    replies = trainer.player.actor.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
+    texts = [trainer.processing_class.decode(reply.ids) for reply in replies]
+    stopped = [(text, reply) for text, reply in zip(texts, replies) if any(letter in text for letter in letters)]
+    assert len(stopped) > 6
+    for text, reply in stopped:
+        assert reply.complete
+        before = trainer.processing_class.decode(reply.ids[:-1])
+        assert not any(letter in before for letter in letters), text
+
+
+def test_cut_off_replies_can_be_left_untrained(make_trainer):
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=2, mask_truncated_completions=True)
+    trainer.train()
+    entry = trainer.state.log_history[0]
+    assert entry["rollout/truncated_replies"] > 0
+    assert entry["rollout/truncated_replies"] <= entry["update/step_samples"]
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_samples_as_it_is_told(tmp_path):
+    options = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
+    args = G2POConfig(str(tmp_path), top_k=5, top_p=0.9, **options)
+    assert Sampling.for_training(args) == Sampling(1.0, 0.9, 5, None, max_tokens=args.max_completion_length)
+    assert Sampling.for_evaluation(args) == replace(Sampling.for_training(args), temperature=0.4)
+    args = G2POConfig(str(tmp_path), top_k=5, eval_top_k=0, eval_top_p=0.5, eval_temperature=0.0, **options)
+    assert Sampling.for_evaluation(args) == Sampling(0.0, 0.5, 0, None, max_tokens=args.max_completion_length)
+
+
+GREEDY = Sampling(temperature=0.0, max_tokens=12)
+
+
+def test_greedy_is_greedy(make_trainer):
+    trainer = make_trainer()
+    prompts = prompts_of(trainer, "go north", "take key")
+    first, second = (trainer.player.actor.engine.generate(prompts, GREEDY) for _ in range(2))
+    assert [reply.ids for reply in first] == [reply.ids for reply in second]
+
+
+def test_the_checkpoints_own_sampling_defaults_have_no_part_in_it(make_trainer, tiny_model_dir, tmp_path):
+    """A base model that may not say anything twice: the trainer does not know of it, so replies must not either."""
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+    for kwargs in ({}, {"peft_config": lora}):
+        trainer = make_trainer(**kwargs)
+        prompts = prompts_of(trainer, "go north", "take key")
+        expected = trainer.player.actor.engine.generate(prompts, GREEDY)
+        model = trainer.model.get_base_model() if kwargs else trainer.model
+        strange = GenerationConfig(no_repeat_ngram_size=1, repetition_penalty=3.0, min_p=0.5, suppress_tokens=[5])
+        model.generation_config = trainer.model.generation_config = strange
+        assert trainer.player.actor.engine.generate(prompts, GREEDY) == expected
+        assert model.generation_config is trainer.model.generation_config is strange, "put back"
+        again = trainer.model.generate(torch.tensor(prompts[:1]), max_new_tokens=12, pad_token_id=0)
+        assert again[0, len(prompts[0]) :].tolist() != expected[0].ids, "it would have made a difference"
+
+
+def test_generate_batch_needs_no_trainer(tiny_model_dir):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval(), build_tokenizer()
+    prompts = tokenizer(["go north", "take"])["input_ids"]
+    config = generation_config(tokenizer, Sampling(temperature=0.0, max_tokens=5), [tokenizer.eos_token_id])
+    together = generate_batch(model, tokenizer, prompts, config)
+    assert [len(ids) for ids in together] == [5, 5]
+    assert together == [generate_batch(model, tokenizer, [prompt], config)[0] for prompt in prompts]
+    assert generate_batch(model, tokenizer, [], config) == []
+
+
+# -- vLLM -------------------------------------------------------------------------------------------------------------
+
+
+def test_server_mode_with_unequal_numbers_of_prompts():
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = programs.run_ranks(2, Path(__file__).parents[1] / "helpers" / "engine_script.py", env=env, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]  # the script's own assertions, on both ranks
+
+
+class SharedParams(SimpleNamespace):
+    def clone(self):
+        return SharedParams()
+
+
+@pytest.fixture
+def vllm_module(monkeypatch):
+    """What requests to vLLM are made of, where vLLM is not installed."""
+    params = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"), StructuredOutputsParams=dict)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
+
+
+class RecordingVLLM:
+    """Stands in for TRL's wrapper to see when it is woken, given weights and put to sleep.
+
+    Its vLLM has cached the prompt's length without its last token, and says so. It completes a request a step, the
+    last one first. With `tensor_parallel_size` 2 it adds a prompt of 50 tokens for each, before ours, as if the rank
+    before had brought it.
+    """
+
+    mode, logprobs, structured_outputs_regex = "colocate", 0, None
+
+    def __init__(self, prefix_caching=True, tensor_parallel_size=1):
+        self.enable_sleep_mode, self._llm_weights_sleeping, self.events = True, True, []
+        self.tensor_parallel_size, self.forgets = tensor_parallel_size, True
+        self.requests, self.parameters, self.adapters = {}, [], []
+        cache_config = SimpleNamespace(enable_prefix_caching=prefix_caching)
+        self.llm = SimpleNamespace(
+            wake_up=lambda tags: self.events.append(f"wake {tags[0]}"),
+            sleep=lambda level: self.events.append(f"sleep {level}"),
+            generate=self.answer,
+            reset_prefix_cache=lambda: self.events.append("forget") or self.forgets,
+            llm_engine=SimpleNamespace(
+                vllm_config=SimpleNamespace(cache_config=cache_config),
+                add_request=self.add_request,
+                step=self.step,
+                abort_request=lambda names: self.events.append(f"abort {len(names)}"),
+            ),
+        )
+        self.llm_generate = self.llm.generate
+
+    def add_request(self, name, prompt, parameters, lora_request):
+        self.requests[name] = prompt["prompt_token_ids"]
+        self.adapters.append(lora_request)
+        self.parameters.append(parameters)
+
+    def step(self):
+        name, prompt = self.requests.popitem()
+        self.events.append(f"answer {len(prompt)} asleep={self.enable_sleep_mode}")
+        answer = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}])
+        return [
+            SimpleNamespace(finished=False),
+            SimpleNamespace(request_id=name, finished=True, outputs=[answer], num_cached_tokens=len(prompt) - 1),
+        ]
+
+    def answer(self, prompts, sampling_params, **options):
+        self.adapters += [options.get("lora_request")] * (len(prompts) // self.tensor_parallel_size)
+        return [SimpleNamespace(num_cached_tokens=len(prompt) - 1) for prompt in prompts]
+
+    def sync_weights(self):
+        self.events.append("weights")
+
+    def generate(self, prompts, images, num_generations):
+        self.events.append(f"generate {len(prompts)} asleep={self.enable_sleep_mode}")
+        others = [[0] * 50] * (len(prompts) * (self.tensor_parallel_size - 1))
+        self.llm.generate(others + prompts, sampling_params=SharedParams())
+        return prompts, [[7]] * len(prompts), [[[-1.0]]] * len(prompts), None
+
+
+def engine_of(vllm, options=None):
+    tokenizer = SimpleNamespace(decode=lambda ids: "", pad_token_id=0)
+    return VLLMEngine(tokenizer, [7], vllm, SimpleNamespace(process_index=1), torch.nn.Linear(1, 1), 0, options)
+
+
+def test_an_option_that_vllm_does_not_have_is_named(vllm_module, monkeypatch):
+    def refuse(no_repeat_ngram_size=None, **known):
+        if no_repeat_ngram_size is not None:
+            raise TypeError("Unexpected keyword argument 'no_repeat_ngram_size'")  # as vLLM 0.31 does
+
+    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", refuse)
+    with pytest.raises(ValueError, match="generation_kwargs has .*'no_repeat_ngram_size'.* use the engine"):
+        engine_of(RecordingVLLM(), {"no_repeat_ngram_size": 3}).generate([[1]], Sampling())
+
+
+def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm, {"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}})
+    with engine.rollout():
+        assert [reply.cached_tokens for reply in engine.generate([[1], [2, 2]], Sampling(), [5, 6])] == [0, 1]
+        assert engine.generate([], Sampling()) == []
+        engine.generate([[1]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
+    assert vllm.events == [
+        *("weights", "forget", "wake kv_cache", "answer 2 asleep=False", "answer 1 asleep=False"),
+        *("answer 1 asleep=False", "sleep 2"),
+    ]
+    assert vllm.enable_sleep_mode and vllm._llm_weights_sleeping
+    assert [parameters.seed for parameters in vllm.parameters] == [5, 6, None]
+    assert vars(vllm.parameters[-1]) == {
+        **{"temperature": 0.2, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 512},
+        **{"stop_token_ids": [7], "stop": ["</action>"], "include_stop_str_in_output": True, "logprobs": 0},
+        **{"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}, "seed": None, "output_kind": "final"},
+    }
+
+
+def test_what_a_rollout_leaves_unanswered_is_abandoned(vllm_module):
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm)
+    with engine.rollout():
+        for key in (3, 4, 5):
+            engine.submit(key, [1] * key, Sampling(), seed=key)
+        (answered,) = engine.poll(0.0).items()
+        assert answered[0] == 5 and answered[1].ids == [7] and answered[1].logprobs == [-1.0]
+    assert vllm.events[-2:] == ["abort 2", "sleep 2"]
+    with engine.rollout():
+        assert engine.poll(0.0) == {}
+    vllm.step, vllm.llm.llm_engine.step = None, lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine.generate([[1], [2]], Sampling())
+    assert vllm.events[-1] == "abort 2"
+
+
+def test_a_vllm_that_is_not_trained_forgets_an_interrupted_rollout(vllm_module):
+    vllm = RecordingVLLM()
+    engine = RequestEngine(SimpleNamespace(decode=lambda ids: ""), [7])
+    engine.requests = Requests(vllm.llm)
+    with pytest.raises(RuntimeError, match="broken"), engine.rollout():
+        engine.submit(3, [1], Sampling(), seed=3)
+        raise RuntimeError("broken")
+    assert vllm.events == ["abort 1"]
+    with engine.rollout():
+        assert engine.poll(0.0) == {}, "of the rollout before"
+
+
+def test_vllm_of_two_ranks_is_awake_too(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * 2)
+    vllm = RecordingVLLM(tensor_parallel_size=2)
+    engine = engine_of(vllm, {"frequency_penalty": 0.1})
+    assert not engine.streams
+    with engine.rollout():
+        engine.generate([[1], [2]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
+    assert vllm.events == ["weights", "forget", "wake kv_cache", "generate 2 asleep=False", "sleep 2"]
+    assert vllm.temperature == 0.2 and vllm.generation_kwargs == {
+        "stop_token_ids": [7],
+        "stop": ["</action>"],
+        "include_stop_str_in_output": True,
+        "frequency_penalty": 0.1,
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_rollout_is_answered_by_the_adapter_of_its_time(monkeypatch, vllm_module, ranks):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks)
+    vllm, versions = RecordingVLLM(tensor_parallel_size=ranks), iter("ab")
+    engine = engine_of(vllm)
+    engine.generate([[1]], Sampling())
+    engine.adapter = SimpleNamespace(load=lambda: next(versions))
+    for _ in range(2):
+        with engine.rollout():
+            engine.generate([[1], [2]], Sampling())
+    assert vllm.adapters == [None, "a", "a", "b", "b"]
+
+
+def test_vllm_sleeps_after_an_error():
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm)
+    with pytest.raises(RuntimeError, match="broken"), engine.rollout():
+        raise RuntimeError("broken")
+    assert vllm.events[-1] == "sleep 2"
+
+
+def test_a_rollout_in_a_rollout_hands_on_no_weights(vllm_module):
+    """A panel's parts are played with the same weights; the next rollout gets those of its own time."""
+    vllm = RecordingVLLM()
+    engine = engine_of(vllm)
+    with engine.rollout():
+        for _ in range(3):
+            with engine.rollout():
+                engine.generate([[1]], Sampling())
+    assert [event for event in vllm.events if not event.startswith("answer")] == [
+        *("weights", "forget", "wake kv_cache", "sleep 2")
+    ]
+    with engine.rollout():
+        pass
+    assert vllm.events.count("weights") == vllm.events.count("forget") == 2
+    with pytest.raises(RuntimeError, match="broken"), engine.rollout(), engine.rollout():
+        raise RuntimeError("broken")
+    with engine.rollout():
+        assert vllm.events.count("weights") == 4, "after an error too"
+
+
+def test_a_cache_that_cannot_be_forgotten_is_not_used():
+    vllm = RecordingVLLM()
+    vllm.forgets = False
+    with pytest.raises(RuntimeError, match="what the previous weights computed"), engine_of(vllm).rollout():
+        raise AssertionError("nothing is played")
+    assert vllm.events == ["weights", "forget"]
+
+
+@pytest.mark.parametrize("ranks_of_a_model", [1, 2])
+def test_vllm_says_what_its_cache_held(ranks_of_a_model, monkeypatch, vllm_module):
+    monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks_of_a_model)
+    vllm = RecordingVLLM(tensor_parallel_size=ranks_of_a_model)
+    replies = engine_of(vllm).generate([[1], [2, 2], [3, 3, 3]], Sampling())
+    assert [reply.cached_tokens for reply in replies] == [0, 1, 2]
+    assert vllm.llm.generate is vllm.llm_generate, "not listened to any more"
+
+
+def test_where_there_is_no_cache_nothing_is_said_of_it(make_trainer, vllm_module):
+    replies = engine_of(RecordingVLLM(prefix_caching=False)).generate([[1, 2]], Sampling())
+    assert [reply.cached_tokens for reply in replies] == [None]
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    (entry,) = (e for e in trainer.state.log_history if "episode/success_rate" in e)
+    assert "rollout/mean_prompt_tokens" in entry and "rollout/prefix_cache_hit_fraction" not in entry
+
+
+def test_hit_fraction_over_ranks():
+    """By tokens; a rank without prompts has no part in it."""
+    ranks = [RolloutStats(cacheable_tokens=300, cached_tokens=100), RolloutStats(cacheable_tokens=100), RolloutStats()]
+    assert RolloutStats.over_ranks(ranks).metrics()["rollout/prefix_cache_hit_fraction"] == 0.25
+    assert ranks[1].metrics()["rollout/prefix_cache_hit_fraction"] == 0
+    assert "rollout/prefix_cache_hit_fraction" not in ranks[2].metrics()
+
+
+# -- importance ratios ------------------------------------------------------------------------------------------------
+
+LOGPS = torch.log(torch.tensor([[0.8, 0.2, 0.5], [0.9, 0.5, 0.5]]))
+SAMPLING = torch.log(torch.tensor([[0.4, 0.4, 0.1], [0.1, 0.5, 0.1]]))
+MASK = torch.tensor([[1, 1, 0], [1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "ratio", "outside"),
+    [
+        ("token_truncate", [[2.0, 0.5, 1.0], [3.0, 1.0, 1.0]], [[0, 0, 0], [1, 0, 0]]),
+        ("token_mask", [[2.0, 0.5, 1.0], [0.0, 1.0, 1.0]], [[0, 0, 0], [1, 0, 0]]),
+        ("sequence_truncate", [[1.0], [3.0]], [[0], [1]]),
+        ("sequence_mask", [[1.0], [0.0]], [[0], [1]]),
+    ],
+)
+def test_importance_ratio_by_hand(mode, ratio, outside):
+    ours, dropped = importance_ratio(LOGPS, SAMPLING, MASK, mode, None, 3.0)
+    assert torch.allclose(ours, torch.tensor(ratio)) and dropped.int().tolist() == outside
+    statistics = SamplingStatistics()
+    statistics.add(LOGPS, SAMPLING, MASK, ours, dropped)
+    metrics = SamplingStatistics.metrics([statistics.summary(), SamplingStatistics().summary()])
+    trained = ours[:, :2]
+    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(trained.mean().item())
+    assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(trained.max().item())
+    assert metrics["sampling/importance_sampling_ratio/clipped_fraction"] == pytest.approx(
+        torch.tensor(outside)[:, :2].float().mean().item()
+    )
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(torch.log(torch.tensor(9.0)).item())
+
+
+def test_the_effective_sample_size_is_of_ratios_before_they_are_bounded():
+    """At a bound of 1 the bounded ratios hardly differ, however far the policy has moved."""
+    spread = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(0))
+
+    def metrics(sigma, shift=0.0, ranks=1):
+        logps, mask = sigma * spread - sigma**2 / 2 + shift, torch.ones_like(spread, dtype=torch.long)
+        parts = []
+        for part in range(ranks):
+            one = [tensor[:, part::ranks] for tensor in (logps, torch.zeros_like(logps), mask)]
+            statistics = SamplingStatistics()
+            statistics.add(*one, *importance_ratio(*one, "token_truncate", None, 1.0))
+            parts.append(statistics.summary())
+        return SamplingStatistics.metrics(parts)
+
+    for sigma in (0.5, 1.0):
+        size = metrics(sigma)["sampling/effective_sample_size"]
+        assert size == pytest.approx(torch.tensor(-(sigma**2)).exp().item(), rel=0.1)
+        assert metrics(sigma, shift=500.0, ranks=2)["sampling/effective_sample_size"] == pytest.approx(size, rel=1e-4)
+    fractions = [metrics(sigma)["sampling/importance_sampling_ratio/clipped_fraction"] for sigma in (1e-6, 0.1)]
+    assert fractions[0] == 0 and fractions[1] > 0.4, "rounding is not clipping"
+
+
+def test_importance_ratio_without_engine_probability_is_one():
+    sampling = SAMPLING.clone()
+    sampling[0, 0] = float("nan")
+    ratio, _ = importance_ratio(LOGPS, sampling, MASK, "token_truncate", 0.75, None)
+    assert ratio[0].tolist() == pytest.approx([1.0, 0.75, 1.0])
+    with pytest.raises(ValueError, match="'token' *: choose one of|is 'token'"):
+        importance_ratio(LOGPS, SAMPLING, MASK, "token", None, None)

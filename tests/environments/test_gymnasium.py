@@ -1,0 +1,162 @@
+"""Gymnasium environments are played, checked and trained on through the adapter."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install -e ".[gymnasium]"')
+
+from games_of_gymnasium import TextWalk
+from returning import check_returned_everywhere
+
+from g2po_trl import EnvironmentPool, GymnasiumEnvironment
+from g2po_trl.cli.commands.check import main
+from g2po_trl.environments.validation import check_task_columns
+from g2po_trl.evaluation.environment_report import examine
+from g2po_trl.runs.run_json import load_object
+
+LETTERS = "games_of_gymnasium:Letters-v0"
+LAKE = {
+    "env_id": "FrozenLake-v1",
+    "make_options": {"render_mode": "ansi", "is_slippery": False},
+    "action_names": ["left", "down", "right", "up"],
+    "task": "Reach the goal G, and do not fall into a hole H.",
+}
+TO_THE_GOAL = ["down", "down", "right", "right", "down", "right"]
+
+
+def test_texts_pass_through_and_success_is_told():
+    game = GymnasiumEnvironment(LETTERS, {"word": "attic"}, actions_in_info="can", task="Say letters.")
+    first = game.reset(seed=3)
+    assert first == game.reset(seed=3) and first != game.reset(seed=4)
+    assert first.text.startswith("attic ") and first.admissible_actions == ["a", "z"] and first.task == "Say letters."
+    game.step("a")
+    last = game.step("b")
+    assert (last.observation.text, last.reward, last.terminated, last.truncated) == ("kitchen", 10.0, True, False)
+    assert last.info == {"success": True, "turns": 1}, "what is no plain value, and a score that is none, are left out"
+    with pytest.raises(RuntimeError, match="call reset"):
+        game.step("a")
+
+
+def test_columns_of_a_row_are_gymnasiums_options():
+    game = GymnasiumEnvironment(LETTERS)
+    game.reset(seed=1, level=2, task_id="one", task_type="easy", of_another_row=None)
+    assert game.env.unwrapped.options == {"level": 2}
+    check_task_columns(partial(GymnasiumEnvironment, LETTERS), ["seed", "level"])
+
+
+def test_an_impossible_action_is_answered_and_not_played():
+    game = GymnasiumEnvironment(LETTERS)
+    first = game.reset(seed=3)
+    refused = game.step("go north")
+    assert "1 to 1 of the characters 'abc" in refused.observation.text and first.text in refused.observation.text
+    assert refused.observation.state_key == first.text and refused.info == {"invalid_action": True}
+    assert game.env.unwrapped.said == ""
+    anything = GymnasiumEnvironment(LETTERS, any_text=True)
+    anything.reset()
+    assert anything.step("go north").observation.text == "kitchen"
+
+
+def test_a_game_that_draws_itself():
+    game = GymnasiumEnvironment(**LAKE)
+    first = game.reset(seed=0)
+    assert first.text.startswith("\n<red>S</red>FFF") and first.state_key == "0"
+    assert first.admissible_actions == LAKE["action_names"]
+    assert "left, down, right, up" in game.step("fly").observation.text
+    results = [game.step(action) for action in TO_THE_GOAL]
+    assert [result.observation.state_key for result in results] == ["4", "8", "9", "10", "14", "15"]
+    assert [result.reward for result in results] == [0.0] * 5 + [1.0] and results[-1].terminated
+
+
+def test_masked_actions_are_not_listed():
+    taxi = GymnasiumEnvironment("Taxi-v4", {"render_mode": "ansi"})
+    first = taxi.reset(seed=3)
+    assert 0 < len(first.admissible_actions) < 6
+    assert taxi.step(first.admissible_actions[0]).observation.state_key != first.state_key
+
+
+def test_episodes_that_are_played_in_turn_do_not_disturb_each_other():
+    alone, first, second = (GymnasiumEnvironment("games_of_gymnasium:Dice-v0") for _ in range(3))
+    expected = [alone.reset(seed=1).text] + [alone.step("a").observation.text for _ in range(3)]
+    seen = [first.reset(seed=1).text]
+    second.reset(seed=2)
+    for _ in range(3):
+        result = first.step("a")
+        seen.append(result.observation.text)
+        second.step("a")
+    assert seen == expected and len(set(seen)) == 4
+    assert result.truncated and not result.terminated, "Gymnasium's own time limit"
+
+
+def test_spaces_of_another_kind_by_a_class_of_ones_own():
+    walk = TextWalk()
+    assert walk.reset().text == "You are at 0."
+    assert walk.step("2.5").observation.state_key == "2.5"
+    assert "could not convert" in walk.step("north").observation.text
+    with EnvironmentPool(TextWalk, num_workers=1) as pool:
+        assert pool.reset([{}])[0].task == "Walk."
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"env_id": "Letters-v7"}, r"'Letters-v7', which is not registered .* 'my_module:Letters-v7'"),
+        ({"env_id": "FrozenLake-v1"}, r'FrozenLake-v1 is Discrete\(16\), .* "ansi"}, or derive'),
+        ({"env_id": "games_of_gymnasium:Walk-v0"}, r"observation_space .* is Box.* override read_observation"),
+        ({**LAKE, "action_names": ["left"]}, r"action_names is \['left'\]: name all 4"),
+        ({"env_id": LETTERS, "action_names": ["left"]}, "only Discrete spaces take it"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_with_a_remedy(options, message):
+    with pytest.raises(ValueError, match=message):
+        GymnasiumEnvironment(**options)
+
+
+def test_an_absent_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
+    with pytest.raises(ImportError, match=r"pip install -e '.*\[gymnasium\]'"):
+        GymnasiumEnvironment(LETTERS)
+
+
+def test_check_of_a_borrowed_game(capsys):
+    pond = {**LAKE, "make_options": {**LAKE["make_options"], "desc": ["SF", "HG"]}}  # chance sometimes crosses it
+    findings = examine(partial(GymnasiumEnvironment, **pond), [{"seed": 1}], episodes=8, turns=20)
+    assert {finding.level for finding in findings} == {"ok"}
+    assert any("there is a graph to learn from" in finding.text for finding in findings)
+    with pytest.raises(SystemExit) as ended:
+        main(
+            ["g2po_trl:GymnasiumEnvironment", "--task", '{"seed": 1}', "--episodes", "1"]
+            + ["--environment-options", json.dumps({**LAKE, "action_names": ["left"]})]
+        )
+    assert ended.value.code == 1 and "name all 4" in capsys.readouterr().out
+
+
+def test_trained_on_and_described_for_evaluation(make_trainer):
+    trainer = make_trainer(environment=partial(GymnasiumEnvironment, LETTERS, task="go"), max_steps=1)
+    trainer.train()
+    folder = Path(trainer.args.output_dir)
+    lines = (folder / "trajectories" / "train-000001.jsonl").read_text().splitlines()
+    played = [json.loads(line) for line in lines]
+    assert {one["outcome"] for one in played} <= {"success", "failure", "truncated"}
+    assert any(len(one["steps"]) >= 2 for one in played)
+    described = json.loads((folder / "run.json").read_text())["environment"]
+    assert described["kwargs"] == {"env_id": LETTERS, "task": "go"}
+    assert load_object(described)().reset(seed=3).task == "go"
+
+
+@pytest.mark.parametrize(
+    ("options", "actions"),
+    [
+        ({"env_id": "games_of_gymnasium:Dice-v0"}, ["a", "b", "go north", "c", "a"]),
+        (
+            {**LAKE, "make_options": {"render_mode": "ansi", "is_slippery": True}},
+            ["right", "down", "fly"] + ["up"] * 6,
+        ),
+        ({"env_id": "Taxi-v4", "make_options": {"render_mode": "ansi"}}, ["0", "1", "2", "3", "4", "5"]),
+    ],
+)
+def test_branches_return_to_states_that_chance_led_to(options, actions):
+    """Chance of the game's own generator, and of Python's, which its neighbours in the worker use as well."""
+    check_returned_everywhere(partial(GymnasiumEnvironment, **options), {"seed": 5}, actions)

@@ -1,0 +1,247 @@
+"""A server of ours over loopback plays as in process does; one that is cut off costs an episode, not the run."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import programs
+import pytest
+
+pytest.importorskip("openenv")
+
+from tools_by_hand import Safe
+from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
+
+from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment, check_environment
+from g2po_trl.cli.commands.serve import main
+from g2po_trl.environments.adapters.openenv import RemoteEnvironment, make_app, read_observation
+from g2po_trl.environments.loading import load
+from g2po_trl.environments.pool.pool import EnvironmentFailure
+
+TESTS = Path(__file__).parents[1] / "helpers"
+
+
+def start_server(name, port=None):
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    process = programs.start("-m", "g2po_trl", "serve", name, "--port", port, cwd=TESTS, stdout="/dev/null")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process, f"http://127.0.0.1:{port}"
+        assert process.poll() is None, "the server ended"
+        time.sleep(0.1)
+    raise AssertionError("the server does not listen")
+
+
+def stop(process):
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def server():
+    process, url = start_server("toy_environments.py:KeyDoorEnvironment")
+    yield url
+    stop(process)
+
+
+def play(environment, room, actions):
+    seen = [environment.reset(key_room=room)]
+    results = [environment.step(action) for action in actions]
+    return seen + [(r.observation, r.reward, r.terminated, r.truncated) for r in results]
+
+
+def test_a_remote_episode_is_the_local_one(server):
+    remote, local = RemoteEnvironment([server]), KeyDoorEnvironment()
+    for room, actions in KEY_DOOR_WALKTHROUGHS.items():
+        actions = ["nonsense", *actions]
+        assert play(remote, room, actions) == play(local, room, actions)
+    remote.close()
+
+
+def test_a_servers_address_is_an_environment_to_check(server):
+    check_environment(load(server), {"key_room": "hall"})
+
+
+def test_many_episodes_at_a_time_by_the_pool(server):
+    rooms = [*KEY_DOOR_WALKTHROUGHS] * 2
+    with EnvironmentPool(partial(RemoteEnvironment, [server]), num_workers=2) as pool:
+        first = pool.reset([{"key_room": room} for room in rooms])
+        assert all(isinstance(observation, Observation) for observation in first)
+        played = pool.step(dict.fromkeys(range(len(rooms)), "take key"))
+        found = ["You take the key" in played[slot].observation.text for slot in range(len(rooms))]
+        assert found == [room == "hall" for room in rooms]
+
+
+def test_the_same_trajectories_trained_on(server, make_trainer):
+    """The real trainer, once with the environment in its workers and once with a server's."""
+    from datasets import Dataset
+
+    options = {"dataset": Dataset.from_list([{"key_room": r} for r in ("hall", "cellar")] * 2), "max_steps": 1}
+    options["overwrite"] = True  # the second deletes the first, which was read
+    written = []
+    for environment in (KeyDoorEnvironment, partial(RemoteEnvironment, [server])):
+        trainer = make_trainer(environment=environment, **options)
+        trainer.train()
+        written.append((Path(trainer.args.output_dir) / "trajectories" / "train-000001.jsonl").read_text())
+    assert written[0] == written[1] and written[0].count("\n") == 8
+
+
+def test_a_server_that_is_killed_in_mid_episode():
+    first, one = start_server("toy_environments.py:KeyDoorEnvironment")
+    second, two = start_server("toy_environments.py:KeyDoorEnvironment")
+    try:
+        with EnvironmentPool(partial(RemoteEnvironment, [one, two], timeout=20), num_workers=1) as pool:
+            tasks = [{"key_room": "hall"}] * 4
+            assert all(isinstance(o, Observation) for o in pool.reset(tasks))
+            first.kill()
+            first.wait()
+            results = pool.step(dict.fromkeys(range(4), "take key"))
+            failed = [slot for slot, result in results.items() if isinstance(result, EnvironmentFailure)]
+            assert len(failed) == 2, "two sessions were with each server"
+            assert "was cut off in mid-episode" in results[failed[0]].message
+            assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the other server takes them all"
+            second.kill()
+            second.wait()
+            pool.step(dict.fromkeys(range(4), "take key"))
+            none = pool.reset(tasks)
+            assert all(isinstance(o, EnvironmentFailure) and "no server answers" in o.message for o in none)
+    finally:
+        for process in (first, second):
+            if process.poll() is None:
+                stop(process)
+
+
+def test_an_environment_that_dies_on_the_server():
+    process, url = start_server("letter_environment.py:SuicidalEnvironment")
+    try:
+        remote = RemoteEnvironment([url])
+        remote.reset(seed=1)
+        remote.step("a")
+        with pytest.raises(Exception, match=r"crash|died"):
+            remote.step("a")
+        assert remote.reset(seed=2).text == "hall 2"
+        remote.close()
+    finally:
+        stop(process)
+
+
+def session_of(monkeypatch, environment, **options):
+    """What plays for one client of the server."""
+    made = []
+
+    def create(served, *rest, **more):
+        made.append(served)
+        return SimpleNamespace(add_middleware=lambda *one, **other: None)
+
+    monkeypatch.setattr("openenv.core.env_server.http_server.create_fastapi_app", create)
+    make_app(environment, **options)
+    return made[0]()
+
+
+@pytest.mark.parametrize(("truncates", "terminates"), [(True, True), (True, False), (False, True)])
+def test_an_end_is_the_one_that_the_environment_named(monkeypatch, truncates, terminates):
+    """Truncated and terminated is a success here if it was paid, and so it is by a server."""
+    from openenv.core.client_types import StepResult as Answer
+
+    class Ends(TextEnvironment):
+        def reset(self):
+            return "begin"
+
+        def step(self, action):
+            return StepResult("end", 10.0, terminates, truncates)
+
+    session = session_of(monkeypatch, Ends)
+    session.reset()
+    said = session.step(SimpleNamespace(text="go"))
+    session.close()
+    remote = RemoteEnvironment(["http://127.0.0.1:1"])
+    fields = said.model_dump(exclude={"reward", "done", "metadata"})
+    remote._client = SimpleNamespace(step=lambda action: Answer(fields, said.reward, said.done))
+    result = remote.step("go")
+    assert (result.terminated, result.truncated, result.reward) == (terminates, truncates, 10.0)
+
+
+def test_web_pages_do_not_play(server):
+    """A page that is open in a browser on the server's machine, also one that has its name mean this machine."""
+    import json
+    import urllib.error
+    import urllib.request
+
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    address = server.replace("http", "ws") + "/ws"
+    reset = json.dumps({"type": "reset", "data": {"key_room": "hall"}})
+    for page in ({"origin": "http://evil.example"}, {"origin": server}):
+        with pytest.raises(InvalidStatus, match="403"):
+            connect(address, **page)
+    with socket.create_connection(("127.0.0.1", int(server.rpartition(":")[2]))) as renamed:
+        with pytest.raises(InvalidStatus, match="403"):
+            connect("ws://evil.example/ws", sock=renamed)
+    with connect(address) as client:
+        client.send(reset)
+        assert "You wake up" in client.recv()
+    for headers in ({"Origin": "http://evil.example"}, {"WorkerLoop": "evil.example"}):
+        request = urllib.request.Request(f"{server}/reset", b"{}", {"Content-Type": "application/json", **headers})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(request)
+
+
+class TellsASecret(TextEnvironment):
+    def reset(self):
+        return os.environ.get("GAME_TOKEN", "none")
+
+
+def test_a_served_environment_gets_the_variables_that_are_named(monkeypatch):
+    with pytest.raises(SystemExit, match="environment_variables names NOT_SET, not set here"):
+        main(["toy_environments:KeyDoorEnvironment", "--environment_variables", "NOT_SET"])
+    monkeypatch.setenv("GAME_TOKEN", "sesame")
+    for names, seen in (([], "none"), (["GAME_TOKEN"], "sesame")):
+        session = session_of(monkeypatch, TellsASecret, environment_variables=names)
+        assert session.reset().text == seen
+        session.close()
+
+
+def test_a_class_in_trls_style_is_served_as_the_trainer_wraps_it(monkeypatch):
+    with pytest.raises(SystemExit, match="max_turns is None: Safe is a class in TRL's style"):
+        main(["tools_by_hand:Safe"])
+    with pytest.raises(SystemExit, match="max_turns is 3: only classes in TRL's style take it, and KeyDoor"):
+        main(["toy_environments:KeyDoorEnvironment", "--max_turns", "3"])
+    session = session_of(monkeypatch, Safe, max_turns=2)
+    told = session.reset(code="12", prompt="Open it.")
+    assert told.text == "The safe is locked." and "turn" in told.task and told.task.endswith("Open it.")
+    turn = '<tool_call>{"name": "turn", "arguments": {"digit": %d}}</tool_call>'
+    seen = [session.step(SimpleNamespace(text=turn % digit)) for digit in (1, 2)]
+    assert [(one.text, one.reward, one.done) for one in seen] == [("click", 0.0, False), ("click", 10.0, True)]
+    session.close()
+
+
+def test_a_text_that_a_server_calls_info_is_no_fact_of_the_episode():
+    from openenv.core.client_types import StepResult as Answer
+
+    remote = RemoteEnvironment(["http://127.0.0.1:1"])
+    remote._client = SimpleNamespace(step=lambda action: Answer({"text": "x", "info": "it rains"}, 1.0, True))
+    assert remote.step("look") == StepResult(Observation("x"), 1.0, terminated=True)
+
+
+def test_observations_of_other_servers_are_read():
+    assert read_observation({"message": "hello", "done": False}) == Observation("hello")
+    assert read_observation({"text": "t", "admissible_actions": ["a"], "task": None}) == Observation("t", None, ["a"])
+    with pytest.raises(ValueError, match="fields board, legal"):
+        read_observation({"board": [1], "legal": 2})
+    with pytest.raises(ValueError, match="base_urls is 'http"):
+        RemoteEnvironment("http://127.0.0.1:8000")

@@ -1,0 +1,198 @@
+"""The pool with environments that raise or answer nonsense: an episode fails alone, whatever the workers."""
+
+import pytest
+from faulty_pools import Reporter, faulty_pool, pids
+from letter_environment import LetterEnvironment
+from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
+
+from g2po_trl import EnvironmentPool, Observation, Step, StepResult, read_jsonl, write_jsonl
+from g2po_trl.environments.validation import EnvironmentContractError
+from g2po_trl.rollout.episode import Episode
+
+
+@pytest.fixture
+def pool():
+    with EnvironmentPool(
+        Reporter, num_workers=2, step_timeout=2, reset_timeout=10, max_observation_characters=1000
+    ) as p:
+        yield p
+
+
+def test_many_episodes_in_few_processes_and_groups_together(pool):
+    tasks = [{"seed": i} for i in range(128)]
+    groups = [i // 8 for i in range(128)]
+    observations = pool.reset(tasks, groups)
+    assert [o.text for o in observations] == [f"seed {i}" for i in range(128)]
+    assert len(set(pids(observations))) == 2
+    for group in range(16):
+        assert len(set(pids(observations)[8 * group : 8 * group + 8])) == 1
+    assert len({o.state_key for o in observations}) == 128, "an environment of its own for each episode"
+    again = pool.reset(tasks, groups)
+    assert {o.state_key for o in again} == {o.state_key for o in observations}, "objects are kept and reset"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_results_do_not_depend_on_workers(num_workers):
+    with EnvironmentPool(Reporter, num_workers=num_workers) as pool:
+        pool.reset([{"seed": i} for i in range(5)])
+        assert pool.step({3: "go", 0: "end"}) == {
+            3: StepResult(Observation("3 go 1"), 1.0),
+            0: StepResult(Observation("0 end 1"), 1.0, terminated=True),
+        }
+        assert pool.step({3: "go"})[3].observation.text == "3 go 2"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        ("raise", "exception", "the door is stuck"),
+        ("nan", "invalid", "reward is nan"),
+        ("none", "invalid", "returned None"),
+        ("long", "invalid", "2000 characters"),
+    ],
+)
+def test_a_bad_step_fails_its_own_episode_alone(pool, fault, kind, message):
+    pool.reset([{"seed": i} for i in range(4)])
+    results = pool.step({0: "go", 1: fault, 2: "go", 3: "go"})
+    assert results[1].kind == kind and message in results[1].message and "Reporter" in results[1].message
+    assert [results[i].observation.text for i in (0, 2, 3)] == ["0 go 1", "2 go 1", "3 go 1"]
+    with pytest.raises(ValueError, match="slot 1"):
+        pool.step({1: "go"})
+    assert pool.step({0: "go"})[0].observation.text == "0 go 2"
+    assert len(pool.reset([{"seed": 7}] * 4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        ("raise", "exception", "no such house"),
+        (5, "invalid", "returned 5"),
+        ("kill", "crash", "SIGKILL"),
+    ],
+)
+def test_a_bad_reset_fails_its_own_episode_alone(pool, fault, kind, message):
+    tasks = [{"seed": i, **({"fault": fault} if i == 2 else {})} for i in range(6)]
+    results = pool.reset(tasks)
+    assert results[2].kind == kind and message in results[2].message
+    assert [results[i].text for i in range(6) if i != 2] == [f"seed {i}" for i in range(6) if i != 2]
+    assert len(pool.step({i: "go" for i in range(6) if i != 2})) == 5
+
+
+def test_check_says_what_is_wrong(pool):
+    pool.check({"seed": 1})
+    with pytest.raises(EnvironmentContractError, match="no such house"):
+        pool.check({"fault": "raise"})
+
+
+def test_bad_arguments():
+    running = (i for i in range(3))
+    with pytest.raises(ValueError, match="cannot be sent"):
+        EnvironmentPool(lambda: next(running) or LetterEnvironment())
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        EnvironmentPool(LetterEnvironment, num_workers=0)
+    with EnvironmentPool(LetterEnvironment, num_workers=1) as pool, pytest.raises(ValueError, match="one group"):
+        pool.reset([{"seed": 0}], groups=[0, 1])
+
+
+def play_key_door(num_workers):
+    """All episodes to their ends, which come at different turns."""
+    rooms = ["garden", "hall", "cellar", "hall", "garden"]
+    seen = []
+    with EnvironmentPool(KeyDoorEnvironment, num_workers=num_workers) as pool:
+        seen.append(pool.reset([{"key_room": room} for room in rooms], groups=[4, 4, 1, 0, 1]))
+        for turn in range(6):
+            walks = {slot: KEY_DOOR_WALKTHROUGHS[room] for slot, room in enumerate(rooms)}
+            results = pool.step({slot: walk[turn] for slot, walk in walks.items() if turn < len(walk)})
+            for slot, result in results.items():
+                last = turn + 1 == len(walks[slot])
+                assert (result.terminated, result.reward) == (last, 10.0 * last)
+            seen.append(results)
+        with pytest.raises(ValueError, match="slot 1"):  # its episode is over
+            pool.step({1: "take key"})
+    return seen
+
+
+def test_whole_episodes_do_not_depend_on_workers():
+    assert play_key_door(1) == play_key_door(2) == play_key_door(3)
+
+
+def test_truncated_episodes_are_over():
+    with faulty_pool() as pool:
+        pool.reset([{}])
+        assert pool.step({0: "truncate"})[0].truncated
+        with pytest.raises(ValueError, match="slot 0"):
+            pool.step({0: "go"})
+
+
+def test_groups_of_unequal_size_are_balanced():
+    with faulty_pool(num_workers=2) as pool:
+        groups = [0] * 6 + [1, 2, 3] + [4] * 3
+        home = [observation.state_key for observation in pool.reset([{}] * 12, groups)]
+        assert [len(set(home[:6])), len(set(home[6:])), len(set(home))] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("array", "reward is"),
+        ("huge", "reward is"),
+        ("infinite", "reward is -inf"),
+        ("boolean", "reward is True"),
+        ("surrogate", "not valid unicode"),
+        ("bytes", "returned b'x'"),
+        ("terminated", "terminated is 'no'"),
+        ("itself", "info cannot be stored as JSON"),
+        ("score", "info['score'] is nan; give a finite number"),
+        ("success", "info['success'] is [True]; give True or False"),
+    ],
+)
+def test_nonsense_is_invalid(fault, message):
+    with faulty_pool() as pool:
+        pool.reset([{"number": 3}, {"number": 4}])
+        results = pool.step({0: "go", 1: f"result {fault}"})
+        assert results[0].observation.text == "3 go"
+        assert results[1].kind == "invalid" and message in results[1].message
+        assert "FaultyEnvironment.step" in results[1].message and "task {'number': 4}" in results[1].message
+
+
+def test_numpy_values_and_nonsense_in_info_arrive_as_plain_data(tmp_path):
+    """A whole run would end at its first trajectory otherwise."""
+    with faulty_pool() as pool:
+        pool.reset([{}])
+        result = pool.step({0: "result numpy"})[0]
+    assert (type(result.reward), result.reward, result.terminated) == (float, 0.5, True)
+    assert result.observation.admissible_actions == ["a", "b"]
+    plain = {"success": True, "score": 0.5, "counts": [1, 2], "loss": None, "path": "half \ud800", "1": [None, None]}
+    assert {name: value for name, value in result.info.items() if name != "object"} == plain
+    assert "Unloadable" in result.info["object"]
+    episode = Episode("task", observation=Observation("x"), steps=[Step("x", "a")])
+    episode.advance(result)
+    write_jsonl(tmp_path / "t.jsonl", [episode.trajectory()])
+    (read,) = read_jsonl(tmp_path / "t.jsonl")
+    assert read.success and read.info == {**result.info, "path": "half ?"}
+
+
+def test_enums_and_subclasses_of_str_arrive_as_plain_values():
+    """Their classes may be found in the worker only, or nowhere by name."""
+    with faulty_pool() as pool:
+        pool.reset([{}])
+        info = pool.step({0: "result enum"})[0].info
+        assert info == {"mood": "good", "place": [1], "good": 0.5}
+        assert {type(part) for part in (*info, info["mood"], info["place"][0])} == {str, int}
+        observation = pool.step({0: "result text"})[0].observation
+        assert observation == Observation("x", state_key="y", admissible_actions=["z"])
+        assert {type(observation.text), type(observation.state_key), type(observation.admissible_actions[0])} == {str}
+
+
+def test_long_messages_are_shortened():
+    with faulty_pool() as pool:
+        pool.reset([{"number": 1}])
+        message = pool.step({0: "shout"})[0].message
+        assert len(message) < 10_000 and "Traceback" in message and "'number': 1" in message
+
+
+def test_tasks_that_cannot_be_sent():
+    with faulty_pool() as pool:
+        with pytest.raises(ValueError, match="plain data"):
+            pool.reset([{"number": 1}, {"number": lambda: 0}])
+        assert pool.reset([{"number": 1}])[0].text == "number 1"

@@ -1,0 +1,355 @@
+"""The pool's processes with faults injected for real: they are killed, hang, die, grow, and leave nothing behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from faulty_pools import Reporter, faulty_pool, pids
+from toy_environments import KeyDoorEnvironment
+
+from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl.environments.pool import scratch, worker
+
+
+@pytest.fixture
+def pool():
+    with EnvironmentPool(
+        Reporter, num_workers=2, step_timeout=2, reset_timeout=10, max_observation_characters=1000
+    ) as p:
+        yield p
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def ends(pid):
+    """Waits for the end of a process that is not our child. A dead one that nobody reaps has ended."""
+    for _ in range(300):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("kill", "crash"), ("hang", "timeout")])
+def test_episodes_that_cannot_be_played_again_are_lost(pool, fault, kind):
+    """Reset names the process: it is another one after its worker was lost."""
+    first = pool.reset([{"seed": i} for i in range(6)])
+    before = pool.worker_pids
+    results = pool.step({i: fault if i == 2 else "go" for i in range(6)})
+    home = pids(first)
+    assert results[2].kind == kind and "slot 2" in results[2].message
+    for slot in (0, 1, 3, 4, 5):
+        if slot > 2 and home[slot] == home[2]:
+            assert results[slot].kind == "lost" and "in slot 2" in results[slot].message.replace("of slot", "in slot")
+            assert "Reporter.reset answers otherwise than before" in results[slot].message
+        else:  # also those that had their answer before
+            assert results[slot].observation.text == f"{slot} go 1"
+    assert not alive(int(home[2]))
+    assert [o.text for o in pool.reset([{"seed": i} for i in range(6)])] == [f"seed {i}" for i in range(6)]
+    assert len(pool.worker_pids) == 2 and set(pool.worker_pids) != set(before)
+
+
+def test_close_leaves_no_process_behind():
+    pool = EnvironmentPool(Reporter, num_workers=3)
+    pool.reset([{}] * 3)
+    running = pool.worker_pids
+    assert len(running) == 3 and all(map(alive, running))
+    pool.close()
+    pool.close()
+    assert not any(map(alive, running))
+    with pytest.raises(ValueError, match="closed"):
+        pool.reset([{}])
+
+
+def test_workers_end_when_the_trainer_is_killed(tmp_path):
+    script = tmp_path / "train.py"  # without the guard, and with a class of its own
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, signal, tempfile
+            from g2po_trl import EnvironmentPool, StepResult, TextEnvironment
+
+            class Mine(TextEnvironment):
+                def reset(self):
+                    return f"process {os.getpid()} {tempfile.gettempdir()}"
+                def step(self, action):
+                    return StepResult("x")
+
+            print("started", flush=True)
+            pool = EnvironmentPool(Mine, num_workers=1)
+            print(pool.reset([{}])[0].text, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """
+        )
+    )
+    output = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60).stdout
+    assert output.count("started") == 1, "the script ran once"
+    pid, scratch = output.splitlines()[-1].split()[1:]
+    assert ends(int(pid))
+    assert not os.path.exists(scratch)
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"), [("exit 3", "exit status 3"), ("signal 11", "SIGSEGV"), ("fork", "SIGKILL")]
+)
+def test_ways_to_die(fault, how):
+    with faulty_pool() as pool:
+        pool.reset([{"number": 1}, {"number": 2}])
+        results = pool.step({1: fault})
+        assert results[1].kind == "crash" and how in results[1].message and "'number': 2" in results[1].message
+        told = pool.step({0: "go"})[0]  # was in the same worker; its key is the process
+        assert told.kind == "lost" and "during step of slot 1" in told.message and "'number': 1" in told.message
+        with pytest.raises(ValueError, match="slot 0"):
+            pool.step({0: "go"})
+        assert pool.reset([{"number": 5}])[0].text == "number 5"
+
+
+def test_an_episode_that_ended_before_its_worker_died_is_complete():
+    with faulty_pool() as pool:
+        pool.reset([{"number": i} for i in range(3)])
+        results = pool.step({0: "truncate", 1: f"signal {signal.SIGKILL:d}"})
+        assert results[0].truncated and results[1].kind == "crash"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no real-time signals")
+def test_a_signal_without_a_name():
+    with faulty_pool() as pool:
+        pool.reset([{}])
+        assert f"signal {signal.SIGRTMIN + 6}" in pool.step({0: f"signal {signal.SIGRTMIN + 6}"})[0].message
+
+
+def test_what_a_hanging_environment_started_ends_with_it(tmp_path):
+    with faulty_pool(step_timeout=5) as pool:
+        pool.reset([{}])
+        assert pool.step({0: f"child {tmp_path / 'pid'}"})[0].kind == "timeout"
+        assert ends(int((tmp_path / "pid").read_text()))
+
+
+def test_a_hanging_reset_fails_alone():
+    with faulty_pool(reset_timeout=10) as pool:
+        results = pool.reset([{"number": 0}, {"fault": "hang"}, {"number": 2}])
+        assert results[1].kind == "timeout" and "slot 1" in results[1].message
+        assert [results[0].text, results[2].text] == ["number 0", "number 2"]
+        assert set(pool.step({0: "go", 2: "go"})) == {0, 2}
+
+
+def test_an_interrupted_step_leaves_no_answers_behind():
+    with faulty_pool(num_workers=2) as pool:
+        pool.reset([{"number": i} for i in range(4)])
+        with pytest.raises(KeyboardInterrupt):
+            with interrupted(1.0):
+                pool.step(dict.fromkeys(range(4), "sleep 20"))
+        assert pool.worker_pids == []
+        with pytest.raises(ValueError, match="slot 0"):
+            pool.step({0: "go"})
+        assert [o.text for o in pool.reset([{"number": 8}, {"number": 9}])] == ["number 8", "number 9"]
+        assert pool.step({1: "go"})[1].observation.text == "9 go"
+
+
+@contextlib.contextmanager
+def interrupted(seconds):
+    """Ctrl-C after some seconds."""
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def test_a_worker_has_no_terminal_to_read():
+    with faulty_pool() as pool:
+        failure = pool.reset([{"fault": "input"}])[0]
+        assert failure.kind == "exception" and "EOFError" in failure.message
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_of_the_trainer_does_not_end_the_workers():
+    with faulty_pool() as pool:
+        pool.reset([{"number": 1}])
+        child = os.fork()
+        if child == 0:
+            pool.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert pool.step({0: "go"})[0].observation.text == "1 go"
+
+
+def test_workers_import_neither_torch_nor_a_copy_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "g2po_trl").mkdir()
+    (tmp_path / "g2po_trl" / "__init__.py").write_text("raise ImportError('the wrong copy')")
+    monkeypatch.chdir(tmp_path)
+
+    class Modules(TextEnvironment):
+        def reset(self):
+            import sys
+
+            return f"{'torch' in sys.modules}"
+
+    with EnvironmentPool(Modules, num_workers=1) as pool:
+        assert pool.reset([{}])[0] == Observation("False")
+
+
+class Slow(KeyDoorEnvironment):
+    """Takes 20 s for a step, by its worker's clock: the machine's also tells how busy the machine is."""
+
+    now = [0.0]  # noqa: RUF012
+
+    def __init__(self):
+        self.now[0] = time.perf_counter()
+        worker.time = SimpleNamespace(perf_counter=lambda: self.now[0], sleep=time.sleep)
+
+    def step(self, action):
+        self.now[0] += 20.0
+        return super().step(action)
+
+
+def test_an_episode_that_takes_too_long_in_all_ends_alone():
+    with EnvironmentPool(Slow, num_workers=1, episode_timeout=50) as pool:
+        pool.reset([{}, {}])
+        for _ in range(2):
+            assert isinstance(pool.step({0: "look"})[0], StepResult)
+        late = pool.step({0: "look"})[0]
+        assert late.kind == "timeout" and "has taken 60.0 s for this episode, more than 50 s" in late.message
+        assert isinstance(pool.step({1: "look"})[1], StepResult)
+        assert isinstance(pool.reset([{}])[0], Observation), "its clock starts anew"
+
+
+class Littering(KeyDoorEnvironment):
+    """Leaves temporary files, and sometimes dies."""
+
+    def reset(self, dies=False):
+        with open(tempfile.mkstemp()[1], "wb") as file:
+            file.write(bytes(10_000))
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Observation(tempfile.gettempdir())
+
+
+def test_what_a_worker_leaves_behind_goes_with_it():
+    with EnvironmentPool(Littering, num_workers=1) as pool:
+        first = pool.reset([{}] * 3)[0].text
+        assert len(os.listdir(first)) == 3
+        assert pool.reset([{"dies": True}])[0].kind == "crash"
+        second = pool.reset([{}])[0].text
+        assert first != second and not os.path.exists(first) and len(os.listdir(second)) == 1
+    assert not os.path.exists(second)
+
+
+class Daemons(KeyDoorEnvironment):
+    """Starts a program in a session of its own, and a daemon that has left its parent too; tells their processes."""
+
+    def reset(self, dies=False):
+        command = ["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"]
+        daemon = subprocess.run(command, capture_output=True, text=True, check=True, start_new_session=True).stdout
+        program = subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Observation(f"{program.pid} {daemon.strip()} {os.getpid()} {tempfile.gettempdir()}")
+
+
+def test_programs_in_a_session_of_their_own_end_with_the_worker():
+    with EnvironmentPool(Daemons, num_workers=2) as pool:
+        seen = [o.text.split() for o in pool.reset([{}, {}], groups=[0, 1])]
+        os.kill(int(seen[0][2]), signal.SIGKILL)
+        assert pool.reset([{}, {"dies": True}])[1].kind == "crash"
+        assert all(ends(int(pid)) for pid in seen[0][:3])
+    assert all(ends(int(pid)) for of_one in seen for pid in of_one[:3])
+    assert not any(os.path.exists(of_one[3]) for of_one in seen)
+
+
+def test_a_worker_that_leaves_its_process_group_ends():
+    class Leaving(KeyDoorEnvironment):
+        def reset(self):
+            os.setpgid(0, os.getpgid(os.getppid()))
+            return Observation(str(os.getpid()))
+
+        def step(self, action):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with EnvironmentPool(Leaving, num_workers=1, step_timeout=2) as pool:
+        pid = int(pool.reset([{}])[0].text)
+        assert pool.step({0: "stop"})[0].kind == "timeout"
+        assert ends(pid)
+
+
+KILLED_AT_ONCE = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from g2po_trl import EnvironmentPool
+from test_pool_processes import Daemons
+pool = EnvironmentPool(Daemons, num_workers=1)
+print(pool.reset([{}])[0].text, flush=True)
+worker = pool.worker_pids[0]
+os.kill(worker, signal.SIGSTOP)
+time.sleep(0.1)
+if sys.argv[2] == "both":
+    os.kill(worker, signal.SIGKILL)
+else:
+    os.kill(worker, signal.SIGCONT)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("killed", ["trainer", "both"])
+def test_what_a_killed_trainer_leaves(tmp_path, killed):
+    """The worker clears up after the trainer; when it was killed at the same time, the next pool does."""
+    command = [sys.executable, "-c", KILLED_AT_ONCE, str(Path(__file__).parents[1] / "helpers"), killed]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, env=environ)
+    *pids, folder = told.stdout.split()
+    assert os.path.dirname(folder) == str(tmp_path)
+    if killed == "both":
+        assert ends(int(pids[2])) and os.path.exists(folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(tmp_path))
+            with EnvironmentPool(KeyDoorEnvironment, num_workers=1) as pool:
+                pool.reset([{}])
+                (own,) = os.listdir(tmp_path)
+                assert os.path.join(tmp_path, own) != folder, "the pool that plays keeps its own"
+                scratch.sweep()
+                assert os.listdir(tmp_path) == [own], "no other takes it away"
+    assert all(ends(int(pid)) for pid in pids) and not os.path.exists(folder)
+
+
+class Growing(KeyDoorEnvironment):
+    held = []  # noqa: RUF012
+
+    def reset(self, **task):
+        self.held.append(bytearray(os.urandom(1) * 20_000_000))
+        return super().reset(**task)
+
+
+def test_workers_that_grow_or_age_are_replaced():
+    with EnvironmentPool(Growing, num_workers=1, max_worker_memory=150e6) as pool:
+        largest = 0
+        for _ in range(20):
+            pool.reset([{}])
+            largest = max(largest, *pool.memory())
+        assert 2 <= pool.recycled <= 10 and largest < 300e6
+    with EnvironmentPool(KeyDoorEnvironment, num_workers=1, max_worker_resets=6) as pool:
+        pids = []
+        for _ in range(6):
+            pool.reset([{}] * 3)
+            pids += pool.worker_pids
+        assert pool.recycled == 2 and len(set(pids)) == 3
+        assert pids[0] == pids[1] and pids[1] != pids[2]

@@ -1,0 +1,317 @@
+"""`begin`, `send` and `receive`: answers come when they are ready, whatever other episodes and workers do."""
+
+import os
+import random
+import selectors
+import signal
+import time
+from collections import Counter
+
+import pytest
+from test_pool_processes import interrupted
+from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
+
+from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl.environments.pool.placement import (
+    FIRST_RESET,
+    RESET,
+    STEP,
+    MeasuredTimes,
+    divided,
+    place_episodes,
+    together,
+)
+
+held = []
+
+
+class Obedient(TextEnvironment):
+    """Does what the action says; when its steps are done, the episode is over."""
+
+    def reset(self, name="", length=1000, seconds=0.0, fault=""):
+        self.name, self.left = name, length
+        self.suffer(fault)
+        time.sleep(seconds)
+        return Observation(f"{name} begins", state_key=str(os.getpid()))
+
+    def step(self, action):
+        self.left -= 1
+        self.suffer(action)
+        if action.startswith("sleep"):
+            time.sleep(float(action.split()[1]))
+        text = "x" * 900_000 if action == "big" else f"{self.name} {action}"
+        return StepResult(Observation(text), 1.0, terminated=self.left == 0)
+
+    def suffer(self, what):
+        if what == "raise":
+            raise RuntimeError("as asked")
+        if what == "exit":
+            os._exit(3)
+        if what == "hang":
+            time.sleep(60)
+        if what == "grow":
+            held.append(os.urandom(1) * 150_000_000)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with EnvironmentPool(Obedient, num_workers=2, step_timeout=2, reset_timeout=2, load_timeout=60) as pool:
+        yield pool
+
+
+@pytest.fixture
+def pool(shared):
+    shared.end()
+    yield shared
+
+
+def received(pool, slots):
+    """Waits for the answers of these slots, and no others."""
+    answers = {}
+    while set(answers) != set(slots):
+        new = pool.receive(timeout=20)
+        assert new and not set(new) & set(answers), "nothing comes twice"
+        answers |= new
+    return answers
+
+
+def texts(answers):
+    return {slot: getattr(a, "observation", a).text for slot, a in answers.items()}
+
+
+def test_a_slow_environment_holds_up_no_fast_one_in_another_worker(pool):
+    assert pool.begin([{"name": "a"}, {"name": "b"}]) == [0, 1]
+    assert texts(received(pool, [0, 1])) == {0: "a begins", 1: "b begins"}
+    assert pool.receive(timeout=None) == {} and not pool.wait(), "nothing is owed"
+    pool.send({0: "sleep 1.2", 1: "go"})
+    for _ in range(5):
+        assert texts(pool.receive(timeout=None)) == {1: "b go"}
+        pool.send({1: "go"})
+    assert pool.wait() and pool.wait(0), "it leaves the answers there"
+    assert texts(received(pool, [0, 1])) == {0: "a sleep 1.2", 1: "b go"}
+
+
+def test_answers_come_while_a_worker_hangs_is_killed_and_starts_again(pool):
+    pool.begin([{"name": "a"}, {"name": "b"}, {"name": "a"}], groups=["one", "two", "one"])
+    received(pool, range(3))
+    pool.send({0: "hang", 1: "go", 2: "go"})  # 2 waits behind 0
+    answers, others, replayed = {}, {0: 0, 2: 0}, pool.replayed
+    while not {0, 2} <= set(answers):
+        new = pool.receive(timeout=None)
+        pool.send({slot: "sleep 0.01" for slot in new if slot == 1})
+        for slot in others:  # how often slot 1 has answered before these did
+            others[slot] += 1 in new and slot not in answers
+        answers |= new
+    assert answers[0].kind == "timeout" and "slot 0" in answers[0].message
+    # Reset names the process, so that the third episode cannot go on in another one.
+    assert answers[2].kind == "lost" and pool.replayed == replayed
+    assert others[0] >= 5, "while the worker hangs"
+    assert others[2] >= others[0] + 2, "while another one starts"
+
+
+def test_episodes_are_opened_and_ended_while_others_play(pool):
+    pool.begin([{"name": name} for name in "abc"])
+    received(pool, range(3))
+    pool.send({0: "sleep 0.3", 1: "go", 2: "go"})
+    pool.end([2])
+    assert pool.begin([{"name": "d"}, {"name": "e", "length": 1}]) == [2, 3], "the first free slots"
+    assert texts(received(pool, range(4))) == {0: "a sleep 0.3", 1: "b go", 2: "d begins", 3: "e begins"}
+    pool.send({3: "go"})
+    pool.wait()
+    assert pool.begin([{"name": "f"}]) == [4], "slot 3 is not free before its last answer was taken"
+    last = received(pool, [3, 4])
+    assert last[3].terminated and pool.begin([{"name": "g"}]) == [3]
+    with pytest.raises(ValueError, match="slot 3 owes an answer: take it by receive"):
+        pool.send({0: "go", 3: "go"})
+    with pytest.raises(ValueError, match="slot 9 has no live episode"):
+        pool.step({0: "go", 9: "go"})
+    assert texts(received(pool, [3])) == {3: "g begins"}
+    pool.send({1: "go"})
+    assert texts(pool.step({0: "go"})) == {0: "a go"}
+    assert texts(received(pool, [1])) == {1: "b go"}, "not lost by step"
+    pool.send({1: "go"})
+    assert [o.text for o in pool.reset([{"name": "h"}])] == ["h begins"]
+    assert pool.receive(timeout=0.3) == {}, "reset ends all others"
+
+
+def test_what_is_owed_by_ended_episodes_is_not_waited_for(pool):
+    """Their jobs are not done, apart from the one that has begun."""
+    pool.begin([{"name": "old", "seconds": 0.4}] * 200)
+    pool.wait()
+    clock = time.perf_counter()
+    assert [o.text for o in pool.reset([{"name": "new"}] * 2)] == ["new begins"] * 2
+    assert time.perf_counter() - clock < 20, "not the 40 s that all of them take"
+
+
+def test_the_same_answers_as_of_reset_and_step():
+    rooms = ["garden", "hall", "cellar", "hall", "garden"]
+    walks = [KEY_DOOR_WALKTHROUGHS[room] for room in rooms]
+    tasks = [{"key_room": room} for room in rooms]
+    with EnvironmentPool(KeyDoorEnvironment, num_workers=2) as pool:
+        synchronous = [[first] for first in pool.reset(tasks)]
+        for turn in range(max(map(len, walks))):
+            asked = {slot: walk[turn] for slot, walk in enumerate(walks) if turn < len(walk)}
+            for slot, result in pool.step(asked).items():
+                synchronous[slot].append(result)
+        pool.begin(tasks, ["x", "x", "y", "z", "z"])
+        streamed = [[] for _ in rooms]
+        while answers := pool.receive(timeout=None):
+            for slot, answer in answers.items():
+                streamed[slot].append(answer)
+                if len(streamed[slot]) <= len(walks[slot]):
+                    pool.send({slot: walks[slot][len(streamed[slot]) - 1]})
+        assert streamed == synchronous
+
+
+@pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_every_episode_is_accounted_for_when_three_in_ten_fail(number):
+    """Slots are filled again as soon as they are free."""
+    rng = random.Random(number)
+    faults = ["raise", "exit", "hang"] * (number // 10)
+    faults = faults[: number * 3 // 10] + [""] * (number - number * 3 // 10)
+    rng.shuffle(faults)
+    turns = [rng.randint(0, 4) for _ in faults]  # when it happens; 0: in reset
+    ended, playing, left = {}, {}, list(range(number))
+
+    class Anywhere(Obedient):
+        def reset(self, **task):
+            super().reset(**task)
+            return Observation(f"{self.name} begins")
+
+    with EnvironmentPool(Anywhere, num_workers=2, reset_timeout=1, step_timeout=1, load_timeout=60) as pool:
+        while left or playing:
+            free = min(12 - len(playing), len(left))
+            new = [left.pop(0) for _ in range(free)]
+            tasks = [
+                {"name": str(e), "length": 5, "fault": faults[e] if turns[e] == 0 else "", "seconds": 0.01}
+                for e in new
+            ]
+            for slot, episode in zip(pool.begin(tasks, [e // 4 for e in new]), new):
+                assert slot not in playing
+                playing[slot] = (episode, 0)
+            for slot, answer in pool.receive(timeout=None).items():
+                episode, turn = playing[slot]
+                if not hasattr(answer, "kind"):
+                    expected = f"{episode} go" if turn else f"{episode} begins"
+                    assert texts({0: answer})[0] == expected
+                if hasattr(answer, "kind") or getattr(answer, "terminated", False):
+                    ended[episode] = getattr(answer, "kind", f"ended after {turn}")
+                    del playing[slot]
+                else:
+                    playing[slot] = (episode, turn + 1)
+                    pool.send({slot: faults[episode] if faults[episode] and turns[episode] == turn + 1 else "go"})
+        assert pool.receive(timeout=None) == {} and pool.replayed > 0
+    expected = {"": "ended after 5", "raise": "exception", "exit": "crash", "hang": "timeout"}
+    others = {episode: kind for episode, kind in ended.items() if kind != expected[faults[episode]]}
+    print(dict(Counter(ended.values())), "otherwise than by their own fault:", others)
+    assert len(ended) == number and len(others) <= 0.1 * number
+
+
+def test_tasks_that_cannot_be_reset_are_not_tried_for_ever(pool):
+    pool.begin([{"fault": "exit"}] * 6 + [{"name": "a"}], groups=["bad"] * 6 + ["good"])
+    answers = received(pool, range(7))
+    assert [getattr(answers[slot], "kind", "") for slot in range(7)] == ["crash"] * 6 + [""]
+    assert sum("not tried" in answers[slot].message for slot in range(6)) >= 3
+    (slot,) = pool.begin([{"fault": "exit"}], groups=["bad"])
+    assert "not tried" in pool.receive()[slot].message, "a member that comes later is not tried either"
+    (slot,) = pool.begin([{"fault": "exit"}], groups=["bad, played again"])
+    assert "not tried" not in received(pool, [slot])[slot].message
+
+
+def test_a_caller_that_comes_late_finds_answers_and_no_time_limit(pool):
+    """Time limits are of environments: not of answers that nobody takes, not even of half an answer."""
+    pool.begin([{"name": "a"}] * 4)
+    first = received(pool, range(4))
+    before, pid = pool.worker_pids, int(first[0].state_key)
+    pool.send({0: "big", 1: "sleep 1.4", 2: "sleep 1.4", 3: "sleep 1.4"})  # big: more than a socket holds
+    time.sleep(0.3)
+    answers = pool.receive()  # that the worker has taken up its jobs, and a part
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGSTOP)  # for a moment there is no more than what the socket holds
+    time.sleep(2.1)
+    answers |= pool.receive()
+    os.kill(pid, signal.SIGCONT)
+    answers |= received(pool, set(range(4)) - set(answers))
+    assert len(answers[0].observation.text) == 900_000
+    assert texts(answers)[2] == "a sleep 1.4" and pool.worker_pids == before
+
+
+def test_an_interrupted_receive_leaves_no_answers_behind(pool):
+    pool.begin([{"name": "a"}] * 3)
+    received(pool, range(3))
+    pool.send({0: "sleep 1.9"})
+    with pytest.raises(KeyboardInterrupt), interrupted(0.3):
+        pool.receive(timeout=None)
+    assert pool.receive(timeout=None) == {}
+    with pytest.raises(ValueError, match="slot 1 has no live episode"):
+        pool.send({1: "go"})
+    assert pool.begin([{"name": "b"}]) == [0]
+    assert texts(received(pool, [0])) == {0: "b begins"}
+
+
+def test_a_loop_can_wait_for_something_else_too(pool):
+    reading, writing = os.pipe()
+    with selectors.DefaultSelector() as selector:
+        selector.register(pool, selectors.EVENT_READ, "pool")
+        selector.register(reading, selectors.EVENT_READ, "pipe")
+        pool.begin([{"name": "a", "seconds": 0.3}])
+        os.write(writing, b"x")
+        assert [key.data for key, _ in selector.select(0)] in (["pipe"], ["pool", "pipe"], ["pipe", "pool"])
+        selector.unregister(reading)
+        answers = {}
+        while not answers:
+            assert selector.select(10), "an answer can be read"
+            answers = pool.receive()
+    os.close(reading)
+    os.close(writing)
+    assert texts(answers) == {0: "a begins"}
+
+
+def test_an_old_worker_plays_its_episodes_to_their_ends_beside_its_successor():
+    with EnvironmentPool(Obedient, num_workers=1, max_worker_resets=3) as pool:
+        pool.begin([{"name": name, "length": 3} for name in "abc"])
+        (old,) = {answer.state_key for answer in received(pool, range(3)).values()}
+        pool.send({0: "go"})
+        pool.begin([{"name": "d"}])
+        answers = received(pool, [0, 3])
+        assert answers[3].state_key != old and pool.recycled == 1 and len(pool.worker_pids) == 2
+        for _ in range(2):  # in another process their replay would not find this one in the first observation
+            assert all(isinstance(answer, StepResult) for answer in pool.step(dict.fromkeys(range(3), "go")).values())
+        pool.end([1, 2])
+        assert int(old) not in pool.worker_pids and len(pool.worker_pids) == 1 and pool.replayed == 0
+
+
+class Nameless(Obedient):
+    def reset(self, **task):
+        super().reset(**task)
+        return Observation(f"{self.name} begins")
+
+
+def test_the_episodes_of_a_worker_that_has_grown_move():
+    with EnvironmentPool(Nameless, num_workers=1, max_worker_memory=150e6) as pool:
+        pool.begin([{"name": name} for name in "abc"])
+        received(pool, range(3))
+        (old,) = pool.worker_pids
+        pool.step({0: "go"})
+        pool.step({1: "grow"})
+        pool.send({1: "sleep 0.5"})
+        pool.begin([{"name": name} for name in "def"])  # looks at the memory
+        pool.send({0: "again", 2: "go"})
+        assert texts(received(pool, range(6))) == {
+            **{0: "a again", 1: "b sleep 0.5", 2: "c go"},
+            **{3: "d begins", 4: "e begins", 5: "f begins"},
+        }
+        assert pool.recycled == 1 and old not in pool.worker_pids and pool.replayed == 2
+        pool.end([1])  # playing it again would grow the next one, too
+        assert texts(pool.step({0: "go", 5: "go"})) == {0: "a go", 5: "f go"}
+
+
+def test_new_episodes_go_to_idle_workers_and_to_their_groups():
+    assert together(["a", "a", "b"], 3, load=[2, 0, 1], hosts={"b": 0}) == [1, 1, 0]
+    assert divided(["a"] * 4, 3, load=[3, 0, 1]) == [1, 1, 1, 2] and divided(["a"], 2, load=[5, 4]) == [1]
+    times = MeasuredTimes()
+    for kind, seconds in ((FIRST_RESET, 60.0), (RESET, 0.1), (STEP, 0.01)):
+        for _ in range(1000):
+            times.add(kind, seconds)
+    assert place_episodes(["a"], 2, times, load=[5, 4], hosts={"a": 0}) == [0], "preparing the game again is dear"
+    assert place_episodes(["a"], 2, MeasuredTimes(), load=[90, 4], hosts={"a": 0}) == [1]

@@ -1,0 +1,199 @@
+"""What workers get from the trainer, and what not; which of them plays what."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from toy_environments import KeyDoorEnvironment
+
+from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl.environments.pool.placement import (
+    FIRST_RESET,
+    RESET,
+    STEP,
+    MeasuredTimes,
+    divided,
+    place_episodes,
+    together,
+)
+from g2po_trl.environments.pool.worker_process import withheld_variables
+
+SCRIPT = """
+import dataclasses, enum
+from g2po_trl import EnvironmentPool, StepResult, TextEnvironment
+
+class Room(enum.Enum):
+    HALL = "hall"
+    CELLAR = "cellar"
+
+@dataclasses.dataclass
+class State:
+    room: Room
+    turns: int = 0
+
+def is_even(n):
+    return n == 0 or is_odd(n - 1)
+
+def is_odd(n):
+    return n != 0 and is_even(n - 1)
+
+class Mine(TextEnvironment):
+    def reset(self):
+        self.state = State(Room.HALL)
+        return str(self.state)
+    def step(self, action):
+        self.state = dataclasses.replace(self.state, room=Room(action), turns=self.state.turns + 1)
+        return StepResult(f"{self.state.room is Room.CELLAR} {is_odd(self.state.turns)}")
+
+with EnvironmentPool(Mine, num_workers=1) as pool:
+    print(pool.reset([{}])[0].text)
+    print(pool.step({0: "cellar"})[0].observation.text)
+"""
+
+
+def test_an_environment_of_a_script_may_use_enums_dataclasses_and_functions_that_call_each_other(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["State(room=<Room.HALL: 'hall'>, turns=0)", "True True"], done.stderr
+
+
+class Surroundings(TextEnvironment):
+    """Tells what a program that it starts is told."""
+
+    def reset(self):
+        import os
+
+        command = "import json, os, sys; print(json.dumps([sys.path, dict(os.environ)]))"
+        text = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
+        return Observation(text, state_key=os.environ.get("OPENAI_API_KEY", ""))
+
+    def step(self, action):
+        import os
+
+        return StepResult(os.environ[action])
+
+
+def test_programs_an_environment_starts_get_neither_the_trainers_path_nor_its_secrets(tmp_path, monkeypatch):
+    import json
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_password"):
+        monkeypatch.setenv(name, "true")
+    harmless = {"AWS_REGION", "AWS_CA_BUNDLE", "TOKENIZERS_PARALLELISM"}
+    for name in harmless:
+        monkeypatch.setenv(name, "true")
+    with EnvironmentPool(Surroundings, num_workers=1, environment_variables=["OPENAI_API_KEY"]) as pool:
+        (seen,) = pool.reset([{}])
+        path, variables = json.loads(seen.text)
+        assert str(tmp_path) not in path and "PYTHONPATH" not in variables
+        kept = {"HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_password"}
+        assert not kept & set(variables) and harmless <= set(variables)
+        assert variables["OPENAI_API_KEY"] == seen.state_key == "true"
+        asked = pool.step({0: "HF_TOKEN"})[0]
+        assert asked.kind == "exception" and "workers do not get HF_TOKEN: name it in environment_variables" in (
+            asked.message
+        )
+
+
+def test_variables_that_are_withheld(monkeypatch):
+    for name in ("KEYBOARD", "MY_TOKENS", "XAPIKEY", "GITHUB_PAT", "PGPASSWORD", "MONKEY", "GOOGLE_CREDENTIALS"):
+        monkeypatch.setenv(name, "x")
+    withheld = withheld_variables(["MY_TOKENS"])
+    assert {"XAPIKEY", "GITHUB_PAT", "PGPASSWORD", "GOOGLE_CREDENTIALS"} <= set(withheld)
+    assert not {"KEYBOARD", "MY_TOKENS", "MONKEY", "PATH", "HOME"} & set(withheld)
+    with pytest.raises(ValueError, match="environment_variables names NOT_SET, not set here: export it"):
+        EnvironmentPool(KeyDoorEnvironment, environment_variables=["NOT_SET"])
+
+
+AWS_SECRETS = "ACCESS_KEY_ID SECRET_ACCESS_KEY ACCESS_KEY SECRET_KEY SESSION_TOKEN SECURITY_TOKEN BEARER_TOKEN_BEDROCK"
+AWS_SECRETS += " CONTAINER_AUTHORIZATION_TOKEN CONTAINER_CREDENTIALS_FULL_URI WEB_IDENTITY_TOKEN_FILE SECRETKEY"
+AWS_SETTINGS = "REGION DEFAULT_REGION PROFILE DEFAULT_PROFILE CA_BUNDLE CONFIG_FILE ENDPOINT_URL ROLE_ARN"
+AWS_SETTINGS += " ENDPOINT_URL_S3 MAX_ATTEMPTS RETRY_MODE EC2_METADATA_DISABLED EXECUTION_ENV"
+
+
+def test_of_the_variables_for_aws_only_secrets_are_withheld(monkeypatch):
+    """boto, and HTTPS behind a proxy, need the others."""
+    for name in f"{AWS_SECRETS} {AWS_SETTINGS}".split():
+        monkeypatch.setenv(f"AWS_{name}", "x")
+    withheld = [name.removeprefix("AWS_") for name in withheld_variables() if name.startswith("AWS_")]
+    assert withheld == sorted(AWS_SECRETS.split())
+
+
+def test_a_worker_that_cannot_be_started_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with EnvironmentPool(KeyDoorEnvironment, num_workers=1) as pool:
+        with monkeypatch.context() as without:
+            without.setattr(sys, "executable", str(tmp_path / "no-python"))
+            before = len(os.listdir("/dev/fd"))
+            with pytest.raises(OSError, match=r"no environment worker can be started .*no-python.*ulimit") as told:
+                pool.reset([{}])
+            # `told` holds on to everything that was local then, as an interactive session does.
+            assert len(os.listdir("/dev/fd")) == before and os.listdir(tmp_path) == [] and told.value.errno
+        assert isinstance(pool.reset([{}])[0], Observation), "the pool goes on"
+
+
+def test_groups_stay_together_and_are_divided_by_hand():
+    assert together([5, 5, 5, 2, 2, 7], 2) == [0, 0, 0, 1, 1, 1]
+    assert divided([5, 5, 5, 2, 2, 7], 2) == [0, 0, 0, 1, 1, 1]
+    assert divided([0] * 8, 8) == list(range(8)) and divided([0] * 3, 8) == [0, 1, 2]
+    assert divided([0, 1] * 4, 4) == [0, 2, 0, 2, 1, 3, 1, 3]
+    assert divided([], 2) == together([], 2) == []
+
+
+def times_of(**seconds):
+    times = MeasuredTimes()
+    for kind, value in ((FIRST_RESET, seconds["first"]), (RESET, seconds["again"]), (STEP, seconds["step"])):
+        for _ in range(1000 * (10 if kind == STEP else 1)):
+            times.add(kind, value)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("groups", "workers", "first", "step", "apart"),
+    [
+        ([0] * 8, 8, 1.0, 0.2, True),  # the others would have nothing to do
+        ([0] * 3 + [1] * 3, 3, 1.0, 0.5, True),
+        ([0] * 3 + [1] * 3, 3, 60.0, 0.2, False),  # one would prepare both games, and that takes longest
+    ],
+)
+def test_measured_times_decide_where_a_group_is_played(groups, workers, first, step, apart):
+    times = times_of(first=first, again=first / 100, step=step)
+    plans = {True: divided(groups, workers), False: together(groups, workers)}
+    assert place_episodes(groups, workers, times) == plans[apart] != plans[not apart]
+    assert place_episodes(groups, workers, times, spread_groups=not apart) == plans[not apart]
+
+
+class Slow(KeyDoorEnvironment):
+    def step(self, action):
+        time.sleep(0.2)
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_a_group_of_slow_steps_uses_all_workers():
+    """Eight steps of 0.2 s take 1.6 s in one worker."""
+    turns = {}
+    for spread in (None, False):
+        with EnvironmentPool(Slow, num_workers=8, spread_groups=spread) as pool:
+            pool.reset([{}] * 8, groups=[0] * 8)
+            clock = time.perf_counter()
+            answers = [pool.step(dict.fromkeys(range(8), "go kitchen")) for _ in range(3)]
+            turns[spread] = (time.perf_counter() - clock) / 3, answers
+    print(f"seconds a turn: {turns[None][0]:.2f} divided, {turns[False][0]:.2f} in one worker")
+    assert turns[None][1] == turns[False][1] and turns[None][0] < 0.5 < 1.6 < turns[False][0]
+
+
+def test_a_slow_worker_is_no_reason_for_other_results():
+    """A task that a socket does not hold at once arrives whole."""
+
+    class Long(TextEnvironment):
+        def reset(self, text):
+            return Observation(text[-5:], state_key=str(len(text)))
+
+    with EnvironmentPool(Long, num_workers=2) as pool:
+        (seen,) = pool.reset([{"text": "x" * 20_000_000 + "end"}])
+    assert seen == Observation("xxend", state_key="20000003")

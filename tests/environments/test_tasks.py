@@ -1,0 +1,120 @@
+"""Rows of tasks reach `reset` as they are written, typed as they are written: in train, check and evaluate alike."""
+
+import json
+import math
+import pickle
+
+import programs
+import pytest
+
+from g2po_trl import StepResult, TextEnvironment, tasks_dataset
+from g2po_trl.environments.tasks import check_datasets, own_columns, read_tasks, task_id_of, tasks_hash
+
+ROWS = [
+    {"seed": 1},
+    {"seed": 2, "level": 9},
+    {"seed": 3, "level": 9.5, "start": "attic"},
+    {"seed": 4, "options": {"fire": True}},
+    {"seed": 5, "options": {"water": [1, 2.0, None]}},
+    {"seed": 2**64 - 1, "options": {}},
+    {"seed": -7, "start": "a\u2028b\x85c"},
+    {"seed": 8, "start": "half \ud83d a character"},
+]
+GAME = """
+import json
+from pathlib import Path
+
+from g2po_trl import Observation, StepResult, TextEnvironment
+
+HERE = Path(__file__).parents[1] / "helpers"
+
+
+class Game(TextEnvironment):
+    def reset(self, **task):
+        with open(HERE / "played.txt", "a") as file:
+            print(repr(task), file=file)
+        return Observation(f"room {task['seed']}", admissible_actions=["go", "stay"], task="Go.")
+
+    def step(self, action):
+        return StepResult("the end", reward=float(action == "go"), terminated=True)
+"""
+
+
+def told(row):
+    return repr(dict(sorted(row.items())))
+
+
+def test_rows_come_back_as_they_were_given():
+    rows = [*ROWS, {}, {"seed": True}, {"seed": math.inf}]
+    dataset = tasks_dataset(rows)
+    assert list(map(repr, dataset)) == list(map(repr, rows))
+    assert list(map(told, map(own_columns, dataset.__getitems__([0, 4, 8])))) == list(
+        map(told, (rows[0], rows[4], {}))
+    )
+    assert list(map(own_columns, dataset.__getitems__([8, 8]))) == [{}, {}]
+    assert repr(dataset.select([2, 0])[0]) == repr(rows[2])
+    assert repr(pickle.loads(pickle.dumps(dataset.shuffle(seed=3)))[1]) in map(repr, rows)
+    assert tasks_hash(dataset) == tasks_hash(rows) and len(dataset) == len(rows)
+    batch = pickle.loads(pickle.dumps(dataset.__getitems__([0, 1])))
+    assert own_columns(batch[0]) == rows[0], "also where a batch went through another process"
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"at": (1, 2)}, "read back as"),
+        ({"of": {1: 2}}, "read back as"),
+        ({"a": object()}, "task 2 is not plain data"),
+    ],
+)
+def test_what_json_does_not_give_back_is_refused(row, text):
+    with pytest.raises(ValueError, match=text):
+        tasks_dataset([{"seed": 1}, row])
+
+
+class Strict(TextEnvironment):
+    def reset(self, seed, level=1):
+        return "a room"
+
+    def step(self, action):
+        return StepResult("the end", terminated=True)
+
+
+def test_each_row_is_checked():
+    check_datasets(Strict, tasks_dataset([{"seed": 1}, {"seed": 2, "level": 3}]), None)
+    with pytest.raises(ValueError, match="train dataset, row 2: Strict.reset does not take levle"):
+        check_datasets(Strict, tasks_dataset([{"seed": 1}, {"seed": 2, "levle": 3}]), None)
+    with pytest.raises(ValueError, match="held dataset, row 1: Strict.reset needs seed"):
+        check_datasets(Strict, tasks_dataset([{"seed": 1}]), {"held": tasks_dataset([{"level": 1}])})
+
+
+def test_train_check_and_evaluate_play_the_file(tmp_path, tiny_model_dir):
+    (tmp_path / "game.py").write_text(GAME)
+    lines = [json.dumps(row, ensure_ascii=row["seed"] == 8) for row in ROWS]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert read_tasks(tmp_path / "tasks.jsonl") == ROWS
+    flags = "--max_steps 1 --max_turns 1 --max_completion_length 2 --num_environment_workers 1 --num_generations 2"
+    flags += " --per_device_train_batch_size 12 --num_eval_tasks 2 --output_dir run --save_strategy no"
+
+    def played(*command):
+        (tmp_path / "played.txt").unlink(missing_ok=True)
+        run = programs.run("-m", "g2po_trl.__main__", *command, cwd=tmp_path)
+        assert run.returncode == 0, run.stdout[-1000:] + run.stderr[-3000:]
+        return {told(eval(line)) for line in (tmp_path / "played.txt").read_text().splitlines()}
+
+    everything = set(map(told, ROWS))
+    assert played("train", "game.py", "--model", str(tiny_model_dir), *flags.split()) == everything
+    (tmp_path / "rest.jsonl").write_text("\n".join(lines[3:]) + "\n", encoding="utf-8")
+    check = ["check", "game.py", "--episodes", "1"]
+    assert played(*check) | played(*check, "--tasks", "rest.jsonl") == everything, "it plays the first five"
+    evaluate = ["evaluate", "--model", "run", "--num-environment-workers", "1", "--max-tokens", "2"]
+    assert played(*evaluate) == set(map(told, ROWS[-2:])), "the panel, from the run's folder"
+    own = ["--environment", f"{tmp_path}/game.py:Game", "--tasks", "tasks.jsonl", "--output", "all"]
+    assert played(*evaluate, *own) == everything
+
+
+def test_a_name_that_is_none_names_no_task():
+    """As rows without `task_id` get it where a table has the column."""
+    rows = [{"task_id": None, "seed": seed} for seed in range(3)]
+    assert len({task_id_of(row) for row in rows} | {"None"}) == 4
+    assert task_id_of({"task_id": 0, "seed": 1}) == "0"

@@ -1,0 +1,243 @@
+"""Environments in TRL's style: calls by hand, and one class that trains under both trainers."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from letter_trainer import make_config
+from returning import check_returned_everywhere, return_everywhere
+from tools_by_hand import Counter, Safe, Telephone
+
+from g2po_trl import (
+    EnvironmentPool,
+    G2POTrainer,
+    Observation,
+    PromptTemplate,
+    StepResult,
+    TextEnvironment,
+    ToolEnvironment,
+    check_environment,
+)
+from g2po_trl.environments.adapters.trl_tools import is_tool_environment, prompt_of, text_environment_factory
+from g2po_trl.environments.pool.pool import EnvironmentFailure
+from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
+from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls, read_calls
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def test_what_is_a_tool_environment():
+    assert is_tool_environment(Safe)
+    assert not is_tool_environment(TextEnvironment) and not is_tool_environment(lambda: Safe())
+
+
+def test_an_environment_may_bring_its_prompt():
+    mine = PromptTemplate(first="{observation}!", later="{history} {observation}!")
+
+    class WithPrompt(TextEnvironment):
+        prompt_template = mine
+
+    class Broken(TextEnvironment):
+        prompt_template = "{observation}"
+
+    class Lost(TextEnvironment):
+        prompt_template = "not_installed:PROMPT"
+
+    assert prompt_of(TextEnvironment) is prompt_of(lambda: WithPrompt()) is DEFAULT_PROMPT
+    assert prompt_of(WithPrompt) is prompt_of(partial(WithPrompt)) is mine
+    assert prompt_of(Safe) is prompt_of(partial(ToolEnvironment, Safe, 5)) is TOOL_PROMPT
+    for broken in (Broken, Lost):
+        with pytest.raises(ValueError, match="prompt_template of .* is '.*': make it a PromptTemplate, or module:N"):
+            prompt_of(broken)
+
+
+def test_replies_are_read():
+    assert parse_tool_calls(f"I think. {call('turn', digit=1)} Well.") == (call("turn", digit=1), True)
+    both = call("turn", digit=1) + call("listen")
+    assert parse_tool_calls(both.replace("</tool_call><", "</tool_call>\n<")) == (both, True)
+    assert parse_tool_calls("  done ") == ("done", True) and parse_tool_calls("") == ("", False)
+    for broken in (
+        "<tool_call>turn 1</tool_call>",
+        "<tool_call>{}</tool_call>",
+        "<tool_call>{",
+        "<tool_call>[1]</tool_call>",
+    ):
+        assert not parse_tool_calls(broken).valid
+    assert read_calls(both) == [("turn", {"digit": 1}), ("listen", {})]
+
+
+def test_an_episode_by_hand():
+    safe = ToolEnvironment(Safe, max_turns=10)
+    first = safe.reset(
+        code="12", prompt=[{"role": "system", "content": "Be quick."}, {"role": "user", "content": "Open it."}]
+    )
+    assert first.text == "The safe is locked."
+    assert first.task.endswith("Be quick.\n\nOpen it.")
+    assert '"name": "turn"' in first.task and '"digit"' in first.task and "listen" in first.task
+    assert "get_reward" not in first.task and '"close"' not in first.task
+
+    assert safe.step(call("turn", digit=1)).observation == "click"
+    assert safe.step(call("listen") + call("turn", digit=2)).observation == "1 digits\nclick"
+    for bad, message in (
+        (call("kick"), "there is no function 'kick'; there are listen, turn"),
+        (call("turn", where=1), "unexpected keyword argument"),
+        ("<tool_call>turn</tool_call>", "the call cannot be read"),
+    ):
+        answer = safe.step(bad)
+        assert message in json.loads(answer.observation)["error"] and not answer.terminated and answer.reward == 0
+    end = safe.step("It is open.")
+    assert (end.reward, end.terminated, end.info) == (10.0, True, {"success": True, "out_of_turns": False})
+    safe.close()
+    assert safe.inner.closed
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        (["hall", "kitchen"], "['hall', 'kitchen']"),
+        (("hall", 2), "('hall', 2)"),
+        ([{"name": "hall", "type": "room"}], "[{'name': 'hall', 'type': 'room'}]"),
+        ([], "[]"),
+        (b"hall", "b'hall'"),
+        ([{"type": "text", "text": "A map:"}, {"type": "image", "image": object()}], "A map:\n[image]"),
+    ],
+)
+def test_what_a_tool_returns_is_shown_whatever_it_is(returned, shown):
+    class Rooms(Safe):
+        def rooms(self):
+            return returned
+
+    rooms = ToolEnvironment(Rooms, 9, described="")
+    rooms.reset()
+    assert rooms.step(call("rooms")).observation == shown
+    rooms.close()
+
+
+def test_a_call_that_a_thought_quotes_is_not_made():
+    quoted = f"<think>I could {call('turn', digit=1)}</think>"
+    assert parse_tool_calls(f"{quoted} Done.") == ("Done.", True)
+    assert parse_tool_calls(quoted + call("listen")) == (call("listen"), True)
+
+
+def test_a_connection_opened_in_reset_lives_in_tools():
+    telephone = ToolEnvironment(Telephone, 9)
+    assert telephone.reset().text == "It rings."
+    for word in ("hello", "again"):
+        assert telephone.step(call("say", word=word)).observation == word.upper()
+    telephone.close()
+    assert telephone.inner.hung_up
+
+
+def test_the_environments_own_failure_is_an_error_and_no_answer_to_the_model():
+    with EnvironmentPool(text_environment_factory(Telephone, 9), num_workers=1) as pool:
+        for calls, message in (
+            ([call("hang_up"), call("say", word="x")], "the line is dead"),
+            ([call("smash")], "in pieces"),
+        ):
+            pool.reset([{}])
+            results = [pool.step({0: action})[0] for action in calls]
+            assert isinstance(results[-1], EnvironmentFailure) and message in results[-1].message
+            assert all(isinstance(result, StepResult) for result in results[:-1])
+
+
+def test_workers_need_no_torch_to_describe_tools():
+    factory = text_environment_factory(Safe, 5)
+    with EnvironmentPool(factory, num_workers=1) as pool:
+        (first,) = pool.reset([{"code": "12"}])
+        assert isinstance(first, Observation) and first.task == ToolEnvironment(Safe, 5).reset(code="12").task
+        assert "torch" not in Path(f"/proc/{pool.worker_pids[0]}/maps").read_text()
+    assert text_environment_factory(TextEnvironment, 5) is TextEnvironment
+
+    class Mumbling(Safe):
+        def kick(self, where):
+            pass
+
+    with pytest.raises(ValueError, match="the tool kick cannot be described to the model"):
+        text_environment_factory(Mumbling, 5)
+
+
+def test_the_last_turn_is_paid():
+    safe = ToolEnvironment(Safe, max_turns=2)
+    safe.reset(code="12")
+    assert not safe.step(call("turn", digit=1)).terminated
+    last = safe.step(call("turn", digit=2))
+    assert (last.reward, last.terminated, last.info) == (10.0, True, {"success": True, "out_of_turns": True})
+
+
+def test_what_is_missing_is_named():
+    class NoReward:
+        def reset(self):
+            pass
+
+        def look(self):
+            pass
+
+    class NoTool:
+        def reset(self):
+            pass
+
+        def get_reward(self):
+            return 0.0
+
+    with pytest.raises(TypeError, match="NoReward has no get_reward"):
+        ToolEnvironment(NoReward, 3)
+    with pytest.raises(TypeError, match="NoTool has no tool"):
+        ToolEnvironment(NoTool, 3)
+
+
+def test_it_keeps_the_contract():
+    check_environment(lambda: ToolEnvironment(Safe, 5), {"code": "3"}, actions=[call("turn", digit=3), "done"])
+
+
+def a_digit(reply, prompt_end=""):
+    """What a random model can say: some letter, read as a turn of the dial to 1 or 2."""
+    digit = 1 if reply[:1].lower() <= "m" else 2
+    return ParsedCompletion(call("turn", digit=digit), True)
+
+
+class SafeWithItsPrompt(Safe):
+    prompt_template = PromptTemplate(first="{observation}", later="{history} {observation}", parse_reply=a_digit)
+
+
+def test_it_trains_unchanged(tmp_path, tiny_model_dir):
+    trainer = G2POTrainer(
+        str(tiny_model_dir),
+        make_config(tmp_path / "out", max_steps=2, max_turns=2, max_prompt_length=None),
+        Dataset.from_list([{"code": code, "prompt": "Open the safe."} for code in ("11", "12", "21", "22")]),
+        environment_factory=SafeWithItsPrompt,
+    )
+    trainer.train()
+    trainer.close()
+    played = [json.loads(line) for line in (tmp_path / "out" / "trajectories" / "train-000001.jsonl").open()]
+    assert {t["outcome"] for t in played} == {"success", "failure"} and {len(t["steps"]) for t in played} == {2}
+    for trajectory in played:
+        turned = "".join(str(json.loads(s["action"][11:-12])["arguments"]["digit"]) for s in trajectory["steps"])
+        assert trajectory["steps"][1]["observation"] in ("click", "clack")
+        assert trajectory["reward"] in (0.0, 10.0) and len(turned) == 2
+    assert {t["reward"] for t in played} == {0.0, 10.0}, "chance opens one in four"
+
+
+@pytest.mark.parametrize("max_turns", [9, 4])
+def test_branches_return_to_states_with_several_calls_and_chance(max_turns):
+    """Also those that the last turn ends; and failed calls change nothing."""
+    two = call("ticket", who="a") + call("ticket", who="b")
+    actions = [two, call("ticket", where="c"), two, call("ticket", who="d"), "That is all."]
+    factory = text_environment_factory(Counter, max_turns)
+    parent = check_returned_everywhere(factory, {"seed": 3}, actions, max_turns)
+    assert parent.steps[1].observation.startswith("ticket 1 of a: window ")
+    assert "\nticket 2 of b: window " in parent.steps[1].observation
+    assert parent.reward == 5.0 and len(parent.steps) == min(5, max_turns)
+
+
+def test_what_cannot_be_returned_to_is_said():
+    actions = [call("ticket", who="a"), call("stamp"), call("ticket", who="b"), "That is all."]
+    _, found = return_everywhere(text_environment_factory(Counter, 9), {"seed": 3}, actions)
+    assert [trajectory.error is None for trajectory in found] == [True, False, False]
+    for trajectory in found[1:]:
+        assert trajectory.outcome == "error" and not trajectory.steps
+        assert "cannot be reached again: before step 3, the observation is 'stamped " in trajectory.error
+        assert "and was 'stamped " in trajectory.error

@@ -1,0 +1,358 @@
+"""AppWorld: code and replies read by hand; with `make test-appworld`, real worlds, played, killed, hung and grown."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from http.server import HTTPServer
+from pathlib import Path
+
+import fake_appworld
+import psutil
+import pytest
+from returning import check_returned_everywhere, return_everywhere
+
+from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installation
+from g2po_envs.appworld.environment import called_functions
+from g2po_envs.appworld.prompts import parse_think_code
+from g2po_envs.appworld.server import AppworldServer, AppworldServerError, evaluation
+from g2po_trl import EnvironmentPool, Observation, StepResult
+from g2po_trl.environments.pool.pool import EnvironmentFailure
+
+ROOT = Path(__file__).parents[2]
+INSTALLATION = Installation(str(ROOT / ".venv-appworld"))
+LOGIN = (
+    "password = apis.supervisor.show_account_passwords()[0]['password']\n"
+    "token = apis.simple_note.login(username='ines.halloran@example.com', password=password)['access_token']"
+)
+RIGHT = {
+    "tiny000_1": [
+        LOGIN,
+        "note = apis.simple_note.search_notes(access_token=token, query='Groceries')[0]['note_id']",
+        "text = apis.simple_note.show_note(note_id=note, access_token=token)['content']\nprint(text)",
+        "apis.supervisor.complete_task(answer=len(text.splitlines()))",
+    ],
+    "tiny000_2": ["apis.supervisor.complete_task(answer='scarf')"],
+}
+ENDLESS = "while True:\n    pass"
+UNSTOPPABLE = "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass"
+WRONG = ["print(1 / 0)", "apis.supervisor.complete_task(answer='hat')"]
+
+
+# -- without AppWorld -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "valid"),
+    [
+        ("<think>so</think>\n<code>print(1)</code>", "print(1)", True),
+        ("<think></think><code>\n```python\nx = 1\nprint(x)\n```\n</code>", "x = 1\nprint(x)", True),
+        ("<code>print(1)</code>", "print(1)", False),
+        ("<think>so</think> print(1)", "", False),
+        ("<think>so</think><CODE>if a:\n    b()</CODE>", "if a:\n    b()", True),
+    ],
+)
+def test_replies_are_read(reply, code, valid):
+    assert parse_think_code(reply) == (code, valid)
+
+
+def test_called_functions_are_named_in_order():
+    code = "t = apis.notes.login(u=apis.supervisor.me())\nprint(len(apis.notes.show(t)['a'].split()))"
+    assert called_functions(code) == ["apis.notes.login", "apis.supervisor.me", "apis.notes.show"]
+    assert called_functions("print(") == [] and called_functions("apis.x") == []
+
+
+def test_prompts_show_code_and_what_it_printed():
+    message = APPWORLD_PROMPT.messages("4", "Count {them}.", None, [("Nothing yet.", "print(2 + 2)")], 1)[0]["content"]
+    assert "Your task: Count {them}." in message and ">>> print(2 + 2)" in message
+    assert "Shown after the last one: 4" in message
+
+
+def test_scores_are_the_share_of_tests_passed():
+    assert evaluation({"success": False, "passes": [1, 2, 3], "failures": [4]}) == (False, 0.75)
+    assert evaluation({"success": True, "passes": [], "failures": []}) == (True, 0.0)
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"python -m g2po_envs\.appworld\.setup"):
+        AppworldEnvironment(Installation(str(tmp_path)))
+    (tmp_path / "root" / "data" / "datasets").mkdir(parents=True)
+    (tmp_path / "root" / "data" / "datasets" / "dev.txt").write_text("a\nb\n")
+    assert Installation(str(tmp_path)).task_ids("dev") == ["a", "b"]
+    with pytest.raises(FileNotFoundError, match="there is no dataset 'train' .* there are: dev"):
+        Installation(str(tmp_path)).task_ids("train")
+    with pytest.raises(ValueError, match="key is 'colour'"):
+        AppworldEnvironment(Installation(str(tmp_path)), key="colour")
+
+
+def test_tasks_are_chosen_by_difficulty(tmp_path):
+    installation = Installation(str(tmp_path))
+    for task_id, difficulty in (("a", 1), ("b", 3), ("c", 2), ("d", 1)):
+        truth = installation.root / "data" / "tasks" / task_id / "ground_truth"
+        truth.mkdir(parents=True)
+        (truth / "metadata.json").write_text(json.dumps({"difficulty": difficulty}))
+    (installation.root / "data" / "datasets").mkdir()
+    (installation.root / "data" / "datasets" / "train.txt").write_text("a\nb\nc\nd\n")
+    assert installation.task_ids("train", [1, 2]) == ["a", "c", "d"]
+    assert installation.task_ids("train") == ["a", "b", "c", "d"]
+    with pytest.raises(ValueError, match=r"difficulties is \[4\]: the tasks of 'train' have \[1, 2, 3\]"):
+        installation.task_ids("train", [4])
+
+
+# -- with a server that stands in for AppWorld's: what is ours around it ----------------------------------------------
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    fake_appworld.install(tmp_path)
+    return Installation(str(tmp_path))
+
+
+def test_endless_code_costs_a_step_or_its_own_episode_never_its_neighbours(stand_in, monkeypatch):
+    monkeypatch.setattr("g2po_envs.appworld.environment._NO_ANSWER", 1.0)
+    worlds = [AppworldEnvironment(stand_in, code_timeout=1.0) for _ in range(2)]
+    for world in worlds:
+        world.reset("task")
+    one, two = worlds
+    one.step("kept = 7")
+    stopped = one.step(ENDLESS)
+    assert "Execution timed out after 1 seconds." in stopped.observation.text and not stopped.terminated
+    assert one.step("print(kept)").observation.text.strip() == "7", "the world goes on"
+    ended = one.step(UNSTOPPABLE)
+    assert ended.terminated and ended.reward == 0 and "timed out after 1 seconds" in ended.observation.text
+    assert ended.info["failure_reason"].startswith("endless code:") and not ended.info["success"]
+    assert two.step("print(8)").observation.text.strip() == "8"
+    assert one.reset("task") and one.step("done = 1").reward == 10.0, "in a new server"
+    for world in worlds:
+        world.close()
+
+
+def test_refused_code_is_not_run(stand_in):
+    world = AppworldEnvironment(stand_in, refused=["...", "except"])
+    world.reset("task")
+    for code, word in (("print(1)\n...", "..."), ("try:\n    done = 1\nEXCEPT: pass", "except")):
+        result = world.step(code)
+        assert result.observation.text == f"Execution failed. {word!r} is not allowed in your code."
+        assert not result.terminated
+    assert world.step("print(1)").observation.text.strip() == "1"
+    world.close()
+    for options, message in (({"refused": "..."}, "refused is '...'"), ({"code_timeout": 0.5}, "code_timeout is 0.5")):
+        with pytest.raises(ValueError, match=message):
+            AppworldEnvironment(stand_in, **options)
+
+
+def test_no_answer_is_ever_anothers(stand_in):
+    """Whoever gets the port of a server that died, another AppWorld for one, is not asked in its place."""
+    server = AppworldServer(stand_in)
+    assert "supervisor" in server.call("initialize", task_id="t", timeout_seconds=1)
+    with pytest.raises(OSError, match="in use"):
+        HTTPServer(("127.0.0.1", server.port), fake_appworld.Handler)
+    server.process.kill()
+    server.process.wait()
+    impostor = HTTPServer(("127.0.0.1", server.port), fake_appworld.Handler)
+    threading.Thread(target=impostor.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(AppworldServerError, match=r"task_completed lost the server \(died by SIGKILL\)"):
+            server.call("task_completed")
+    finally:
+        impostor.shutdown()
+        impostor.server_close()
+
+
+def test_code_that_takes_all_memory_gets_an_error(stand_in):
+    world = AppworldEnvironment(stand_in, max_memory=2.5e8)
+    world.reset("task")
+    assert "MemoryError" in world.step("kept = bytearray(10**9)").observation.text
+    assert world.step("print(1)").observation.text.strip() == "1"
+    world.close()
+
+
+# -- with AppWorld ----------------------------------------------------------------------------------------------------
+
+real = [
+    pytest.mark.appworld,
+    pytest.mark.skipif(
+        not (INSTALLATION.root / "data").exists(), reason="AppWorld is not set up here: `make test-appworld`"
+    ),
+]
+
+
+def servers():
+    """AppWorld servers that run now, of this installation."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+        except psutil.Error:
+            continue
+        if "appworld.serve.environment:app" in command and str(INSTALLATION.python) in command[0]:
+            found.append(process)
+    return found
+
+
+@pytest.fixture
+def nothing_left():
+    assert servers() == []
+    yield
+    deadline = time.monotonic() + 10
+    while servers() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert servers() == []
+
+
+def make_pool(**options):
+    return EnvironmentPool(partial(AppworldEnvironment, INSTALLATION, **options), num_workers=2)
+
+
+def play(pool, slots):
+    """Codes by slot -> last results; a slot that has failed or ended is left alone."""
+    last = {}
+    for turn in range(max(map(len, slots.values()))):
+        live = {
+            slot: codes[turn]
+            for slot, codes in slots.items()
+            if turn < len(codes)
+            and (slot not in last or (isinstance(last[slot], StepResult) and not last[slot].terminated))
+        }
+        last |= pool.step(live) if live else {}
+    return last
+
+
+@pytest.mark.usefixtures("nothing_left")
+class TestRealWorlds:
+    pytestmark = real
+
+    def test_tasks_played_right_and_wrong_with_four_servers(self):
+        ids = ["tiny000_1", "tiny000_1", "tiny000_2", "tiny000_2"]
+        with make_pool(key="output and calls") as pool:
+            first = pool.reset([{"task_id": task_id} for task_id in ids], [0, 0, 1, 1])
+            assert all(isinstance(o, Observation) and "Ines Halloran" in o.task for o in first)
+            assert len(servers()) == 4
+            last = play(pool, {0: RIGHT[ids[0]], 1: WRONG, 2: RIGHT[ids[2]], 3: WRONG})
+            assert [last[slot].reward for slot in range(4)] == [10.0, 0.0, 10.0, 0.0]
+            assert last[0].info == {"success": True, "score": 1.0, "completed": True}
+            assert last[1].info == {"success": False, "score": 0.0, "completed": True}
+
+    def test_a_group_plays_the_same_task_at_the_same_time(self):
+        """AppWorld keeps a world's state in a folder named after its task: each server needs a root of its own."""
+        tasks = [{"task_id": "tiny000_1"}] * 8
+        with make_pool() as pool:
+            for _ in range(2):
+                assert all(isinstance(o, Observation) for o in pool.reset(tasks))
+                codes = {slot: RIGHT["tiny000_1"] if slot % 2 else [LOGIN, *WRONG] for slot in range(8)}
+                last = play(pool, codes)
+                assert [last[slot].reward for slot in range(8)] == [0.0, 10.0] * 4
+        assert not (INSTALLATION.root / "experiments" / "outputs" / "g2po_trl").exists()
+
+    def test_outputs_and_keys(self):
+        with make_pool(key="output and calls", max_turns=3) as pool:
+            pool.reset([{"task_id": "tiny000_1"}])
+            one = pool.step({0: LOGIN})[0].observation
+            two = pool.step({0: "x = 1"})[0].observation
+            assert one.text == two.text == "Execution successful." and one.state_key != two.state_key
+            assert one.state_key.endswith("apis.supervisor.show_account_passwords, apis.simple_note.login")
+            last = pool.step({0: "import os; os.system('ls')"})[0]
+            assert "is not allowed" in last.observation.text
+            assert last.terminated and last.info == {"success": False, "score": 0.0, "completed": False}
+
+    def test_a_server_killed_and_one_made_to_hang(self):
+        with make_pool(code_timeout=5.0) as pool:
+            tasks = [{"task_id": "tiny000_2"}] * 4
+            pool.reset(tasks)
+            killed, hung, *_ = servers()
+            killed.kill()
+            os.kill(hung.pid, signal.SIGSTOP)
+            last = pool.step(dict.fromkeys(range(4), "print(7)"))
+            failures = [r for r in last.values() if isinstance(r, EnvironmentFailure)]
+            assert len(failures) == 1 and "died by SIGKILL" in failures[0].message
+            assert sum(isinstance(r, StepResult) and r.terminated for r in last.values()) == 1, "no answer: given up"
+            assert sum(isinstance(r, StepResult) and r.observation.text == "7" for r in last.values()) == 2
+            assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the run goes on"
+            assert len(servers()) == 4
+
+    def test_endless_code(self):
+        """The limits are in order: AppWorld's own, the server's, the step's."""
+        with EnvironmentPool(partial(AppworldEnvironment, INSTALLATION, code_timeout=2.0), num_workers=1) as pool:
+            pool.reset([{"task_id": "tiny000_2"}] * 2)
+            first = pool.step({0: f"kept = 7\n{ENDLESS}", 1: "print(8)"})
+            assert "timed out after 2 seconds" in first[0].observation.text and not first[0].terminated
+            assert first[1].observation.text == "8"
+            assert pool.step({0: "print(kept)"})[0].observation.text == "7"
+            second = pool.step({0: UNSTOPPABLE, 1: RIGHT["tiny000_2"][0]})
+            assert second[0].terminated and second[0].info["failure_reason"].startswith("endless code")
+            assert second[1].reward == 10.0
+
+    def test_servers_that_are_old_or_big_are_replaced(self):
+        old, big = (AppworldEnvironment(INSTALLATION, **limit) for limit in ({"max_worlds": 2}, {"max_memory": 4e8}))
+        pids = []
+        for _ in range(3):
+            old.reset("tiny000_1")
+            pids.append(old._server.process.pid)
+        assert pids[0] == pids[1] != pids[2]
+        old.close()
+        big.reset("tiny000_1")
+        pid = big._server.process.pid
+        big.step("held = [bytearray(1_000_000) for _ in range(300)]\nfor h in held: h[::4096] = b'x' * len(h[::4096])")
+        assert big._server.memory > 4e8
+        big.reset("tiny000_1")
+        assert big._server.process.pid != pid
+        big.close()
+
+    def test_a_worker_that_is_killed_takes_its_servers_along(self):
+        with make_pool() as pool:
+            pool.reset([{"task_id": "tiny000_2"}] * 2)
+            pool.step({0: "x = 3", 1: "x = 4"})
+            before = set(servers())
+            assert len(before) == 2
+            os.kill(pool.worker_pids[0], signal.SIGKILL)
+            last = pool.step({0: "print(x)", 1: "print(x)"})
+            assert not any(isinstance(result, EnvironmentFailure) for result in last.values())
+            assert ["3" in last[0].observation.text, "4" in last[1].observation.text] == [True, True], "played again"
+            after = set(servers())
+            assert len(after) == 2 and len(before & after) == 1, "the killed worker's server is gone"
+
+    def test_a_task_that_is_not_there(self):
+        server = AppworldServer(INSTALLATION)
+        with pytest.raises(AppworldServerError, match="initialize was refused"):
+            server.call("initialize", task_id="nowhere_1")
+        server.close()
+        with pytest.raises(AppworldServerError):
+            server.call("initialize", task_id="tiny000_1")
+
+    def test_the_recipe_trains(self, tmp_path):
+        (tmp_path / "appworld-tiny").symlink_to(INSTALLATION.directory)
+        run = subprocess.run(
+            [sys.executable, ROOT / "recipes" / "train_appworld.py", "--appworld", tmp_path / "appworld"]
+            + ["--output_dir", tmp_path / "run", "--num_environment_workers", "2"],
+            capture_output=True,
+            text=True,
+            timeout=400,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert run.returncode == 0, run.stderr[-3000:]
+        assert "iteration   2/2" in run.stdout and "success: all" in run.stdout
+
+    def test_branches_return_to_states_by_running_the_code_again(self):
+        """Databases, variables, tokens, the clock, chance, and the order of a set, in servers of their own."""
+        actions = [
+            f"{LOGIN}\nprint(token)",
+            "import datetime, random\nprint(datetime.datetime.now(), random.random(), {'a', 'b', 'c'}, hash('e'))",
+            "note = apis.simple_note.create_note(access_token=token, title='New', content='x')\nprint(note)",
+            "print(missing)",
+            "print(apis.simple_note.search_notes(access_token=token, query=''))",
+            "apis.supervisor.complete_task(answer=3)",
+        ]
+        factory = partial(AppworldEnvironment, INSTALLATION, key="output and calls", start_timeout=300.0)
+        parent = check_returned_everywhere(factory, {"task_id": "tiny000_1"}, actions, max_turns=9, at=[2, 5])
+        assert parent.success and len(parent.steps) == 6
+
+    def test_code_that_prints_what_nobody_can_foresee_is_not_returned_to(self):
+        actions = ["x = 1", "import uuid\nprint(uuid.uuid4())", "print(x)", "print(x)"]
+        factory = partial(AppworldEnvironment, INSTALLATION, start_timeout=300.0)
+        _, found = return_everywhere(factory, {"task_id": "tiny000_1"}, actions, at=[1, 3])
+        assert [trajectory.error is None for trajectory in found] == [True, False]
+        assert "before step 3, the observation is" in found[1].error

@@ -1,0 +1,70 @@
+"""The same panel, observations, keys and rewards whatever the number of workers, and the second time."""
+
+import hashlib
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from g2po_trl import EnvironmentPool, Observation
+
+APPWORLD = Path(__file__).parents[2] / ".venv-appworld"
+
+
+def played(factory, rows, workers: int, actions=None, turns: int = 8) -> str:
+    """Hash of all that is shown and paid in one episode of each row, played by a rule."""
+    told = hashlib.sha256()
+    with EnvironmentPool(factory, num_workers=workers) as pool:
+        seen = dict(enumerate(pool.reset(rows, range(len(rows)))))
+        for turn in range(turns):
+            assert all(isinstance(observation, Observation) for observation in seen.values()), seen
+            told.update(repr(sorted(seen.items())).encode())
+            chosen = {
+                slot: (actions or o.admissible_actions)[(7 * turn + slot) % len(actions or o.admissible_actions)]
+                for slot, o in seen.items()
+            }
+            results = pool.step(chosen) if chosen else {}
+            told.update(repr([(slot, r.reward, r.terminated) for slot, r in sorted(results.items())]).encode())
+            seen = {slot: result.observation for slot, result in results.items() if not result.terminated}
+    return told.hexdigest()
+
+
+def check(factory, rows, actions=None, turns=8):
+    runs = [played(factory, rows, workers, actions, turns) for workers in (1, 2, 8, 2)]
+    assert len(set(runs)) == 1
+    assert played(factory, rows[::-1], 2, actions, turns) != runs[0], "the hash sees what was played"
+
+
+def test_alfworld(tmp_path):
+    pytest.importorskip("alfworld")
+    from g2po_envs.alfworld import AlfworldEnvironment, Manifest, generate_games
+
+    for name, processes in (("once", 1), ("again", 2)):
+        generate_games(tmp_path / name, "held-out", 8, seed=5, size="tiny", num_workers=processes, progress=False)
+    panel, again = Manifest.scan(tmp_path / "once"), Manifest.scan(tmp_path / "again")
+    assert panel.hash == again.hash and panel.rows() == again.rows()
+    check(partial(AlfworldEnvironment, panel), panel.rows())
+
+
+def test_webshop():
+    pytest.importorskip("thefuzz")
+    from g2po_envs.webshop import ShopSource, WebshopEnvironment
+
+    source = ShopSource(products=60)
+    rows = source.rows("held-out", 8)
+    assert rows == ShopSource(products=60).rows("held-out", 8)
+    check(
+        partial(WebshopEnvironment, source), rows, ["search[soft towels]", "click[next >]", "click[b0]", "search[a]"]
+    )
+    check(partial(WebshopEnvironment, source), rows)
+
+
+@pytest.mark.appworld
+@pytest.mark.skipif(not (APPWORLD / "root" / "data").exists(), reason="not set up here: `make test-appworld`")
+def test_appworld():
+    from g2po_envs.appworld import AppworldEnvironment, Installation
+
+    installation = Installation(str(APPWORLD))
+    rows = [{"task_id": task_id} for task_id in installation.task_ids("train") + installation.task_ids("dev")]
+    codes = ["x = 2", "print(apis.api_docs.show_app_descriptions())", "print(x)", "print(1 / 0)"]
+    check(partial(AppworldEnvironment, installation, max_turns=3), rows, codes, turns=3)

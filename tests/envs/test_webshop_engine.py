@@ -1,0 +1,192 @@
+"""The shop against recordings of the official engine (real Lucene): search, goals, rewards, pages of 212 visits."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("thefuzz")
+pytest.importorskip("snowballstemmer")
+
+from g2po_envs.webshop import Catalogue, Goal, Shop, human_goals, synthetic_goals
+from g2po_envs.webshop.reward import score
+from g2po_envs.webshop.search import SearchIndex, analyse
+from g2po_envs.webshop.words import split_words
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "webshop"
+needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the recordings are not here (../shared/golden/webshop)")
+OFFICIAL_SEED = 233
+
+
+def read(name):
+    path = GOLDEN / name
+    text = gzip.open(path, "rt").read() if path.suffix == ".gz" else path.read_text()
+    return [json.loads(line) for line in text.splitlines()] if ".jsonl" in name else json.loads(text)
+
+
+def load(goals_of):
+    """Catalogue and goals as recorded: one random stream for prices and limits, then a seeded shuffle."""
+    rng = random.Random(OFFICIAL_SEED)
+    files = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
+    catalogue = Catalogue.load(*(GOLDEN / name for name in files), rng=rng)
+    goals = goals_of(catalogue, rng)
+    random.Random(OFFICIAL_SEED).shuffle(goals)
+    return catalogue, goals
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return {False: load(synthetic_goals), True: load(human_goals)}
+
+
+@pytest.fixture(scope="module")
+def nouns():
+    return read("nouns.json")["titles"].__getitem__
+
+
+@needs_golden
+def test_products_are_read_as_officially(recorded):
+    products, expected = recorded[False][0].products, read("prices.json")
+    assert {asin: p.price for asin, p in products.items()} == expected["prices"]
+    assert {asin: p.price_tag for asin, p in products.items()} == expected["price_tag"]
+    assert {asin: {k: list(v) for k, v in p.options.items()} for asin, p in products.items()} == expected["options"]
+
+
+@needs_golden
+@pytest.mark.parametrize("human", [False, True])
+def test_goals_are_the_recorded_ones(recorded, human):
+    goals, expected = recorded[human][1], read("goals.json")["human" if human else "synthetic"]
+    assert len(goals) == len(expected) > 250
+    for goal, record in zip(goals, expected):
+        options = record.pop("goal_options")
+        assert goal.options == (options if isinstance(options, dict) else tuple(options))
+        assert goal.weight == pytest.approx(record.pop("weight"))
+        assert goal == goal_of(record, goal.options, goal.weight)
+
+
+def goal_of(record, options, weight=1.0):
+    return Goal(
+        record["asin"],
+        record["category"],
+        record["query"],
+        record["name"],
+        record["product_category"],
+        record["instruction_text"],
+        tuple(record["attributes"]),
+        record["price_upper"],
+        options,
+        weight,
+    )
+
+
+@needs_golden
+def test_words_are_lucenes(recorded):
+    analysis = read("analysis.json.gz")
+    assert {asin: p.contents for asin, p in recorded[False][0].products.items()} == analysis["contents"]
+    for asin, text in analysis["contents"].items():
+        assert analyse(text) == analysis["doc_tokens"][asin]
+    for query, terms in analysis["query_tokens"].items():
+        assert analyse(query) == terms
+
+
+@needs_golden
+def test_searches_are_ranked_as_by_lucene(recorded):
+    index = recorded[False][0].index
+    rows = read("searches.json")
+    assert len(rows) == 340
+    assert [row["id"] for row in rows if index.search(row["query"]) != row["asins"]] == []
+
+
+@needs_golden
+def test_rewards_and_their_parts(recorded, nouns):
+    products, rows = recorded[False][0].products, read("rewards.jsonl")
+    assert len(rows) == 500
+    for row in rows:
+        options = row["goal"]["goal_options"]
+        goal = goal_of(row["goal"], options if isinstance(options, dict) else tuple(options))
+        value, parts = score(products[row["asin"]], goal, row["price"], row["options"], nouns)
+        assert value == row["reward"] and parts == row["info"], row["id"]
+
+
+@needs_golden
+def test_every_page_of_every_recorded_visit(recorded, nouns):
+    episodes, steps = read("episodes.jsonl.gz"), 0
+    for episode in episodes:
+        catalogue, goals = recorded[episode["human_goals"]]
+        name = episode["goal_index"]
+        shop = Shop(catalogue, goals[name], nouns, episode["show_attrs"], str(name))
+        for number, step in enumerate(episode["steps"]):
+            outcome = shop.act(step["action"]) if step["action"] is not None else None
+            place = f"episode {episode['id']} ({episode['cls']}), step {number}, {step['action']!r}"
+            assert shop.text == step["obs"], place
+            assert shop.rich == step["obs_rich"], place
+            assert shop.clickables == step["clickables"], place
+            assert shop.has_search_bar == step["has_search_bar"], place
+            if outcome is not None:
+                assert (outcome.reward, outcome.done) == (step["reward"], step["done"]), place
+            steps += 1
+        if episode["bought"]:
+            assert {key: shop.purchase[key] for key in ("asin", "options")} == episode["bought"]
+    assert (len(episodes), steps) == (212, 1919)
+
+
+@needs_golden
+def test_actions_that_break_the_official_engine_do_not_break_ours(recorded, nouns):
+    catalogue, goals = recorded[False]
+    for row in read("engine_errors.json"):
+        shop = Shop(catalogue, goals[0], nouns)
+        for action in row["before"]:
+            shop.act(action)
+        shop.act(row["action"])
+        assert shop.text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("กาแฟดำ 250g", "กาแฟดำ 250g"),  # scripts without spaces (line-break class SA): a run is one word: Thai,
+        ("ສະບາຍດີ សួស្តី မင်္ဂလာပါ", "ສະບາຍດີ សួស្តី မင်္ဂလာပါ"),  # Lao, Khmer, Burmese
+        ("cafeกาแฟx", "cafe กาแฟ x"),  # letters of other scripts are not of the run,
+        ("ร้าน๑๒", "ร้าน ๑๒"),  # nor are its own digits, which are numbers like any
+        ("🇫🇷🇩🇪", "🇫🇷 🇩🇪"),  # two regional indicators are a flag,
+        ("🇫🇷🇩 x", "🇫🇷 x"),  # one alone is nothing
+        ("henry ⅷ, xⅷ, ⓐ", "henry ⅷ xⅷ ⓐ"),  # alphabetic though no letters: word-break class ALetter
+        ("1½ ½ m² x²y ① ⑴", "1 m x y"),  # other numbers have no word-break class: they end a word and are dropped
+        ("１２ ٣٤ 3.5mm 10:30", "１２ ٣٤ 3.5mm 10 30"),  # digits of every script; a full stop joins them, a colon not
+        ("usbケーブル ﾃｽﾄ", "usb ケーブル ﾃｽﾄ"),  # katakana is a run of its own, of half width too
+        ("紅茶 おちゃ 한국어a", "紅 茶 お ち ゃ 한국어a"),  # ideographs and hiragana one by one; Hangul is letters
+        ('צה"ל ג\' abc\' "x"', "צה\"ל ג' abc x"),  # quotation marks belong to Hebrew words, to no others
+        ("👩‍💻👍🏽❤️ #️⃣ # ★☆", "👩‍💻 👍🏽 ❤️ #️⃣ ★"),  # an emoji with all that modifies it; ☆ is no pictograph
+        ("a🏽 b️c", "a 🏽 b️c"),  # a skin tone is an emoji; another mark belongs to its letter,
+        ("x \u0301 y", "x y"),  # and to no word when it follows none
+        ("_ _a_ __ a_ケ_1", "_a_ a_ケ_1"),  # underscores join anything and are nothing alone
+        ("b" * 300, f"{'b' * 255} {'b' * 45}"),  # 255 characters at most
+        ("b" * 254 + "'d", f"{'b' * 254} d"),  # what joins is not seen when its other side is beyond
+    ],
+)
+def test_words_by_hand(text, words):
+    """As the grammar of Lucene 8's StandardTokenizer says; its recordings have few such characters."""
+    assert list(split_words(text)) == words.split(" ")
+
+
+def test_bm25_by_hand():
+    index = SearchIndex(["b", "a", "c"], ["red shoes", "red shoes", "the blue, blue boats"])
+    assert index.search("red shoe") == ["a", "b"], "equal scores: by name"
+    assert index.search("blue boat") == ["c"] and index.search("BOATS") == ["c"]
+    assert index.search("the") == index.search("") == index.search("plane") == []
+    assert index.search("red blue", limit=1) == ["c"], "twice in a text, and rarer"
+
+
+def test_files_that_are_none_of_webshops_are_named(tmp_path):
+    items, attributes = tmp_path / "items.json", tmp_path / "attributes.json"
+    with pytest.raises(ValueError, match=r"items\.json cannot be read as JSON"):
+        Catalogue.load(items, attributes)
+    items.write_text("{}")
+    with pytest.raises(ValueError, match="holds a dict, not a list"):
+        Catalogue.load(items, attributes)
+    items.write_text('[{"asin": "B000000001"}]')
+    attributes.write_text("{}")
+    with pytest.raises(ValueError, match="item 0: not a WebShop product .*small_description"):
+        Catalogue.load(items, attributes)

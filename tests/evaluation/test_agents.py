@@ -1,0 +1,382 @@
+"""Prompted agents: what they ask and read; real servers, a scripted model, a real tiny one; killed and resumed."""
+
+import http.server
+import json
+import shutil
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import programs
+import pytest
+
+from g2po_trl import Observation, read_jsonl
+from g2po_trl.evaluation import ChatSettings, ReActAgent, ReflexionAgent, TokenBudget, TokenBudgetSpentError
+from g2po_trl.evaluation.evaluate import format_rows, main, parse
+from g2po_trl.rollout.episode import Episode
+from g2po_trl.trajectory import Trajectory
+
+HERE = Path(__file__).parents[1] / "helpers"
+
+
+# -- what is asked and read -------------------------------------------------------------------------------------------
+
+
+def an_episode(replies=()):
+    episode = Episode("t", observation=Observation("Hall.", None, ["go east", "look"]), task="Find the key.")
+    for number, reply in enumerate(replies):
+        episode.steps.append(episode.step("go east", reply))
+        episode.observation = Observation(f"Room {number}.", None, ["go west"])
+    return episode
+
+
+def test_a_conversation_of_thoughts_and_actions():
+    agent = ReActAgent("You are in a house.")
+    first = agent.ask(an_episode(), ())
+    assert [m["role"] for m in first] == ["system", "user"] and "You are in a house." in first[0]["content"]
+    assert first[1]["content"] == (
+        "Your task: Find the key.\n\nObservation: Hall.\nActions you can take now:\ngo east\nlook"
+    )
+    later = agent.ask(an_episode(["Thought: a\nAction: go east", "Thought: b\nAction: go east"]), ())
+    assert [m["role"] for m in later] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert later[1]["content"] == "Your task: Find the key.\n\nObservation: Hall.", "only the newest lists actions"
+    assert later[3]["content"] == "Observation: Room 0."
+    assert later[5]["content"] == "Observation: Room 1.\nActions you can take now:\ngo west"
+
+
+def test_long_conversations_lose_their_middle():
+    agent = ReActAgent("House.", history_length=2)
+    shown = agent.ask(an_episode([f"reply {i}" for i in range(5)]), ())
+    assert [m["content"] for m in shown if m["role"] == "assistant"] == ["reply 3", "reply 4"]
+    assert "(3 steps are left out here.)" in shown[1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "action", "valid"),
+    [
+        ("Thought: so\nAction: Go to Desk 1", "Go to Desk 1", True),
+        ("Thought: so\nAction: go EAST", "Go East", True),
+        ("<think>\nAction: go east\n</think>\nAction: look", "look", True),
+        ("Thought: so\nACTION : look\nObservation: x", "look", True),
+        ("Action: look\nAction: go", "look", True),
+        ("I will look", "I will look", False),
+        ("", "", False),
+        ("Action:", "", False),
+        ("Action:\n```\nlook\n```", "look", True),
+    ],
+)
+def test_actions_are_read(reply, action, valid):
+    assert ReActAgent("x").read(reply, "", ["Go East", "Look around"]) == (action, valid)
+    assert ReActAgent("x", lower_case=True).read(reply, "", ["Go East"]) == (action.lower(), valid)
+
+
+def test_code_is_read_as_a_whole():
+    agent = ReActAgent("x", multiline=True)
+    assert agent.read("Thought: a\nAction:\n```python\nA = 1\nprint(A)\n```\nmore", "") == ("A = 1\nprint(A)", True)
+    assert agent.read("Thought: a\nAction: A = 1\nprint(A)", "") == ("A = 1\nprint(A)", True)
+
+
+def test_reflections_are_asked_for_and_carried_on():
+    agent = ReflexionAgent("House.", memory=2)
+    episode = an_episode(["Thought: a\nAction: go east"])
+    failed = Trajectory("t", episode.steps, 0.0, "truncated", "Room 0.")
+    asked = agent.reflect(failed, "Find the key.", ["one", "two", "three"])[1]["content"]
+    assert asked.startswith(
+        "Task: Find the key.\nObservation: Hall.\nThought: a\nAction: go east\nObservation: Room 0."
+    )
+    assert "it ran out of turns" in asked and "two" in asked and "one" not in asked
+    told = agent.ask(an_episode(), ["one", "two", "three"])[1]["content"]
+    assert "- two\n- three" in told and "- one" not in told
+
+
+def test_budget_and_settings():
+    budget = TokenBudget(10)
+    budget.check()
+    budget.read = 10
+    with pytest.raises(TokenBudgetSpentError, match="10 tokens were used, 10 are allowed"):
+        budget.check()
+    assert ChatSettings().temperature == 0.4, "the paper's"
+
+
+def test_rows_are_mean_and_deviation():
+    text = format_rows([{"All": 50.0, "tokens": 10.0}, {"All": 60.0, "tokens": 20.0}])
+    assert text.split() == ["All", "tokens", "55.0", "±", "7.1", "15", "±", "7"]
+    assert format_rows([{"All": 50.0}]).split() == ["All", "50.0"]
+
+
+def test_arguments(tmp_path, capsys):
+    config = tmp_path / "c.yaml"
+    config.write_text("agent: react\ntemperature: 0.0\n")
+    args = parse(["--config", str(config), "--model", "m", "--environment", "alfworld", "--temperature", "0.7"])
+    assert (args.agent, args.temperature) == ("react", 0.7), "flags win"
+    config.write_text("agnet: react\n")
+    given = ["--model", "m", "--environment", "x"]
+    for wrong, message in (
+        (["--config", str(config), *given], "unknown agnet"),
+        (["--environment", "alfworld"], "--model is missing"),
+        ([*given, "--seeds", "0"], "--seeds is 0"),
+        ([*given, "--temperature", "-1"], "--temperature is -1.0"),
+        ([*given, "--temperature", "nan"], "--temperature is nan"),
+        ([*given, "--top-p", "5"], "--top-p is 5.0"),
+        ([*given, "--top-k", "-1"], "--top-k is -1: set it to 0 (off)"),
+        ([*given, "--min-p", "nan"], "--min-p is nan"),
+        ([*given, "--repetition-penalty", "0"], "--repetition-penalty is 0.0"),
+        ([*given, "--history-length", "-1"], "--history-length is -1"),
+        ([*given, "--max-total-tokens", "0"], "--max-total-tokens is 0"),
+        ([*given, "--environment-step-timeout", "nan"], "--environment-step-timeout is nan"),
+        ([*given, "--num-environment-workers", "0"], "--num-environment-workers is 0"),
+        ([*given, "--stop-after", ""], "--stop-after is an empty text"),
+        ([*given, "--panel-options", "[]"], "--panel-options: '[]' is not a JSON object"),
+        ([*given, "--environment-options", "3"], "--environment-options: '3' is not a JSON object"),
+        ([*given, "--engine-options", "{3}"], "--engine-options: '{3}' is not valid JSON"),
+        ([*given, "--generation-kwargs", '{"max_new_tokens": 2}'], "max_new_tokens: pass --max-tokens instead"),
+        ([*given, "--agent", "react", "--prompt", "a:B"], "--agent react has prompts of its own"),
+        ([*given, "--base-url", "http://x", "--engine-options", '{"a": 1}'], "a server (--base-url) does not take"),
+        (["--model", "m", "--environment", "alfworld", "--tasks", "t"], "alfworld takes --panel"),
+    ):
+        with pytest.raises(SystemExit):
+            parse(wrong)
+        assert message in capsys.readouterr().err
+    for text, message in (
+        ("temperature: hot\n", "temperature is 'hot': write a number"),
+        ("seeds: 1.5\n", "seeds is 1.5: write a whole number"),
+        ("panel_options: [1]\n", "panel_options is [1]: write name: value"),
+        ("overwrite: 1\n", "overwrite is 1: write true or false"),
+        ("stop: x\n", "stop is 'x': write a list"),
+        ("- seeds\n", "which is a list or a text"),
+    ):
+        config.write_text(text)
+        with pytest.raises(SystemExit):
+            parse(["--config", str(config), *given])
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="environment is 'chess': choose one of alfworld, webshop, appworld"):
+        main(["--model", "m", "--environment", "chess", "--output", str(tmp_path / "o")])
+
+
+# -- one's own environment, a server that stumbles --------------------------------------------------------------------
+
+KEY_DOOR = ["--environment", f"{HERE / 'toy_environments.py'}:KeyDoorEnvironment", "--max-tokens", "8"]
+
+
+class Stumbling(http.server.BaseHTTPRequestHandler):
+    """OpenAI's protocol: the first requests are refused, then every reply is "Action: take key" or the like."""
+
+    refusals = [429, 500, 503]  # noqa: RUF012
+    asked = []  # noqa: RUF012
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.refusals:
+            self.send_response(self.refusals.pop())
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            return
+        self.asked.append((body, self.headers["Authorization"]))
+        turn = sum(m["role"] == "assistant" for m in body["messages"])
+        action = ["go kitchen", "go garden", "take key", "go kitchen", "go hall", "open door"][turn % 6]
+        message = {"role": "assistant", "content": f"Thought: so\nAction: {action}"}
+        answer = json.dumps(
+            {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+                "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+            }
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def stumbling():
+    pytest.importorskip("openai")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stumbling)
+    Stumbling.refusals, Stumbling.asked = [429, 500, 503], []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+
+
+def test_a_server_that_stumbles_a_budget_and_going_on(stumbling, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "secret-123")
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"key_room": "garden"}\n' * 3)
+    flags = [*KEY_DOOR, "--tasks", str(tasks), "--agent", "react", "--model", "m", "--base-url", stumbling]
+    flags += ["--key-variable", "MY_KEY", "--output", str(tmp_path / "out"), "--batch-size", "1", "--seeds", "1"]
+    with pytest.raises(SystemExit, match="100 are allowed"):
+        main([*flags, "--max-total-tokens", "100"])  # of 180 that are needed: ten a step, six steps an episode
+    path = tmp_path / "out" / "trajectories" / "react-0.jsonl"
+    assert len(list(read_jsonl(path))) == 1 and len(Stumbling.asked) == 10
+    body, key = Stumbling.asked[0]
+    assert key == "Bearer secret-123"
+    assert (body["model"], body["temperature"], body["stop"]) == ("m", 0.4, ["\nObservation:"])
+    assert "secret-123" not in (tmp_path / "out" / "settings.json").read_text()
+
+    with pytest.raises(SystemExit, match="100 tokens were used, 100 are allowed.* larger --max-total-tokens"):
+        main([*flags, "--max-total-tokens", "100"])
+    assert len(Stumbling.asked) == 10, "what was used before counts"
+    main([*flags, "--max-total-tokens", "1000"])
+    assert len(Stumbling.asked) == 10 + 12, "the finished episode was not played again"
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["tokens"] == {"read": 154, "written": 66}
+    played = list(read_jsonl(path))
+    assert [t.info["panel_index"] for t in played] == [0, 1, 2] and all(t.success for t in played)
+    assert played[0].info["prompt_tokens"] == 42 and played[0].info["reply_tokens"] == 18
+    seeds = [body["seed"] for body, _ in Stumbling.asked]
+    assert len(set(seeds[:6])) == 6 and seeds[6:10] == seeds[10:14], "the same question has the same seed"
+    assert "100.0" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"temperature 0\.4 -> 0\.5"):
+        main([*flags, "--temperature", "0.5"])
+
+
+# -- ALFWorld ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory):
+    pytest.importorskip("alfworld")
+    from g2po_envs.alfworld import generate_games
+
+    folder = tmp_path_factory.mktemp("games")
+    manifest = generate_games(folder, "held-out", 6, seed=11, size="tiny", progress=False)
+    return folder, manifest
+
+
+class Server:
+    """`transformers serve` with the scripted model."""
+
+    def __init__(self, folder, games, losing):
+        pytest.importorskip("openai")
+        from g2po_envs.alfworld.tiny import tiny_environment, tiny_model_path
+
+        model = folder / "model"
+        shutil.copytree(tiny_model_path(), model)
+        settings = json.loads((model / "generation_config.json").read_text())
+        (model / "generation_config.json").write_text(json.dumps({**settings, "use_cache": False}))
+        environment = tiny_environment(games)
+        solutions = {}
+        for row in games.rows():
+            start = environment.reset(**row)
+            game = json.loads(Path(games.path(row["task_id"])).read_text())
+            solutions[start.text] = game["walkthrough"]
+        assert len(solutions) == len(games), "rooms can be told apart"
+        script = folder / "script.json"
+        script.write_text(json.dumps({"model": str(model), "solutions": solutions, "losing": losing}))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.model, self.url = str(model), f"http://127.0.0.1:{self.port}/v1"
+        self.process = programs.start(HERE / "scripted_server.py", script, self.port, stdout=folder / "log")
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise RuntimeError((folder / "log").read_text()[-3000:])
+
+    def close(self):
+        self.process.kill()
+
+
+def flags_for(games, output, *more):
+    folder, _ = games
+    options = json.dumps({"compact": True})
+    return [
+        *("--environment", "alfworld", "--panel", str(folder), "--panel-options", options, "--output", str(output)),
+        *("--num-environment-workers", "1", *more),
+    ]
+
+
+@pytest.mark.parametrize(("agent", "trials"), [("react", 1), ("reflexion", 2)])
+def test_agents_win_with_a_scripted_model_behind_a_real_server(games, tmp_path, agent, trials, capsys):
+    server = Server(tmp_path, games[1], losing=agent == "reflexion")
+    try:
+        flags = ["--model", server.model, "--base-url", server.url, "--agent", agent, "--temperature", "0"]
+        main(flags_for(games, tmp_path / "out", *flags, "--max-tokens", "64"))
+    finally:
+        server.close()
+    table = capsys.readouterr().out
+    assert [line.split()[:7] for line in table.splitlines() if "Pick2" in line] == [
+        ["Pick", "Look", "Clean", "Heat", "Cool", "Pick2", "All"]
+    ]
+    played = list(read_jsonl(tmp_path / "out" / "trajectories" / f"{agent}-0.jsonl"))
+    last = [t for t in played if t.info["last_trial"]]
+    assert len(played) == 6 * trials and len(last) == 6 and all(t.success for t in last)
+    assert all(step.valid and step.reply.endswith(step.action) for t in last for step in t.steps)
+    assert all(t.info["reply_tokens"] > 0 for t in played)
+    if agent == "reflexion":
+        assert all(t.outcome == "truncated" for t in played if t.info["trial"] == 0)
+        assert {t.info["reflections"][0] for t in last} == {"I stood still. Next time I go where the thing is."}
+
+
+@pytest.mark.parametrize("agent", ["direct", "react", "reflexion"])
+def test_a_real_tiny_model_plays(games, tmp_path, agent, capsys):
+    from g2po_envs.alfworld.tiny import tiny_model_path
+
+    flags = ["--model", str(tiny_model_path()), "--agent", agent, "--max-tokens", "24", "--history-length", "2"]
+    main(flags_for(games, tmp_path / "out", *flags, "--trials", "2", "--limit", "2"))
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    (row,) = results["seeds"]
+    assert 0 <= row["All"] <= 100 and row["errors"] == 0 and row["tokens"] > 0
+    assert (row["valid"] == 100) == (agent == "direct"), "it was taught the direct form alone"
+
+
+def test_an_adapter_is_evaluated(games, tmp_path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from g2po_envs.alfworld.tiny import tiny_model_path
+
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model_path()), LoraConfig(r=4))
+    model.save_pretrained(tmp_path / "same")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(tiny_model_path()).save_pretrained(tmp_path / "other")
+    actions = {}
+    for name in (str(tiny_model_path()), str(tmp_path / "same"), str(tmp_path / "other")):
+        output = tmp_path / f"out-{Path(name).name}"
+        main(flags_for(games, output, "--model", name, "--max-tokens", "24", "--limit", "3"))
+        trajectories = read_jsonl(output / "trajectories" / "direct-0.jsonl")
+        actions[Path(name).name] = [[step.action for step in t.steps] for t in trajectories]
+    assert actions["tiny_model"] == actions["same"] != actions["other"]
+
+
+def test_killed_and_resumed_gives_the_same_numbers(games, tmp_path):
+    from g2po_envs.alfworld.tiny import tiny_model_path
+
+    flags = ["--model", str(tiny_model_path()), "--max-tokens", "24", "--batch-size", "2", "--seeds", "2"]
+    flags += ["--temperature", "1.0"]
+    command = ("-m", "g2po_trl", "evaluate")
+    programs.run(*command, *flags_for(games, tmp_path / "whole", *flags)).check_returncode()
+
+    process = programs.start(*command, *flags_for(games, tmp_path / "killed", *flags), stdout=tmp_path / "log")
+    path = tmp_path / "killed" / "trajectories" / "direct-0.jsonl"
+    deadline = time.monotonic() + 120
+    while not (path.exists() and path.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "results.json").exists()
+    with path.open("a") as file:
+        file.write('{"task_id": "half a li')
+    programs.run(*command, *flags_for(games, tmp_path / "killed", *flags)).check_returncode()
+
+    whole, killed = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed"))
+    assert whole["seeds"] == killed["seeds"] and whole["seeds"][0] != whole["seeds"][1]
+    for seed in (0, 1):
+        texts = [(tmp_path / n / "trajectories" / f"direct-{seed}.jsonl").read_text() for n in ("whole", "killed")]
+        assert texts[0] == texts[1]

@@ -1,0 +1,289 @@
+"""`g2po check`: each finding is found in an environment that has it, and in no other."""
+
+import os
+import time
+from pathlib import Path
+
+import programs
+import pytest
+from letter_environment import LetterEnvironment
+from tools_by_hand import Safe
+from toy_environments import Countdown, Forgetful, KeyDoorEnvironment
+
+from g2po_trl import Observation, StepResult, TextEnvironment
+from g2po_trl.evaluation.environment_report import examine
+
+TESTS = Path(__file__).parents[1] / "helpers"
+
+
+class Walk(TextEnvironment):
+    """Left or right on a line of five; the right end pays."""
+
+    def reset(self, seed=0):
+        self.at = 2
+        return self.observe()
+
+    def observe(self):
+        return Observation(f"place {self.at}", admissible_actions=["left", "right"], task="Go right.")
+
+    def step(self, action):
+        self.at += {"left": -1, "right": 1}.get(action, 0)
+        return StepResult(self.observe(), 10.0 * (self.at == 4), terminated=self.at in (0, 4))
+
+
+class Remembering(Walk):
+    """An observation holds all that was done: no two ways lead to the same state."""
+
+    def reset(self, seed=0):
+        self.path = ""
+        return self.observe()
+
+    def observe(self):
+        return Observation(f"path {self.path}", admissible_actions=["left", "right"], task="Go right.")
+
+    def step(self, action):
+        self.path += action[:1]
+        return StepResult(self.observe())
+
+
+class Blind(Walk):
+    def observe(self):
+        return Observation("dark", admissible_actions=["left", "right"], task="Go right.")
+
+
+class Processwise(Walk):
+    def reset(self, seed=0):
+        self.at = 2
+        return Observation(f"process {os.getpid()}", task="Go right.")
+
+
+class Stingy(Walk):
+    def step(self, action):
+        result = super().step(action)
+        return StepResult(result.observation, 0.0, result.terminated)
+
+
+class Deaf(Walk):
+    def observe(self):
+        return Observation(f"place {self.at}", admissible_actions=["left", "right", "jump"], task="Go right.")
+
+
+class Wordy(Walk):
+    def observe(self):
+        return Observation(f"place {self.at} " + "x" * 9000, admissible_actions=["left", "right"])
+
+
+class Raising(Walk):
+    def step(self, action):
+        if self.at == 3:
+            raise RuntimeError("stuck")
+        return super().step(action)
+
+
+class Picky(Walk):
+    """Takes actions apart as if they were its own, as language models write it."""
+
+    def observe(self):
+        return Observation(f"place {self.at}", admissible_actions=["go left 1", "go right 1"], task="Go right.")
+
+    def step(self, action):
+        words = action.split(" ")
+        number = int(words[-1])
+        return super().step(words[1] if number else "left")
+
+
+class Clock(Walk):
+    """Three faults in one: random starts, a reward that is none, and an exception far from the start."""
+
+    def reset(self, seed=0):
+        self.started = os.urandom(4).hex()
+        return super().reset()
+
+    def observe(self):
+        return Observation(f"{self.started} {self.at}", admissible_actions=["left", "right"], task="Go right.")
+
+    def step(self, action):
+        if self.at == 3:
+            raise RuntimeError("stuck")
+        result = super().step(action)
+        return StepResult(result.observation, float("nan") if action == "" else 0.0, result.terminated)
+
+
+class Generous(Walk):
+    def step(self, action):
+        return StepResult(super().step(action).observation, 10.0, terminated=True)
+
+
+class Locked(Walk):
+    def __init__(self):
+        import threading
+
+        self.lock = threading.Lock()
+
+
+def doubts(environment, **options):
+    return [finding.text for finding in examine(environment, [{"seed": 0}], **options) if finding.level == "warning"]
+
+
+def broken(environment, task=None, **options):
+    findings = examine(environment, [task or {"seed": 0}], **options)
+    return [finding.text for finding in findings if finding.level == "error"]
+
+
+class Stuck(Walk):
+    """Hangs, or dies, where the task says."""
+
+    def reset(self, where):
+        self.where = where
+        return self.suffer("reset") or super().reset()
+
+    def step(self, action):
+        self.suffer(f"step {action}")
+        return super().step(action)
+
+    def suffer(self, here):
+        if here == self.where:
+            time.sleep(60)
+        if f"death in {here}" == self.where:
+            os._exit(5)
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("reset", "in a worker process it times out: Stuck.reset in slot 0 took more than 2 s"),
+        ("step no such action", "in a worker process it times out: Stuck.step in slot 1 took more than 2 s"),
+        ("step right", "a random episode times out: Stuck.step in slot 0 took more than 2 s"),
+        ("death in reset", "in a worker process it crashes: the worker process of Stuck died (exit status 5)"),
+    ],
+)
+def test_what_hangs_or_dies_is_named(where, text):
+    """And `check` neither hangs nor dies of it."""
+    (found,) = broken(Stuck, {"where": where}, timeout=2)
+    assert text in found
+
+
+def test_nothing_is_wrong_with_a_good_environment():
+    findings = examine(Walk, [{"seed": 0}, {"seed": 1}])
+    assert {finding.level for finding in findings} == {"ok"}
+    assert any("there is a graph to learn from" in finding.text for finding in findings)
+    assert any("rewards from 0 to 10" in finding.text for finding in findings)
+    assert not broken(Locked), "what an environment holds need not travel, only its factory"
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        (Remembering, "compared with no other"),
+        (Blind, "a task has one state only"),
+        (Stingy, "all with reward 0"),
+        (Deaf, "1 of 3 admissible actions get the same response as an invalid action ('place 2'): 'jump'"),
+        (Wordy, "characters: prompts beyond max_prompt_length"),
+        (Wordy, "reset gives no Observation.task"),
+        (LetterEnvironment, "no admissible actions are listed"),
+    ],
+)
+def test_doubts(environment, text):
+    assert any(text in doubt for doubt in doubts(environment)), doubts(environment)
+
+
+def test_a_class_in_trls_style():
+    """Tools are called at random, arguments by their types."""
+    findings = examine(Safe, [{"code": "1"}], episodes=40, turns=3)
+    texts = [finding.text for finding in findings]
+    assert {finding.level for finding in findings} <= {"ok", "warning"}, texts
+    assert any("rewards from 0 to 10" in text for text in texts), "the digit is found by chance"
+    assert not any("no admissible actions" in text for text in texts)
+
+    class Mumbling(Safe):
+        def kick(self, where):
+            pass
+
+    assert "the tool kick cannot be described" in broken(Mumbling)[0]
+
+
+def test_whether_states_can_be_returned_to():
+    def told(environment):
+        findings = examine(environment, [{"turns": 8}], episodes=1)
+        return [finding for finding in findings if "return" in finding.text or "again" in finding.text]
+
+    (good,) = told(Countdown)
+    assert good.text.startswith("states can be returned to by playing their actions again, also in another process")
+    (forgetful,) = told(Forgetful)
+    assert forgetful.level == "warning" and "before step 8, the observation is 'left 1 at" in forgetful.text
+
+
+def test_the_end_that_pays_twice():
+    class Twice(Walk):
+        def step(self, action):
+            self.at = 4
+            return super().step("")
+
+    assert any("a step after the end returns a reward of 10" in doubt for doubt in doubts(Twice))
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        (Processwise, "starts differently in another process"),
+        (Raising, "raised RuntimeError: stuck"),
+        (lambda: 7, "has no method reset"),
+    ],
+)
+def test_what_is_broken(environment, text):
+    (found,) = broken(environment)
+    assert text in found
+
+
+def test_actions_that_are_nearly_admissible():
+    """And the line of the user's code is named, not the line of what plays it."""
+    source = Path(__file__).read_text().splitlines()
+    line = 1 + next(number for number, text in enumerate(source) if "int(words[-1])" in text)
+    found = broken(Picky)
+    assert any("raised ValueError: invalid literal for int()" in text for text in found)
+    assert all(f"test_check.py, line {line}. An impossible" in text for text in found), found
+
+
+def test_all_is_told_at_once():
+    said = "\n".join(broken(Clock))
+    for text in ("reset is not deterministic", "reward is nan", "raised RuntimeError: stuck"):
+        assert said.count(text) == 1, said
+
+
+def test_too_easy_is_not_too_hard():
+    (doubt,) = [text for text in doubts(Generous) if "succeed in" in text]
+    assert "succeed in 8 of 8 episodes" in doubt and "harder" in doubt and "easier" not in doubt
+
+
+def test_the_first_prompt_is_shown(tiny_model_dir):
+    where = "toy_environments.py:KeyDoorEnvironment", "--show", "--task", '{"key_room": "cellar"}'
+    shown = run(*where).stdout
+    assert shown.startswith("--- user ---\n") and "Observation: " in shown and "Possible actions:\ngo kitchen" in shown
+    shown = run(*where, "--model", str(tiny_model_dir)).stdout
+    assert shown.startswith("<|im_start|>user\n") and "<|im_start|>assistant\n\n--- " in shown
+    assert int(shown.split()[-3]) > 50 and shown.endswith(" tokens ---\n")
+
+
+def run(*arguments):
+    return programs.run("-m", "g2po_trl", "check", *arguments, cwd=TESTS)
+
+
+def test_the_command():
+    good = run("toy_environments:KeyDoorEnvironment", "--task", '{"key_room": "hall"}')
+    assert good.returncode == 0 and "ok        keeps the contract" in good.stdout
+    assert good.stdout.splitlines()[0].startswith("warning   "), "worst first"
+    bad = run("letter_environment.py:RaisingEnvironment", "--task", '{"seed": 1}')
+    assert bad.returncode == 1 and bad.stdout.startswith("error     ") and "the door is stuck" in bad.stdout
+    for arguments, message in (
+        (["letter_environment"], "names no environment"),
+        (["nowhere:Environment"], "cannot be loaded"),
+        (["letter_environment:Nothing"], "cannot be loaded"),
+        (["letter_environment:LetterEnvironment", "--task", "{seed}"], "task {seed} is not valid JSON"),
+        (["letter_environment:LetterEnvironment", "--task", "[1]"], "task is [1]: write an object"),
+        (["letter_environment:LetterEnvironment", "--tasks", "none.jsonl"], "tasks is 'none.jsonl', which cannot be"),
+        (["letter_environment:LetterEnvironment", "--episodes", "0"], "episodes is 0: set it above 0"),
+        (["letter_environment:LetterEnvironment", "--model", "m"], "no effect without --show"),
+    ):
+        failed = run(*arguments)
+        assert failed.returncode in (1, 2) and message in failed.stderr and "Traceback" not in failed.stderr
+    assert KeyDoorEnvironment.__doc__

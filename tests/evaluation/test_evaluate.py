@@ -1,0 +1,465 @@
+"""Numbers of an evaluation belong to what gave them; what fails stays in the denominator; commands do not crash."""
+
+import functools
+import http.server
+import json
+import math
+import shutil
+import sys
+import threading
+
+import pytest
+from letter_trainer import TASKS
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from g2po_trl import Step, TextEnvironment, Trajectory, read_jsonl
+from g2po_trl.cli.commands.view import main as view
+from g2po_trl.evaluation import ChatSettings
+from g2po_trl.evaluation.chat_models import load_local
+from g2po_trl.evaluation.evaluate import format_rows, load_panel, main, parse, played_by, row_of
+from g2po_trl.runs.panel import Panel
+from g2po_trl.runs.run_json import load_object
+
+GAME = '''
+from pathlib import Path
+from g2po_trl import StepResult, TextEnvironment
+
+class Game(TextEnvironment):
+    """Say "win". Broken while a file of that name lies beside it."""
+
+    def reset(self, number, hint=""):
+        if Path(__file__).with_name("broken").exists():
+            raise RuntimeError("the game is broken")
+        return f"Game {number}."
+
+    def step(self, action):
+        return StepResult("Over.", reward=float("win" in action), terminated=True)
+
+class Tools:
+    def reset(self, number, **row):
+        pass
+
+    def win(self, really: bool) -> str:
+        """Win.
+
+        Args:
+            really: do it.
+        """
+        return "won"
+
+    def get_reward(self) -> float:
+        return 1.0
+'''
+
+
+def strict(path):
+    def refuse(name):
+        raise AssertionError(f"{path} holds {name}, which is not JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+class Chat(http.server.BaseHTTPRequestHandler):
+    """OpenAI's protocol: says "win", but game 1 is too long for it; wants `max_completion_tokens` or another key."""
+
+    asked = []  # noqa: RUF012
+    newer, key, tells_usage = False, None, True
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        if self.key and self.headers["Authorization"] != f"Bearer {self.key}":
+            return self.answer(401, {"error": {"message": "Incorrect API key provided"}})
+        if self.newer and "max_tokens" in body:
+            told = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+            return self.answer(400, {"error": {"message": told}})
+        if "Game 1" in body["messages"][-1]["content"]:
+            return self.answer(400, {"error": {"message": "x", "code": "context_length_exceeded"}})
+        message = {"role": "assistant", "content": "<think></think><action>win</action>"}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10} if self.tells_usage else None
+        about = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
+        self.answer(200, {**about, "choices": choices, "usage": usage})
+
+    def answer(self, status, data):
+        content = json.dumps(data).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def game(tmp_path):
+    sys.modules.pop("game", None)  # another test's
+    (tmp_path / "game.py").write_text(GAME)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in range(4)))
+    return tmp_path
+
+
+@pytest.fixture
+def server(game):
+    pytest.importorskip("openai")
+    chat = type("OneChat", (Chat,), {"asked": []})
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), chat)
+    made.chat, made.url = chat, f"http://127.0.0.1:{made.server_port}/v1"
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made
+    made.shutdown()
+
+
+def flags(game, *more, tasks="tasks.jsonl"):
+    given = ["--environment", f"{game / 'game.py'}:Game", "--tasks", str(game / tasks), "--output", str(game / "out")]
+    return [*given, "--num-environment-workers", "1", *map(str, more)]
+
+
+def served(game, server, *more):
+    return flags(game, "--base-url", server.url, "--model", "m", *more)
+
+
+# -- what leaves the denominator, and what does not -------------------------------------------------------------------
+
+
+def test_a_context_that_overflows_is_a_failure_with_its_reason(game, server, capsys):
+    main(served(game, server))
+    results = strict(game / "out" / "results.json")
+    assert results["seeds"][0]["Succ."] == 75 and results["seeds"][0]["errors"] == 0
+    assert results["failure_reasons"] == [{"context overflow": 1}]
+    assert "1 of 4 episodes failed by context overflow" in capsys.readouterr().out
+
+
+def test_errors_are_played_again_and_too_many_end_with_code_1(game, server, capsys):
+    reset = 'raise RuntimeError("the game is broken")'
+    (game / "game.py").write_text(GAME.replace(reset, f"if number > 1:\n                {reset}"))
+    (game / "broken").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(served(game, server))
+    assert isinstance(ended.value.code, str), "a message: exit code 1"
+    assert "50% of the episodes ended in an environment error" in ended.value.code
+    assert "the game is broken" in ended.value.code
+    assert strict(game / "out" / "results.json")["seeds"][0]["Succ."] == 50, "of the two that came to a result"
+    (game / "broken").unlink()
+    main(served(game, server))
+    assert strict(game / "out" / "results.json")["seeds"][0] | {"tokens": 0, "turns": 0} == {
+        **{"Succ.": 75, "turns": 0, "tokens": 0, "valid": 100, "errors": 0}
+    }
+    played = list(read_jsonl(game / "out" / "trajectories" / "direct-0.jsonl"))
+    assert sorted(t.info["panel_index"] for t in played) == [0, 1, 2, 3], "each task once"
+
+
+def test_a_panel_of_errors_has_no_number_and_its_files_are_json(game, server, capsys):
+    (game / "tasks.jsonl").write_text('{"number": 0}\n{"number": 2}\n')
+    (game / "game.py").write_text(GAME.replace("return StepResult", 'raise OSError("no disk")\n        StepResult'))
+    with pytest.raises(SystemExit, match="100% of the episodes ended in an environment error(.|\n)*no disk"):
+        main(served(game, server))
+    row = strict(game / "out" / "results.json")["seeds"][0]
+    assert row["errors"] == 100 and row["Succ."] is None and row["turns"] is None
+    assert "n/a" in capsys.readouterr().out
+
+
+def test_an_environment_that_loads_too_slowly_is_given_up_with_the_remedy(game, server):
+    with pytest.raises(SystemExit, match="loading Game .* more than 0.01 s; .* raise environment_load_timeout"):
+        main(served(game, server, "--environment-load-timeout", 0.01))
+
+
+def test_a_score_that_nobody_has_is_0_as_that_of_an_episode_without_one():
+    panel = Panel("shop", [{}, {}], TextEnvironment, columns={"Score": "score", "Other": "success_rate_by_type/x"})
+    tokens = {"prompt_tokens": 1, "reply_tokens": 1}
+    played = [Trajectory("t", [Step("a", "b")], 0.0, outcome, info=tokens) for outcome in ("truncated", "error")]
+    row = row_of(panel, played)
+    assert row["Score"] == 0 and math.isnan(row["Other"])
+    assert math.isnan(row_of(panel, played[1:])["Score"])
+
+
+def test_newer_servers_get_the_field_they_want(game, server):
+    server.chat.newer = True
+    main(served(game, server, "--max-tokens", 9, "--parallel", 1))
+    fields = ["max_tokens" if "max_tokens" in body else body["max_completion_tokens"] for body in server.chat.asked]
+    assert fields == ["max_tokens", 9, 9, 9, 9]
+
+
+def test_tokens_that_a_server_does_not_report_are_not_0(game, server, capsys):
+    server.chat.tells_usage = False
+    with pytest.raises(SystemExit, match="ChatError: --max-total-tokens is 1, and the server reports no token usage"):
+        main(served(game, server, "--max-total-tokens", 1))
+    main(served(game, server))
+    assert strict(game / "out" / "results.json")["seeds"][0]["tokens"] is None
+    assert "n/a" in capsys.readouterr().out
+
+
+# -- what numbers belong to -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tiny_model_dir, tmp_path):
+    return shutil.copytree(tiny_model_dir, tmp_path / "model")
+
+
+def test_results_are_not_those_of_other_weights_code_tasks_or_settings(game, model, capsys):
+    given = [*flags(game), "--model", str(model), "--max-tokens", "4"]
+    main(given)
+    results = (game / "out" / "results.json").read_text()
+    main(given)
+    assert (game / "out" / "results.json").read_text() == results
+
+    def refused(*more, match):
+        with pytest.raises(SystemExit, match=match):
+            main([*given, *more])
+
+    prompt = game / "prompt.py"
+    prompt.write_text("from g2po_trl import PromptTemplate\nP = PromptTemplate('{observation}', 'x')\n")
+    refused("--prompt", f"{prompt}:P", match="another evaluation .prompt '")
+    refused("--engine-options", '{"dtype": "bfloat16"}', match="another evaluation .engine_options")
+    refused("--chat-template-kwargs", '{"enable_thinking": false}', match="another evaluation .chat_template_kwargs")
+    refused("--max-turns", "3", match="another evaluation .max_turns 30 -> 3")
+    refused("--generation-kwargs", '{"no_repeat_ngram_size": 2}', match="another evaluation .generation_kwargs")
+    tasks = (game / "tasks.jsonl").read_text()
+    (game / "tasks.jsonl").write_text(tasks.replace("3}", '3, "hint": "left"}'))
+    refused(match="another evaluation .tasks")
+    (game / "tasks.jsonl").write_text(tasks)
+    weights = load_file(model / "model.safetensors")
+    name = next(iter(weights))
+    changed = weights[name].clone()
+    changed.view(-1)[-1] += 1
+    save_file({**weights, name: changed}, model / "model.safetensors", metadata={"format": "pt"})
+    refused(match="another evaluation .weights")
+    main([*given, "--overwrite"])
+    main(given)
+
+
+def test_the_environments_code_is_part_of_an_evaluation(game, model):
+    def code():
+        from g2po_trl.evaluation.fingerprint import fingerprint_code
+
+        return fingerprint_code(functools.partial(load_object({"import": f"{game / 'helped.py'}:Game"})))
+
+    (game / "helper_of_game.py").write_text("PAID = 1.0\n")
+    (game / "helped.py").write_text("from helper_of_game import PAID\n" + GAME)
+    before = code()
+    assert code() == before
+    (game / "helper_of_game.py").write_text("PAID = 2.0\n")
+    assert code() != before
+
+
+# -- as it was trained ------------------------------------------------------------------------------------------------
+
+
+def replies(path):
+    return [[(step.observation, step.reply, step.action, step.valid) for step in t.steps] for t in read_jsonl(path)]
+
+
+def evaluated(tmp_path, *more):
+    """Evaluate the run in `out`: where its trajectories are."""
+    main(["--model", str(tmp_path / "out"), "--num-environment-workers", "1", *more])
+    (path,) = (tmp_path / "evaluations").glob("*/trajectories/direct-0.jsonl")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["mixed precision", "half weights", "adapter", "adapter of half weights"])
+def test_a_greedy_evaluation_repeats_the_runs_own(make_trainer, tiny_model_dir, tmp_path, monkeypatch, kind):
+    """Completion by completion, whatever the model is and is computed in."""
+    model, options = tiny_model_dir, {"eval_temperature": 0.0, "max_completion_length": 12}
+    if kind == "mixed precision":
+        options["bf16"] = True
+    if kind == "half weights":
+        options["model_init_kwargs"] = {"dtype": "bfloat16"}
+    if kind.startswith("adapter"):
+        options["peft_config"] = LoraConfig(r=8, lora_alpha=64, target_modules="all-linear")
+    if kind == "adapter of half weights":  # trained in float32, TRL's default
+        model = tmp_path / "half"
+        AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype="bfloat16").save_pretrained(model)
+        AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(model)
+    trainer = make_trainer(model=model, max_steps=1, eval_dataset=TASKS, learning_rate=1e-2, **options)
+    trainer.train()
+    trainer.evaluate()
+    trainer.save_model(trainer.args.output_dir)
+    monkeypatch.chdir(tmp_path)
+    theirs = replies(tmp_path / "out" / "trajectories" / "eval-000001.jsonl")
+    assert replies(evaluated(tmp_path, "--batch-size", "8")) == theirs
+    precision = strict(next((tmp_path / "evaluations").glob("*/settings.json")))["precision"]
+    if kind in ("mixed precision", "adapter of half weights"):
+        as_saved = evaluated(tmp_path, "--batch-size", "8", "--overwrite", "--engine-options", '{"dtype": "auto"}')
+        assert replies(as_saved) != theirs, "the precision decides"
+    assert precision == {
+        "dtype": "bfloat16" if kind == "half weights" else "float32",
+        "autocast": "bfloat16" if kind == "mixed precision" else None,
+    }
+
+
+def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatch, capsys):
+    """Greedily: the same prompts and the same replies as the trainer's own evaluation."""
+    trainer = make_trainer(
+        max_steps=1,
+        eval_dataset=TASKS.select(range(3)),
+        eval_temperature=0.0,
+        history_length=1,
+        generation_kwargs={"no_repeat_ngram_size": 1},
+        stop_sequences=["k"],
+        max_completion_length=9,
+    )
+    trainer.train()
+    trainer.evaluate()
+    trainer.save_model(trainer.args.output_dir)
+    monkeypatch.chdir(tmp_path)
+    path = evaluated(tmp_path)
+    theirs, ours = replies(tmp_path / "out" / "trajectories" / "eval-000001.jsonl"), replies(path)
+    assert ours == theirs and any(len(steps) > 1 for steps in ours)
+    told = capsys.readouterr().out
+    assert told.count("--temperature 0.0, ") == 1 and '--generation-kwargs {"no_repeat_ngram_size": 1}' in told
+    without = evaluated(tmp_path, "--generation-kwargs", "{}", "--overwrite")
+    assert replies(without) != theirs, "the options decide"
+    rows = [json.loads(line) for line in (path.parents[2] / "panels" / "panel.jsonl").open()]
+    assert rows == [dict(row) for row in TASKS.select(range(3))], "where the viewer looks for kinds of tasks"
+    settings = strict(path.parents[2] / "settings.json")
+    assert (settings["max_turns"], settings["history_length"], settings["max_tokens"]) == (6, 1, 9)
+    run = strict(tmp_path / "out" / "run.json")
+    assert run["estimator"]["scale_by_std"] is True and run["estimator"]["estimator_name"] == "g2po"
+    assert run["environment"]["import"].endswith("letter_environment.py:LetterEnvironment")
+    assert run["prompt"]["first"] == "{task} {observation}" and "trl" in run["versions"]
+
+    args = parse(["--model", str(tmp_path / "out"), "--temperature", "0.7", "--max-turns", "9", "--stop-after", "x"])
+    assert (args.temperature, args.max_turns, args.stop_after) == (0.7, 9, ["x"]), "flags win"
+    assert run["play"].pop("environment_variables", "?") is None
+    (tmp_path / "out" / "run.json").write_text(
+        json.dumps({**run, "play": {**run["play"], "environment_variables": ["A_KEY"]}})
+    )
+    react = parse(["--model", str(tmp_path / "out"), "--agent", "react"])
+    assert react.environment_variables == ["A_KEY"], "the environment needs it whoever plays"
+    assert (react.max_tokens, react.max_turns, react.prompt) == (512, None, None), "another agent has its own lengths"
+    other = parse(["--model", str(tmp_path / "out"), "--environment", "alfworld"])
+    assert other.prompt is None and other.tasks is None and other.temperature == 0.4, "another environment"
+
+
+def test_the_environment_gets_the_variables_that_are_named(game, server, monkeypatch):
+    monkeypatch.setenv("GAME_TOKEN", "Game 0")
+    (game / "game.py").write_text(GAME.replace('f"Game {number}."', '__import__("os").environ["GAME_TOKEN"]'))
+    main(served(game, server, "--environment-variables", "GAME_TOKEN"))
+    row = strict(game / "out" / "results.json")["seeds"][0]
+    assert (row["Succ."], row["errors"]) == (100, 0)
+    with pytest.raises(SystemExit, match="workers do not get GAME_TOKEN: name it in environment_variables"):
+        main(served(game, server, "--overwrite"))
+
+
+def test_keys_are_written_into_no_file(game, server):
+    (game / "game.py").write_text(
+        GAME.replace("def reset(", "def __init__(self, api_key):\n        pass\n\n    def reset(")
+    )
+    main(served(game, server, "--environment-options", '{"api_key": "SECRET"}'))
+    for name in ("settings.json", "results.json"):
+        text = (game / "out" / name).read_text()
+        assert "api_key" in text and "SECRET" not in text
+    main(served(game, server, "--environment-options", '{"api_key": "SECRET-2"}'))
+
+
+def test_a_class_in_trls_style_is_played(game, server):
+    given = flags(game)
+    given[1] = given[1].replace(":Game", ":Tools")
+    panel = load_panel(parse([*given, "--model", "m", "--base-url", server.url]))
+    environment = played_by(panel)()
+    told = environment.reset(number=1)
+    assert "win" in told.task and panel.prompt_template.read('<tool_call>{"name": "win"}</tool_call>').valid
+
+
+def test_a_checkpoints_own_sampling_has_no_part(tiny_model_dir, tmp_path):
+    other = shutil.copytree(tiny_model_dir, tmp_path / "other")
+    defaults = json.loads((other / "generation_config.json").read_text())
+    odd = {"repetition_penalty": 20.0, "no_repeat_ngram_size": 1, "do_sample": True, "top_k": 1}
+    (other / "generation_config.json").write_text(json.dumps({**defaults, **odd}))
+    asked = [[{"role": "user", "content": "go go go"}], [{"role": "user", "content": "wait"}]]
+    for temperature in (0.0, 1.0):
+        settings = ChatSettings(temperature, max_tokens=12)
+        replies = [load_local(str(folder)).reply(asked, settings, [1, 2]) for folder in (tiny_model_dir, other)]
+        assert replies[0] == replies[1]
+
+
+def test_as_many_are_asked_together_as_batch_size_says(tiny_model_dir, monkeypatch):
+    """However long prompts and replies may be: memory is what the user says it is."""
+    calls = []
+
+    def answer(model, tokenizer, prompts, config, **kwargs):
+        calls.append(len(prompts))
+        return [[tokenizer.eos_token_id]] * len(prompts)
+
+    monkeypatch.setattr("g2po_trl.engines.base.generate_batch", answer)
+    chat = load_local(str(tiny_model_dir), batch_size=8)
+    asked = [[{"role": "user", "content": "go"}]] * 12
+    assert all(reply.complete for reply in chat.reply(asked, ChatSettings(max_tokens=20_000), [0] * 12))
+    assert calls == [8, 4]
+
+
+def test_prompts_are_shortened_as_in_training(game, model, capsys):
+    given = [*flags(game), "--model", str(model), "--max-tokens", "4"]
+    main([*given, "--max-prompt-length", "20"])
+    assert strict(game / "out" / "results.json")["failure_reasons"] == [{"prompt too long": 4}]
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_options_that_would_be_ignored_are_refused(game, model, monkeypatch):
+    given = [*flags(game), "--model", str(model)]
+    for option, message in (
+        ('{"presence_penalty": 1}', "generation_kwargs has presence_penalty, which is no option of transformers"),
+        ('{"structured_outputs": {"regex": "a"}}', "structured_outputs.*, which only vLLM takes: pass --engine vllm"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main([*given, "--generation-kwargs", option, "--overwrite"])
+    with pytest.raises(SystemExit, match="--panel-options is .*number"):
+        main([*given, "--panel-options", '{"number": 3}'])
+
+
+def test_bad_input_is_one_line(game, server, monkeypatch, capsys):
+    (game / "wrong.jsonl").write_text('{"number": 1}\n{"numbr": 2}\n')
+    (game / "half.jsonl").write_text('{"number": 1}\n{"num\n')
+    (game / "empty.jsonl").write_text("\n")
+    base = ["--model", "m", "--base-url", server.url]
+    for tasks, message in (
+        ("wrong.jsonl", r"task 2 of .*Game: Game.reset needs number, the columns are numbr"),
+        ("half.jsonl", r"half.jsonl, line 2, is not valid JSON"),
+        ("empty.jsonl", r"has no tasks"),
+        ("nowhere.jsonl", r"nowhere.jsonl', which cannot be read"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main(flags(game, *base, tasks=tasks))
+    assert server.chat.asked == [], "all of it is said before a model is asked"
+    with pytest.raises(SystemExit, match="config.json"):
+        main([*flags(game), "--model", str(game)])
+    server.chat.key = "right"
+    with pytest.raises(SystemExit, match="refuses the key in OPENAI_API_KEY"):
+        main(served(game, server))
+    with pytest.raises(SystemExit, match="no answer from http://127.0.0.1:9/v1"):
+        monkeypatch.setattr("g2po_trl.evaluation.evaluate.ServerChat", _without_retries)
+        main(flags(game, "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--overwrite"))
+    monkeypatch.setenv("MY_KEY", "right")
+    main([*served(game, server), "--key-variable", "MY_KEY"])  # where nothing was played, nothing is in the way
+    with pytest.raises(SystemExit, match=r"holds another evaluation \(base_url"):
+        main(flags(game, "--model", "m", "--base-url", "http://127.0.0.1:9/v1"))
+
+
+def _without_retries(*args, **kwargs):
+    from g2po_trl.evaluation.chat_models import ServerChat
+
+    return ServerChat(*args, **kwargs, retries=0)
+
+
+def test_a_port_in_use_is_one_line(server, tmp_path):
+    from g2po_trl import Step, Trajectory, write_jsonl
+
+    pytest.importorskip("pyvis")
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [Trajectory("t", [Step("a", "b")], 1.0, "success")])
+    with pytest.raises(SystemExit, match=f"port {server.server_port}"):
+        view([str(tmp_path), "--serve", "--no-open", "--port", str(server.server_port)])
+
+
+def test_a_column_that_one_seed_lacks_is_shown():
+    """None of its episodes was lost; whether its actions were listed is not known."""
+    rows = [{"Succ.": 50.0, "valid": 100.0}, {"Succ.": 70.0, "valid": 100.0, "admissible": 20.0, "lost": 5.0}]
+    header, cells = (line.split("  ") for line in format_rows(rows).splitlines())
+    told = dict(zip((one.strip() for one in header if one), (one.strip() for one in cells if one)))
+    assert told == {"Succ.": "60.0 ± 14.1", "valid": "100.0 ± 0.0", "admissible": "n/a", "lost": "2.5 ± 3.5"}

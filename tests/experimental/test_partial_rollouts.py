@@ -1,0 +1,358 @@
+"""Groups that go on from one rollout to the next: nothing is lost, and nothing gets too old."""
+
+import random
+import signal
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+from conftest import build_tokenizer
+from datasets import Dataset
+from letter_environment import LongLetterEnvironment
+from scripted_actors import ScriptedEngine, ScriptedStream
+from toy_environments import Countdown, Dying, Slow
+
+from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
+from g2po_trl.engines.base import Completion
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.experimental.partial_rollouts import OpenGroup, Rolling, _name_of, next_batch
+from g2po_trl.prompts.template import parse_plain
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.rollout.actor import PromptActor
+from g2po_trl.rollout.player import Player
+
+TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_reply=parse_plain)
+
+
+@pytest.fixture(scope="module")
+def encode():
+    return ChatEncoder(build_tokenizer())
+
+
+def make_actor(encode, kind=ScriptedStream, **options):
+    def answer(prompts):
+        return [Completion(encode.tokenizer("go")["input_ids"], [-0.5]) for _ in prompts]
+
+    return PromptActor(kind(encode.tokenizer, answer, **options), encode, TEMPLATE)
+
+
+def numbers(groups):
+    return None if groups is None else [group.number for group in groups]
+
+
+def test_the_first_complete_groups_make_a_batch():
+    groups = [OpenGroup(number, version=3) for number in range(6)]
+    assert next_batch(groups, 2, 3, 1) is None
+    for place, number in enumerate((4, 1, 5)):
+        groups[number].completed = place
+    assert numbers(next_batch(groups, 2, 3, 1)) == [1, 4]
+    assert next_batch(groups[1:2], 2, 3, 1) is None
+
+
+def test_a_group_that_would_get_too_old_comes_first():
+    """At version 4, those that were opened at 3 are due with one version ahead; with two, as many as one batch cannot
+    take at version 5."""
+    groups = [OpenGroup(number, version=3 if number < 2 else 4) for number in range(4)]
+    for place, number in enumerate((2, 3, 1)):
+        groups[number].completed = place
+    assert next_batch(groups, 2, 4, 1) is None
+    groups[0].completed = 3
+    assert numbers(next_batch(groups, 2, 4, 1)) == [0, 1]
+    groups = [OpenGroup(number, version=3 if number < 3 else 4) for number in range(6)]
+    for place, number in enumerate((4, 5)):
+        groups[number].completed = place
+    assert next_batch(groups, 2, 4, 2) is None, "two of the three can wait for version 5, one cannot"
+    groups[1].completed = 2
+    assert numbers(next_batch(groups, 2, 4, 2)) == [1, 4]
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_no_group_is_ever_too_old_and_none_is_left_out(ahead):
+    draws = random.Random(ahead)
+    for _ in range(30):
+        size, opened, groups, places, trained = draws.randint(1, 5), 0, [], iter(range(10**9)), []
+        for version in range(1, 30):
+            batch = None
+            while batch is None:
+                while len(groups) < (1 + ahead) * size and draws.random() < 0.8:
+                    groups.append(OpenGroup(opened, version))
+                    opened += 1
+                played = [group for group in groups if group.completed is None]
+                if played:
+                    # Often the newest: an old one is overtaken as long as that is allowed.
+                    draws.choice(played[-2:]).completed = next(places)
+                batch = next_batch(groups, size, version, ahead)
+            assert len(batch) == size and all(version - group.version <= ahead for group in batch)
+            trained += numbers(batch)
+            groups = [group for group in groups if group not in batch]
+        assert sorted(trained + numbers(groups)) == list(range(opened))
+
+
+def roll(pool, actor, tasks, iterations, ahead=1, group_size=3, size=2, max_turns=4, streams=True):
+    """(trajectories, stats) of each rollout; the Rolling itself."""
+    rolling = Rolling(Player(pool, actor, max_turns, streams=streams), group_size, ahead, tasks, seed=0)
+    order, rollouts = iter(range(10**6)), []
+    for version in range(1, iterations + 1):
+        rows = [dict(tasks[next(order) % len(tasks)]) for _ in range(size)]
+        rows = [row for row in rows for _ in range(group_size)]
+        rollouts.append(rolling.play(rows, Sampling(max_tokens=8), version))
+    return rollouts, rolling
+
+
+@pytest.mark.parametrize(
+    ("kind", "streams"), [(ScriptedStream, True), (ScriptedStream, False), (ScriptedEngine, True)]
+)
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_rollouts_in_a_row(encode, kind, streams, ahead):
+    """Whole groups of one task, episodes as long as their tasks, no more at a time than there are places."""
+    tasks = [{"task_id": str(n), "turns": n} for n in (1, 2, 3, 9, 4, 2, 1)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        most, begin = [], pool.begin
+
+        def watched(*arguments):
+            slots = begin(*arguments)
+            most.append(len(pool._fleet.episodes))
+            return slots
+
+        pool.begin = watched
+        rollouts, rolling = roll(pool, make_actor(encode, kind), tasks, 8, ahead, streams=streams)
+        assert max(most) <= 6 and not set(rolling._seeds) - set(rolling._group_of)
+        open_tasks = [group.task["task_id"] for group in rolling.groups] + [t["task_id"] for t in rolling.queue]
+        assert len(open_tasks) == ahead * 2
+    taught = Counter()
+    for version, (trajectories, stats) in enumerate(rollouts, 1):
+        assert len(trajectories) == 6
+        for group in (trajectories[:3], trajectories[3:]):
+            assert len({t.task_id for t in group}) == 1
+            taught[group[0].task_id] += 1
+        for played in trajectories:
+            turns = int(played.task_id)
+            assert len(played.steps) == min(turns, 4) and played.outcome == ("truncated" if turns > 4 else "success")
+            versions = [step.policy_version for step in played.steps]
+            assert versions == sorted(versions) and version - ahead <= versions[0] and versions[-1] <= version
+        assert 0 <= stats.active_fraction <= 1
+    # Each was queued as often as its turn came, and once more for every task that was drawn at the beginning.
+    assert sum(taught.values()) == 16
+
+
+def test_no_group_is_opened_that_nobody_would_train_on(encode):
+    tasks = [{"task_id": str(n), "turns": n} for n in (1, 3)]
+    rows = [task for task in tasks for _ in range(3)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        rolling = Rolling(Player(pool, make_actor(encode, ScriptedStream), max_turns=4), 3, 1, tasks, seed=0)
+        played = [rolling.play(rows, Sampling(max_tokens=8), number, None, 4 - number)[0] for number in (1, 2, 3)]
+        assert not rolling.groups and [len(batch) for batch in played] == [6, 6, 6]
+
+
+def test_some_steps_are_by_an_older_policy(encode):
+    tasks = [{"task_id": str(n), "turns": n} for n in (1, 4)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        rollouts, _ = roll(pool, make_actor(encode), tasks, 6)
+    ages = [v - s.policy_version for v, (played, _) in enumerate(rollouts, 1) for t in played for s in t.steps]
+    assert set(ages) == {0, 1}
+
+
+def test_others_play_in_between(encode):
+    """A panel in the same pool, while environments of open groups are at work."""
+    tasks = [{"task_id": str(n), "turns": n} for n in (1, 4)]
+    for kind in (ScriptedStream, ScriptedEngine):
+        with EnvironmentPool(partial(Slow, 0.02), num_workers=2) as pool:
+            actor = make_actor(encode, kind)
+            rollouts, rolling = roll(pool, actor, tasks, 3)
+            live = len(rolling._loop.live)
+            panel, _ = rolling.player.play([{"turns": 2}] * 5)
+            assert [t.outcome for t in panel] == ["success"] * 5
+            assert 0 < len(rolling._loop.live) <= live, "they rest"
+            rows = [{"task_id": "2", "turns": 2}] * 6
+            trajectories, _ = rolling.play(rows, Sampling(max_tokens=8), 4)
+            assert [t.outcome for t in trajectories] == ["success"] * 6
+
+
+def test_places_are_filled_before_the_engine_is_asked(encode):
+    """An engine that is asked once a turn is asked about the episodes that follow those that have ended, too."""
+    tasks = [{"task_id": str(n), "turns": n} for n in (2, 3, 4, 5)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        actor, asked = make_actor(encode, ScriptedEngine), []
+        answer = actor.engine.answer
+        actor.engine.answer = lambda prompts: asked.append(len(prompts)) or answer(prompts)
+        rollouts, _ = roll(pool, actor, tasks, 8, max_turns=10)
+    assert sum(stats.live_steps for _, stats in rollouts) == sum(asked) and np.mean(asked) > 5.8
+
+
+def test_ctrl_c_while_environments_come_to_rest(encode):
+    """The pool has ended all episodes then: nobody waits for them."""
+    tasks = [{"task_id": str(n), "turns": n} for n in (2, 3, 4)]
+    with EnvironmentPool(partial(Slow, 0.2), num_workers=2) as pool:
+        rollouts, rolling = roll(pool, make_actor(encode), tasks, 1)
+        assert pool._fleet.owing
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                rolling.player.play([{"turns": 1}])
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert not rolling.groups and len(rolling.queue) == 2
+        (played,), _ = rolling.player.play([{"turns": 1}])
+        assert played.outcome == "success"
+
+
+def test_a_pool_that_somebody_else_has_emptied(encode):
+    """An error and a new start, instead of episodes that nobody plays any more."""
+    tasks = [{"task_id": str(n), "turns": n} for n in (2, 7, 3)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        _, rolling = roll(pool, make_actor(encode, ScriptedEngine), tasks, 1, max_turns=9)
+        assert rolling._loop.live
+        pool.end()
+        rows = [{"task_id": "2", "turns": 2}] * 6
+        with pytest.raises((RuntimeError, ValueError), match="ended"):
+            rolling.play(rows, Sampling(max_tokens=8), 3)
+        trajectories, _ = rolling.play(rows, Sampling(max_tokens=8), 3)
+        assert len(trajectories) == 6 and not {t.outcome for t in trajectories} & {"error", "lost"}
+
+
+def test_rows_that_share_a_task_id(encode):
+    tasks = [{"task_id": "a", "turns": n} for n in (1, 2)]
+    with EnvironmentPool(Countdown, num_workers=1) as pool:
+        first, second = (Rolling(Player(pool, make_actor(encode), 4), 3, 1, tasks, seed=0) for _ in range(2))
+        first.queue.extend(tasks)
+        second.restore(first.state())
+    assert list(second.queue) == tasks
+
+
+def test_a_resumed_run_has_other_seeds(encode):
+    """It numbers its groups from 0 again."""
+    task, seeds = {"task_id": "a", "turns": 1}, []
+    with EnvironmentPool(Countdown, num_workers=1) as pool:
+        for version in (1, 7):
+            rolling = Rolling(Player(pool, make_actor(encode), 4), 3, 1, [task], seed=0)
+            rolling._open(task, version)
+            seeds += rolling._seeds.values()
+    assert len(set(seeds)) == 6
+
+
+def test_environments_that_die(encode):
+    """Their episodes are errors, of groups that are trained on like others."""
+    tasks = [{"task_id": str(n), "turns": 3, "reward": 13.0 if n == 2 else 10.0} for n in range(4)]
+    with EnvironmentPool(Dying, num_workers=2) as pool:
+        rollouts, _ = roll(pool, make_actor(encode), tasks, 6)
+    outcomes = Counter((t.task_id == "2", t.outcome) for played, _ in rollouts for t in played)
+    assert set(outcomes) == {(True, "error"), (False, "success")} and sum(outcomes.values()) == 36
+
+
+def test_tasks_that_are_set_aside_are_not_played(encode):
+    tasks = [{"task_id": str(n), "turns": 2} for n in range(3)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        player = Player(pool, make_actor(encode, ScriptedEngine), 4, set_aside=["1"])
+        rolling = Rolling(player, 3, 1, tasks, seed=0)
+        trajectories, _ = rolling.play([tasks[1]] * 3 + [tasks[0]] * 3, Sampling(max_tokens=8), 1)
+    assert len(trajectories) == 6 and "1" in {t.task_id for t in trajectories}
+    found = {(t.task_id == "1", t.outcome, len(t.steps)) for t in trajectories}
+    assert found <= {(True, "error", 0), (False, "success", 2)}
+
+
+def test_after_an_error_open_tasks_come_first(encode):
+    tasks = [{"task_id": str(n), "turns": 2} for n in range(4)]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        actor = make_actor(encode)
+        answer, actor.engine.answer = actor.engine.answer, lambda prompts: 1 / 0
+        rolling = Rolling(Player(pool, actor, 4), 3, 1, tasks, seed=0)
+        with pytest.raises(ZeroDivisionError):
+            rolling.play([tasks[3]] * 3 + [tasks[1]] * 3, Sampling(max_tokens=8), 1)
+        (waiting,) = rolling.state()
+        assert not pool._fleet.episodes and len(waiting) == 4
+        assert [task["task_id"] for task in rolling.queue][:2] == ["3", "1"]
+        actor.engine.answer = answer
+        for rank, number in ((0, 1), (1, 2)):  # of as many processes as before, or more
+            other = Rolling(Player(pool, actor, 4), 3, 1, tasks, 0, rank, lambda own, number=number: own * number)
+            other.restore([waiting])
+            assert list(other.queue) == list(rolling.queue)[rank::number]
+
+
+def test_log_probabilities_of_generate(tiny_model_dir):
+    """Those of the tokens that it sampled, at its temperature."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from g2po_trl.engines.transformers import TransformersEngine
+
+    model, tokenizer = (kind.from_pretrained(tiny_model_dir) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    engine = TransformersEngine.from_model(model, tokenizer, logprobs=True, batch_tokens=60)
+    prompts = [tokenizer("go " * n)["input_ids"] for n in (1, 5, 3)]
+    torch.manual_seed(0)
+    sampling = Sampling(temperature=0.7, max_tokens=6)
+    for prompt, reply in zip(prompts, engine.generate(prompts, sampling)):
+        logits = model(torch.tensor([[*prompt, *reply.ids]])).logits[0, len(prompt) - 1 : -1] / 0.7
+        wanted = torch.log_softmax(logits, -1).gather(-1, torch.tensor(reply.ids)[:, None])[:, 0]
+        np.testing.assert_allclose(reply.logprobs, wanted.tolist(), atol=1e-5)
+    (greedy,) = engine.generate(prompts[:1], Sampling(temperature=0, max_tokens=3))
+    assert greedy.logprobs is None
+
+
+def test_training(make_trainer, tmp_path):
+    """With a learning rate of 0 an older policy is the same one, so nothing is corrected."""
+    trainer = make_trainer(rollouts_ahead=1, max_steps=5, learning_rate=0.0, save_trajectories=True)
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+    assert len(entries) == 5 and entries[0]["rollout/max_age"] == 0
+    assert all(entry["rollout/episodes"] == 8 for entry in entries)
+    assert max(entry["rollout/max_age"] for entry in entries) <= 1
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in entries) < 1e-4
+    assert min(entry["sampling/effective_sample_size"] for entry in entries) == pytest.approx(1, abs=1e-6)
+    files = sorted((tmp_path / "out" / "trajectories").glob("train-*.jsonl"))
+    assert len(files) == 5 and all(len({t.task_id for t in list(read_jsonl(f))[:4]}) == 1 for f in files)
+
+
+def test_a_policy_that_moves_on_is_corrected(make_trainer):
+    trainer = make_trainer(
+        LongLetterEnvironment,
+        rollouts_ahead=2,
+        max_steps=8,
+        learning_rate=1e-2,
+        vllm_importance_sampling_clip_max=1.5,
+        steps_per_generation=2,
+    )
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+    aged = [entry for entry in entries if entry["rollout/mean_age"] > 0]
+    assert aged and all(entry["sampling/importance_sampling_ratio/max"] <= 1.5 for entry in entries)
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in aged) > 1e-3
+    assert min(entry["sampling/effective_sample_size"] for entry in aged) < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rollouts_ahead": 3}, "rollouts_ahead is 3"),
+        ({"rollouts_ahead": 1, "refill_groups": 2}, "refill_groups is 2"),
+        ({"rollouts_ahead": 1, "top_p": 0.9}, "top_p=0.9"),
+    ],
+)
+def test_what_is_refused(make_trainer, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**options)
+
+
+def test_resuming(make_trainer, tmp_path):
+    """What was open is played again, before all other tasks."""
+    tasks = Dataset.from_list([{"turns": 1 + n % 4, "task_id": str(n)} for n in range(8)])
+    options = {"environment": Countdown, "dataset": tasks, "rollouts_ahead": 1}
+    options |= {"save_strategy": "steps", "save_steps": 2}
+    first = make_trainer(**options, max_steps=2)
+    first.train()
+    (waiting,) = first.rolling.state()
+    assert len(waiting) == 2
+    second = make_trainer(**options, max_steps=4)
+    restored = []
+    restore = second.rolling.restore
+
+    def watched(state):
+        restore(state)
+        restored.extend(dict(task) for task in second.rolling.queue)
+
+    second.rolling.restore = watched
+    second.train(resume_from_checkpoint="latest")
+    assert [_name_of(task) for task in restored] == waiting and second.state.global_step == 4
+    with pytest.raises(ValueError, match="rollouts_ahead was 1 and is 0"):
+        make_trainer(**{**options, "rollouts_ahead": 0}, max_steps=6).train(resume_from_checkpoint="latest")

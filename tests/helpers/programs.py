@@ -1,0 +1,159 @@
+"""Programs in processes of their own, as `python …` runs them, whose imports are paid for once.
+
+    run(script, "--flag")    run("-m", "g2po_trl", "check", …)    run("-c", code)
+    start(…)    run_ranks(2, script, …)
+
+Importing torch, transformers and TRL takes a process some eight seconds of CPU. Here a server (`multiprocessing`'s
+fork server, one for each pytest worker) has imported them, and a program runs in a fork of it: as `__main__`, with its
+own arguments, folder, environment variables and output files. It can be killed, hang and crash like any other.
+
+What is about imports, the start of Python or a launcher itself is tested with `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PRELOADED = [
+    "torch.distributed.fsdp",
+    "transformers.models.qwen2.modeling_qwen2",
+    "trl.trainer.grpo_trainer",
+    "g2po_trl.trainer",
+    "g2po_trl.ppo.trainer",
+    "g2po_trl.evaluation.evaluate",
+]
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(PRELOADED)
+
+
+class Program:
+    """A running program, with the methods of `subprocess.Popen` that tests need."""
+
+    def __init__(self, arguments, stdout, stderr, cwd, env):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # read where the server imports torch: no threads in it
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"} if env is None else dict(env)
+        arguments = [str(argument) for argument in arguments]
+        self.args = arguments
+        self._process = _context.Process(
+            target=_main, args=(arguments, str(stdout), str(stderr), str(cwd or os.getcwd()), environment)
+        )
+        self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        self._process.join()
+
+
+def start(*arguments, stdout, stderr=None, cwd=None, env=None) -> Program:
+    """Start a program; its output is appended to the files `stdout` and `stderr` (default: the same)."""
+    return Program(arguments, stdout, stdout if stderr is None else stderr, cwd, env)
+
+
+def run(*arguments, cwd=None, env=None, timeout: float = 300) -> subprocess.CompletedProcess:
+    """What `subprocess.run([sys.executable, *arguments], capture_output=True, text=True, …)` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        program = start(*arguments, stdout=out, stderr=err, cwd=cwd, env=env)
+        try:
+            code = program.wait(timeout)
+        finally:
+            program.kill()
+        return subprocess.CompletedProcess(program.args, code, *(path.read_text() for path in (out, err)))
+
+
+def run_ranks(number: int, *arguments, env=None, timeout: float = 300) -> subprocess.CompletedProcess:
+    """What `torch.distributed.run --nproc_per_node NUMBER` does: the first rank that fails ends them all.
+
+    A single one is started like any program, without a launcher's variables.
+    """
+    if number == 1:
+        return run(*arguments, env=env, timeout=timeout)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    world = {**(os.environ if env is None else env), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
+    deadline, code = time.monotonic() + timeout, 0
+    with tempfile.TemporaryDirectory() as folder:
+        files = [(Path(folder, f"out{rank}"), Path(folder, f"err{rank}")) for rank in range(number)]
+        ranks = [
+            start(*arguments, stdout=out, stderr=err, env={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank, (out, err) in enumerate(files)
+        ]
+        try:
+            while code == 0 and any(rank.poll() is None for rank in ranks):
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(ranks[0].args, timeout)
+                time.sleep(0.01)
+                code = next((rank.poll() for rank in ranks if rank.poll()), 0)
+        finally:
+            for rank in ranks:
+                rank.kill()
+        output, errors = ("".join(pair[i].read_text() for pair in files) for i in (0, 1))
+        return subprocess.CompletedProcess(ranks[0].args, code, output, errors)
+
+
+def _main(arguments: list[str], stdout: str, stderr: str, cwd: str, environment: dict[str, str]) -> None:
+    """In the fork: become the program, in a session of its own."""
+    os.setsid()
+    for path, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.path[:] = [path for path in sys.path if path and Path(path).resolve() != TESTS]
+    code = 0
+    try:
+        if arguments[0] == "-m":
+            sys.argv, sys.path[:0] = arguments[1:], [cwd]
+            sys.modules.pop(arguments[1], None)
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            sys.argv, sys.path[:0] = ["-c", *arguments[2:]], [""]
+            exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.argv, sys.path[:0] = arguments, [str(Path(arguments[0]).resolve().parent)]
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        if isinstance(exit_.code, str):
+            print(exit_.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # What Python does at its end, and multiprocessing does not.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

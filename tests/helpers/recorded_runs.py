@@ -1,0 +1,258 @@
+"""Small runs of the trainer, with all that their losses saw and what they did by other clocks and counters."""
+
+import time
+from collections import defaultdict
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from letter_environment import LETTER_PROMPT
+from letter_trainer import make_config
+from letters_engine import LettersEngine
+from metrics_by_hand import Ladder, Trials
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer
+from g2po_trl import trainer_build as parts
+from g2po_trl.engines.base import Completion
+
+KINDS = ("odd", "even")
+TRIALS = [{"seed": n, "task_id": f"t{n}", "task_type": KINDS[n % 2], "goal": "go"} for n in range(6)]
+TRIALS += [{"seed": 6, "task_id": "wordy", "task_type": "even", "goal": "go " * 200}]
+TRIALS += [{"seed": 8, "task_id": "broken", "task_type": "even", "goal": "break"}]
+LADDERS = [{"turns": 2 + n % 4, "reward": 10.0 * (n % 3 > 0), "task_id": str(n)} for n in range(12)]
+
+MORE = {"disable_tqdm": True, "max_grad_norm": 1e6, "learning_rate": 5e-3, "max_prompt_length": 90}
+RUNS = {
+    # several slices, each trained twice, an evaluation and a checkpoint after each step
+    "slices": {
+        "learning_rate": 3e-2,
+        "beta": 0.05,
+        "num_iterations": 2,
+        "steps_per_generation": 2,
+        "per_device_train_batch_size": 16,
+        "max_steps": 8,
+        "task_error_patience": 1,
+        "max_error_rate": 1.0,
+        "max_tokens_per_micro_batch": 1000,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "save_total_limit": 9,
+        "num_generations_eval": 2,
+    },
+    "branches": {
+        "branch_share": 0.5,
+        "refill_groups": 3,
+        "per_device_train_batch_size": 16,
+        "environment": Ladder,
+        "tasks": LADDERS,
+        "beta": 0.0,
+    },
+    "ahead": {
+        "rollouts_ahead": 1,
+        "value_lambda": 0.5,
+        "per_device_train_batch_size": 16,
+        "max_error_rate": 1.0,
+        "beta": 0.0,
+    },
+    "ppo": {
+        "config_class": PPOConfig,
+        "critic_epochs": 3,
+        "critic_mini_batches": 1,
+        "value_clip_range": 0.1,
+        "critic_learning_rate": 1e-2,
+        "per_device_train_batch_size": 16,
+        "max_steps": 2,
+        "max_error_rate": 1.0,
+    },
+    "served": {
+        "vllm_servers": ["http://localhost:1"],
+        "advantage_estimator": "gigpo",
+        "mask_truncated_completions": True,
+        "token_layout": "padded",
+        "max_completion_length": 4,
+        "max_tokens_per_micro_batch": 300,
+        "per_device_train_batch_size": 16,
+        "max_steps": 2,
+        "max_error_rate": 1.0,
+    },
+}
+
+
+class Goals(Trials):
+    def reset(self, seed, goal, **others):
+        self.goal = goal
+        seen = super().reset(seed)
+        return type(seen)(seen.text, task=goal, admissible_actions=seen.admissible_actions)
+
+    def step(self, action):
+        if self.goal == "break":
+            raise RuntimeError("always")
+        return super().step(action)
+
+
+class ServedLetters(LettersEngine):
+    """Answers as servers do that tell of their cache, fail now and then, and need time for weights."""
+
+    def poll(self, timeout):
+        found = {}
+        for key, reply in super().poll(timeout).items():
+            size = len(reply.ids)
+            found[key] = Completion(
+                reply.ids, reply.logprobs, sum(reply.ids) % 4 > 0, None if size == 1 else 10 * size, int(size == 3)
+            )
+        return found
+
+    def note(self, stats):
+        stats.servers, stats.servers_left_out = 2, 1
+        stats.server_logp_difference, stats.weights_time = 0.25, 1.5
+
+
+class Norms(TrainerCallback):
+    """The gradient's norm at each optimizer step."""
+
+    def __init__(self):
+        self.all = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        gradient = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+        self.all.append(gradient.norm().item())
+
+
+class Recorded:
+    """What a run's losses saw. By the iteration's number, from 1:
+
+    `losses`: of each micro-batch its rows, loss and training step;
+    `passes`: its forward passes; `weights`: by training step, those it began with; `seconds`: of what was called;
+    `parts`: trajectories of each `Player.play` that played.
+    """
+
+    def __init__(self, trainer):
+        self.trainer, self.args = trainer, trainer.args
+        self.losses, self.passes, self.parts = defaultdict(list), defaultdict(list), defaultdict(list)
+        self.seconds = defaultdict(lambda: defaultdict(float))
+        self.weights, self.norms, self.plays = [], Norms(), False
+        self.critics, self._batch, self._model = [], None, None
+        trainer.add_callback(self.norms)
+        self._wrap(trainer, "training_step", self._training_step)
+        self._wrap(trainer, "compute_loss", self._compute_loss)
+        self._wrap(trainer, "_roll_out", self._roll_out)
+        self._wrap(trainer.player, "play", self._play)
+        if hasattr(trainer, "critic"):
+            self._wrap(trainer.critic, "fit", self._fit)
+        engine, encode, pool = trainer.player.actor.engine, trainer.player.actor.encode, trainer.player.pool
+        for owner, name in ((engine, "generate"), (engine, "poll"), (encode, "ids"), (pool, "step")):
+            self._wrap(owner, name, self._timed(name, in_rollouts=True))
+        for owner, name in (
+            (trainer, "_play_groups"),
+            (trainer, "estimate_advantages"),
+            (trainer.update, "micro_batches"),
+            (trainer.update, "add_log_probs"),
+            (trainer.update, "backward"),
+        ):
+            self._wrap(owner, name, self._timed(name, in_rollouts=False))
+        body = trainer.accelerator.unwrap_model(trainer.model).base_model
+        body.register_forward_pre_hook(self._forward, with_kwargs=True)
+
+    @property
+    def number(self):
+        return self.trainer.iteration.number
+
+    def _wrap(self, owner, name, wrapper):
+        inner = getattr(owner, name)
+        setattr(owner, name, lambda *arguments, **options: wrapper(inner, *arguments, **options))
+
+    @contextmanager
+    def _clock(self, name):
+        number, started = self.number, time.perf_counter()
+        yield
+        self.seconds[number][name] += time.perf_counter() - started
+
+    def _timed(self, name, in_rollouts):
+        def timed(inner, *arguments, **options):
+            with self._clock(name) if self.plays or not in_rollouts else nullcontext():
+                return inner(*arguments, **options)
+
+        return timed
+
+    def _training_step(self, inner, *arguments, **options):
+        state = self.trainer.accelerator.unwrap_model(self.trainer.model).state_dict()
+        self.weights.append({name: value.detach().clone() for name, value in state.items()})
+        with self._clock("training_step"):
+            return inner(*arguments, **options)
+
+    def _roll_out(self, inner, rows):
+        self.plays = True
+        with self._clock("_roll_out"):
+            slices = inner(rows)
+        self.plays = False
+        return slices
+
+    def _play(self, inner, *arguments, **options):
+        trajectories, stats = inner(*arguments, **options)
+        if self.plays and (options.get("branching") is None or self.trainer.player.streams):
+            self.parts[self.number].append([t.to_dict() for t in trajectories])
+        return trajectories, stats
+
+    def _compute_loss(self, inner, model, inputs, *arguments, **options):
+        self._batch = inputs
+        loss = inner(model, inputs, *arguments, **options)
+        self.losses[self.number].append({"rows": rows_of(inputs), "loss": loss.item(), "step": len(self.weights) - 1})
+        self._batch = None
+        return loss
+
+    def _forward(self, module, arguments, named):
+        if self._batch is None or not torch.is_grad_enabled():
+            return
+        tokens = sum(len(row["prompt"]) + len(row["reply"]) for row in rows_of(self._batch))
+        if "packed_ends" in self._batch:
+            ends, places = self._batch["packed_ends"], self._batch["packed_positions"]
+            padding = (places == 0) & (ends == torch.arange(1, ends.shape[1] + 1))
+            tokens = int((~padding).sum())
+        step = len(self.weights) - 1
+        self.passes[self.number].append({"step": step, "positions": named["input_ids"].numel(), "tokens": tokens})
+
+    def _fit(self, inner, prompts, old_values, returns, *arguments):
+        weights = {name: value.detach().clone() for name, value in self.trainer.critic.model.state_dict().items()}
+        self.critics.append({"weights": weights, "prompts": prompts})
+        with self._clock("fit"):
+            return inner(prompts, old_values, returns, *arguments)
+
+    def model_of(self, step):
+        """The policy as a training step found it; the same object each time."""
+        if self._model is None:
+            self._model = AutoModelForCausalLM.from_pretrained(self.trainer.model.config._name_or_path).eval()
+        self._model.load_state_dict(self.weights[step])
+        return self._model
+
+
+def rows_of(batch):
+    """The rows of a micro-batch that are trained."""
+    rows = []
+    for number, mask in enumerate(batch["completion_mask"].bool()):
+        if mask.any():
+            row = {
+                "prompt": batch["prompt_ids"][number][batch["prompt_mask"][number].bool()],
+                "reply": batch["completion_ids"][number][mask],
+                "advantage": batch["advantages"][number].item(),
+            }
+            if "sampling_per_token_logps" in batch:
+                row["sampled"] = batch["sampling_per_token_logps"][number][mask].double()
+            rows.append(row)
+    return rows
+
+
+def make_recorded(name: str, model: Path, output: Path, monkeypatch) -> Recorded:
+    """The run, recorded, before it is trained."""
+    options = dict(RUNS[name])
+    environment, tasks = options.pop("environment", Goals), options.pop("tasks", TRIALS)
+    config = make_config(output, options.pop("config_class", G2POConfig), **{**MORE, **options})
+    if name == "served":
+        monkeypatch.setattr(parts, "make_engine", ServedLetters)
+    trainer_class = PPOTrainer if isinstance(config, PPOConfig) else G2POTrainer
+    tasks = Dataset.from_list(tasks)
+    panel = tasks.select(range(5)) if config.eval_strategy != "no" else None
+    return Recorded(trainer_class(str(model), config, tasks, panel, environment, LETTER_PROMPT))

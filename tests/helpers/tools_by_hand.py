@@ -1,0 +1,114 @@
+"""Environments in TRL's style, in a module that does not import torch."""
+
+import asyncio
+import random
+import uuid
+
+from g2po_trl.environments.adapters.trl_tools import BrokenEnvironmentError
+
+
+class Safe:
+    """A dial with the digits of a code; it opens when they have been turned in order."""
+
+    def reset(self, code: str = "12", **row) -> str | None:
+        self.code, self.turned, self.closed = code, "", False
+        return "The safe is locked."
+
+    def turn(self, digit: int) -> str:
+        """
+        Turn the dial.
+
+        Args:
+            digit: where to.
+        """
+        self.turned += str(digit)
+        return "click" if self.code.startswith(self.turned) else "clack"
+
+    async def listen(self) -> str:
+        """
+        Listen at the door.
+        """
+        return f"{len(self.turned)} digits"
+
+    def get_reward(self) -> float:
+        return 10.0 * (self.turned == self.code)
+
+    def close(self):
+        self.closed = True
+
+
+class Telephone:
+    """Its connection is opened in `reset`, spoken on in a tool and hung up in `close`, all in one event loop."""
+
+    async def reset(self, **row) -> str:
+        async def echo(reader, writer):
+            while line := await reader.readline():
+                writer.write(line.upper())
+                await writer.drain()
+            writer.close()
+
+        self.server = await asyncio.start_server(echo, "127.0.0.1")
+        self.reader, self.writer = await asyncio.open_connection(*self.server.sockets[0].getsockname())
+        return "It rings."
+
+    async def say(self, word: str) -> str:
+        """
+        Say a word.
+
+        Args:
+            word: which.
+        """
+        if self.writer.is_closing():
+            raise ConnectionResetError("the line is dead")
+        self.writer.write(f"{word}\n".encode())
+        await self.writer.drain()
+        return (await self.reader.readline()).decode().strip()
+
+    def hang_up(self) -> str:
+        """
+        Hang up.
+        """
+        self.writer.close()
+        return "click"
+
+    def smash(self) -> str:
+        """
+        Break it.
+        """
+        raise BrokenEnvironmentError("in pieces")
+
+    def get_reward(self) -> float:
+        return 1.0
+
+    async def close(self):
+        self.server.close()
+        self.writer.close()
+        self.hung_up = True
+
+
+class Counter:
+    """Numbers its tickets, draws from a generator of its own, and stamps with what nobody can foresee."""
+
+    def reset(self, seed: int, **row) -> str:
+        self.tickets, self.chance = 0, random.Random(seed)
+        return "Next, please."
+
+    async def ticket(self, who: str) -> str:
+        """
+        Draw a ticket.
+
+        Args:
+            who: whose.
+        """
+        await asyncio.sleep(0)
+        self.tickets += 1
+        return f"ticket {self.tickets} of {who}: window {self.chance.randrange(100)}"
+
+    def stamp(self) -> str:
+        """
+        Stamp a ticket.
+        """
+        return f"stamped {uuid.uuid4()}"
+
+    def get_reward(self) -> float:
+        return float(self.tickets)

@@ -1,0 +1,117 @@
+"""The documentation says what the code does: fields, metrics, commands; and it builds."""
+
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import programs
+import pytest
+import yaml
+
+import g2po_trl
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def generator(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_pages_are_what_the_code_says():
+    module = generator("make_reference")
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == module.page(), "run `python docs/make_reference.py`"
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == module.cli_page(), "likewise"
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 40 and not [row for row in rows if row.endswith("|  |")], "every field is explained"
+
+
+def test_the_api_page_has_every_public_name_once():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\.\. auto(?:class|exception|function):: g2po_trl\.([\w.]+)", page, re.MULTILINE)
+    assert sorted(named) == sorted(g2po_trl.__all__)
+    assert len(re.findall(r"^\.\. auto", page, re.MULTILINE)) == len(named)
+
+
+@functools.cache
+def help_of(*command):
+    return programs.run(*command, "--help", cwd=ROOT, timeout=120).stdout
+
+
+PROGRAM = r"(?:\bg2po [a-z]+|python -m (?:g2po_|benchmarks\.)\S+|recipes/\w+\.py)"
+COMMANDS = sorted(
+    {
+        " ".join(found.split())
+        for page in PAGES
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for line in re.sub(r"\\\n", " ", block).splitlines()
+        for found in re.findall(rf"({PROGRAM}[^#|&]*)", line)
+    }
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_and_their_flags_exist(command):
+    words = command.split()
+    target = words[1:3] if words[0] == "python" else words[:1]
+    if words[0] == "g2po":
+        target = ["-m", "g2po_trl.__main__", words[1]]
+    text = help_of(*target)
+    if words[:2] == ["g2po", "train"]:  # a recipe takes the flags that its own help does not show
+        text += help_of("recipes/train_alfworld.py")
+    assert "usage" in text
+    for flag in (word.split("=")[0] for word in words if word.startswith("--")):
+        assert flag in text or flag == "--config", f"{' '.join(target)} has no {flag}"
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) >= 8
+
+
+def test_the_recommended_settings_are_fields_and_what_they_call_the_papers_are_defaults():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    settings = re.findall(r"^(\w+): (\S+) *(?:# (?:as the paper|the paper: (\S+)).*)?$", block, re.MULTILINE)
+    assert len(settings) == len(block.splitlines()) == 4
+    for name, value, of_paper in settings:
+        assert g2po_trl.G2POConfig.__dataclass_fields__[name].default == yaml.safe_load(of_paper or value), name
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
+
+
+def test_every_page_is_in_the_table_of_contents_and_links_to_the_next():
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
+    order = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    assert sorted([*order, "index"]) == sorted(page.stem for page in docs.glob("*.md"))
+    for page, following in zip(["index", *order], [*order, "index"]):
+        text = (docs / f"{page}.md").read_text(encoding="utf-8")
+        assert re.findall(r"^Next: .*\]\((\w+)\.md\)", text, re.MULTILINE) == [following], page
+        assert page == "index" or f"]({page}.md)" in index, page
+
+
+def test_the_documentation_builds(tmp_path):
+    pytest.importorskip("sphinx")
+    pytest.importorskip("myst_parser")
+    pytest.importorskip("furo")
+    run = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert (tmp_path / "site" / "method.html").is_file()
+    page = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    assert {name for name in g2po_trl.__all__ if f'id="g2po_trl.{name}"' not in page} == set()

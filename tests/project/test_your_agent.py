@@ -1,0 +1,58 @@
+"""docs/your_agent.md: every command of the page, in the page's order, with a small model and few steps."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from fake_hub import fake_hub
+
+PAGE = (Path(__file__).parents[2] / "docs" / "your_agent.md").read_text(encoding="utf-8")
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+SMALL = "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1 --num_eval_tasks 2".split()
+SMALL += "--per_device_train_batch_size 8".split()
+
+
+def test_every_command_is_g2pos():
+    assert len(COMMANDS) == 8
+    assert all(re.match(r"g2po (init|check|evaluate|train|view)|cd ", line) for line in COMMANDS), COMMANDS
+
+
+def test_the_settings_are_fields(tmp_path):
+    """The YAML of the page goes through the parser of `g2po train`, which knows every field."""
+    from trl import GRPOConfig, ModelConfig
+
+    from g2po_trl import G2POConfig
+
+    settings = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])
+    known = {*G2POConfig.__dataclass_fields__, *GRPOConfig.__dataclass_fields__, *ModelConfig.__dataclass_fields__}
+    assert settings.keys() <= known, settings.keys() - known
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page(tmp_path, tiny_model_dir):
+    folder, outputs = tmp_path, {}
+    with fake_hub() as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_of_a_test"}
+        for line in COMMANDS:
+            words = [str(tiny_model_dir) if word.startswith("Qwen/") else word for word in shlex.split(line)]
+            if words[0] == "cd":
+                folder = folder / words[1]
+                continue
+            if words[1] == "train":
+                words += ["--model", str(tiny_model_dir), *SMALL]
+            elif words[1] == "evaluate":
+                words += ["--limit", "2", "--max-turns", "2", "--max-tokens", "4", "--num-environment-workers", "1"]
+            elif words[1] == "view":
+                words += ["--no-open"]
+            command = [sys.executable, "-m", "g2po_trl", *words[1:]]
+            run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+            assert run.returncode == 0, f"{line}\n{run.stdout[-2000:]}\n{run.stderr[-3000:]}"
+            outputs[line] = run.stdout
+        assert any(name.endswith("model.safetensors") for name in hub.files), hub.files.keys()
+    assert "iteration   1/1" in outputs["g2po train"] and "ok " in outputs["g2po check"]
+    assert (folder / "runs" / "coins" / "view.html").is_file()

@@ -1,0 +1,97 @@
+"""Groups without spread are played again on other tasks: which, how often, on how many ranks, and who counts them."""
+
+from itertools import count
+
+import pytest
+from toy_environments import Countdown
+
+from g2po_trl import Trajectory, read_jsonl
+from g2po_trl.rollout.dynamic_sampling import Refill, without_spread
+from g2po_trl.rollout.stats import RolloutStats
+
+
+def test_without_spread():
+    paid = {0: [0, 10], 1: [10, 10], 2: [0, 0, None], 3: [None, None], 4: [0, 0.5, 0]}
+    assert without_spread((group, reward) for group, rewards in paid.items() for reward in rewards) == [1, 2, 3]
+
+
+class Rollouts:
+    """Tasks in capitals have spread; every rollout is noted."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, rows, groups):
+        self.calls.append([(group, row["task_id"]) for group, row in zip(groups, rows)])
+        numbers = count()
+        played = [
+            Trajectory(row["task_id"], [], 10.0 * (next(numbers) % 2) * row["task_id"].isupper(), "success")
+            for row in rows
+        ]
+        return played, RolloutStats(turns=3, live_steps=len(rows), total_time=1.0)
+
+
+def rows_of(names, members=2):
+    return [{"task_id": name} for name in names for _ in range(members)], [
+        group for group in range(len(names)) for _ in range(members)
+    ]
+
+
+def tasks_of(refill, number):
+    return [row["task_id"] for row in refill._other_tasks(["a", "B"], number)]
+
+
+def test_groups_are_replaced_until_all_have_spread():
+    refill = Refill(5, [{"task_id": name} for name in "aBcDeFG"], seed=0, set_aside={"G"})
+    rollouts, (rows, groups) = Rollouts(), rows_of("aBc")
+    played = refill.play(rollouts, rows, groups, number=4)
+    order = [name for name in tasks_of(refill, 4) if name != "c"]
+    assert set(order) == {"D", "e", "F"}, "none of this rollout, and none that is set aside"
+    assert all(trajectory.task_id.isupper() for trajectory in played.trajectories)
+    assert [trajectory.task_id for trajectory in played.trajectories[2:4]] == ["B", "B"]
+    assert rollouts.calls[1] == [(0, order[0]), (0, order[0]), (2, order[1]), (2, order[1])]
+    replaced = [trajectory.task_id for trajectory in played.replaced]
+    assert replaced[:4] == ["a", "a", "c", "c"]
+    assert played.replaced_groups[:4] == [(1, 0), (1, 0), (1, 2), (1, 2)]
+    tasks = set(zip(played.replaced_groups, replaced))
+    assert len(tasks) == len(set(played.replaced_groups)) > 2, "states of two tasks are never merged as one group's"
+    assert len(played.all) == sum(map(len, rollouts.calls)) == played.stats.live_steps
+    assert (played.stats.turns, played.stats.total_time) == (3, len(rollouts.calls))
+
+
+def test_it_ends():
+    """At `times` as many groups, or where no task is left; and 1 is off."""
+    few, many = ([{"task_id": name} for name in names] for names in ("abc", "abcdefghijkl"))
+    for times, tasks, groups_played in ((1, many, 2), (2, many, 4), (3, many, 6), (9, few, 3)):
+        rollouts, (rows, groups) = Rollouts(), rows_of("ab")
+        played = Refill(times, tasks, seed=0).play(rollouts, rows, groups, number=1)
+        assert sum(len({group for group, _ in call}) for call in rollouts.calls) == groups_played
+        assert len(played.trajectories) == 4 and len(played.replaced) == 2 * (groups_played - 2)
+
+
+def test_another_rollout_draws_others():
+    refill = Refill(2, [{"task_id": str(number)} for number in range(50)], seed=0)
+    assert tasks_of(refill, 1) == tasks_of(refill, 1) != tasks_of(refill, 2)
+    assert tasks_of(refill, 1) != tasks_of(Refill(2, refill.tasks, seed=1), 1)
+
+
+@pytest.mark.parametrize("refill", [1, 3])
+def test_training(make_trainer, tmp_path, refill):
+    """Of an environment that pays every episode the same."""
+    from datasets import Dataset
+
+    tasks = [{"turns": 1 + number % 2, "reward": 10.0 + number} for number in range(8)]
+    trainer = make_trainer(
+        Countdown, dataset=Dataset.from_list(tasks), refill_groups=refill, max_steps=1, save_trajectories=True
+    )
+    opened, rollout = [], trainer.player.actor.engine._open
+    trainer.player.actor.engine._open = lambda: opened.append(1) or rollout()
+    trainer.train()
+    assert len(opened) == 1, "the engine gets the weights once"
+    (entry,) = (log for log in trainer.state.log_history if "episode/success_rate" in log)
+    first = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    assert entry["rollout/episodes"] == first * refill, "all are paid the same, so all are replaced"
+    folder = tmp_path / "out/trajectories"
+    replaced = list(read_jsonl(folder / "replaced-000001.jsonl")) if refill > 1 else []
+    assert len(list(read_jsonl(folder / "train-000001.jsonl"))) == first and len(replaced) == first * (refill - 1)
+    assert entry["episode/success_rate"] == 1

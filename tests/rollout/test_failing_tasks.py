@@ -1,0 +1,76 @@
+"""A task that cannot be played is set aside and named; one that fails now and then is not."""
+
+import pytest
+from datasets import Dataset
+from letter_environment import LetterEnvironment
+
+from g2po_trl import TrajectoryRecord
+from g2po_trl.rollout.failing_tasks import TaskErrors
+
+
+def rollout(**outcomes):
+    return [TrajectoryRecord(task, [], [], 0.0, outcome) for task, all_of in outcomes.items() for outcome in all_of]
+
+
+def test_only_rollouts_of_nothing_but_errors_in_a_row_count():
+    errors = TaskErrors(2)
+    errors.count(rollout(a=["error", "error"], b=["error", "failure"], c=["success"]))
+    assert errors.set_aside == []
+    errors.count(rollout(a=["success", "error"], b=["error", "error"]))
+    errors.count(rollout(a=["error"], b=["error"]))
+    assert errors.set_aside == ["b"] and "b" in errors and "a" not in errors
+    errors.count(rollout(a=["error"], b=["error"]))
+    assert errors.set_aside == ["a", "b"]
+
+
+def test_lost_episodes_say_nothing_about_their_task():
+    errors = TaskErrors(2)
+    errors.count(rollout(a=["error", "error"], b=["error"]))
+    errors.count(rollout(a=["lost", "lost"], b=["lost"], c=["lost"]))
+    errors.count(rollout(a=["error"] + ["lost"] * 7))  # one ended in an error, and took the others along
+    assert errors.in_a_row == {"a": 1, "b": 1}
+    errors.count(rollout(a=["error", "error"], b=["lost", "failure"]))
+    assert errors.set_aside == ["a"] and "b" not in errors.in_a_row
+
+
+class OneBadTask(LetterEnvironment):
+    resets = 0
+
+    def reset(self, seed):
+        if seed == 1:
+            raise RuntimeError("this game is broken")
+        return super().reset(seed)
+
+
+def test_an_environment_that_loads_too_slowly_is_named_with_the_remedy(make_trainer):
+    with pytest.raises(ValueError, match=r"loading LetterEnv.* more than 0.01 s; .* raise environment_load_timeout"):
+        make_trainer(environment_load_timeout=0.01)
+
+
+def test_a_broken_task_is_set_aside_and_named(make_trainer, capsys):
+    options = {
+        "environment": OneBadTask,
+        "dataset": Dataset.from_list([{"task_id": f"game {seed}", "seed": seed} for seed in range(2)]),
+        "max_steps": 4,
+        "shuffle_dataset": False,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
+
+    class Named(OneBadTask):
+        def reset(self, task_id, seed):
+            return super().reset(seed)
+
+    options["environment"] = Named
+    trainer = make_trainer(**options)
+    trainer.train()
+    logged = [entry["episode/tasks_set_aside"] for entry in trainer.state.log_history if "episode/reward" in entry]
+    assert logged == [0, 1, 1, 1]
+    assert (
+        "1 task(s) were set aside after 2 rollouts of nothing but environment errors: game 1."
+        in capsys.readouterr().out
+    )
+    again = make_trainer(**options)
+    again.train(resume_from_checkpoint=f"{again.args.output_dir}/checkpoint-2")
+    assert again.task_errors.set_aside == ["game 1"]

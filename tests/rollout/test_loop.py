@@ -1,0 +1,223 @@
+"""The loop: each episode as soon as its observation is there, or all together, on every rank as often."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from conftest import build_tokenizer
+from scripted_actors import ScriptedEngine, ScriptedStream
+from toy_environments import Countdown, Dying, Overwhelming, Slow, Waiting
+
+from g2po_trl import EnvironmentPool, G2POConfig, PromptTemplate
+from g2po_trl.engines.base import Completion
+from g2po_trl.prompts.template import parse_plain
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.rollout.actor import PromptActor
+from g2po_trl.rollout.player import Player
+from g2po_trl.trainer_build import streams_rollouts
+
+TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_reply=parse_plain)
+WITH_ACTIONS = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_reply=parse_plain)
+
+
+@pytest.fixture(scope="module")
+def encode():
+    return ChatEncoder(build_tokenizer())
+
+
+def make_actor(encode, kind=ScriptedStream, watch=lambda prompt: None, **options):
+    """Its replies follow from the prompts."""
+
+    def answer(prompts):
+        for prompt in prompts:
+            watch(encode.tokenizer.decode(prompt))
+        return [Completion(encode.tokenizer("go" * (1 + sum(prompt) % 3))["input_ids"]) for prompt in prompts]
+
+    return PromptActor(kind(encode.tokenizer, answer, **options), encode, TEMPLATE)
+
+
+def play_watched(pool, actor, tasks, groups=None):
+    ended, progress = [], []
+    trajectories, stats = Player(pool, actor, 4).play(
+        tasks,
+        groups=groups,
+        on_turn=lambda *state: progress.append(state),
+        on_end=lambda episode: ended.append(episode.number),
+    )
+    return trajectories, stats, ended, progress
+
+
+def test_the_script_answers_in_another_order_each_time(encode):
+    orders = set()
+    for order in range(3):
+        engine, answered = make_actor(encode, order=order).engine, []
+        for key in range(4):
+            engine.submit(key, [key], None)
+        while engine.asked:
+            answered += engine.poll(0)
+        orders.add(tuple(answered))
+    assert len(orders) == 3
+
+
+@pytest.mark.parametrize("turns", [(1, 3, 2, 9, 4), (2,), (1, 1), ()])
+def test_the_same_episodes_as_in_turns(encode, turns):
+    tasks, groups = [{"turns": n} for n in turns], [number // 2 for number in range(len(turns))]
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        wanted, cost = Player(pool, make_actor(encode, ScriptedEngine), 4).play(tasks, groups=groups)
+        for order in range(3):
+            found, stats, ended, progress = play_watched(pool, make_actor(encode, order=order), tasks, groups)
+            assert found == wanted
+            assert (stats.turns, stats.live_steps, stats.generated_tokens) == (
+                *(cost.turns, cost.live_steps, cost.generated_tokens),
+            )
+            assert sorted(ended) == list(range(len(turns)))
+            assert not progress or progress[-1] == (min(4, max(turns)), 0)
+
+
+class Ranks:
+    """Ranks that are threads: what is collective waits until all have called it."""
+
+    def __init__(self, number):
+        self.barrier, self.flags = threading.Barrier(number, timeout=30), [False] * number
+
+    def any_live(self, rank, live):
+        self.flags[rank] = live
+        self.barrier.wait()
+        any_live = any(self.flags)
+        self.barrier.wait()
+        return any_live
+
+    def play(self, play):
+        """`play(rank)` of each rank, at a time."""
+        with ThreadPoolExecutor(len(self.flags)) as threads:
+            return list(threads.map(play, range(len(self.flags))))
+
+
+class CollectiveEngine(ScriptedEngine):
+    """Its calls hold a collective operation, as those of sharded models."""
+
+    is_collective = True
+
+    def __init__(self, tokenizer, answer, barrier):
+        super().__init__(tokenizer, answer)
+        self.barrier, self.calls = barrier, []
+
+    def generate(self, prompts, sampling, seeds=None):
+        self.calls.append(len(prompts))
+        self.barrier.wait()
+        return super().generate(prompts, sampling, seeds) if prompts else []
+
+
+@pytest.mark.parametrize(
+    ("turns", "calls"),
+    [
+        (([1, 1], [3, 9]), ([2, 0, 0, 0], [2, 2, 2, 1])),
+        (([2], []), ([1, 1], [0, 0])),
+        (([1, 3], [3, 1], [2]), ([2, 1, 1], [2, 1, 1], [1, 1, 0])),
+        (([], []), ([], [])),
+    ],
+)
+def test_ranks_that_generate_together_call_as_often(encode, turns, calls):
+    """Also with nothing left to ask; and each plays what it would alone."""
+    ranks = Ranks(len(turns))
+    actors = [make_actor(encode, CollectiveEngine, barrier=ranks.barrier) for _ in turns]
+
+    def play(rank):
+        tasks = [{"turns": n} for n in turns[rank]]
+        with EnvironmentPool(Countdown, num_workers=1) as pool:
+            player = Player(pool, actors[rank], 4, any_live=partial(ranks.any_live, rank))
+            found, stats = player.play(tasks)
+            alone, cost = Player(pool, make_actor(encode, ScriptedEngine), 4).play(tasks)
+        assert (found, stats.live_steps, stats.prompt_tokens) == (alone, cost.live_steps, cost.prompt_tokens)
+
+    ranks.play(play)
+    assert tuple(actor.engine.calls for actor in actors) == calls
+
+
+def test_a_prompt_that_cannot_fit_on_one_rank_leaves_the_others_calls_equal(encode):
+    """Rank 0's only episode ends at its first prompt."""
+    ranks, tasks = Ranks(2), ([{"actions": 100}], [{"actions": 1}])
+    actors = [make_actor(encode, CollectiveEngine, barrier=ranks.barrier) for _ in tasks]
+
+    def play(rank):
+        actors[rank].template, actors[rank].max_prompt_length = WITH_ACTIONS, 150
+        with EnvironmentPool(Overwhelming, num_workers=1) as pool:
+            player = Player(pool, actors[rank], 2, any_live=partial(ranks.any_live, rank))
+            return [(t.outcome, len(t.steps)) for t in player.play(tasks[rank])[0]]
+
+    assert ranks.play(play)[0] == [("failure", 0)]
+    assert len(actors[0].engine.calls) == len(actors[1].engine.calls) > 0
+    assert not any(actors[0].engine.calls)
+
+
+def test_seeds_follow_from_the_episode_and_its_turn(encode):
+    """Those that are given, or that are drawn once a rollout: not from who is asked first."""
+    seeds = []
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        for order in (1, 2):
+            actor = make_actor(encode, order=order)
+            Player(pool, actor, 4).play([{"turns": n} for n in (3, 5)], seeds=[7, 8])
+            seeds.append(actor.engine.seeds)
+    assert seeds[0] == seeds[1] and len(set(seeds[0].values())) == len(seeds[0])
+
+
+def test_a_fast_episode_does_not_wait_for_a_slow_one(encode, tmp_path):
+    """A step of the slow one ends when the fast one is asked for its action of that turn."""
+
+    asked = []
+
+    def watch(prompt):
+        if "|1" in prompt:
+            asked.append(prompt)
+            (tmp_path / f"asked-1-{len(asked)}").touch()
+
+    with EnvironmentPool(partial(Waiting, tmp_path), num_workers=2, spread_groups=True) as pool:
+        trajectories, _ = Player(pool, make_actor(encode, watch=watch), 4).play([{"number": 0}, {"number": 1}])
+    assert [(t.outcome, len(t.steps)) for t in trajectories] == [("failure", 3)] * 2
+
+
+def test_a_worker_that_dies_costs_one_episode(encode):
+    tasks = [{"turns": 3, "reward": 13.0 if i == 2 else 10.0} for i in range(8)]
+    with EnvironmentPool(Dying, num_workers=2) as pool:
+        trajectories, _, ended, _ = play_watched(pool, make_actor(encode), tasks, [0, 0, 0, 0, 1, 1, 1, 1])
+    assert [t.outcome for t in trajectories] == ["error" if i == 2 else "success" for i in range(8)]
+    assert "SIGKILL" in trajectories[2].error and len(ended) == 8
+
+
+def test_an_engine_that_fails_leaves_environments_for_the_next_rollout(encode):
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        broken = make_actor(encode, watch=lambda prompt: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Player(pool, broken, 4).play([{"turns": 3}] * 4)
+        trajectories, _ = Player(pool, make_actor(encode), 4).play([{"turns": 2}] * 3)
+    assert [t.outcome for t in trajectories] == ["success"] * 3
+
+
+def test_nobody_is_busy_while_all_environments_are(encode):
+    """With no reply to wait for, it waits for the environments instead of asking them again and again."""
+    received = []
+    with EnvironmentPool(partial(Slow, 0.3), num_workers=2) as pool:
+        receive = pool.receive
+        pool.receive = lambda timeout: received.append(timeout) or receive(timeout)
+        clock = time.perf_counter()
+        _, stats = Player(pool, make_actor(encode), 2).play([{"turns": 3}] * 2, groups=[0, 1])
+        assert stats.environment_time < time.perf_counter() - clock
+    assert stats.environment_time > 0.5 and len(received) < 60
+
+
+def test_who_streams(tmp_path):
+    """By default whose replies do not depend on who is asked first; what cannot be is refused."""
+    vllm, unseeded, generate = (
+        SimpleNamespace(streams=streams, takes_seeds=seeds) for streams, seeds in ((1, 1), (1, 0), (0, 0))
+    )
+
+    def streams(engine, **options):
+        return bool(streams_rollouts(G2POConfig(str(tmp_path), use_cpu=True, bf16=False, **options), engine))
+
+    assert [streams(engine) for engine in (vllm, unseeded, generate)] == [True, False, False]
+    assert streams(unseeded, stream_rollouts=True) and not streams(vllm, stream_rollouts=False)
+    with pytest.raises(ValueError, match="this engine answers all prompts of a turn together"):
+        streams(generate, stream_rollouts=True)

@@ -1,0 +1,157 @@
+"""The multi-turn loop, with a scripted model and real environment workers."""
+
+import pytest
+from conftest import build_tokenizer
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from scripted_actors import ScriptedEngine, ScriptedStream
+from toy_environments import Countdown, Overwhelming
+
+from g2po_trl import EnvironmentPool, PromptTemplate, StepResult, Trajectory
+from g2po_trl.engines.base import Completion
+from g2po_trl.prompts.template import parse_plain
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.rollout.actor import PromptActor
+from g2po_trl.rollout.player import Player
+from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.runs.summary import summarize
+
+TEMPLATE = PromptTemplate(
+    first="{task}|{observation}|{actions}", later="{task}|{history}|{observation}|{actions}", parse_reply=parse_plain
+)
+
+
+@pytest.fixture(scope="module")
+def encode():
+    return ChatEncoder(build_tokenizer())
+
+
+@pytest.fixture(params=[ScriptedEngine, ScriptedStream], ids=["turns", "streams"])
+def play(request, encode):
+    """Plays with an engine that is asked once a turn, and with one that is asked one by one."""
+
+    def play(
+        tasks, environment=Countdown, template=TEMPLATE, max_turns=4, max_prompt_length=None, reply="go<|im_end|>"
+    ):
+        calls = []
+
+        def generate(prompts):
+            calls.append(prompts)
+            ids = encode.tokenizer(reply)["input_ids"]
+            return [Completion(list(ids), complete=reply.endswith("<|im_end|>")) for _ in prompts]
+
+        with EnvironmentPool(environment, num_workers=2) as pool:
+            engine = request.param(encode.tokenizer, generate)
+            actor = PromptActor(engine, encode, template, max_prompt_length=max_prompt_length)
+            trajectories, stats = Player(pool, actor, max_turns).play(tasks)
+        return trajectories, stats, calls
+
+    return play
+
+
+def test_only_live_episodes_are_generated_and_stepped(play, request):
+    trajectories, stats, calls = play([{"turns": n} for n in (1, 3, 2, 9)])
+    streams = "streams" in request.node.name
+    assert [len(prompts) for prompts in calls] == ([1] * 10 if streams else [4, 3, 2, 1])
+    assert [len(t.steps) for t in trajectories] == [1, 3, 2, 4]
+    assert [t.outcome for t in trajectories] == ["success", "success", "success", "truncated"]
+    assert [t.reward for t in trajectories] == [10, 10, 10, 0]
+    assert stats.live_steps == 10 and stats.turns == 4 and stats.active_fraction == 10 / 16
+    assert trajectories[1].final_observation == "left 0"
+
+
+def test_who_says_what_success_is(play):
+    trajectories, _, _ = play(
+        [
+            {"turns": 1, "reward": 0.0},
+            {"turns": 1, "reward": 0.5},
+            {"turns": 1, "reward": 0.5, "success": False},
+            {"turns": 1, "reward": 0.0, "success": True},
+            {"turns": 1, "reward": 1.0, "truncates": True},
+            {"turns": 1, "reward": 0.5, "success": False, "failure_reason": "own loop: 100 s"},
+            {"turns": 1, "reward": 0.0, "failure_reason": "own loop: 100 s", "truncates": True},
+        ],
+    )
+    assert [t.outcome for t in trajectories] == [
+        *("failure", "success", "failure", "success", "truncated", "failure", "truncated")
+    ]
+    assert [t.failure_reason for t in trajectories] == [None] * 5 + ["own loop: 100 s"] * 2
+    assert [t.reward for t in trajectories[5:]] == [0.5, 0.0]
+
+
+def test_steps_hold_what_the_engine_read_and_wrote(play, encode):
+    (trajectory,), _, calls = play([{"turns": 4}])
+    for turn, step in enumerate(trajectory.steps):
+        assert step.prompt_ids == calls[turn][0]
+        assert step.completion_ids == encode.tokenizer("go<|im_end|>")["input_ids"]
+        assert (step.reply, step.action, step.valid) == ("go", "go", True)
+        assert (step.observation, step.state_key) == (f"left {4 - turn}", f"k{4 - turn}")
+        assert "TASK" in encode.tokenizer.decode(step.prompt_ids), "the task is in every prompt"
+    last = encode.tokenizer.decode(trajectory.steps[3].prompt_ids)
+    assert "left 3" in last and "left 2" in last and "left 4" not in last, "history_length is 2"
+
+
+def test_prompts_over_the_limit_are_cut_and_counted(play, encode):
+    (trajectory,), _, calls = play([{"turns": 4}])
+    limit = max(len(prompts[0]) for prompts in calls) - 1
+    (cut,), stats, calls = play([{"turns": 4}], max_prompt_length=limit)
+    assert all(len(prompts[0]) <= limit for prompts in calls)
+    assert stats.truncated_prompts == sum(step.prompt_truncated for step in cut.steps) > 0
+    assert all("TASK" in encode.tokenizer.decode(step.prompt_ids) for step in cut.steps)
+
+
+def test_a_prompt_that_cannot_fit_is_a_failure_of_the_agent(play):
+    """It stays in the denominator: half the tasks unplayable are a success rate of one half, not of one."""
+    tasks = [{"actions": 1}, {"actions": 2}, {"actions": 100}, {"actions": 1}]
+    limit = 150
+    trajectories, _, calls = play(tasks, Overwhelming, max_turns=1, max_prompt_length=limit)
+    assert [(t.outcome, len(t.steps)) for t in trajectories] == [
+        *(("truncated", 1), ("truncated", 1), ("failure", 0), ("truncated", 1))
+    ]
+    failed = trajectories[2]
+    assert failed.error is None and failed.failure_reason.startswith(
+        "prompt too long: the task and the 100 admissible"
+    )
+    assert all(len(prompt) <= limit for prompts in calls for prompt in prompts)
+    summary = summarize([*trajectories[:3], Trajectory("x", [], 1.0, "success")])
+    assert summary["success_rate"] == 0.25 and summary["error_rate"] == 0 and summary["episodes"] == 4
+    assert summary["failure_reasons"] == {"prompt too long": 1}
+
+
+def test_a_prompt_that_grows_too_long_keeps_what_was_played(play):
+    (trajectory,), _, calls = play([{"actions": 1}], Overwhelming, max_prompt_length=150)
+    assert (trajectory.outcome, trajectory.reward, len(trajectory.steps), len(calls)) == ("failure", 1.0, 1, 1)
+    assert "max_prompt_length=150" in trajectory.failure_reason and trajectory.steps[0].completion_ids
+
+
+def test_invalid_replies_are_played_all_the_same(play):
+    (trajectory,), _, _ = play([{"seed": 1}], LetterEnvironment, LETTER_PROMPT, reply="7<|im_end|>")
+    assert [step.valid for step in trajectory.steps] == [False, False] and trajectory.outcome == "failure"
+
+
+class Reporting(Countdown):
+    """Tells a score at each step, and after the second that it has won."""
+
+    def step(self, action):
+        result = super().step(action)
+        info = {"score": 10 - self.left, "success": self.left <= 7}
+        return StepResult(result.observation, result.reward, result.terminated, result.truncated, info)
+
+
+def test_facts_of_the_last_step_count_where_the_turn_limit_ends_the_episode(play):
+    """The environment ended one episode of two: the other's score is not 0. Nor does it succeed by what it says."""
+    trajectories, _, _ = play([{"turns": 3}, {"turns": 9}], environment=Reporting)
+    assert [t.info["score"] for t in trajectories] == [10, 5]
+    assert [t.outcome for t in trajectories] == ["success", "truncated"]
+    assert summarize(trajectories)["score"] == 7.5
+    truncated, _, _ = play([{"turns": 2, "truncates": True, "success": True}])
+    assert truncated[0].outcome == "truncated", "truncated is not terminated, whatever `success` says"
+
+
+def test_the_active_fraction_of_a_rollout_in_parts():
+    """Ten turns and then two, all episodes live throughout; over ranks the longest of a part counts."""
+    first = RolloutStats(turns=10, live_steps=80, parts=((10, 8),))
+    second = RolloutStats(turns=2, live_steps=16, parts=((2, 8),))
+    both = first.and_then(second)
+    assert first.active_fraction == second.active_fraction == both.active_fraction == 1.0 and both.turns == 10
+    idle = RolloutStats(turns=5, live_steps=5, parts=((5, 1), (0, 0)))
+    assert RolloutStats.over_ranks([both, idle]).active_fraction == (96 + 5) / (10 * 9 + 2 * 8)

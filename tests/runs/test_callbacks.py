@@ -1,0 +1,161 @@
+"""What is logged when, the best checkpoint is the one that wins, and a run that comes apart is stopped."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from letter_trainer import TASKS
+from safetensors.torch import load_file
+from transformers import TrainerControl
+
+from g2po_trl.runs.callbacks import CollapseStoppingCallback, IterationLog, IterationProgressCallback, duration
+
+
+@pytest.mark.parametrize(("logging_steps", "eval_steps"), [(1, 1), (None, 1), (3, 2)])
+def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, capsys, logging_steps, eval_steps):
+    """Two optimizer steps an iteration: the iteration's metrics are logged once, an evaluation logs itself alone."""
+    trainer = make_trainer(
+        steps_per_generation=2,
+        per_device_train_batch_size=4,
+        max_steps=6,
+        logging_steps=logging_steps,
+        eval_strategy="steps",
+        eval_steps=eval_steps,
+        eval_dataset=TASKS.select(range(2)),
+    )
+    trainer.train()
+    history = trainer.state.log_history
+    evaluations = [entry for entry in history if "eval_success_rate" in entry]
+    assert len(evaluations) == 6 // eval_steps
+    about = {"epoch", "step", "num_tokens"}
+    assert {name for entry in evaluations for name in entry if not name.startswith("eval_")} <= about
+    iterations = [entry for entry in history if "episode/success_rate" in entry]
+    # A line inside an iteration has its rollout; every third step, a line holds one or two iterations.
+    assert len(iterations) == (2 if logging_steps == 3 else 3)
+    assert all(name in entry for entry in iterations for name in ("time/rollout", "kl", "episode/turns"))
+    assert sum("time/update" in entry for entry in history) == (2 if logging_steps == 3 else 3)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
+    assert [int(line.split()[1].split("/")[0]) for line in printed] == ([2, 3] if logging_steps == 3 else [1, 2, 3])
+    assert all("rollout" in line and "update" in line for line in printed)
+
+
+def test_the_time_that_is_left(capsys):
+    """By the optimizer steps since this process began its first; what was before, and before it was resumed, is not in
+    it."""
+    clock = SimpleNamespace(now=0.0)
+    line = IterationProgressCallback(2, clock=lambda: clock.now)
+    state = SimpleNamespace(global_step=4, max_steps=10, is_world_process_zero=True)
+    line.on_train_begin(None, state, None)
+    clock.now = 3600.0  # an evaluation
+    for step in (4, 5, 6, 7, 8, 9):
+        state.global_step = step
+        line.on_step_begin(None, state, None)
+        clock.now += 100.0
+        state.global_step = step + 1
+        if step % 2:
+            line.on_log(None, state, None, {"episode/success_rate": 0.5, "time/update": 1.0})
+    ends = [text.rpartition(" | ")[2] for text in capsys.readouterr().out.splitlines()]
+    assert ends == ["elapsed 1 h 3 min, 7 min left", "elapsed 1 h 7 min, 3 min left", "elapsed 1 h 10 min"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text", "rough"),
+    [
+        (0.4, "0 s", "0 s"),
+        (59.4, "59 s", "59 s"),
+        (59.6, "1 min 0 s", "1 min"),
+        (65, "1 min 5 s", "1 min"),
+        (3599.7, "1 h 0 min", "1 h 0 min"),
+        (90_000, "25 h 0 min", "25 h 0 min"),
+    ],
+)
+def test_durations(seconds, text, rough):
+    assert duration(seconds) == text and duration(seconds, rough=True) == rough
+
+
+def test_the_update_joins_its_rollout():
+    log, played = IterationLog(), {"episode/success_rate": 0.5}
+    lines = [{"step": 3, **played}, {"step": 6, **played, "time/update": 1.0}, {"step": 9, "time/update": 2.0}, {}]
+    found = [entry for line in lines for entry in log.add(line)]
+    assert [(entry["step"], entry["time/update"]) for entry in found] == [(3, 1.0), (6, 2.0)]
+    assert list(log.add({"step": 10, "episode/success_rate": None})) == []
+    assert [entry["step"] for entry in log.close()] == [10] and list(log.close()) == []
+
+
+def test_the_best_checkpoint_wins(make_trainer, tmp_path):
+    trainer = make_trainer(
+        eval_dataset=TASKS,
+        max_steps=8,
+        max_completion_length=1,
+        learning_rate=5e-2,
+        save_strategy="steps",
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=1,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        num_generations_eval=4,
+        eval_temperature=1.0,
+    )
+    trainer.train()
+    success = {entry["step"]: entry["success_rate"] for entry in trainer.folder.evaluations}
+    assert list(success) == [2, 4, 6, 8] and len(set(success.values())) > 1
+    best = max(success, key=success.get)  # the first of equals
+    assert trainer.state.best_global_step == best and trainer.state.best_metric == success[best]
+    assert Path(trainer.state.best_model_checkpoint) == tmp_path / "out" / f"checkpoint-{best}"
+    assert {path.name for path in (tmp_path / "out").glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-8"}
+    saved = load_file(tmp_path / "out" / f"checkpoint-{best}" / "model.safetensors")
+    ours = dict(trainer.model.named_parameters())
+    assert all(torch.equal(ours[name], weight) for name, weight in saved.items())
+    state = json.loads((tmp_path / "out" / "checkpoint-8" / "trainer_state.json").read_text())
+    assert Path(state["best_model_checkpoint"]) == tmp_path / "out" / f"checkpoint-{best}"
+
+
+def collapse(valid, success, **kwargs):
+    """Index of the log line at which the run is stopped, or None."""
+    callback = CollapseStoppingCallback(
+        **{"min_valid_action_ratio": 0.0, "min_success_of_best": 0.0, "patience": 2, **kwargs}
+    )
+    history = []
+    for index, (v, s) in enumerate(zip(valid, success)):
+        history += [{"episode/valid_action_ratio": v, "episode/success_rate": s}, {"eval_success_rate": 0.0}]
+        control = TrainerControl()
+        state = SimpleNamespace(log_history=history, global_step=index, is_world_process_zero=True)
+        callback.on_log(None, state, control, logs=history[-2])
+        if control.should_training_stop:
+            return index
+    return None
+
+
+@pytest.mark.parametrize(
+    ("valid", "success", "options", "stopped_at"),
+    [
+        ([1, 0.1, 1, 0.1, 1], [0.5] * 5, {"min_valid_action_ratio": 0.5}, None),
+        ([1, 1, 0.3, 0.3, 0.3], [0.5] * 5, {"min_valid_action_ratio": 0.5}, 3),
+        ([0.1] * 5, [0.5] * 5, {}, None),
+        ([1] * 6, [0.2, 0.8, 0.8, 0.8, 0.1, 0.1], {"min_success_of_best": 0.5}, 5),
+        ([1] * 5, [0.8, 0.0, 0.8, 0.0, 0.8], {"min_success_of_best": 0.5}, None),
+        ([1] * 3, [0.0, 0.0, 0.0], {"min_success_of_best": 0.5}, None),
+        ([1] * 3, [None, 0.8, None], {"min_success_of_best": 0.5}, None),
+        ([0.1] * 3, [0.8] * 3, {"min_valid_action_ratio": 0.5, "patience": 3}, 2),
+    ],
+)
+def test_when_a_run_counts_as_collapsed(valid, success, options, stopped_at):
+    assert collapse(valid, success, **options) == stopped_at
+
+
+def test_a_collapsed_run_stops_with_a_checkpoint_and_says_why(make_trainer, tmp_path, capsys):
+    trainer = make_trainer(
+        max_steps=20,
+        save_strategy="steps",
+        max_completion_length=1,
+        learning_rate=1e-3,
+        min_valid_action_ratio=1.0,
+        collapse_patience=2,
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2, "a random model says more than letters"
+    assert (tmp_path / "out" / "checkpoint-2").is_dir()
+    assert "Stopping at step 2:" in capsys.readouterr().out

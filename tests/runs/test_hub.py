@@ -1,0 +1,66 @@
+"""The recipe and the Hub: pushed with its card, refused, and out of reach."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("alfworld")
+
+from fake_hub import fake_hub
+
+pytestmark = pytest.mark.slow  # three runs of the recipe
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_recipe(folder, endpoint, *flags):
+    return subprocess.run(
+        [sys.executable, ROOT / "recipes" / "train_alfworld.py", "--output_dir", folder / "agent"]
+        + ["--cache_dir", folder / "games", "--num_games", "8", "--num_eval_games", "4", "--max_steps", "2"]
+        + ["--per_device_train_batch_size", "8", "--num_generations", "4", "--max_turns", "4"]
+        + ["--push_to_hub", "--hub_token", "hf_none", "--save_steps", "1", "--save_strategy", "steps", *flags],
+        env={**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_pushed_with_its_card(tmp_path):
+    with fake_hub() as hub:
+        run = run_recipe(tmp_path, hub.endpoint, "--hub_model_id", "agent")
+        assert run.returncode == 0, run.stderr[-3000:]
+        card = hub.files["README.md"].decode()
+        assert {"model.safetensors", "tokenizer.json", "config.json", "evaluations.jsonl", "run.json"} <= set(
+            hub.files
+        )
+        assert not [path for path in hub.files if path.startswith(("trajectories", "checkpoint", "unfinished"))]
+        assert hub.commits[-1] == "End of training" and len(hub.commits) >= 2, "also while it trained"
+        assert hub.files["model.safetensors"] == (tmp_path / "agent" / "model.safetensors").read_bytes()
+    for said in (
+        *("AlfworldEnvironment", "manifest", "Advantages: `g2po`", "success: all", "before", "2606.22995"),
+        *("| learning_rate | 0.0003 |", "trl 1.", "transformers", "success: pick"),
+        'from_pretrained("someone/agent")',
+    ):
+        assert said in card, said
+
+
+def test_out_of_reach_at_the_end(tmp_path):
+    """Nothing listens: the run goes on to its end, the model is on disk, and the exit code says what is missing."""
+    run = run_recipe(tmp_path, "http://127.0.0.1:9")
+    assert run.returncode == 3, run.stderr[-3000:]
+    assert "The Hub does not answer" in run.stderr and "the model was not pushed to the Hub" in run.stderr
+    assert f"hf upload agent {tmp_path / 'agent'}" in run.stderr
+    assert (tmp_path / "agent" / "model.safetensors").is_file() and "after" in run.stdout
+    assert "Traceback" not in run.stderr
+
+
+def test_a_wrong_token_stops_the_run_before_it_works(tmp_path):
+    with fake_hub(status=401) as hub:
+        run = run_recipe(tmp_path, hub.endpoint)
+    assert run.returncode == 1 and "the Hub refuses" in run.stderr and "hf auth login" in run.stderr
+    assert "iteration" not in run.stdout

@@ -1,0 +1,208 @@
+"""kill -9 at random moments of a run that writes: view, report, evaluate and resume work, and nothing written is lost.
+
+The run makes several iterations a second; each ends with a checkpoint, every second one with an evaluation, every
+third with the model and its card in output_dir. Each attempt is a fork of this process, which has imported everything.
+`KILLS=100 make test-slow ARGS="-k killed_at_any"` kills it more often, in 5 to 20 minutes.
+"""
+
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+
+import pytest
+import torch
+from letter_environment import LongLetterEnvironment
+from letter_trainer import TASKS, make_letter_trainer
+from transformers import TrainerCallback
+
+from g2po_trl.evaluation.evaluate import main as evaluate
+from g2po_trl.report.analysis import load_iterations
+from g2po_trl.report.summary import analyse
+from g2po_trl.runs.ownership import checkpoints_in, has_weights, step_of
+from g2po_trl.runs.run_json import read_run
+from g2po_trl.view.data import Run
+from g2po_trl.view.sources import Sources
+
+EPISODES = 4
+OPTIONS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3, "eval_strategy": "steps", "eval_steps": 2}
+OPTIONS |= {"per_device_train_batch_size": EPISODES, "num_generations": 2, "max_turns": 3, "disable_tqdm": True}
+OPTIONS |= {"lr_scheduler_type": "constant"}
+
+
+class SavesModel(TrainerCallback):
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step % 3 == 0 and self.trainer.folder.evaluations:
+            self.trainer.save_model()
+            self.trainer.save_state()
+            self.trainer.create_model_card()
+
+
+def train(model, folder, steps, say):
+    """Train; `say` what was written, once it was."""
+    torch.set_num_threads(1)
+    trainer = make_letter_trainer(
+        model, folder, LongLetterEnvironment, eval_dataset=TASKS.select(range(3)), max_steps=steps, **OPTIONS
+    )
+    add_rollout, add_evaluation = trainer.folder.add_rollout, trainer.folder.add_evaluation
+
+    def rollout(iteration, *arguments):
+        add_rollout(iteration, *arguments)
+        say(f"train {iteration}")
+
+    def evaluation(name, step, *arguments):
+        add_evaluation(name, step, *arguments)
+        say(f"eval {step}")
+
+    class Saved(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            say(f"begin {state.global_step}")
+
+        def on_save(self, args, state, control, **kwargs):
+            say(f"checkpoint {state.global_step}")
+
+    trainer.folder.add_rollout, trainer.folder.add_evaluation = rollout, evaluation
+    trainer.add_callback(Saved())
+    trainer.add_callback(SavesModel(trainer))
+    trainer.train(resume_from_checkpoint="auto")
+    trainer.close()
+
+
+def start(model, folder, steps, log):
+    """A forked process that trains, and a pipe of what it has written."""
+    read, write = os.pipe()
+    process = os.fork()
+    if process:
+        os.close(write)
+        return process, read
+    os.close(read)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    code = 1
+    try:
+        train(model, folder, steps, lambda text: os.write(write, f"{text}\n".encode()))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def said(pipe, until=None, seconds=240.0):
+    """Lines of a pipe: up to one that begins so, or up to its end."""
+    text, deadline = b"", time.monotonic() + seconds
+    while until is None or not any(line.startswith(until) for line in text.split(b"\n")[:-1]):
+        assert select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0], "it says nothing"
+        if not (part := os.read(pipe, 65536)):
+            break
+        text += part
+    return [line.decode().split() for line in text.split(b"\n")[:-1]]
+
+
+class Written:
+    """What attempts have said that they wrote, as far as no later attempt may have begun before it."""
+
+    def __init__(self):
+        self.iterations, self.evaluations, self.checkpoint = set(), set(), 0
+
+    def add(self, lines):
+        # A resume removes what follows its checkpoint before it says where it begins: it may be killed in between.
+        if not any(kind == "begin" for kind, _ in lines):
+            self._begin(self.checkpoint)
+        for kind, number in ((kind, int(number)) for kind, number in lines):
+            if kind == "begin":
+                assert number >= self.checkpoint, "a checkpoint that was written was not continued from"
+                self._begin(number)
+            elif kind == "checkpoint":
+                self.checkpoint = number
+            else:
+                (self.iterations if kind == "train" else self.evaluations).add(number)
+
+    def _begin(self, number):
+        self.checkpoint = number
+        self.iterations = set(range(1, number + 1))
+        self.evaluations = {n for n in self.evaluations if n <= number}
+
+
+def check(folder, written, attempt, output):
+    """View, report and evaluate what a kill has left. Returns how many models were evaluated."""
+    if not list(folder.glob("trajectories/*.jsonl")):
+        assert not written.iterations and not written.evaluations
+        return 0
+    run = Run(folder)
+    sources = Sources(run)
+    overview = sources.overview()
+    assert written.evaluations <= {entry["step"] for entry in run.evaluations()}
+    curves = overview["training"]["curves"] if run.numbers else []
+    assert len(curves) >= written.checkpoint
+    for shown in sources.sets().values():
+        data = shown.data()
+        assert data["unfinished"] == 0 and sum(len(task["episodes"]) for task in data["tasks"]) == 3
+    # Written, but not yet said: one at most.
+    assert written.iterations <= set(run.numbers)
+    assert run.numbers == list(range(1, len(run.numbers) + 1)) and len(run.numbers) <= len(written.iterations) + 1
+    for number in run.numbers[-3:]:
+        groups = run.iteration(number)["groups"]
+        assert sum(len(group["trajectories"]) for group in groups) == EPISODES
+        assert all(group["stored"] and group["adds_up"] for group in groups)
+    if run.numbers:
+        numbers, _ = analyse(load_iterations(folder), None, read_run(folder))
+        assert len(numbers["iterations"]) == len(run.numbers)
+        assert not any(row["unfinished"] for row in numbers["iterations"])
+    checkpoints = checkpoints_in(folder)
+    assert not written.checkpoint or step_of(checkpoints[-1]) >= written.checkpoint
+    models = [*([folder] if has_weights(folder) else []), *checkpoints[-1:]]
+    for model in models[attempt % 2 :][:1]:
+        flags = ["--num-environment-workers", "1", "--limit", "1", "--overwrite", "--output", str(output)]
+        evaluate(["--model", str(model), *flags])
+    return len(models[attempt % 2 :][:1])
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(tiny_model_dir, tmp_path):
+    kills = int(os.environ.get("KILLS", 20))
+    folder, log, chance = tmp_path / "run", tmp_path / "log", random.Random(0)
+    written, evaluated, moments = Written(), 0, []
+    for attempt in range(kills):
+        process, pipe = start(tiny_model_dir, folder, 10_000, log)
+        lines = []
+        if chance.random() < 0.9 or attempt == 0:
+            lines += said(pipe, b"begin")
+            moment = chance.uniform(0, 2)
+        else:  # while it starts
+            moment = chance.uniform(0, 1)
+        time.sleep(moment)
+        os.kill(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
+        assert os.WIFSIGNALED(status), log.read_text()[-3000:]
+        lines += said(pipe)
+        os.close(pipe)
+        written.add(lines)
+        moments.append(lines[-1][0] if lines else "start")
+        evaluated += check(folder, written, attempt, tmp_path / "evaluation")
+    reached = step_of(checkpoints_in(folder)[-1]) + 1
+    print(f"{kills} kills, {reached} iterations, {evaluated} evaluations; last written before the kill:")
+    print({moment: moments.count(moment) for moment in sorted(set(moments))})
+    assert reached > 1, "nothing was trained in between"
+
+    for name in ("run", "uninterrupted"):  # goes on to its end; and in one piece
+        process, pipe = start(tiny_model_dir, tmp_path / name, reached, log)
+        said(pipe)
+        assert os.waitpid(process, 0)[1] == 0, log.read_text()[-3000:]
+    ours, theirs = (
+        {path.name: path.read_bytes() for path in (tmp_path / name / "trajectories").iterdir()}
+        for name in ("run", "uninterrupted")
+    )
+    assert ours == theirs and len(load_iterations(folder)) == reached
+    ours, theirs = (Run(tmp_path / name).evaluations() for name in ("run", "uninterrupted"))
+    assert ours == theirs

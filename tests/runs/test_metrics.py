@@ -1,0 +1,306 @@
+"""Every metric of docs/metrics.md, recomputed by other code from what small runs wrote and what their losses saw.
+
+`metrics_by_hand` has the other code, `recorded_runs` the runs. A metric that is documented and never logged, that is
+logged and not documented, or that is not recomputed fails.
+"""
+
+import copy
+import math
+import re
+import shutil
+from pathlib import Path
+
+import metrics_by_hand as by_hand
+import pytest
+import torch
+from recorded_runs import RUNS, TRIALS, make_recorded
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+# The logged value must lie between what was measured inside of it and around it, by clocks of the test.
+CLOCKS = {
+    "time/rollout": (["generate", "step"], ["_play_groups"]),
+    "time/environment": (["step"], ["_play_groups"]),
+    "time/generation": (["generate"], ["_play_groups"]),
+    "time/prompts": (["ids"], ["_play_groups"]),
+    "time/advantage": (["estimate_advantages"], ["_roll_out"]),
+    "time/critic": (["fit"], ["_roll_out"]),
+    "time/batch": (["micro_batches"], ["_roll_out"]),
+    "time/logps": (["add_log_probs"], ["_roll_out"]),
+    "time/update": (["backward"], ["training_step"]),
+}
+OF_TRANSFORMERS = {"epoch", "step", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+OF_TRANSFORMERS |= {"train_loss", "total_flos"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tiny_model_dir):
+    """Each run by its name, made when it is first asked for."""
+    made, patch = {}, pytest.MonkeyPatch()
+
+    def run(name):
+        if name not in made:
+            made[name] = make_recorded(name, tiny_model_dir, tmp_path_factory.mktemp(name) / "run", patch)
+            try:
+                made[name].trainer.train()
+            finally:
+                patch.undo()
+        return made[name]
+
+    yield run
+    for one in made.values():
+        one.trainer.close()
+
+
+def iterations_of(run):
+    """(number, all that was logged of it), from the log lines up to the next iteration's."""
+    found = {}
+    for entry in run.trainer.state.log_history:
+        if "loss" in entry:
+            number = math.ceil(entry["step"] / run.args.optimizer_steps_per_iteration)
+            found.setdefault(number, {}).update(entry)
+    return found
+
+
+def expected(run, number):
+    """Every metric of an iteration but seconds, by name."""
+    args, folder = run.args, Path(run.args.output_dir)
+    rollouts = {n: by_hand.Rollout(folder, n, args.num_generations) for n in iterations_of(run)}
+    rollout = rollouts[number]
+    logged = iterations_of(run)[number]
+    size, first = args.num_generations, args.num_generations - args.num_branches
+    whole = [t for place, t in enumerate(rollout.all) if place % size < first]
+    found = {f"episode/{name}": value for name, value in by_hand.episode_metrics(whole).items()}
+    found["episode/tasks_set_aside"] = len(set_aside(rollouts, number, args.task_error_patience))
+    found |= by_hand.graph_metrics(rollout, args.gamma) | by_hand.cost_metrics(rollout)
+    if args.num_branches:
+        found |= by_hand.branch_metrics(rollout)
+    if args.rollouts_ahead:
+        found |= of_rolling(run, rollouts, number, logged)
+    else:
+        found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])
+    found["advantage/abs_mean"] = by_hand.mean_of(abs(step["advantage"]) for step in rollout.steps)
+    if args.advantage_estimator == "g2po":
+        found |= by_hand.advantage_metrics(  # fails for another λ
+            rollout, args.gamma, args.value_lambda, args.invalid_action_penalty
+        )
+    if hasattr(run.trainer, "critic"):
+        found |= of_critic(run, rollout, number)
+    if args.vllm_servers:
+        found |= of_servers(run, rollout, number)
+    masked = args.mask_truncated_completions
+    first_steps = run.passes[number][0]["step"] + args.steps_per_generation
+    once = [one for one in run.passes[number] if one["step"] < first_steps]
+    found |= by_hand.update_metrics(rollout, args.beta, masked, once)
+    found |= of_losses(run, rollout, number)
+    found["update/optimizer_steps"] = len(run.norms.all) / len(rollouts)
+    step = logged["step"]
+    found["grad_norm"] = run.norms.all[step - 1]
+    found["learning_rate"] = args.learning_rate * (1 - (step - 1) / args.max_steps)
+    return found
+
+
+def set_aside(rollouts, number, patience):
+    """Tasks of nothing but errors in so many rollouts in a row."""
+    failed = {}
+    for n in range(1, number + 1):
+        played = {}
+        for t in rollouts[n].all:
+            played.setdefault(t["task_id"], []).append(t["outcome"] == "error")
+        for task, errors in played.items():
+            failed[task] = failed.get(task, 0) + 1 if all(errors) else 0
+    return {task for task, count in failed.items() if count >= patience}
+
+
+def of_rolling(run, rollouts, number, logged):
+    """Steps belong to the rollout whose policy wrote them, whenever they are trained on."""
+    steps = [s for one in rollouts.values() for t in one.kept for s in t["steps"] if s["policy_version"] == number]
+    found = by_hand.cost_metrics(by_hand.Rollout(Path(run.args.output_dir), number, run.args.num_generations))
+    prompts, replies = (sum(len(s[name]) for s in steps) for name in ("prompt_ids", "completion_ids"))
+    found |= {
+        "rollout/steps": len(steps),
+        "rollout/prompt_tokens": prompts,
+        "rollout/reply_tokens": replies,
+        "rollout/mean_prompt_tokens": prompts / len(steps),
+        "rollout/mean_reply_tokens": replies / len(steps),
+        "rollout/truncated_prompts": sum(s["prompt_truncated"] for s in steps),
+        "rollout/truncated_replies": sum(s["completion_truncated"] for s in steps),
+    }
+    busy = logged["rollout/active_fraction"]  # a fraction of time
+    assert 0 < busy <= 1
+    found["rollout/active_fraction"] = busy
+    return found | by_hand.age_metrics(rollouts[number], number)
+
+
+def of_servers(run, rollout, number):
+    """What `ServedLetters` says of its requests."""
+    replies = [step for t in rollout.all for step in t["steps"]]
+    told = [step for step in replies if len(step["completion_ids"]) > 1]
+    return {
+        "rollout/prefix_cache_hit_fraction": sum(10 * len(s["completion_ids"]) for s in told)
+        / sum(len(s["prompt_ids"]) for s in told),
+        "rollout/servers_left_out": 1,
+        "rollout/repeated_requests": sum(len(s["completion_ids"]) == 3 for s in replies),
+        "rollout/server_logp_difference": 0.25,
+        "time/weights": 1.5,
+    }
+
+
+def of_losses(run, rollout, number):
+    """`loss`, `kl`, `entropy` and `clip_ratio/*` of all passes over a rollout, `sampling/*` of the first."""
+    args, losses = run.args, run.losses[number]
+    start = losses[0]["step"]
+    rows = [(loss["step"], row) for loss in losses for row in loss["rows"]]
+    for kind, steps in (("logps", {loss["step"] for loss in losses}), ("old", [start]), ("reference", [0])):
+        for at in steps:
+            model = run.model_of(at)
+            for step, row in rows:
+                if kind != "logps" or step == at:
+                    row[kind], row[f"entropy of {kind}"] = by_hand.score(model, row)
+    mode, bound = args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max
+    for _, row in rows:
+        row["entropy"] = row["entropy of logps"]
+        row["weight"] = by_hand.importance_weights(row, mode, bound)[1] if "sampled" in row else 1.0
+    masked = args.mask_truncated_completions
+    trained = [step for step in rollout.steps if not (masked and step["completion_truncated"])]
+    num_tokens = args.num_iterations * sum(len(step["completion_ids"]) for step in trained)
+    found = by_hand.loss_metrics([row for _, row in rows], args.beta, args.epsilon, num_tokens)
+    first = [row for step, row in rows if step - start < args.steps_per_generation]
+    return found | (by_hand.sampling_metrics(first, mode, bound) if "sampled" in first[0] else {})
+
+
+def of_critic(run, rollout, number):
+    """The critic once more: values, targets, and three updates of a copy by an optimizer of its own."""
+    args, critic = run.args, run.trainer.critic
+    model = copy.deepcopy(critic.model)
+    model.load_state_dict(run.critics[number - 1]["weights"])
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=args.critic_learning_rate, weight_decay=args.weight_decay, eps=args.adam_epsilon
+    )
+    if number > 1:
+        optimizer.load_state_dict(run.critics[number - 2]["optimizer"])
+
+    def values():
+        prompts = [torch.tensor(step["prompt_ids"])[None] for step in rollout.steps]
+        return torch.cat([model(prompt, torch.ones_like(prompt)) for prompt in prompts])
+
+    old = values().detach()
+    targets, left = [], iter(old.tolist())
+    for t in rollout.counted:
+        own = [next(left) for _ in t["steps"]]
+        ahead, after = 0.0, 0.0
+        for value, step in reversed(list(zip(own, t["steps"]))):
+            reward = step["reward"] - args.invalid_action_penalty * (not step["valid"])
+            ahead = reward + args.gamma * after - value + args.gamma * args.gae_lambda * ahead
+            after = value
+            targets.append(ahead + value)
+        targets[len(targets) - len(own) :] = targets[len(targets) - len(own) :][::-1]
+    targets = torch.tensor(targets)
+    losses, outside, norms = [], [], []
+    for _ in range(args.critic_epochs):
+        now = values()
+        near = old + (now - old).clamp(-args.value_clip_range, args.value_clip_range)
+        loss = 0.5 * torch.maximum((now - targets) ** 2, (near - targets) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+        optimizer.step()
+        losses.append(loss.item())
+        outside.append(((now - old).abs() > args.value_clip_range).float().mean().item())
+    run.critics[number - 1]["optimizer"] = optimizer.state_dict()
+    rest = (targets - old).var(correction=0) / targets.var(correction=0)
+    return {
+        "critic/loss": by_hand.mean_of(losses),
+        "critic/clip_fraction": by_hand.mean_of(outside),
+        "critic/grad_norm": by_hand.mean_of(norms),
+        "critic/value": old.mean().item(),
+        "critic/return": targets.mean().item(),
+        "critic/explained_variance": 1 - rest.item(),
+    }
+
+
+def check(logged, recomputed, where):
+    """Every logged number is the recomputed one, and none of the recomputed is missing; seconds are left out."""
+    named = {name for name in logged if name not in CLOCKS and name not in OF_TRANSFORMERS}
+    defined = {name for name, value in recomputed.items() if not math.isnan(value)}
+    assert {name for name in named if not math.isnan(logged[name])} == defined, where
+    wrong = {
+        name: (logged[name], recomputed[name])
+        for name in defined
+        if not math.isclose(logged[name], recomputed[name], rel_tol=1e-4, abs_tol=1e-5)
+    }
+    assert not wrong, where
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_iterations_metrics(runs, name):
+    run = runs(name)
+    iterations = iterations_of(run)
+    assert len(iterations) == run.args.max_steps / run.args.optimizer_steps_per_iteration
+    for number, logged in iterations.items():
+        check(logged, expected(run, number), f"{name}, iteration {number}")
+        clocks = run.seconds[number]
+        for seconds in set(CLOCKS) & set(logged):
+            inside, around = (sum(clocks[clock] for clock in part) for part in CLOCKS[seconds])
+            assert inside <= logged[seconds] <= around, (name, number, seconds)
+
+
+def test_the_runs_have_what_a_metric_could_be_wrong_about(runs):
+    """Errors, failures with reasons, truncations, prompts that were cut, clipped ratios, states visited once, …"""
+    seen = [entry for name in RUNS for entry in iterations_of(runs(name)).values()]
+    highest = {name: max(entry.get(name, 0) for entry in seen) for entry in seen for name in entry}
+    never = {"episode/lost_rate", "rollout/branch_errors", "clip_ratio/low_min"}
+    assert {name for name, value in highest.items() if not value} <= never
+    ratios = [[entry[f"episode/{name}_action_ratio"] for name in ("admissible", "valid")] for entry in seen]
+    assert any(0 < admissible < valid < 1 for admissible, valid in ratios)
+
+
+def test_an_evaluations_metrics(runs):
+    run, panel = runs("slices"), TRIALS[:5]
+    rows = [row for row in panel for _ in range(run.args.num_generations_eval)]
+    evaluations = [entry for entry in run.trainer.state.log_history if "eval_success_rate" in entry]
+    assert [entry["step"] for entry in evaluations] == [3, 6, 8]
+    for entry in evaluations:
+        played = by_hand.lines_of(Path(run.args.output_dir, "trajectories", f"eval-{entry['step']:06d}.jsonl"))
+        found = by_hand.episode_metrics(played)
+        for kind in {row["task_type"] for row in rows}:
+            of_kind = [t for t, row in zip(played, rows, strict=True) if row["task_type"] == kind]
+            found[f"success_rate/{kind}"] = by_hand.episode_metrics(of_kind)["success_rate"]
+        assert entry["eval_runtime"] > 0
+        check(
+            {k: v for k, v in entry.items() if k != "eval_runtime"},
+            {f"eval_{name}": value for name, value in found.items()},
+            entry["step"],
+        )
+
+
+def test_a_resumed_iteration_logs_the_same(runs, tmp_path, tiny_model_dir):
+    """From a checkpoint in the middle of it, in another process's place."""
+    run = runs("slices")
+    shutil.copytree(run.args.output_dir, tmp_path / "run")
+    resumed = make_recorded("slices", tiny_model_dir, tmp_path / "run", None)
+    try:
+        resumed.trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-6"))
+    finally:
+        resumed.trainer.close()
+    logged, whole = iterations_of(resumed)[2], iterations_of(run)[2]
+    others = {"time/update": 0, "loss": 0}  # the loss is transformers', of the steps since it was resumed
+    assert {**logged, **others} == {**whole, **others}
+
+
+def documented():
+    """Name -> regular expression, of the first columns of the page's tables under "All metrics" and "Evaluations"."""
+    rows = PAGE.read_text(encoding="utf-8").partition("All metrics:")[2].splitlines()
+    names = [name for row in rows if row.startswith("| `") for name in re.findall("`([^`]+)`", row.split("|")[1])]
+    assert len(names) == len(set(names)) > 80
+    return {name: re.sub(r"…|<\w+>", ".+", name) for name in names}
+
+
+def test_what_is_logged_is_documented_and_the_other_way_round(runs):
+    history = [entry for name in RUNS for entry in runs(name).trainer.state.log_history]
+    logged = {name for entry in history for name in entry} - OF_TRANSFORMERS
+    patterns = documented()
+    unknown = {name for name in logged if not any(re.fullmatch(pattern, name) for pattern in patterns.values())}
+    assert not unknown, "logged, but not documented"
+    gone = {name for name, pattern in patterns.items() if not any(re.fullmatch(pattern, one) for one in logged)}
+    assert not gone, "documented, but not logged by any of these runs"

@@ -1,0 +1,212 @@
+"""Runs that are killed and continued end where an uninterrupted one ends, bit for bit."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import programs
+import pytest
+import torch
+from datasets import Dataset
+from letter_trainer import TASKS
+from safetensors.torch import load_file
+
+from g2po_trl.runs.checkpoint import STAGING, check_same_run, find_checkpoint, load_rollout_state, save_rollout_state
+
+SCRIPT = Path(__file__).parents[1] / "helpers" / "resume_script.py"
+
+
+def start(model, output, resume, log, **environment):
+    return programs.start(SCRIPT, model, output, resume, stdout=log.name, env={**os.environ, **environment})
+
+
+def finish(process, log_path):
+    assert process.wait(timeout=240) == 0, log_path.read_text()[-3000:]
+
+
+def kill_after(process, checkpoint, seconds, log_path):
+    """SIGKILL `seconds` after the checkpoint appeared; returns whether the run was still on."""
+    deadline = time.monotonic() + 240
+    while not checkpoint.exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(seconds)
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    code = process.wait()
+    assert code in (0, -signal.SIGKILL), log_path.read_text()[-3000:]
+    return code != 0
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, tiny_model_dir):
+    output = tmp_path_factory.mktemp("uninterrupted")
+    with (output / "log").open("w") as log:
+        finish(start(tiny_model_dir, output / "run", "auto", log), output / "log")
+    return output / "run"
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_again_and_again_and_continued(uninterrupted, tmp_path, tiny_model_dir, times):
+    run, rng, kills = tmp_path / "run", random.Random(0), []
+    with (tmp_path / "log").open("a") as log:
+        newest = 0
+        for _ in range(times):
+            step = newest + rng.randint(1, 3)
+            process = start(tiny_model_dir, run, "auto", log)
+            moment = rng.uniform(0, 0.25)  # saving, rolling out, updating: whatever it does then
+            if kill_after(process, run / f"checkpoint-{step}", moment, tmp_path / "log"):
+                checkpoints = sorted(int(p.name.split("-")[1]) for p in run.glob("checkpoint-*"))
+                newest = checkpoints[-1]
+                kills.append((step, round(moment, 3), newest))
+                assert newest >= step
+        assert len(kills) == times, kills
+        finish(start(tiny_model_dir, run, "auto", log), tmp_path / "log")
+    print("killed at (awaited checkpoint, seconds after, newest checkpoint):", kills)
+    ours, theirs = load_file(run / "model.safetensors"), load_file(uninterrupted / "model.safetensors")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert (tmp_path / "log").read_text().count("Resuming from") == times
+
+    def evaluations(folder):
+        return [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+
+    assert evaluations(run) == evaluations(uninterrupted)
+    # transformers' mean loss of a log line begins anew with the process
+    logs = [
+        [
+            {name: value for name, value in entry.items() if "time" not in name and "loss" not in name}
+            for entry in json.loads((folder / "checkpoint-24" / "trainer_state.json").read_text())["log_history"]
+        ]
+        for folder in (run, uninterrupted)
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_killed_while_it_saves(uninterrupted, tmp_path, tiny_model_dir):
+    """A checkpoint that was not finished has no checkpoint's name, and the run goes on from the one before."""
+    run = tmp_path / "run"
+    with (tmp_path / "log").open("a") as log:
+        process = start(tiny_model_dir, run, "auto", log, KILL_WHEN_SAVING="5")
+        assert process.wait(timeout=240) == -signal.SIGKILL
+        assert (run / STAGING / "checkpoint-5" / "model.safetensors").is_file()
+        assert sorted(path.name for path in run.glob("checkpoint-*")) == [
+            "checkpoint-2",
+            "checkpoint-3",
+            "checkpoint-4",
+        ]
+        finish(start(tiny_model_dir, run, "latest", log), tmp_path / "log")
+    assert not (run / STAGING / "checkpoint-5").exists()
+    ours, theirs = load_file(run / "model.safetensors"), load_file(uninterrupted / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_finished_run_is_not_trained_further(uninterrupted, tmp_path, tiny_model_dir):
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    with (tmp_path / "log").open("a") as log:
+        finish(start(tiny_model_dir, run, "latest", log, MAX_STEPS="22"), tmp_path / "log")
+        finish(start(tiny_model_dir, run, "latest", log), tmp_path / "log")
+    assert not (run / "checkpoint-25").exists() and (run / "checkpoint-24").exists()
+    ours, theirs = load_file(run / "model.safetensors"), load_file(uninterrupted / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_epochs_have_orders_of_their_own(uninterrupted):
+    """Three epochs of four iterations: all tasks in each, in another order."""
+    tasks = []
+    for path in sorted((uninterrupted / "trajectories").glob("train-*.jsonl")):
+        tasks.append([json.loads(line)["task_id"] for line in path.read_text().splitlines()][::4])
+    epochs = [sum(tasks[i : i + 4], []) for i in range(0, 12, 4)]
+    assert len(tasks) == 12 and all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 3
+
+
+def test_step_samples_survive_a_checkpoint(tmp_path):
+    items = torch.tensor(7)
+    slices = [
+        [{"ids": torch.arange(6).view(2, 3), "loss_scale": 1.5, "weight": 3, "items": items}],
+        [{"ids": torch.zeros(0, 2), "items": items}, {"ids": torch.ones(1), "loss_scale": 2}],
+    ]
+    save_rollout_state(tmp_path, {"step": 3}, slices, rank=1, is_main=True)
+    state, loaded = load_rollout_state(tmp_path, rank=1)
+    assert state == {"step": 3} and list(map(len, loaded)) == [1, 2]
+    for part, same in zip(slices, loaded):
+        for micro_batch, other in zip(part, same):
+            assert micro_batch.keys() == other.keys()
+            assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(other[k])) for k, v in micro_batch.items())
+    assert load_rollout_state(tmp_path, rank=0) == ({"step": 3}, [])
+
+
+def test_what_was_not_logged_yet_survives_a_checkpoint(make_trainer, tmp_path):
+    """Without a success there is no mean of `turns_to_success`: JSON says null, and the log line is still to come."""
+    trainer = make_trainer()
+    trainer.model.train()
+    trainer._metrics["train"] |= {"episode/turns_to_success": [float("nan"), 3.0], "episode/score": [float("nan")]}
+    trainer.resumption.save(tmp_path, trainer.run_identity())
+    trainer._metrics["train"].clear()
+    assert trainer.resumption.restore(tmp_path, trainer.run_identity()) == []
+    trainer.log({"loss": 0.0})
+    assert trainer.state.log_history[-1]["episode/turns_to_success"] == 3.0
+
+
+def test_which_checkpoint(tmp_path):
+    for nothing in (None, False, "auto", "false"):
+        assert find_checkpoint(nothing, tmp_path) is None
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        find_checkpoint("latest", tmp_path)
+    with pytest.raises(ValueError, match="trainer_state.json"):
+        find_checkpoint(str(tmp_path / "nowhere"), tmp_path)
+    for step in (9, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    (tmp_path / STAGING / "checkpoint-11").mkdir(parents=True)
+    for latest in (True, "latest", "auto", "True"):
+        assert find_checkpoint(latest, tmp_path) == str(tmp_path / "checkpoint-10")
+    assert find_checkpoint(str(tmp_path / "checkpoint-9"), tmp_path) == str(tmp_path / "checkpoint-9")
+    with pytest.raises(ValueError, match="g2po_state.json"):
+        load_rollout_state(tmp_path / "checkpoint-9", 0)
+
+
+def test_another_run_is_not_continued(tmp_path):
+    check_same_run({"seed": 0, "tasks": 8}, {"seed": 0, "tasks": 8}, tmp_path)
+    with pytest.raises(ValueError, match="seed was 0 and is 1; tasks was 8 and is 9"):
+        check_same_run({"seed": 0, "tasks": 8}, {"seed": 1, "tasks": 9}, tmp_path)
+
+
+def test_a_run_on_other_tasks_is_not_continued(make_trainer, tmp_path):
+    make_trainer(max_steps=1, save_strategy="steps").train()
+    other = Dataset.from_list([{"seed": seed} for seed in range(8, 16)])
+    with pytest.raises(ValueError, match=r"training tasks \(hash of rows\) was"):
+        make_trainer(dataset=other, max_steps=2, save_strategy="steps").train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="seed was 0 and is 1"):
+        make_trainer(seed=1, max_steps=2, save_strategy="steps").train(resume_from_checkpoint="latest")
+    with pytest.raises(
+        ValueError, match=r"learning_rate was .* and is 0.5; advantage_estimator was 'g2po' and is 'grpo'"
+    ):
+        make_trainer(learning_rate=0.5, advantage_estimator="grpo", max_steps=2, save_strategy="steps").train(
+            resume_from_checkpoint="latest"
+        )
+    assert (tmp_path / "out" / "checkpoint-1").is_dir()
+    for path in (tmp_path / "out" / "checkpoint-1").glob("rng_state*.pth"):  # as save_only_model leaves it
+        path.unlink()
+    with pytest.raises(ValueError, match="saved with save_only_model=True and has no optimizer state"):
+        make_trainer(max_steps=2, save_strategy="steps").train(resume_from_checkpoint="auto")
+
+
+def test_a_finished_run_that_goes_on_keeps_its_last_evaluation(make_trainer, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_dataset": TASKS}
+
+    def evaluated(max_steps):
+        trainer = make_trainer(**options, max_steps=max_steps)
+        trainer.train(resume_from_checkpoint="auto")
+        trainer.evaluate()
+        return [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
+
+    first = evaluated(1)
+    assert evaluated(1) == first, "there was nothing left to train: evaluated again, not once more"
+    later = evaluated(2)
+    assert later[:1] == first and [entry["step"] for entry in later] == [1, 2]

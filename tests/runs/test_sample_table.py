@@ -1,0 +1,79 @@
+"""Tables of sample trajectories, in real Trackio, W&B (offline) and TensorBoard runs."""
+
+import glob
+import json
+import os
+import sqlite3
+from pathlib import Path
+
+import programs
+import pytest
+from letter_trainer import make_config, make_letter_trainer
+
+from g2po_trl import Step, Trajectory
+from g2po_trl.runs.sample_table import COLUMNS, rows_of, transcript
+
+HELPERS = str(Path(__file__).parents[1] / "helpers")
+
+
+def test_rows_and_transcripts():
+    steps = [Step("Hall.", "go east", reply="Action: go east"), Step("Garden.", "look")]
+    won = Trajectory("t1", steps, 10.0, "success", "The end.")
+    died = Trajectory("t2", [], 0.0, "error", error="exception: boom")
+    assert transcript(won) == "[1] Hall.\n> Action: go east\n[2] Garden.\n> look\nThe end."
+    assert transcript(died) == "exception: boom"
+    assert rows_of([won, died], 7, 1) == [dict(zip(COLUMNS, (7, "t1", "success", 10.0, 2, transcript(won))))]
+
+
+def test_a_table_needs_somewhere_to_go(tmp_path):
+    with pytest.raises(ValueError, match=r"log_trajectories_every is 2: report_to is .*trackio, wandb, tensorboard"):
+        make_config(tmp_path, log_trajectories_every=2)
+    with pytest.raises(ValueError, match="num_trajectories_logged is -1"):
+        make_config(tmp_path, num_trajectories_logged=-1)
+
+
+def test_tensorboard(tiny_model_dir, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = {"report_to": ["tensorboard"], "log_trajectories_every": 2, "num_trajectories_logged": 3}
+    make_letter_trainer(tiny_model_dir, tmp_path, max_steps=4, **options).train()
+    (folder,) = {os.path.dirname(path) for path in glob.glob(f"{tmp_path}/**/events.out*", recursive=True)}
+    events = EventAccumulator(folder, size_guidance={"tensors": 0})
+    events.Reload()
+    texts = [tag for tag in events.Tags()["tensors"] if tag.startswith("trajectories/")]
+    shown = [(event.step, event.tensor_proto.string_val[0].decode()) for tag in texts for event in events.Tensors(tag)]
+    assert sorted({step for step, _ in shown}) == [2, 4] and len(shown) == 6
+    with open(tmp_path / "trajectories" / "train-000002.jsonl") as file:
+        first = json.loads(file.readline())
+    assert any(first["steps"][0]["observation"] in text and "outcome" in text for step, text in shown if step == 2)
+
+
+@pytest.mark.parametrize("backend", ["wandb", "trackio"])
+def test_wandb_and_trackio(tiny_model_dir, tmp_path, backend):
+    pytest.importorskip(backend)
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {HELPERS!r})\n"
+        "from letter_trainer import make_letter_trainer\n"
+        f"options = dict(report_to=[{backend!r}], log_trajectories_every=2, max_steps=2, run_name='mine')\n"
+        f"make_letter_trainer({str(tiny_model_dir)!r}, {str(tmp_path / 'run')!r}, **options).train()\n"
+    )
+    env = {**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio"), "OMP_NUM_THREADS": "1"}
+    run = programs.run(script, cwd=tmp_path, env=env)
+    assert run.returncode == 0, run.stderr[-3000:]
+    if backend == "wandb":
+        (table,) = glob.glob(f"{tmp_path}/wandb/offline-run-*/files/media/table/trajectories*.json")
+        content = json.loads(open(table).read())
+        columns, rows = content["columns"], content["data"]
+    else:
+        (database,) = glob.glob(f"{tmp_path}/trackio/*.db")
+        logged = [json.loads(row[0]) for row in sqlite3.connect(database).execute("SELECT metrics FROM metrics")]
+        (table,) = [row["trajectories"] for row in logged if "trajectories" in row]
+        rows = [list(row.values()) for row in table["_value"]]
+        columns = list(table["_value"][0])
+    assert columns == list(COLUMNS) and len(rows) == 4
+    with open(tmp_path / "run" / "trajectories" / "train-000002.jsonl") as file:
+        seen = [json.loads(line)["steps"][0]["observation"] for line in file][:4]
+    assert {row[0] for row in rows} == {2}
+    assert all(row[-1].startswith(f"[1] {text}\n> ") for row, text in zip(rows, seen))

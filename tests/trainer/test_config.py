@@ -1,0 +1,234 @@
+import json
+import re
+
+import pytest
+from transformers import HfArgumentParser
+
+from g2po_trl.config import G2POConfig
+from g2po_trl.config_validation import REFUSED
+
+CPU = {"bf16": False, "use_cpu": True, "report_to": "none"}
+
+
+def make(tmp_path, **kwargs):
+    return G2POConfig(str(tmp_path), **{**CPU, "per_device_train_batch_size": 8, **kwargs})
+
+
+def test_paper_defaults(tmp_path):
+    args = make(tmp_path)
+    assert (args.gamma, args.step_advantage_weight, args.beta, args.invalid_action_penalty) == (0.95, 1.0, 0.01, 0.1)
+    assert (args.learning_rate, args.num_generations, args.history_length, args.max_turns) == (1e-6, 8, 2, 50)
+    assert args.eval_temperature == 0.4 and args.episode_statistics == "trajectory" and args.scale_by_std
+    assert args.loss_type == "dapo"
+
+
+def test_one_log_line_an_iteration(tmp_path):
+    assert make(tmp_path, steps_per_generation=4).logging_steps == 4
+    assert make(tmp_path, steps_per_generation=4, gradient_accumulation_steps=2).logging_steps == 2
+    assert make(tmp_path, steps_per_generation=4, logging_steps=1).logging_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_generations", 1),
+        ("gamma", 0.0),
+        ("gamma", 1.5),
+        ("value_lambda", 1.5),
+        ("value_lambda", "automatic"),
+        ("step_advantage_weight", -1.0),
+        ("graphgpo_omega", 1.0),
+        ("hgpo_depth_exponent", -1.0),
+        ("crbc_gamma", 0.0),
+        ("crbc_least_std", -0.1),
+        ("invalid_action_penalty", -0.1),
+        ("episode_statistics", "group"),
+        ("advantage_estimator", "ppo"),
+        ("max_turns", 0),
+        ("history_length", -1),
+        ("max_prompt_length", 0),
+        ("eval_temperature", -1.0),
+        ("other_eval_temperatures", [1.0, -1.0]),
+        ("other_eval_temperatures", [0.4]),  # eval_temperature
+        ("other_eval_temperatures", [0.30000001, 0.3]),  # panels of one name
+        ("other_eval_temperatures", [float("inf")]),
+        ("other_eval_temperatures", 1.0),  # as in a YAML file
+        ("max_error_rate", 1.1),
+        ("max_completion_length", 0),
+        ("max_tokens_per_micro_batch", 0),
+        ("scale_rewards", "batch"),
+        ("token_layout", "tree"),
+        ("packed_row_tokens", 0),
+        ("eval_top_p", 0.0),
+        ("eval_top_k", -1),
+        ("min_valid_action_ratio", 2.0),
+        ("min_success_of_best", -1.0),
+        ("collapse_patience", 0),
+        ("stop_sequences", "</action>"),
+        ("stop_sequences", ["</action>", ""]),
+    ],
+)
+def test_bad_values_name_field_and_value(tmp_path, field, value):
+    with pytest.raises(ValueError, match=re.escape(f"{field} is {value!r}")):
+        make(tmp_path, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [
+        ("temperature", 1.7, "set temperature, and eval_temperature for evaluations,"),
+        ("do_sample", False, "set temperature, and eval_temperature for evaluations,"),
+        ("top_k", 3, "set top_k, and eval_top_k"),
+        ("repetition_penalty", 3.0, "set repetition_penalty"),
+        ("max_new_tokens", 2, "set max_completion_length"),
+        ("max_tokens", 2, "set max_completion_length"),
+        ("stop", ["."], "set stop_sequences"),
+        ("seed", 3, "set seed, and eval_seed"),
+        ("eos_token_id", 7, "set stop_sequences"),
+        ("num_return_sequences", 2, "a prompt gets one completion"),
+    ],
+)
+def test_generation_kwargs_win_over_no_setting(tmp_path, option, value, instead):
+    """The loss, run.json and tables go by the settings."""
+    for given in ({option: value}, json.dumps({option: value})):
+        with pytest.raises(ValueError, match=re.escape(f"generation_kwargs has {option}={value!r}") + f".*{instead}"):
+            make(tmp_path, generation_kwargs=given)
+
+
+def test_other_generation_kwargs_are_taken(tmp_path):
+    assert (
+        make(tmp_path, generation_kwargs='{"no_repeat_ngram_size": 2}').generation_kwargs["no_repeat_ngram_size"] == 2
+    )
+    with pytest.raises(ValueError, match="vllm_structured_outputs_regex is 'a'.*choose one of them"):
+        make(tmp_path, generation_kwargs={"structured_outputs": {}}, vllm_structured_outputs_regex="a")
+
+
+def test_packed_rows_of_the_padded_layout_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="packed_row_tokens is 64: token_layout='padded' has no packed rows"):
+        make(tmp_path, token_layout="padded", packed_row_tokens=64)
+
+
+def test_generation_batch_must_hold_whole_groups(tmp_path):
+    with pytest.raises(ValueError, match=r"that is 6 episodes an iteration, .* num_generations=4. Set it to 4 or 8\."):
+        make(tmp_path, per_device_train_batch_size=6, num_generations=4)
+
+
+USED = {
+    "reward_weights": [1.0],
+    "multi_objective_aggregation": "normalize_then_sum",
+    "max_tool_calling_iterations": 3,
+    "top_entropy_quantile": 0.2,
+    "entropy_coef": 0.1,
+}
+
+
+@pytest.mark.parametrize("field", sorted(REFUSED))
+def test_options_without_meaning_are_refused(tmp_path, field):
+    with pytest.raises(ValueError, match=field):
+        make(tmp_path, **{field: USED.get(field, True)})
+
+
+def test_one_checkpoint_an_iteration(tmp_path):
+    assert make(tmp_path, steps_per_generation=4).save_steps == 40, "6 GB each for a model of 0.5 B"
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 12, "save_strategy": "steps"}
+    assert make(tmp_path, steps_per_generation=4, **best).save_steps == 12, "the best is a checkpoint"
+    assert make(tmp_path, steps_per_generation=4, save_steps=12).save_steps == 12
+
+
+def test_evaluations_are_as_often_as_log_lines(tmp_path):
+    """transformers' rule, for the line an iteration that is the default here."""
+    assert make(tmp_path, steps_per_generation=4, eval_strategy="steps").eval_steps == 4
+    assert make(tmp_path, steps_per_generation=4, eval_strategy="steps", logging_steps=2).eval_steps == 2
+    best = make(tmp_path, steps_per_generation=4, eval_strategy="steps", load_best_model_at_end=True)
+    assert best.eval_steps == best.save_steps == 4
+    assert make(tmp_path, steps_per_generation=4).eval_steps is None
+
+
+def test_best_model_needs_checkpoints_at_evaluations(tmp_path):
+    args = make(tmp_path, load_best_model_at_end=True, eval_strategy="steps", eval_steps=12, steps_per_generation=4)
+    assert args.metric_for_best_model == "success_rate" and args.greater_is_better
+    assert args.load_best_model_at_end and args.save_steps == 12
+    with pytest.raises(ValueError, match="save_steps is 5"):
+        make(tmp_path, load_best_model_at_end=True, eval_strategy="steps", eval_steps=12, save_steps=5)
+    with pytest.raises(ValueError, match="load_best_model_at_end is True"):
+        make(tmp_path, load_best_model_at_end=True)
+
+
+@pytest.mark.parametrize(("given", "value"), [(0.5, 0.5), (0, 0.0), (1.0, 1.0)])
+def test_value_lambda_is_a_number(tmp_path, given, value):
+    assert make(tmp_path, value_lambda=given).value_lambda == value
+    flags = ["--output_dir", str(tmp_path), "--value_lambda", str(given), "--use_cpu", "--bf16", "false"]
+    assert HfArgumentParser(G2POConfig).parse_args_into_dataclasses(flags)[0].value_lambda == value
+
+
+def test_value_lambda_auto_is_refused_with_what_to_do_instead(tmp_path):
+    with pytest.raises(ValueError, match="value_lambda is 'auto', which was removed: set a number.*g2po report"):
+        make(tmp_path, value_lambda="auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ({}, 3.0),
+        ({"rollouts_ahead": 1}, 1.0),
+        ({"rollouts_ahead": 1, "vllm_importance_sampling_mode": "token_mask"}, 3.0),
+        ({"rollouts_ahead": 1, "vllm_importance_sampling_clip_max": "2.5"}, 2.5),
+        ({"vllm_importance_sampling_clip_max": None, "vllm_importance_sampling_clip_min": 0.5}, None),
+    ],
+)
+def test_the_largest_importance_weight(tmp_path, options, bound):
+    assert make(tmp_path, **options).vllm_importance_sampling_clip_max == bound
+
+
+def test_an_importance_weight_of_nothing(tmp_path):
+    for value in (0, -1, "x"):
+        with pytest.raises(ValueError, match=f"vllm_importance_sampling_clip_max is {value!r}"):
+            make(tmp_path, vllm_importance_sampling_clip_max=value)
+
+
+def test_vllm_options(tmp_path):
+    args = make(tmp_path, use_vllm=True, max_prompt_length=100, max_completion_length=20)
+    assert args.vllm_max_model_length == 120
+    with pytest.raises(ValueError, match="vllm_max_model_length is 110"):
+        make(tmp_path, use_vllm=True, max_prompt_length=100, max_completion_length=20, vllm_max_model_length=110)
+    with pytest.raises(ValueError, match=r"top_p=0.9.*biased"):
+        make(tmp_path, use_vllm=True, top_p=0.9)
+    make(tmp_path, use_vllm=True, top_p=0.9, vllm_importance_sampling_correction=False)
+    for name in ("use_transformers_continuous_batching", "use_transformers_paged"):
+        with pytest.raises(ValueError, match=f"{name}=True has no effect .* use_vllm with vllm_mode='colocate'"):
+            make(tmp_path, **{name: True})
+
+
+@pytest.mark.parametrize(
+    ("estimator", "field", "value"),
+    [
+        ("gigpo", "use_node_advantage", False),
+        ("grpo", "use_edge_advantage", False),
+        ("rloo", "use_group_aggregation", False),
+        ("grpo", "step_advantage_weight", 0.5),
+        ("rloo", "episode_statistics", "step"),
+        ("gigpo", "value_lambda", 0.5),
+        ("hgpo", "step_advantage_weight", 0.5),
+        ("crbc", "step_advantage_weight", 0.5),
+    ],
+)
+def test_options_an_estimator_does_not_use_are_refused(tmp_path, estimator, field, value):
+    with pytest.raises(ValueError, match=f"{field} is {value!r}: advantage_estimator='{estimator}' does not use it"):
+        make(tmp_path, advantage_estimator=estimator, **{field: value})
+    make(tmp_path, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("estimator", "field", "value"),
+    [
+        ("graphgpo", "graphgpo_omega", 0.2),
+        ("hgpo", "hgpo_depth_exponent", 0.0),
+        ("crbc", "crbc_step_weight", 1.0),
+        ("crbc", "crbc_gamma", 0.95),
+        ("crbc", "crbc_least_std", 0.1),
+    ],
+)
+def test_options_of_one_estimator(tmp_path, estimator, field, value):
+    make(tmp_path, advantage_estimator=estimator, **{field: value})
+    with pytest.raises(ValueError, match=f"{field} is {value!r}: advantage_estimator='g2po' does not use it"):
+        make(tmp_path, **{field: value})

@@ -1,0 +1,169 @@
+"""LoRA and QLoRA: the adapter alone is trained, saved and loadable; the base stays what it was, to the bit."""
+
+from importlib.metadata import Distribution, version
+
+import pytest
+import torch
+from families import FAMILIES
+from letter_trainer import make_config
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl.trainer.utils import create_model_from_path
+
+from g2po_trl.evaluation.checkpoints import load_model
+from g2po_trl.runs.model_card import build_model_card
+
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+OPTIONS = {"peft_config": LORA, "learning_rate": 1e-2, "beta": 0.1}
+
+
+def parameters(model, trained):
+    return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad == trained}
+
+
+def kl_of(trainer):
+    return [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+
+
+@pytest.mark.parametrize("family", ["Qwen3.5, images", "Qwen2.5-VL", "Gemma-3, images", "Qwen2"])
+def test_an_adapter_is_evaluated_on_the_base_it_was_trained_on(family, tmp_path):
+    """Of Qwen3.5 AutoModelForCausalLM takes the text part, where the adapter's weights find no place."""
+    FAMILIES[family].build().save_pretrained(tmp_path / "base")
+    base = create_model_from_path(str(tmp_path / "base"))  # as the trainer does
+    lora = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    trained = get_peft_model(base, lora).eval()
+    trained.save_pretrained(tmp_path / "adapter")
+    loaded = load_model(str(tmp_path / "adapter"), dtype="float32").eval()
+    ids = torch.arange(5, 15)[None]
+    with torch.no_grad(), trained.disable_adapter():
+        without = trained(input_ids=ids).logits
+    with torch.no_grad():
+        expected, logits = trained(input_ids=ids).logits, loaded(input_ids=ids).logits
+    assert torch.equal(logits, expected) and not torch.allclose(expected, without, atol=1e-3)
+
+
+def card_of(folder, is_adapter, architecture):
+    return build_model_card(
+        make_config(folder),
+        "some/base",
+        "Game",
+        {},
+        is_adapter,
+        "g2po",
+        1,
+        [],
+        [],
+        None,
+        None,
+        "me/it",
+        architecture,
+    ).content
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_adapter", "code"),
+    [
+        ("Qwen2ForCausalLM", False, 'model = AutoModelForCausalLM.from_pretrained("me/it")'),
+        ("Qwen2ForCausalLM", True, 'model = AutoPeftModelForCausalLM.from_pretrained("me/it")'),
+        ("Qwen2VLForAll", False, 'model = Qwen2VLForAll.from_pretrained("me/it")'),
+        ("Qwen2VLForAll", True, 'PeftModel.from_pretrained(Qwen2VLForAll.from_pretrained("some/base"), "me/it")'),
+    ],
+)
+def test_the_model_card_says_how_it_is_loaded(tmp_path, architecture, is_adapter, code):
+    card = card_of(tmp_path, is_adapter, architecture)
+    assert code in card and f"library_name: {'peft' if is_adapter else 'transformers'}" in card
+    assert "Qwen2VLForAll" not in code or "from transformers import AutoTokenizer, Qwen2VLForAll" in card
+
+
+def test_a_checkout_that_is_not_installed_gets_a_model_card(tmp_path, monkeypatch):
+    """Imported by PYTHONPATH it has no version; its runs failed at their end."""
+    found = Distribution.from_name
+    hidden = classmethod(lambda cls, name: found("no-such-package" if name == "g2po-trl" else name))
+    monkeypatch.setattr(Distribution, "from_name", hidden)
+    card = card_of(tmp_path, False, "Qwen2ForCausalLM")
+    assert f"trl {version('trl')}, " in card and "g2po-trl 0" not in card
+
+
+def test_an_adapter_that_does_not_fit_its_base_is_refused(tmp_path):
+    FAMILIES["Qwen2"].build().save_pretrained(tmp_path / "base")
+    lora = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
+    get_peft_model(create_model_from_path(str(tmp_path / "base")), lora).save_pretrained(tmp_path / "adapter")
+    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    renamed = {name.replace("model.layers", "model.language_model.layers"): w for name, w in weights.items()}
+    save_file(renamed, tmp_path / "adapter" / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match="adapter does not fit .*base, loaded as Qwen2ForCausalLM: .* merge it"):
+        load_model(str(tmp_path / "adapter"))
+
+
+def test_lora(make_trainer, tmp_path, tiny_model_dir):
+    trainer = make_trainer(**OPTIONS)
+    assert trainer.ref_model is None, "the reference is the adapter switched off"
+    base, adapter = parameters(trainer.model, False), parameters(trainer.model, True)
+    assert adapter and all("lora_" in name for name in adapter)
+    trainer.train()
+    kl = kl_of(trainer)
+    assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-5
+    after = dict(trainer.model.named_parameters())
+    assert all(torch.equal(after[name], weight) for name, weight in base.items())
+    assert any(not torch.equal(after[name], weight) for name, weight in adapter.items())
+
+    trainer.save_model()
+    assert {path.name for path in (tmp_path / "out").glob("*.safetensors")} == {"adapter_model.safetensors"}
+    trainer.create_model_card()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: peft" in card and "AutoPeftModelForCausalLM" in card
+    assert "LORA, r 4, alpha 8, modules q_proj, v_proj" in card
+    ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out")("go north")["input_ids"]])
+    trainer.model.eval()
+    with torch.no_grad():
+        ours = trainer.model(input_ids=ids).logits
+        loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+        assert torch.allclose(loaded(input_ids=ids).logits, ours, atol=1e-6)
+        merged = loaded.merge_and_unload()
+        assert torch.allclose(merged(input_ids=ids).logits, ours, atol=1e-5)
+        plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval()
+        assert not torch.allclose(plain(input_ids=ids).logits, ours, atol=1e-4)
+        assert torch.allclose(
+            PeftModel.from_pretrained(plain, tmp_path / "out").eval()(input_ids=ids).logits, ours, atol=1e-6
+        )
+
+
+def test_lora_resumes(make_trainer, tmp_path):
+    whole = make_trainer(**OPTIONS, save_strategy="steps", save_steps=1, max_steps=4)
+    whole.train()
+    end = parameters(whole.model, True)
+    again = make_trainer(**OPTIONS, save_strategy="steps", save_steps=1, max_steps=4)
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    assert again.state.global_step == 4
+    assert all(torch.equal(weight, end[name]) for name, weight in parameters(again.model, True).items())
+
+
+def test_qlora(make_trainer, tmp_path):
+    bnb = pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install -e '.[qlora]'")
+    from transformers import BitsAndBytesConfig
+
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    trainer = make_trainer(**OPTIONS, quantization_config=quantization, max_steps=4)
+    quantized = [m for m in trainer.model.modules() if isinstance(m, bnb.nn.Linear4bit)]
+    assert quantized, "nothing was quantized"
+    for module in quantized:  # on some CPUs it repacks weights at the first inference, and then cannot train on them
+        module.support_avx512bf16_for_cpu = False
+    packed = [module.weight.detach().clone() for module in quantized]
+    assert all(weight.dtype == torch.uint8 for weight in packed)
+    trainer.train()
+    kl = kl_of(trainer)
+    assert kl[0] == pytest.approx(0, abs=1e-6) and kl[-1] > 1e-5
+    assert all(torch.equal(module.weight, weight) for module, weight in zip(quantized, packed))
+    trainer.save_model()
+    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+
+
+def test_qlora_with_vllm_is_refused(make_trainer):
+    pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install -e '.[qlora]'")
+    from transformers import BitsAndBytesConfig
+
+    with pytest.raises(ValueError, match="use_vllm.*4 or 8 bits"):
+        make_trainer(**OPTIONS, quantization_config=BitsAndBytesConfig(load_in_4bit=True), use_vllm=True)

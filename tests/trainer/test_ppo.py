@@ -1,0 +1,262 @@
+"""PPO: its equations by hand, a critic that finds known values, a policy that solves the task, resumption."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from letter_trainer import OPTIONS
+from safetensors.torch import load_file
+
+from g2po_trl import Observation, PPOConfig, PPOTrainer, StepResult, TextEnvironment
+from g2po_trl.ppo.critic import Critic, clipped_value_loss
+from g2po_trl.ppo.gae import gae, whiten
+
+LENGTH = 3
+
+
+class Chain(TextEnvironment):
+    """Three rooms in a row; a letter a..m goes on, anything else stays. The way out pays 10."""
+
+    def reset(self, seed):
+        self.room = 0
+        return Observation("room 0", task="go")
+
+    def step(self, action):
+        self.room += "a" <= action.lower()[:1] <= "m"
+        done = self.room == LENGTH
+        return StepResult(f"room {self.room}", reward=10.0 * done, terminated=done)
+
+
+@pytest.fixture
+def make_ppo(tmp_path, tiny_model_dir):
+    made = []
+
+    def make(environment=LetterEnvironment, model=None, output="out", **options):
+        options = {**OPTIONS, **options}
+        made.append(
+            PPOTrainer(
+                str(model or tiny_model_dir),
+                PPOConfig(str(tmp_path / output), **options),
+                train_dataset=Dataset.from_list([{"seed": seed} for seed in range(8)]),
+                environment_factory=environment,
+                prompt_template=LETTER_PROMPT,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+# -- equations --------------------------------------------------------------------------------------------------------
+
+
+def test_gae_by_hand():
+    rewards, values = np.array([0.0, 10.0, 1.0]), np.array([2.0, 4.0, 3.0])
+    # lengths 2 and 1: delta = [0 + 0.5*4 - 2, 10 - 4, 1 - 3] = [0, 6, -2]; A_1 = 0 + 0.5 * 0.5 * 6
+    np.testing.assert_allclose(gae(rewards, values, np.array([2, 1]), 0.5, 0.5), [1.5, 6.0, -2.0])
+
+
+def test_gae_with_lambda_one_is_return_minus_value_and_with_zero_the_one_step_error():
+    rng = np.random.default_rng(0)
+    lengths = np.array([4, 0, 1, 7])
+    rewards, values = rng.normal(size=12), rng.normal(size=12)
+    monte_carlo, one_step = gae(rewards, values, lengths, 0.9, 1.0), gae(rewards, values, lengths, 0.9, 0.0)
+    start = 0
+    for length in lengths:
+        for j in range(length):
+            rest = rewards[start + j : start + length]
+            expected = (0.9 ** np.arange(len(rest)) * rest).sum() - values[start + j]
+            assert monte_carlo[start + j] == pytest.approx(expected)
+            following = values[start + j + 1] if j + 1 < length else 0.0
+            assert one_step[start + j] == pytest.approx(rewards[start + j] + 0.9 * following - values[start + j])
+        start += length
+
+
+def test_gae_and_whitening_of_nothing():
+    assert gae(np.zeros(0), np.zeros(0), np.zeros(0, dtype=int), 0.9, 0.9).shape == (0,)
+    np.testing.assert_array_equal(whiten(np.array([3.0]), np.array([True])), [0.0])
+    np.testing.assert_array_equal(whiten(np.array([2.0, 2.0, 9.0]), np.array([True, True, False]))[:2], [0.0, 0.0])
+
+
+def test_clipped_value_loss_by_hand():
+    values, old, returns = (torch.tensor(x) for x in ([3.0, 1.2, -4.0], [1.0, 1.0, 1.0], [4.0, 4.0, 4.0]))
+    # towards the return beyond the range: the clipped 1.5 counts; within: the value; away from it: the value
+    expected = [0.5 * 2.5**2, 0.5 * 2.8**2, 0.5 * 8.0**2]
+    torch.testing.assert_close(clipped_value_loss(values, old, returns, 0.5), torch.tensor(expected))
+    torch.testing.assert_close(clipped_value_loss(values, old, returns, None)[0], torch.tensor(0.5))
+
+
+# -- the critic -------------------------------------------------------------------------------------------------------
+
+
+def prompts_of(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, 300, size=length).tolist() for length in lengths]
+
+
+def test_values_do_not_depend_on_padding_or_micro_batches(tiny_model_dir):
+    prompts = prompts_of([5, 17, 3, 40])
+    one, many = (Critic(str(tiny_model_dir), Accelerator(cpu=True), max_tokens=size) for size in (1000, 1))
+    for critic in (one, many):
+        torch.nn.init.constant_(critic.model.head.weight, 0.1)
+    together = one.values(prompts)
+    np.testing.assert_allclose(together, many.values(prompts), atol=1e-5)
+    np.testing.assert_allclose(together, [one.values([prompt])[0] for prompt in prompts], atol=1e-5)
+    assert together.std() > 0.01
+
+
+def test_an_update_does_not_depend_on_micro_batches(tiny_model_dir):
+    prompts, returns = prompts_of([5, 17, 3, 40, 8]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    weights = []
+    for size in (1000, 1):
+        critic = Critic(str(tiny_model_dir), Accelerator(cpu=True), learning_rate=1e-3, max_tokens=size)
+        statistics = critic.fit(prompts, np.zeros(5), returns, None, 2, 2, np.random.default_rng(0))
+        assert statistics["loss"] > 1 and statistics["grad_norm"] > 0
+        weights.append(critic.model.head.weight.detach().clone())
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-7)
+
+
+def test_the_clip_holds_values_back(tiny_model_dir):
+    prompts, returns = prompts_of([5, 6]), np.array([10.0, -10.0])
+    critic = Critic(str(tiny_model_dir), Accelerator(cpu=True), learning_rate=1e-2)
+    statistics = critic.fit(prompts, np.zeros(2), returns, 0.5, 60, 1, np.random.default_rng(0))
+    assert np.abs(critic.values(prompts)).max() < 3  # momentum carries it a little further than 0.5
+    assert statistics["clip_fraction"] > 0.5
+
+
+def test_a_critic_is_saved_and_loaded_with_its_optimizer(tiny_model_dir, tmp_path):
+    prompts, returns = prompts_of([5, 17, 3]), np.array([1.0, 2.0, 3.0])
+
+    def make():
+        return Critic(str(tiny_model_dir), Accelerator(cpu=True), learning_rate=1e-3)
+
+    first, second = make(), make()
+    first.fit(prompts, np.zeros(3), returns, None, 3, 1, np.random.default_rng(0))
+    first.save(tmp_path)
+    second.load(tmp_path)
+    for critic in (first, second):
+        critic.fit(prompts, np.zeros(3), returns, None, 2, 1, np.random.default_rng(1))
+    np.testing.assert_array_equal(first.values(prompts), second.values(prompts))
+    with pytest.raises(ValueError, match="no critic.safetensors"):
+        make().load(tmp_path / "nowhere")
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_critic_finds_the_values_of_a_chain_and_the_policy_solves_it(make_ppo, tmp_path):
+    """A policy that always goes on is worth 0.9^(rooms left) 10: the critic must say so where it plays."""
+    trainer = make_ppo(
+        Chain,
+        max_steps=30,
+        max_turns=8,
+        per_device_train_batch_size=32,
+        num_generations=8,
+        learning_rate=1e-2,
+        critic_learning_rate=5e-3,
+        critic_epochs=4,
+        value_clip_range=None,
+        gae_lambda=1.0,
+        invalid_action_penalty=0.0,
+        max_completion_length=1,
+        beta=0.0,
+        gamma=0.9,
+        seed=1,
+    )
+    trainer.train()
+    history = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+    first, last = (np.mean([e["episode/success_rate"] for e in part]) for part in (history[:3], history[-3:]))
+    assert first < 0.7 and last > 0.95
+    played = trainer.play([{"seed": 0}] * 64)[0]
+    steps = [(t, j) for t in played for j in range(len(t.steps))]
+    rooms = np.array([int(t.steps[j].observation.split()[-1]) for t, j in steps])
+    known = 10 * 0.9 ** (LENGTH - 1 - rooms)
+    values = trainer.critic.values([t.steps[j].prompt_ids for t, j in steps])
+    error = np.sqrt(np.mean((values - known) ** 2)) / (known.max() - known.min())
+    assert error < 0.1
+    assert history[-1]["critic/explained_variance"] > 0.5
+
+
+def test_ppo_resumes_bit_for_bit(make_ppo, tmp_path):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "save_total_limit": None}
+    whole = make_ppo(**options)
+    whole.train()
+    again = make_ppo(**options)
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, again.model.state_dict()[name]), name
+    for name, weight in whole.critic.model.state_dict().items():
+        assert torch.equal(weight, again.critic.model.state_dict()[name]), name
+    saved = load_file(tmp_path / "out" / "checkpoint-4" / "critic.safetensors")
+    assert torch.equal(saved["head.weight"], whole.critic.model.head.weight)
+
+
+def test_error_trajectories_teach_the_critic_nothing(make_ppo):
+    from letter_environment import SuicidalEnvironment
+
+    trainer = make_ppo(SuicidalEnvironment, max_steps=1, shuffle_dataset=False)
+    seen = []
+    fit = trainer.critic.fit
+    trainer.critic.fit = lambda prompts, *args, **kwargs: seen.append(len(prompts)) or fit(prompts, *args, **kwargs)
+    trainer.train()
+    trajectories = [json.loads(line) for line in open(f"{trainer.args.output_dir}/trajectories/train-000001.jsonl")]
+    errors = [t for t in trajectories if t["outcome"] == "error"]
+    assert errors and seen == [sum(len(t["steps"]) for t in trajectories if t["outcome"] != "error")]
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"gae_lambda": 1.5}, "gae_lambda is 1.5"),
+        ({"critic_learning_rate": 0.0}, "critic_learning_rate is 0.0"),
+        ({"critic_epochs": 0}, "critic_epochs is 0"),
+        ({"value_clip_range": 0.0}, "value_clip_range is 0.0"),
+        ({"advantage_estimator": "g2po"}, "advantage_estimator is 'g2po'"),
+        ({"step_advantage_weight": 0.5}, "step_advantage_weight is 0.5"),
+    ],
+)
+def test_bad_options_are_refused(options, match, tmp_path):
+    with pytest.raises(ValueError, match=match):
+        PPOConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
+
+
+def test_paper_ratio_of_learning_rates(tmp_path):
+    assert PPOConfig(str(tmp_path), use_cpu=True, bf16=False).critic_learning_rate == pytest.approx(1e-5)
+
+
+def test_ppo_wants_its_own_configuration_and_no_advantage_fn(tiny_model_dir, tmp_path):
+    from letter_trainer import make_config
+
+    with pytest.raises(TypeError, match="PPOConfig"):
+        PPOTrainer(str(tiny_model_dir), make_config(tmp_path))
+    with pytest.raises(TypeError, match="advantage_fn"):
+        PPOTrainer(
+            str(tiny_model_dir),
+            PPOConfig(str(tmp_path), **OPTIONS),
+            train_dataset=Dataset.from_list([{"seed": 0}, {"seed": 1}]),
+            environment_factory=LetterEnvironment,
+            prompt_template=LETTER_PROMPT,
+            advantage_fn=lambda graph: graph.returns,
+        )
+
+
+def test_a_model_from_nowhere_needs_a_critic_named(tiny_model_dir, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    model.config._name_or_path = model.name_or_path = ""
+    with pytest.raises(ValueError, match="critic_model_name_or_path is None"):
+        PPOTrainer(
+            model,
+            PPOConfig(str(tmp_path), **{**OPTIONS, "beta": 0.0}),
+            train_dataset=Dataset.from_list([{"seed": 0}, {"seed": 1}]),
+            environment_factory=LetterEnvironment,
+            prompt_template=LETTER_PROMPT,
+            processing_class=AutoTokenizer.from_pretrained(tiny_model_dir),
+        )

@@ -1,0 +1,303 @@
+"""Every configuration of the recipes is read, and the paper's ones say what the paper says."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import programs
+import pytest
+import yaml
+
+pytest.importorskip("alfworld")
+
+from letter_trainer import TASKS
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from g2po_trl import G2POConfig
+from g2po_trl.cli.commands.train import _VALUES, HELP
+from g2po_trl.cli.recipe import parse_arguments, run_recipe
+from g2po_trl.utils.masking import masked
+from g2po_trl.utils.parser import REMOVED
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def load_recipe(environment):
+    spec = importlib.util.spec_from_file_location(environment, RECIPES / f"train_{environment}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse(name, *flags, environment="alfworld"):
+    parser = TrlParser((load_recipe(environment).ScriptArguments, G2POConfig, ModelConfig))
+    config = ["--config", str(RECIPES / environment / name)]
+    return parser.parse_args_and_config([*config, "--use_cpu", "true", "--bf16", "false", *flags])
+
+
+@pytest.mark.parametrize("environment", ["alfworld", "webshop", "appworld", "environment"])
+def test_no_setting_of_a_recipe_looks_like_a_secret(environment):
+    """`g2po evaluate --model` of its run needs them all."""
+    script_args = dataclasses.asdict(load_recipe(environment).ScriptArguments())
+    assert masked(script_args) == script_args
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("qwen2.5-1.5b.yaml", 2), ("qwen2.5-7b.yaml", 8)])
+@pytest.mark.parametrize(("environment", "turns"), [("alfworld", 50), ("webshop", 15)])
+def test_the_papers_setting(tmp_path, name, gpus, environment, turns):
+    script, args, model = parse(name, "--output_dir", str(tmp_path), environment=environment)
+    assert args.per_device_train_batch_size * args.steps_per_generation * gpus == 128, "16 groups of 8"
+    assert (args.num_generations, args.learning_rate, args.gamma, args.beta) == (8, 1e-6, 0.95, 0.01)
+    assert (args.step_advantage_weight, args.invalid_action_penalty, args.eval_temperature) == (1.0, 0.1, 0.4)
+    assert (args.max_turns, args.history_length) == (turns, 2)
+    assert args.mini_batch_size == {"alfworld": 256, "webshop": 64}[environment], "step samples"
+    assert args.max_steps == 150 and args.optimizer_steps_per_iteration == 1, "iterations"
+    assert args.scale_rewards == {"alfworld": "group", "webshop": "none"}[environment]
+    assert (args.use_bias_correction_kl, args.delta, args.weight_decay) == (False, 3.0, 0.01)
+    assert args.eval_steps == 10 and args.save_steps in (5, 10)
+    assert model.model_name_or_path.startswith("Qwen/Qwen2.5-") and script.prompt == "full"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_what_chooses_the_checkpoint_is_not_reported(path):
+    """The largest of many evaluations of a panel is too high for the same panel to be reported on."""
+    given = yaml.safe_load(path.read_text())
+    if given.get("load_best_model_at_end"):
+        chosen, reported = {
+            "alfworld": ("eval_games", "report_games"),
+            "webshop": ("num_eval_goals", "num_report_goals"),
+            "appworld": ("eval_split", "report_split"),
+        }[path.parent.name]
+        assert given[reported] and given[chosen] != given[reported]
+    assert "tiny" not in path.stem or "load_best_model_at_end" not in given
+
+
+def test_reported_games_are_others_than_those_that_choose(tmp_path):
+    recipe = load_recipe("alfworld")
+    script, args, _ = parse("tiny.yaml", "--output_dir", str(tmp_path), "--num_eval_games", "3", "--cache_dir",
+                            str(tmp_path), "--load_best_model_at_end", "true", "--eval_strategy", "steps",
+                            "--eval_steps", "1")  # fmt: skip
+    held_out = recipe.load_games(None, "held-out", 3, script)
+    reported = recipe.load_report_games(script, args, held_out)
+    assert len(held_out) == len(reported) == 3 and not set(held_out.games) & set(reported.games)
+    panel = load_panel(recipe.describe_panel(script, reported))
+    assert [row["task_id"] for row in panel.rows] == list(reported.games) and panel.data == reported.hash
+    told = panel.environment_factory.keywords
+    assert told["hidden_actions"] == ("help", "look", "inventory", "examine") and told["intro"] is False
+    script.report_games = str(tmp_path / "alfworld-tiny-0" / "held-out-6")
+    with pytest.raises(ValueError, match="report_games and eval_games share 3 games"):
+        recipe.load_report_games(script, args, held_out)
+    script.eval_games, script.report_games = "official:valid_unseen", None
+    with pytest.raises(ValueError, match="name others to report on"):
+        recipe.load_report_games(script, args, held_out)
+    args.load_best_model_at_end = False
+    assert recipe.load_report_games(script, args, held_out) is None
+
+
+def load_panel(evaluation):
+    from g2po_envs.alfworld.panels import load_panel
+
+    assert evaluation["environment"] == "alfworld"
+    return load_panel(evaluation["panel"], **evaluation["panel_options"])
+
+
+def test_a_recipe_reports_on_another_panel_than_it_chooses_on(make_trainer, tmp_path, capsys):
+
+    best = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1}
+    trainer = make_trainer(
+        max_steps=2, eval_strategy="steps", eval_steps=1, eval_dataset=TASKS.select(range(3)), **best
+    )
+    with pytest.raises(ValueError, match="report_dataset is None: pass another panel"):
+        run_recipe(trainer, None, {})
+    trainer.eval_dataset, panel = None, trainer.eval_dataset
+    trainer.args.load_best_model_at_end = False
+    with pytest.raises(ValueError, match="report_dataset is None and the trainer's eval_dataset is None"):
+        run_recipe(trainer, None, {})
+    assert trainer.state.global_step == 0, "told before it trains"
+    trainer.eval_dataset, trainer.args.load_best_model_at_end = panel, True
+    run_recipe(trainer, None, {}, report_dataset=TASKS.select(range(3, 7)))
+    names = [(entry["name"], entry["step"], entry["episodes"]) for entry in trainer.folder.evaluations]
+    assert names == [("report", 0, 4), ("eval", 1, 3), ("eval", 2, 3), ("report", 2, 4)]
+    assert "Held-out tasks, 4 episodes" in capsys.readouterr().out
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "4 episodes of a fixed panel" in card and "chosen on another panel" in card
+
+
+@pytest.mark.parametrize(("eval_steps", "steps"), [(1, [1, 2]), (3, [2])])
+def test_the_last_weights_are_evaluated_once(make_trainer, eval_steps, steps):
+    trainer = make_trainer(
+        max_steps=2, eval_strategy="steps", eval_steps=eval_steps, eval_dataset=TASKS.select(range(3))
+    )
+    run_recipe(trainer, None, {})
+    assert [entry["step"] for entry in trainer.folder.evaluations] == steps
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-1.5b-lora.yaml", "qwen2.5-7b-lora.yaml"])
+def test_adapters_on_one_gpu(tmp_path, name):
+    _, args, model = parse(name, "--output_dir", str(tmp_path))
+    assert args.per_device_train_batch_size * args.steps_per_generation == 128, "16 groups of 8"
+    peft_config = get_peft_config(model)
+    assert (peft_config.r, peft_config.lora_dropout, peft_config.target_modules) == (64, 0.0, "all-linear")
+    assert args.use_vllm and args.vllm_max_model_length == 2048 + 512
+    assert args.load_best_model_at_end and (args.mini_batch_size, args.save_steps) == (256, 1)
+
+
+def test_the_short_help_names_flags_that_exist():
+    known = {"--debug", "--help-all", "--model", *_VALUES}
+    for environment in ("alfworld", "webshop", "appworld", "environment"):
+        for config in (load_recipe(environment).ScriptArguments, G2POConfig, ModelConfig):
+            known |= {f"--{field.name}" for field in dataclasses.fields(config)}
+    named = set(re.findall(r"--[a-z][a-z0-9_-]*", HELP))
+    assert len(named) > 40 and named <= known
+
+
+def test_arguments_of_a_recipe(tmp_path, capsys, monkeypatch):
+    types = (load_recipe("environment").ScriptArguments, G2POConfig, ModelConfig)
+    config = tmp_path / "config.yaml"
+    config.write_text("gamma: 0.5\nbeta: 0.25\n")
+    cpu = {"use_cpu": True, "bf16": False, "beta": 0.75, "output_dir": str(tmp_path)}
+    for flags in (["--config", str(config)], [f"--config={config}"]):
+        script, args, model = parse_arguments(
+            types, None, cpu, ["--tasks", "t", "--use_peft", "--lora_r", "3", *flags]
+        )
+        assert (script.tasks, args.gamma, args.beta, model.lora_r) == ("t", 0.5, 0.25, 3), "the file before defaults"
+    assert parse_arguments(types, config, cpu, ["--beta", "0"])[1].beta == 0
+    for name, text in (("empty", ""), ("list", "- 1"), ("broken", "a: [1")):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    for flags, text in (
+        (["--gama", "1"], "--gama is not a flag: did you mean --gamma?"),
+        (["--gamm", "1"], "--gamm is not a flag: did you mean --gamma?"),
+        (["stray"], "'stray' does not belong to a flag: --help lists all there are"),
+        (["--config", str(tmp_path / "none.yaml")], "none.yaml', which cannot be read: No such file"),
+        (["--config"], "--config has no value: write --config FILE"),
+        (["--config", str(tmp_path / "empty.yaml")], "empty.yaml', which holds no fields"),
+        (["--config", str(tmp_path / "list.yaml")], "list.yaml', which holds no fields"),
+        (["--config", str(tmp_path / "broken.yaml")], "broken.yaml', which cannot be read: while parsing"),
+        (["--lora_r", "3"], "lora_r has no effect without --use_peft"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(text)):
+            parse_arguments(types, None, cpu, flags)
+    config.write_text("num_generation: 8\n")
+    with pytest.raises(SystemExit, match="--num_generation is not a key of the config file: did you mean --num_gen"):
+        parse_arguments(types, config, cpu, [])
+    monkeypatch.setitem(REMOVED, "old_option", "set max_steps")
+    config.write_text("old_option: true\n")
+    for file, flags in ((None, ["--old_option", "3"]), (config, [])):
+        with pytest.raises(SystemExit, match="^old_option was removed: set max_steps$"):
+            parse_arguments(types, file, cpu, flags)
+    with pytest.raises(SystemExit, match="^value_lambda is 'auto', which was removed: set a number"):
+        parse_arguments(types, None, cpu, ["--value_lambda", "auto"])
+    with pytest.raises(SystemExit) as exit_:
+        parse_arguments(types, None, cpu, ["--help"])
+    assert not exit_.value.code
+    shown = capsys.readouterr().out
+    titles = ["This recipe", "G2PO (G2POConfig)", "Model (TRL's ModelConfig)", "GRPO (TRL's GRPOConfig)", "Training ("]
+    at = [shown.index(f"\n{title}") for title in titles]
+    assert at == sorted(at)
+    for flag, group in (
+        ("--tasks", 0),
+        ("--value_lambda", 1),
+        ("--lora_r", 2),
+        ("--num_generations", 3),
+        ("--seed", 4),
+    ):
+        assert [*at, len(shown)][group] < shown.index(f"\n  {flag}") < [*at, len(shown)][group + 1], flag
+
+
+@pytest.mark.parametrize(
+    ("flags", "trained", "held_out"),
+    [([], 8, 2), (["--num_eval_tasks", "3"], 7, 3), (["--eval_tasks", "TASKS"], 10, 10)],
+)
+def test_tasks_of_an_environment_of_ones_own(tmp_path, flags, trained, held_out):
+    recipe = load_recipe("environment")
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps({"seed": i}) + "\n" for i in range(10)))
+    flags = [str(path) if flag == "TASKS" else flag for flag in flags]
+    (script,) = parse_arguments((recipe.ScriptArguments,), argv=["--tasks", str(path), *flags])
+    train, held = recipe.load_tasks(script)
+    assert (len(train), len(held), held[-1]) == (trained, held_out, {"seed": 9})
+    for number in (0, 10):
+        script.num_eval_tasks, script.eval_tasks = number, None
+        with pytest.raises(ValueError, match=f"num_eval_tasks is {number} and .* has 10 tasks: hold out at least 1"):
+            recipe.load_tasks(script)
+    path.write_text("")
+    with pytest.raises(ValueError, match="hold out at least 1"):
+        recipe.load_tasks(script)
+
+
+def test_the_default(tmp_path):
+    script, args, model = parse("tiny.yaml", "--output_dir", str(tmp_path), "--learning_rate", "1e-4")
+    assert args.learning_rate == 1e-4, "flags win over the file"
+    assert args.generation_batch_size == 64 and args.optimizer_steps_per_iteration == 1
+    assert (script.prompt, script.intro, model.model_name_or_path) == ("compact", False, None)
+    assert script.hidden_actions == ["help", "look", "inventory", "examine"]
+
+
+def test_the_webshop_default(tmp_path):
+    script, args, model = parse("tiny.yaml", "--output_dir", str(tmp_path), environment="webshop")
+    assert (script.shop, script.prompt, script.plain, script.partial_reward) == (None, "compact", True, True)
+    assert args.generation_batch_size == 64 and model.model_name_or_path is None
+
+
+@pytest.mark.parametrize("path", sorted((RECIPES / "accelerate").glob("*.yaml")), ids=lambda path: path.name)
+def test_accelerate_configurations_are_known_to_accelerate(path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(path))
+    assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
+
+
+def test_ppo_has_the_defaults_of_g2po_and_a_critic_besides():
+    tiny, ppo = (yaml.safe_load((RECIPES / "alfworld" / name).read_text()) for name in ("tiny.yaml", "tiny-ppo.yaml"))
+    assert {key for key in tiny.keys() | ppo.keys() if tiny.get(key, "") != ppo.get(key, "")} == {
+        "output_dir",
+        "critic_learning_rate",
+        "critic_mini_batches",
+        "value_clip_range",
+    }
+
+
+def test_the_long_setting_differs_in_rooms_and_turns_alone():
+    tiny, longer = (
+        yaml.safe_load((RECIPES / "alfworld" / f"{name}.yaml").read_text()) for name in ("tiny", "tiny-long")
+    )
+    changed = {key: longer.get(key) for key in tiny.keys() | longer.keys() if tiny.get(key, "") != longer.get(key, "")}
+    assert changed == {"output_dir": "runs/alfworld-tiny-long", "game_size": "long", "max_turns": 30, "max_steps": 20}
+
+
+def test_the_papers_appworld_setting(tmp_path):
+    script, args, _ = parse("qwen2.5-7b.yaml", "--output_dir", str(tmp_path), environment="appworld")
+    assert args.per_device_train_batch_size * args.steps_per_generation * 8 == 128, "16 groups of 8"
+    assert (args.learning_rate, args.gamma, args.beta, args.invalid_action_penalty) == (1e-6, 0.95, 0.01, 0.1)
+    assert (args.mini_batch_size, args.max_steps, args.save_steps) == (64, 150, 10)
+    assert script.key == "output" and not script.tiny
+
+
+def test_the_webshop_recipe_trains(tmp_path):
+    flags = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --num_goals 6 --num_eval_goals 6"
+    run = programs.run(
+        *(RECIPES / "train_webshop.py", *flags.split(), "--output_dir", tmp_path / "run"),
+        *("--num_environment_workers", "1"),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "success: all" in run.stdout and "score" in run.stdout
+    trajectories = [json.loads(line) for line in (tmp_path / "run" / "trajectories" / "train-000002.jsonl").open()]
+    assert len(trajectories) == 8 and {len({t["task_id"] for t in trajectories})} == {2}
+    bought = [t for t in trajectories if t["info"]]
+    assert bought and all(0 <= t["info"]["score"] <= 1 for t in bought)
+
+
+def test_the_ppo_recipe_trains(tmp_path):
+    flags = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --num_games 6 --num_eval_games 6"
+    run = programs.run(
+        *(RECIPES / "train_alfworld_ppo.py", *flags.split(), "--output_dir", tmp_path / "run"),
+        *("--cache_dir", tmp_path / "cache", "--num_environment_workers", "1"),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "success: all" in run.stdout
+    history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    critic = [entry for entry in history if "critic/loss" in entry]
+    assert len(critic) == 2 and critic[0]["critic/value"] == 0 and critic[1]["critic/value"] != 0
+    assert (tmp_path / "run" / "checkpoint-2" / "critic.safetensors").is_file()

@@ -1,0 +1,458 @@
+"""The real trainer on a tiny random model: exactness of the gradient, learning, and bad input."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from letter_environment import (
+    LETTER_PROMPT,
+    LetterEnvironment,
+    LongLetterEnvironment,
+    NanRewardEnvironment,
+    NoneEnvironment,
+    NumberEnvironment,
+    RaisingEnvironment,
+    SuicidalEnvironment,
+    WordyLetterEnvironment,
+)
+from letter_trainer import TASKS, make_config
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from g2po_trl import G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
+from g2po_trl.prompts.template import DEFAULT_PROMPT
+from g2po_trl.runs.hub import HubError
+from g2po_trl.runs.summary import at_other_temperatures, before_and_after
+from g2po_trl.update.balance import deal_rows
+from g2po_trl.update.batch import StepBatch, loss_scale
+
+
+def weights(trainer):
+    return torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
+
+
+# -- one gradient, however the batch is cut ---------------------------------------------------------------------------
+
+
+def gradient(trainer, micro_batches):
+    trainer.current_gradient_accumulation_steps = 1  # transformers sets it when training starts
+    trainer.model.zero_grad()
+    trainer.model.train()
+    for micro_batch in micro_batches:
+        trainer.compute_loss(trainer.model, micro_batch).backward()
+    return torch.cat([p.grad.flatten().clone() for p in trainer.model.parameters() if p.requires_grad])
+
+
+def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
+    """What `_micro_batches` makes; with `extra_rows`, the same with filler rows added to every micro-batch."""
+    trainer.update.max_tokens = trainer.update.layout.max_tokens = max_tokens or 10**9
+    ((part,), _) = trainer.update.micro_batches(trainer.model, batch)
+    if extra_rows:
+        (((rows,)),) = deal_rows(batch.lengths(range(len(batch))), 1, 1, np.random.default_rng(0))
+        micro_batch = batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
+        micro_batch["num_items_in_batch"] = torch.tensor(batch.num_tokens)
+        micro_batch["loss_scale"] = loss_scale(
+            trainer.args.loss_type, micro_batch, len(batch), batch.num_tokens, 1, trainer.args.steps_per_generation
+        )
+        part = [micro_batch]
+    trainer._add_log_probs([part])
+    return part
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
+def test_gradient_does_not_depend_on_the_cut(make_trainer, loss_type):
+    trainer = make_trainer(LongLetterEnvironment, loss_type=loss_type, max_completion_length=4, beta=0.1)
+    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
+    num_steps = sum(len(t.steps) for t in trajectories)
+    assert len({len(t.steps) for t in trajectories}) > 1, "episodes of one length would prove little"
+    advantages = np.random.default_rng(0).normal(size=num_steps)
+    batch = StepBatch.from_trajectories(trajectories, advantages)
+    with torch.no_grad():  # move away from the reference, so that the KL term has a gradient too
+        for p in trainer.model.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))
+
+    whole = gradient(trainer, micro_batches_of(trainer, batch))
+    cut = micro_batches_of(trainer, batch, max_tokens=150)
+    assert len(cut) > 3
+    assert whole.abs().max() > 0
+    for other in (cut, micro_batches_of(trainer, batch, extra_rows=7)):
+        difference = (gradient(trainer, other) - whole).norm() / whole.norm()
+        assert difference < 1e-5
+
+
+def test_the_gradient_is_the_one_of_the_equation(make_trainer):
+    """dapo without KL, first update: the gradient of -sum(A * logp) / tokens, computed with plain transformers."""
+    trainer = make_trainer(LongLetterEnvironment, beta=0.0)
+    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(8)])
+    steps = [step for t in trajectories for step in t.steps]
+    advantages = np.linspace(-1, 1, len(steps))
+    batch = StepBatch.from_trajectories(trajectories, advantages)
+    ours = gradient(trainer, micro_batches_of(trainer, batch, max_tokens=200))
+
+    trainer.model.zero_grad()
+    tokens = sum(len(step.completion_ids) for step in steps)
+    for step, advantage in zip(steps, advantages):
+        ids = torch.tensor([step.prompt_ids + step.completion_ids])
+        logits = trainer.model(input_ids=ids).logits[0, len(step.prompt_ids) - 1 : -1]
+        logps = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(step.completion_ids)[:, None])
+        (-advantage * logps.sum() / tokens).backward()
+    plain = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    assert (ours - plain).norm() / plain.norm() < 1e-5
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_training_changes_the_model_and_writes_what_it_did(make_trainer, tmp_path):
+    trainer = make_trainer(steps_per_generation=2, per_device_train_batch_size=4, max_steps=4)
+    before = weights(trainer)
+    trainer.train()
+    assert (weights(trainer) - before).abs().max() > 1e-5
+    log = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
+    assert len(log) == 2, "4 optimizer steps, 2 an iteration"
+    for name in (
+        "episode/reward",
+        "episode/turns",
+        "episode/valid_action_ratio",
+        "episode/error_rate",
+        "graph/nodes",
+        "graph/mean_group_size",
+        "graph/singleton_step_fraction",
+        "graph/value_std_within_node",
+        "advantage/episode_abs_mean",
+        "advantage/node_abs_mean",
+        "advantage/edge_abs_mean",
+        "time/rollout",
+        "time/environment",
+        "time/generation",
+        "time/logps",
+        "time/advantage",
+        "time/update",
+        "rollout/active_fraction",
+        "kl",
+    ):
+        assert math.isfinite(log[0][name]), name
+    assert log[0]["episode/turns"] == 2 and log[0]["rollout/active_fraction"] == 1
+    trajectories = list(read_jsonl(tmp_path / "out" / "trajectories" / "train-000001.jsonl"))
+    assert len(trajectories) == 8 and len({t.task_id for t in trajectories}) == 2
+    assert {t.task for t in trajectories} == {"go"}, "the task in words"
+    step = trajectories[0].steps[1]
+    assert trainer.processing_class.decode(step.completion_ids, skip_special_tokens=True) == step.reply
+    assert "hall" in trainer.processing_class.decode(step.prompt_ids), "the second prompt shows the first observation"
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
+def test_every_loss_type_trains(make_trainer, loss_type):
+    level = "sequence" if loss_type == "luspo" else "token"
+    trainer = make_trainer(
+        loss_type=loss_type, importance_sampling_level=level, steps_per_generation=2, num_iterations=2, max_steps=4
+    )
+    before = weights(trainer)
+    trainer.train()
+    moved = (weights(trainer) - before).abs().max()
+    assert 1e-5 < moved < 1e-1 and torch.isfinite(weights(trainer)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "expected"),
+    [
+        ({}, "g2po", g2po),
+        ({"use_edge_advantage": False}, "g2po without A_EC", partial(g2po, edge_centric=False)),
+        ({"value_lambda": 0.5}, "g2po, value_lambda 0.5", g2po),
+        ({"use_group_aggregation": False}, "g2po without group aggregation", partial(g2po, aggregate=False)),
+        ({"advantage_estimator": "gigpo", "step_advantage_weight": 0.5}, "gigpo", partial(gigpo, step_weight=0.5)),
+        ({"advantage_estimator": "grpo"}, "grpo", grpo),
+        ({"advantage_estimator": "rloo"}, "rloo", rloo),
+        ({"advantage_estimator": "graphgpo", "graphgpo_omega": 0.2}, "graphgpo", partial(graphgpo, omega=0.2)),
+        ({"advantage_estimator": "hgpo", "history_length": 1}, "hgpo", partial(hgpo, history=1)),
+        ({"advantage_estimator": "crbc", "crbc_least_std": 0.1}, "crbc", partial(crbc, least_std=0.1)),
+    ],
+)
+def test_estimators_are_chosen_by_name(make_trainer, tmp_path, options, name, expected):
+    trainer = make_trainer(LongLetterEnvironment, max_steps=1, **options)
+    groups = [trainer.play([dict(TASKS[i])] * 4)[0] for i in range(2)]
+    graph = StateGraph.from_groups(groups, trainer.args.gamma, trainer.args.value_lambda)
+    assert np.array_equal(trainer.credit.estimator(graph), expected(graph, invalid_action_penalty=0.1))
+    trainer.train()
+    trainer.create_model_card()
+    assert f"Advantages: `{name}`" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("advantage_estimator", "grpo"),
+        ("use_edge_advantage", False),
+        ("step_advantage_weight", 0.5),
+        ("invalid_action_penalty", 0.0),
+        ("episode_statistics", "step"),
+        ("scale_rewards", "none"),
+    ],
+)
+def test_an_advantage_fn_ignores_no_option_of_the_estimators(make_trainer, option, value):
+    with pytest.raises(ValueError, match=f"^{option} is {value!r}: advantage_fn replaces the estimator.*leave it at"):
+        make_trainer(advantage_fn=lambda graph: np.zeros(graph.num_steps), **{option: value})
+
+
+def test_zero_advantages_and_no_kl_change_nothing(make_trainer):
+    trainer = make_trainer(advantage_fn=lambda graph: np.zeros(graph.num_steps), beta=0.0)
+    before = weights(trainer)
+    trainer.train()
+    assert torch.equal(weights(trainer), before)
+    assert trainer.state.global_step == 3, "a step is a step"
+    logs = [log for log in trainer.state.log_history if "update/left_out_fraction" in log]
+    assert all(log["update/left_out_fraction"] == 1 and log["update/forwarded_tokens"] == 1 for log in logs)
+    assert not any("entropy" in log or "clip_ratio/low_mean" in log for log in logs), "not 0: nothing was measured"
+
+
+def test_rows_without_an_advantage_are_left_out_and_the_gradient_stays_the_same(make_trainer):
+    """In each slice, for every loss: denominators count them. With a KL term they stay, but for those not trained."""
+    trainer = make_trainer(LongLetterEnvironment, beta=0.0, steps_per_generation=2, max_tokens_per_micro_batch=200)
+    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
+    steps = sum(len(t.steps) for t in trajectories)
+    advantages = np.random.default_rng(0).integers(-1, 2, steps)
+    batch = StepBatch.from_trajectories(trajectories, advantages)
+    batch.trained[::7] = False
+    gone = 1 - np.mean(batch.trained & (advantages != 0))
+    for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"):
+        trainer.loss_type = trainer.update.loss_type = loss_type
+        found = {}
+        for beta in (0.0, 1.0):
+            trainer.update.log_probs.beta = beta
+            slices, metrics = trainer.update.cut(batch)
+            left_out, rows = metrics["update/left_out_fraction"], sum(len(m["advantages"]) for p in slices for m in p)
+            trainer.update.log_probs.beta = 0.0
+            for part in slices:
+                trainer._add_log_probs([part])
+            found[beta] = [gradient(trainer, part) for part in slices], left_out, rows
+        (without, left_out, few), (whole, _, many) = found[0.0], found[1.0]
+        assert left_out == pytest.approx(gone) and 0.3 < gone < 0.6
+        assert few == round((1 - gone) * steps) and many == sum(batch.trained), loss_type
+        for slice_without, slice_whole in zip(without, whole):
+            assert slice_whole.norm() > 0
+            assert (slice_without - slice_whole).norm() < 1e-5 * slice_whole.norm(), loss_type
+
+
+def test_it_learns(make_trainer, tmp_path):
+    trainer = make_trainer(
+        per_device_train_batch_size=32,
+        num_generations=8,
+        steps_per_generation=2,
+        max_steps=100,
+        max_completion_length=1,
+        learning_rate=3e-3,
+        beta=0.0,
+        eval_dataset=TASKS,
+        num_generations_eval=8,
+        eval_temperature=1.0,
+    )
+    before = trainer.evaluate()["eval_success_rate"]
+    trainer.train()
+    after = trainer.evaluate()["eval_success_rate"]
+    assert before < 0.5 and after > 0.9
+    entries = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
+    assert [entry["success_rate"] for entry in entries] == [before, after]
+    assert entries[0]["panel"] == entries[1]["panel"] and entries[0]["episodes"] == 64
+
+
+def test_evaluation_repeats_exactly_and_leaves_the_random_state_alone(make_trainer):
+    trainer = make_trainer(eval_dataset=TASKS, num_generations_eval=4, eval_temperature=1.0)
+    state = torch.random.get_rng_state()
+    first, second = trainer.evaluate(), trainer.evaluate()
+    same = [name for name in first if "runtime" not in name]
+    assert [first[n] for n in same if first[n] == first[n]] == [second[n] for n in same if second[n] == second[n]]
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_an_evaluation_at_two_temperatures_is_two_panels(make_trainer, tmp_path):
+    options = {"eval_dataset": TASKS, "num_generations_eval": 4}
+    both = make_trainer(eval_temperature=1.0, other_eval_temperatures=[0.5], **options).evaluate()
+    entries = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
+    assert [(one["name"], one["temperature"]) for one in entries] == [("eval_t0_5", 0.5), ("eval", 1.0)]
+    assert [both[f"{one['name']}_success_rate"] for one in entries] == [one["success_rate"] for one in entries]
+    names = {path.name for path in (tmp_path / "out" / "trajectories").iterdir()}
+    assert names == {"eval-000000.jsonl", "eval_t0_5-000000.jsonl"}
+    colder, warmer = (make_trainer(eval_temperature=one, overwrite=True, **options).evaluate() for one in (0.5, 1.0))
+    for prefix, alone in (("eval_t0_5", colder), ("eval", warmer)):
+        same = [name for name in alone if alone[name] == alone[name] and "runtime" not in name]
+        assert {name: both[name.replace("eval", prefix, 1)] for name in same} == {name: alone[name] for name in same}
+    assert before_and_after(entries)[1] == entries[1]
+    assert at_other_temperatures(entries, "eval", [0.5]).endswith(f"success: {100 * colder['eval_success_rate']:.1f}")
+    # A finished run that goes on with a further temperature has not been played at it; a file has None for nan.
+    assert at_other_temperatures(entries, "eval", [0.7]) == ""
+    entries[0]["success_rate"] = None
+    assert at_other_temperatures(entries, "eval", [0.5, 0.7]) == "At temperature 0.5, success: nan"
+
+
+def test_saved_model_loads(make_trainer, tmp_path):
+    trainer = make_trainer(max_steps=1, eval_dataset=TASKS)
+    trainer.evaluate()
+    trainer.train()
+    trainer.evaluate()
+    trainer.save_model()
+    trainer.create_model_card()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(torch.cat([p.flatten() for p in loaded.parameters()]), weights(trainer))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "LetterEnvironment" in card and "2606.22995" in card and "| learning_rate | 0.001 |" in card
+    assert "success: all" in card, "what the evaluations before and after gave"
+
+
+# -- faults and bad input ---------------------------------------------------------------------------------------------
+
+
+def test_killed_worker_becomes_error_trajectories(make_trainer, tmp_path):
+    trainer = make_trainer(
+        SuicidalEnvironment, per_device_train_batch_size=32, num_environment_workers=2, max_steps=2, max_error_rate=0.9
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2
+    for iteration, entry in enumerate([e for e in trainer.state.log_history if "episode/error_rate" in e], 1):
+        path = tmp_path / "out" / "trajectories" / f"train-{iteration:06d}.jsonl"
+        trajectories = list(read_jsonl(path))
+        errors = [t for t in trajectories if t.outcome == "error"]
+        finished = [t for t in trajectories if t.outcome != "error"]
+        assert len(trajectories) == 32 and errors and finished
+        assert all("crash" in t.error for t in errors)
+        assert {t.task_id for t in trajectories if "1" in t.task_id} or errors
+        assert entry["episode/error_rate"] == pytest.approx(len(errors) / 32)
+        assert entry["episode/success_rate"] == pytest.approx(np.mean([t.success for t in finished]))
+        assert entry["update/step_samples"] == sum(len(t.steps) for t in finished)
+
+
+def test_too_many_errors_stop_the_run_and_say_why(make_trainer):
+    class_of_error = RaisingEnvironment
+    with pytest.raises(ValueError, match="the door is stuck"):
+        make_trainer(class_of_error)
+
+
+def test_prompts_that_cannot_be_made_to_fit_are_failures_until_too_many(make_trainer, tmp_path):
+    """Of eight tasks four have a goal that is too long; the other four train."""
+    options = {"per_device_train_batch_size": 32, "max_prompt_length": 60, "max_steps": 1}
+    trainer = make_trainer(WordyLetterEnvironment, eval_dataset=TASKS, **options)
+    trainer.train()
+    (entry,) = (e for e in trainer.state.log_history if "episode/error_rate" in e)
+    assert entry["episode/failure_reason_rate"] == 0.5 and entry["episode/error_rate"] == 0
+    assert entry["episode/success_rate"] <= 0.5 and entry["update/step_samples"] == 32
+    metrics = trainer.evaluate()
+    assert metrics["eval_failure_reason_rate"] == 0.5 and metrics["eval_success_rate"] <= 0.5
+    written = json.loads((tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert written["failure_reasons"] == {"prompt too long": 4}
+    trainer = make_trainer(WordyLetterEnvironment, max_error_rate=0.4, overwrite=True, **options)
+    with pytest.raises(
+        RuntimeError, match=r"50% of the trajectories ended before their first step.*raise max_prompt_l"
+    ):
+        trainer.train()
+
+
+@pytest.mark.parametrize("environment", [NoneEnvironment, NumberEnvironment, NanRewardEnvironment])
+def test_broken_environments_are_found_before_training(make_trainer, environment):
+    with pytest.raises(ValueError, match=environment.__name__):
+        make_trainer(environment)
+
+
+def test_dataset_without_the_columns_of_reset(make_trainer):
+    with pytest.raises(ValueError, match="seed"):
+        make_trainer(dataset=Dataset.from_list([{"house": 1}]))
+
+
+def test_fewer_tasks_than_groups_of_a_rollout(make_trainer):
+    with pytest.raises(ValueError, match=r"train_dataset has 1 row\(s\), and a rollout plays 2 groups"):
+        make_trainer(dataset=Dataset.from_list([{"seed": 1}]))
+
+
+def test_model_without_chat_template(make_trainer, tiny_model_dir, tmp_path):
+    bare = tmp_path / "bare"
+    AutoModelForCausalLM.from_pretrained(tiny_model_dir).save_pretrained(bare)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(bare)
+    with pytest.raises(ValueError, match="no chat template"):
+        make_trainer(model=bare)
+
+
+def test_output_folder_that_cannot_be_written(make_trainer, tmp_path):
+    (tmp_path / "out").write_text("a file, not a folder")
+    with pytest.raises(ValueError, match="output_dir"):
+        make_trainer()
+
+
+@pytest.mark.parametrize("use", [lambda trainer: trainer.train(), lambda trainer: trainer.play([dict(TASKS[0])])])
+def test_a_field_that_was_read_already_cannot_be_changed(make_trainer, use):
+    trainer = make_trainer()
+    for name, value in (("max_turns", 3), ("temperature", 0.5), ("beta", 0.1), ("advantage_estimator", "grpo")):
+        before = getattr(trainer.args, name)
+        setattr(trainer.args, name, value)  # of the temperature, the rollout would take notice, and the loss not
+        with pytest.raises(ValueError, match=f"{name} is {value!r} and was {before!r} when the trainer read it"):
+            use(trainer)
+        setattr(trainer.args, name, before)
+    assert not (Path(trainer.args.output_dir) / "run.json").exists()
+    trainer.args.stop_sequences, trainer.args.eval_temperature, trainer.args.max_steps = ["x"], 0.0, 5
+    trainer.args.learning_rate, trainer.args.num_train_epochs = 1e-4, 7  # read when training begins
+    trainer.play([dict(TASKS[0])])
+
+
+def test_a_prompt_that_is_passed_wins_over_the_class(tmp_path, tiny_model_dir):
+    class WithPrompt(LetterEnvironment):
+        prompt_template = LETTER_PROMPT
+
+    args = make_config(tmp_path)
+    trainer = G2POTrainer(
+        str(tiny_model_dir), args, TASKS, environment_factory=WithPrompt, prompt_template=DEFAULT_PROMPT
+    )
+    trainer.close()
+    assert trainer.player.actor.template is trainer.prompt_template is DEFAULT_PROMPT
+
+
+def test_a_model_that_was_not_pushed_is_on_disk_and_not_an_older_one(make_trainer):
+    trainer = make_trainer(hub_model_id="no/such/name")
+    older = Path(trainer.args.output_dir, "model.safetensors")
+    older.write_bytes(b"an earlier run's")
+    with pytest.raises(HubError, match="the model was not pushed to the Hub: HFValidationError"):
+        trainer.push_to_hub()
+    assert older.stat().st_size > 1000
+
+
+def test_advantage_fn_of_wrong_shape(make_trainer):
+    trainer = make_trainer(advantage_fn=lambda graph: np.zeros(3))
+    with pytest.raises(ValueError, match=r"advantage_fn returned shape \(3,\)"):
+        trainer.train()
+
+
+def test_grpo_arguments_without_meaning(make_trainer, tmp_path, tiny_model_dir):
+    with pytest.raises(TypeError, match="reward_funcs"):
+        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, reward_funcs=len)
+    with pytest.raises(ValueError, match="environment_factory"):
+        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS)
+
+
+def test_everything_a_user_reads_is_there(make_trainer, capsys):
+    trainer = make_trainer(disable_tqdm=False, max_steps=2, eval_dataset=TASKS)
+    trainer.train()
+    trainer.evaluate()
+    output = capsys.readouterr().out.splitlines()
+    assert [line for line in output if line.startswith("eval at step 2 | success") and "8 episodes" in line]
+    lines = [line for line in output if line.startswith("iteration")]
+    assert len(lines) == 2 and "success" in lines[0] and "iteration   2/2" in lines[1]
+    assert Path(trainer.args.output_dir, "trajectories").is_dir()
+
+
+def test_a_second_call_of_train_begins_with_a_rollout_and_keeps_its_optimizer(make_trainer):
+    """A rollout that the first call left in the middle is not trained on; transformers keeps the optimizer."""
+    trainer = make_trainer(max_steps=1, steps_per_generation=2, gradient_accumulation_steps=1, num_iterations=2)
+    trainer.train()
+    assert trainer.iteration.step == 1 and not trainer.iteration.is_complete
+    trainer.train()
+    assert trainer.iteration.step == 5 and len(list(Path(trainer.args.output_dir, "trajectories").glob("*"))) == 2
+    trainer.args.learning_rate = 0.5
+    with pytest.raises(ValueError, match=r"learning_rate is 0.5 and was 0.001 when the trainer read it"):
+        trainer.train()
+
+
+def test_an_object_is_not_a_factory(make_trainer):
+    with pytest.raises(ValueError, match="environment_factory is an object of LetterEnvironment, .* pass the class"):
+        make_trainer(LetterEnvironment())

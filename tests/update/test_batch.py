@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+import torch
+
+from g2po_trl.trajectory import Step, Trajectory
+from g2po_trl.update.balance import deal_rows, imbalance, plan_micro_batches
+from g2po_trl.update.batch import StepBatch, loss_scale
+
+
+def batch_of(lengths):
+    return StepBatch(
+        [np.full(p, 1, dtype=np.int32) for p, _ in lengths],
+        [np.full(c, 2, dtype=np.int32) for _, c in lengths],
+        np.arange(len(lengths), dtype=np.float32),
+        np.ones(len(lengths), dtype=bool),
+    )
+
+
+def test_plan_covers_every_row_once_and_bounds_tokens():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        ranks = []
+        for _ in range(rng.integers(1, 4)):
+            rows = rng.integers(1, 60, size=(rng.integers(0, 40), 2)).tolist()
+            ranks.append(sorted(map(tuple, rows), key=sum, reverse=True))
+        plan = plan_micro_batches(ranks, max_tokens=400)
+        assert plan[0][0] == 0 and plan[-1][1] == max(1, max(map(len, ranks)))
+        assert all(stop == start for (_, stop), (start, _) in zip(plan, plan[1:]))
+        for start, stop in plan:
+            for rows in ranks:
+                part = rows[start:stop]
+                if part:
+                    width = max(p for p, _ in part) + max(c for _, c in part)
+                    assert width * (stop - start) <= 400 or stop - start == 1
+
+
+def test_plan_of_nothing_is_one_filler_row():
+    assert plan_micro_batches([[], []], 100) == [(0, 1)]
+
+
+def test_dealing_drops_nothing_and_slices_do_not_depend_on_the_ranks():
+    lengths = [(p, c) for p, c in np.random.default_rng(1).integers(1, 500, size=(23, 2))]
+    slices = {n: deal_rows(lengths, 4, n, np.random.default_rng(0)) for n in (1, 2, 3, 30)}
+    assert sorted(row for part in slices[1] for row in part[0]) == list(range(23))
+    assert sorted(len(part[0]) for part in slices[1]) == [5, 6, 6, 6]
+    for num_ranks, dealt in slices.items():
+        for part, whole in zip(dealt, slices[1]):
+            assert len(part) == num_ranks and max(map(len, part)) - min(map(len, part)) <= 1
+            assert sorted(row for rows in part for row in rows) == sorted(whole[0])
+            assert all(
+                [sum(lengths[r]) for r in rows] == sorted((sum(lengths[r]) for r in rows), reverse=True)
+                for rows in part
+            )
+
+
+def test_ranks_get_equal_work():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = [tuple(pair) for pair in rng.integers(1, 2000, size=(rng.integers(1, 300), 2))]
+        num_ranks = int(rng.integers(1, 9))
+        (dealt,) = deal_rows(lengths, 1, num_ranks, rng)
+        work = [sum(sum(lengths[row]) for row in rows) for rows in dealt]
+        assert max(work) - min(work) <= max(map(sum, lengths))
+    assert imbalance([3, 1]) == 1.5 and imbalance([0, 0]) == 1.0
+
+
+def test_concatenation_keeps_rows_in_order():
+    first, second = batch_of([(3, 1), (1, 2)]), batch_of([(5, 4)])
+    both = StepBatch.concatenate([first, StepBatch.from_trajectories([], []), second])
+    assert both.lengths(range(3)) == [(3, 1), (1, 2), (5, 4)] and both.advantages.tolist() == [0, 1, 0]
+    assert both.logprobs is None
+    nothing = StepBatch.concatenate([StepBatch.from_trajectories([], [])] * 2)
+    assert len(nothing) == 0
+    filler = nothing.collate([], num_rows=1, pad_token_id=0)
+    assert filler["sampling_per_token_logps"].tolist() == [[0.0, 0.0]], "the loss may ask for it, also of filler rows"
+
+
+def test_engine_log_probabilities_are_collated():
+    steps = [Step("o", "a", prompt_ids=[1], completion_ids=[5, 6], logprobs=[-1.0, -2.0])]
+    steps += [Step("o", "a", prompt_ids=[1], completion_ids=[7], logprobs=[-3.0])]
+    batch = StepBatch.from_trajectories([Trajectory("t", steps, 1.0, "success")], [1, 1])
+    tensors = batch.collate([1, 0], num_rows=3, pad_token_id=0)
+    assert tensors["sampling_per_token_logps"].tolist() == [[-3, 0], [-1, -2], [0, 0]]
+    steps[0].logprobs = None
+    assert StepBatch.from_trajectories([Trajectory("t", steps, 1.0, "success")], [1, 1]).logprobs is None
+
+
+def test_collate():
+    batch = batch_of([(3, 1), (1, 2)])
+    batch.trained[1] = False
+    tensors = batch.collate([0, 1], num_rows=3, pad_token_id=0)
+    assert tensors["prompt_ids"].tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 0]]
+    assert tensors["prompt_mask"].tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 1]]
+    assert tensors["completion_ids"].tolist() == [[2, 0], [2, 2], [0, 0]]
+    assert tensors["completion_mask"].tolist() == [[1, 0], [0, 0], [0, 0]]
+    assert tensors["advantages"].tolist() == [0, 1, 0]
+    assert batch.num_tokens == 1
+    padded = batch.collate([0, 1], num_rows=2, pad_token_id=0, pad_to_multiple_of=4)
+    assert padded["prompt_ids"].shape == (2, 4) and padded["completion_ids"].shape == (2, 4)
+
+
+def step(ids):
+    return Step("o", "a", prompt_ids=[1], completion_ids=ids, completion_truncated=ids[-1] != 9)
+
+
+def test_rows_come_from_every_trajectory_with_a_result():
+    trajectories = [
+        Trajectory("t", [step([5]), step([6, 9])], 1.0, "success"),
+        Trajectory("t", [step([7])], 0.0, "error"),
+        Trajectory("t", [step([8, 9])], 0.0, "truncated"),
+        Trajectory("t", [step([4, 9])], 0.0, "lost"),
+    ]
+    batch = StepBatch.from_trajectories(trajectories, [1, 2, 3, 4, 5], mask_truncated=True)
+    assert [ids.tolist() for ids in batch.completion_ids] == [[5], [6, 9], [8, 9]]
+    assert batch.advantages.tolist() == [1, 2, 4]
+    assert batch.trained.tolist() == [False, True, True]
+    with pytest.raises(ValueError, match="5 steps"):
+        StepBatch.from_trajectories(trajectories, [1, 2, 3])
+    with pytest.raises(ValueError, match="prompt_ids"):
+        StepBatch.from_trajectories([Trajectory("t", [Step("o", "a")], 0.0, "failure")], [1.0])
+
+
+def test_scaled_means_of_micro_batches_add_up_to_the_mean_of_all():
+    values = torch.randn(10, generator=torch.manual_seed(0)).double()
+    micro_batches = [values[:3], values[3:4], values[4:]]
+    scaled = sum(
+        v.mean() * loss_scale("grpo", {"advantages": v, "completion_mask": torch.ones(len(v), 2)}, 10, 20, 1, 1)
+        for v in micro_batches
+    )
+    assert scaled.item() == pytest.approx(values.mean().item())
+    assert loss_scale("dapo", {"advantages": values, "completion_mask": torch.ones(1, 1)}, 1, 1, 1, 1) == 1.0
+    with pytest.raises(ValueError, match="loss_type is 'new'"):
+        loss_scale("new", {"advantages": values, "completion_mask": torch.ones(1, 1)}, 1, 1, 1, 1)

@@ -1,0 +1,155 @@
+"""A gradient that is not finite: the run stops before the optimizer steps, and says where it comes from."""
+
+import json
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import programs
+import pytest
+import torch
+from accelerate import Accelerator
+from letter_environment import LongLetterEnvironment
+from safetensors.torch import load_file
+from test_distributed import needs_deepspeed
+from transformers import GenerationConfig
+
+from g2po_trl.engines.transformers import lent
+from g2po_trl.ppo.critic import Critic
+from g2po_trl.update.guard import describe
+
+
+def spoil(model, is_spoiled):
+    """Make the gradient of layer 1's queries NaN, as cuDNN's attention does, where the ids that pass are such."""
+    passing = []
+
+    def note(module, arguments, named):
+        passing[:] = [named["input_ids"]]
+
+    def make_nan(module, arguments, output):
+        if output.requires_grad and is_spoiled(*passing):
+            output.register_hook(lambda gradient: gradient * torch.nan)
+
+    model.model.register_forward_pre_hook(note, with_kwargs=True)
+    model.model.layers[1].self_attn.q_proj.register_forward_hook(make_nan)
+
+
+@pytest.mark.parametrize("slices", [1, 2], ids=["a slice a step", "two slices a step"])
+def test_a_run_stops_before_the_step(make_trainer, slices):
+    trainer = make_trainer(
+        LongLetterEnvironment,
+        max_completion_length=4,
+        max_tokens_per_micro_batch=200,
+        packed_row_tokens=100,
+        steps_per_generation=2,
+        gradient_accumulation_steps=slices,
+        gradient_checkpointing=True,
+        save_strategy="steps",
+        save_steps=1,
+        max_steps=2,
+    )
+
+    def is_spoiled(ids):  # the second micro-batch of the second optimizer step
+        part = trainer.iteration.slices[2 - slices]
+        return trainer.state.global_step == 1 and torch.equal(ids, part[1]["packed_ids"])
+
+    spoil(trainer.model, is_spoiled)
+    with pytest.raises(FloatingPointError, match="the run stops before the optimizer steps") as error:
+        trainer.train()
+    parts = trainer.iteration.slices[2 - slices :]
+    rows, length = parts[0][1]["packed_ids"].shape
+    assert (
+        "It begins in model.layers.1 (self_attn.q_proj.weight, self_attn.q_proj.bias, input_layernorm.weight);"
+        in str(error.value)
+    )
+    assert f"Micro-batch 2 of {sum(map(len, parts))} makes it: {rows} row" in str(error.value)
+    assert re.search(rf"{length} tokens under a mask, \d+ step samples, token_layout 'shared'\.", str(error.value))
+    (checkpoint,) = Path(trainer.args.output_dir).glob("checkpoint-*")
+    saved = load_file(checkpoint / "model.safetensors")
+    weights = trainer.model.state_dict()
+    assert saved.keys() <= weights.keys() and all(torch.equal(weights[name], saved[name]) for name in saved)
+
+
+DEEPSPEED = [pytest.mark.deepspeed, needs_deepspeed]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("none", marks=pytest.mark.slow),
+        pytest.param("fsdp2", marks=pytest.mark.slow),
+        pytest.param("zero2", marks=DEEPSPEED),
+        pytest.param("zero3", marks=DEEPSPEED),
+    ],
+)
+def test_all_ranks_stop_together(tmp_path, tiny_model_dir, kind):
+    """Also where DeepSpeed steps inside the backward pass."""
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).parents[1] / "helpers" / "guard_script.py"
+    run = programs.run_ranks(2, script, tiny_model_dir, tmp_path, kind, env=env, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2))
+    assert first == second and first["same"] and first["step"] == 1
+    assert "It begins in model.layers.1 (self_attn.q_proj.weight, self_attn.q_proj.bias, " in first["told"]
+    assert "Micro-batch 1 of " in first["told"] and " on rank 1 makes it: " in first["told"]
+
+
+def test_fp16_is_left_to_its_scaler(make_trainer, monkeypatch):
+    """Its gradients overflow now and then, and the step is left out."""
+    trainer = make_trainer(LongLetterEnvironment)
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    with pytest.raises(FloatingPointError, match="None of the step's 0 micro-batches makes it"):
+        trainer.update.guard.check(trainer.model, train=None)
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    monkeypatch.setattr(type(trainer.accelerator), "mixed_precision", "fp16")
+    trainer.update.guard.check(trainer.model, train=None)
+
+
+def test_the_critic_names_the_layer_too(tiny_model_dir):
+    """Clipping by a norm that is NaN makes every gradient NaN."""
+    critic = Critic(str(tiny_model_dir), Accelerator(cpu=True))
+    spoil(SimpleNamespace(model=critic.model.body), lambda ids: True)
+    before = [parameter.detach().clone() for parameter in critic.parameters]
+    with pytest.raises(FloatingPointError, match=r"It begins in body\.layers\.1 \(self_attn\.q_proj\.weight, "):
+        critic.fit([[5, 6, 7]], np.zeros(1), np.ones(1), None, 1, 1, np.random.default_rng(0))
+    assert all(map(torch.equal, critic.parameters, before))
+
+
+def test_a_lent_model_takes_no_cudnn_attention_either(make_trainer):
+    """The check of servers' weights calls it itself."""
+    trainer = make_trainer(LongLetterEnvironment)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    for lend in (trainer.player.actor.engine.lend_model, lent(trainer.model)):
+        with lend(GenerationConfig()):
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_no_pass_takes_cudnns_attention(make_trainer):
+    """Rollout, log-probabilities, the layout's comparison, and forward and backward of the update."""
+    trainer = make_trainer(LongLetterEnvironment, beta=0.1, max_steps=1, gradient_checkpointing=True)
+    allowed, modes = set(), set()
+
+    def note(module, arguments, output):
+        modes.add((module.training, output.requires_grad))
+        allowed.add(torch.backends.cuda.cudnn_sdp_enabled())
+        if output.requires_grad:
+            output.register_hook(lambda gradient: allowed.add(torch.backends.cuda.cudnn_sdp_enabled()))
+
+    for model in (trainer.model, trainer.ref_model):
+        model.model.layers[0].self_attn.q_proj.register_forward_hook(note)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    trainer.train()
+    assert allowed == {False} and modes >= {(True, True), (False, False)}
+    assert torch.backends.cuda.cudnn_sdp_enabled(), "as it was"
+
+
+def test_what_is_nearest_to_the_loss_is_named():
+    names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.11.self_attn.q_proj.bias"]
+    assert describe(names).startswith("It begins in model.layers.11 (self_attn.q_proj.bias); 3 of the parameters")
+    assert describe(["lm_head.weight"]).startswith("It begins in lm_head.weight; 1 of the parameters")
+    assert describe([]) == "Each parameter's gradient is finite, and their norm is not"

@@ -1,0 +1,304 @@
+"""Which layout a run takes, when it is looked at again, and what that look costs."""
+
+import itertools
+import logging
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, WINDOW
+from letter_environment import LongLetterEnvironment
+from peft import LoraConfig
+from test_packing import Config as Small
+from test_packing import Large, rollout_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoTokenizer
+
+from benchmarks.gpu.work import synthetic_trajectories
+from g2po_trl.trainer_build import make_update
+from g2po_trl.update import attention, layout
+from g2po_trl.update.batch import StepBatch
+from g2po_trl.update.packing import LAYOUTS, RowLength, _only, lay_out, make_packs, most_tokens, row_width
+
+
+@pytest.fixture
+def make_family_trainer(make_trainer, tmp_path, tiny_model_dir):
+    """A trainer of a small model of a family."""
+
+    def make(name, **options):
+        folder = tmp_path / "family"
+        FAMILIES[name].build().save_pretrained(folder)
+        AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(folder)
+        return make_trainer(LongLetterEnvironment, model=folder, max_completion_length=4, **options)
+
+    return make
+
+
+def batch_of(lengths, seed=0):
+    """Prompts of so many tokens that begin alike, with replies of four."""
+    rng = np.random.default_rng(seed)
+    root = rng.integers(3, 300, max(lengths))
+    prompts = [np.concatenate([root[: n // 2], rng.integers(3, 300, n - n // 2)]).astype(np.int32) for n in lengths]
+    replies = [rng.integers(3, 300, 4).astype(np.int32) for _ in lengths]
+    return StepBatch(prompts, replies, np.ones(len(lengths), dtype=np.float32), np.ones(len(lengths), dtype=bool))
+
+
+def holds(trainer, lengths):
+    slices, _ = trainer.update.cut(batch_of(lengths))
+    return trainer.update.layout_holds(trainer.model, slices)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a known window", "one that no configuration tells"])
+def test_longer_sequences_are_looked_at_again(make_family_trainer, monkeypatch, caplog, known):
+    """Masks without the window are right for short sequences, as many as there are, and wrong for longer ones."""
+    trainer = make_family_trainer("Mistral with a window")
+    monkeypatch.setattr(attention, "reaches", lambda config: attention.Reach())
+    if not known:
+        monkeypatch.setattr("g2po_trl.update.layout.limits", lambda config: [])
+    with caplog.at_level(logging.WARNING):
+        assert holds(trainer, [4, 6, 8, 10]) and holds(trainer, [11, 11, 12, 12]) and not caplog.text
+        assert not holds(trainer, [18, 19, 20, 20] if known else [22, 23, 24, 24])
+    assert trainer.update.layout.kind == "padded"
+    assert "token_layout is 'shared' and 'padded' is used: on sequences of up to 2" in caplog.text
+    assert "tokens see other tokens than the configuration says" in caplog.text
+
+
+def test_a_window_keeps_the_shared_layout(make_family_trainer):
+    trainer = make_family_trainer("Mistral with a window")
+    assert (
+        holds(trainer, [4, 6, 8, 10]) and holds(trainer, [30, 60, 90, 90]) and trainer.update.layout.kind == "shared"
+    )
+    assert holds(trainer, [100, 120]) and trainer.update.layout.checked_length == 94, (
+        "not twice as long: not looked at again"
+    )
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+def test_one_token_that_does_not_see_all_is_found(make_family_trainer, bf16):
+    """By the largest difference: the mean over all tokens hides it. (One token of each packed row.)"""
+    trainer = make_family_trainer("Qwen2", bf16=bf16)
+    slices, _ = trainer.update.cut(batch_of([20] * 100))
+    assert trainer.update.layout_holds(trainer.model, slices)
+    ((micro_batch,),) = slices
+    length = micro_batch["packed_ids"].shape[1]
+    for row, place in {spot // length: spot % length for spot in micro_batch["scored_from"].tolist()}.items():
+        ends = micro_batch["packed_ends"][row]
+        ends[:place][ends[:place] > place] = place  # the last scored token of each packed row sees itself alone
+    trainer.update.layout.checked_length = 0
+    assert not trainer.update.layout_holds(trainer.model, slices)
+
+
+def test_one_measure_of_rounding_does_not_decide(make_family_trainer, monkeypatch):
+    """Where few tokens are uncertain, one change of the last bits may do next to nothing."""
+    trainer = make_family_trainer("Qwen2", bf16=True)
+    slices, _ = trainer.update.cut(batch_of([20] * 100))
+    flipped, tried = layout._last_bits_flipped, []
+
+    def seldom(embeddings, dtype, attempt):
+        tried.append(attempt)
+        return flipped(embeddings, dtype, attempt) if attempt >= 3 else nullcontext()
+
+    monkeypatch.setattr(layout, "_last_bits_flipped", seldom)
+    assert trainer.update.layout_holds(trainer.model, slices) and tried == [0, 1, 2, 3]
+
+
+def test_a_float32_head_leaves_layers_in_half_precision(make_trainer, monkeypatch):
+    """Tied to it, the embeddings are float32 too, and the layers are not: what rounds and what is masked are these."""
+    options = {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True, "learning_rate": 0.0}
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, **options)
+    assert trainer.model.dtype == torch.float32 and trainer.model.config.tie_word_embeddings
+    made, added_mask = [], attention.added_mask
+    monkeypatch.setattr(attention, "added_mask", lambda *args: made.append(added_mask(*args)) or made[-1])
+    assert holds(trainer, [20] * 40) and trainer.update.layout.kind == "shared"
+    assert {mask.dtype for mask in made} == {torch.bfloat16}
+
+
+def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):
+    """Looked at again, on other sequences, it might be another: the runs would differ in their last bits."""
+    first = make_family_trainer("Qwen2")
+    assert holds(first, [10, 12])
+    first.resumption.save(tmp_path / "exact", first.run_identity())
+    first.update.layout.kind = "padded"  # as where it was not exact
+    first.resumption.save(tmp_path / "not", first.run_identity())
+    for folder, kind in (("exact", "shared"), ("not", "padded")):
+        resumed = make_family_trainer("Qwen2")
+        resumed.resumption.restore(tmp_path / folder, resumed.run_identity())
+        assert (resumed.update.layout.kind, resumed.update.layout.checked_length) == (kind, 16)
+    other = make_family_trainer("Qwen2", token_layout="packed")
+    other.resumption.restore(tmp_path / "not", other.run_identity())
+    assert (other.update.layout.kind, other.update.layout.checked_length) == ("packed", 0)
+
+
+def test_dropout_is_no_difference(make_trainer):
+    lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, peft_config=lora)
+    trainer.model.train()
+    slices, _ = trainer.update.cut(rollout_of(trainer))
+    assert (
+        trainer.update.layout_holds(trainer.model, slices)
+        and trainer.update.layout.kind == "shared"
+        and trainer.model.training
+    )
+
+
+class Tensors(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        made = function(*arguments, **(named or {}))
+        self.dtypes |= {tensor.dtype for tensor in (made,) if isinstance(tensor, torch.Tensor)}
+        return made
+
+
+def test_the_look_is_bounded_and_makes_no_float64(make_trainer):
+    """Its padded rows are as many as fit `max_tokens_per_micro_batch`; MPS has no float64."""
+    trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, max_tokens_per_micro_batch=500)
+    slices, _ = trainer.update.cut(batch_of([20, 40, 60, 80, 100] * 6))
+    forwarded = []
+    trainer.model.base_model.register_forward_pre_hook(
+        lambda module, arguments, named: forwarded.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    with Tensors() as seen:
+        assert trainer.update.layout_holds(trainer.model, slices)
+    assert len(forwarded) == 3 and max(forwarded) <= 520
+    assert torch.float64 not in seen.dtypes and torch.float32 in seen.dtypes
+
+
+@pytest.mark.parametrize("name", ["Bloom", "LFM2"])
+def test_what_the_configuration_tells_is_not_tried(make_family_trainer, caplog, name):
+    with caplog.at_level(logging.WARNING):
+        trainer = make_family_trainer(name, max_steps=1)
+        assert trainer.update.layout.kind == "padded"
+    reason = attention.why_padded(trainer.model)
+    assert f"token_layout is 'shared' and 'padded' is used: {reason}." in caplog.text
+    trainer.train()
+
+
+def test_padding_moves_no_position(make_family_trainer):
+    """GPT-2's positions are learned ones: rows padded on the left, as TRL passes them, are trained at wrong ones."""
+    trainer = make_family_trainer("GPT-2", token_layout="padded")
+    model, batch = trainer.model.eval(), batch_of([5, 20, 60])
+    (((micro_batch,),), _) = trainer.update.cut(batch)
+    with torch.no_grad():
+        found = trainer.update.score(model, micro_batch)
+        for row, prompt in enumerate(micro_batch["prompt_mask"].sum(1).tolist()):
+            ids = torch.cat([micro_batch["prompt_ids"][row, -prompt:], micro_batch["completion_ids"][row]])[None]
+            wanted = torch.log_softmax(model(input_ids=ids).logits[0, prompt - 1 : -1], -1)
+            assert torch.allclose(found[row], wanted.gather(1, ids[0, prompt:, None])[:, 0], atol=1e-5)
+
+
+def test_flash_attention_takes_packed_rows(make_trainer, caplog, monkeypatch):
+    """In one row without a mask: `tests/invariants/test_architectures.py` looks at the numbers. Not run on a GPU."""
+    trainer = make_trainer(LongLetterEnvironment)
+    monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", "flash_attention_2")
+    with caplog.at_level(logging.WARNING):
+        trainer.update = make_update(trainer)
+    assert trainer.update.layout.kind == "packed"
+    assert "token_layout is 'shared' and 'packed' is used: attn_implementation is 'flash_attention_2'" in caplog.text
+
+
+def test_attention_that_takes_no_mask_is_padded_and_it_is_said(make_trainer, caplog, monkeypatch):
+    trainer = make_trainer(LongLetterEnvironment)
+    monkeypatch.setattr(trainer.model.config, "_attn_implementation_internal", "paged|mine")
+    with caplog.at_level(logging.WARNING):
+        trainer.update = make_update(trainer)
+    assert trainer.update.layout.kind == "padded" and "attn_implementation is 'paged|mine'" in caplog.text
+
+
+def test_rows_of_one_sequence_need_no_mask():
+    """However long: a mask of 32k tokens squared is 2 GiB."""
+    sequences = [np.arange(n, dtype=np.int32) for n in (50, 30, 20)]
+    layout = lay_out(make_packs(sequences, 40, share=False), sequences, [2, 2, 2], pad_token_id=0)
+    assert set(layout) == {"packed_ids", "scored_from", "scored_ids"}
+
+
+def test_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
+    trainer = make_trainer(LongLetterEnvironment)
+    assert trainer.update.layout.row_multiple is None
+    monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
+    trainer.update = make_update(trainer)
+    assert trainer.update.layout.row_multiple == 128
+    trainer.update.max_tokens, trainer.update.layout.row_length = 1000, RowLength(1000)
+    ((micro_batches,), _) = trainer.update.cut(batch_of([90] * 40))
+    sizes = {micro_batch["packed_ids"].numel() for micro_batch in micro_batches}
+    assert max(sizes) == 896, "a row of 1,000 tokens would be padded beyond what a micro-batch may hold"
+    trainer.update.layout.kind = "padded"
+    assert trainer.update.layout.row_multiple == 16, "a row of one sequence needs no mask"
+
+
+def episodes(turns, lengths, groups=8):
+    made = synthetic_trajectories(groups, turns, 300, lengths)
+    return StepBatch.from_trajectories(made, np.random.default_rng(0).normal(size=sum(len(t.steps) for t in made)))
+
+
+# Rollouts as long as those of the default recipe, and of the 1.5B recipe (prompts of up to 2,048 tokens).
+SHAPES = {
+    "tiny": (RowLength.from_config(Small, "sdpa", 2048), 2048, 1, episodes(12, (20, 10, 70, 10))),
+    "1.5b": (RowLength.from_config(Large, "sdpa", 32768), 32768, 4, episodes(6, (280, 30, 700, 150))),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_on_cuda(make_trainer, monkeypatch, name):
+    """None is 64 modulo 128 long, where cuDNN's attention makes NaN of a gradient; padding counts in every sum."""
+    row_length, max_tokens, slices, batch = SHAPES[name]
+    trainer = make_trainer(LongLetterEnvironment, max_tokens_per_micro_batch=max_tokens, steps_per_generation=slices)
+    monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
+    update = make_update(trainer)
+    update.layout.row_length = row_length
+    for update.layout.kind, update.layout.pad_to_multiple_of in itertools.product(LAYOUTS, (None, 32, 64)):
+        parts, metrics = update.cut(batch)
+        rows = [micro_batch["packed_ids"] for part in parts for micro_batch in part]
+        assert all(ids.shape[1] % 128 != 64 and ids.shape[1] % update.layout.row_multiple == 0 for ids in rows)
+        assert all(ids.numel() <= max_tokens or len(ids) == 1 for ids in rows) and len(rows) > slices
+        forwarded = sum(ids.numel() for ids in rows)
+        assert metrics["update/forwarded_tokens"] == forwarded
+        tokens = (1 - metrics["update/repeated_token_fraction"]) * sum(map(sum, batch.lengths(range(len(batch)))))
+        assert metrics["update/padding_fraction"] == pytest.approx(1 - tokens / forwarded)
+
+
+def test_widths_of_rows():
+    for multiple in (1, 8, 16, 24, 32, 64, 96, 128, 192):
+        widths = [row_width(tokens, multiple) for tokens in range(1, 700)]
+        assert all(width >= tokens and width % multiple == 0 for tokens, width in enumerate(widths, 1))
+        assert widths == sorted(widths) and 64 not in {width % 128 for width in widths}
+        for places in range(2 * multiple, 700):
+            most = most_tokens(places, multiple)
+            assert row_width(most, multiple) <= places < row_width(most + 1, multiple)
+    assert row_width(64, None) == most_tokens(64, None) == 64
+
+
+def test_eager_attention_gets_shorter_rows():
+    class Config:
+        hidden_size, intermediate_size, num_attention_heads = 4096, 14336, 64
+
+    assert RowLength.from_config(Config, "sdpa", 16384).most == 4096
+    row = RowLength.from_config(Config, "eager", 16384).most
+    assert row == 256 and row * 16384 * Config.num_attention_heads <= 2**28
+
+
+def test_a_model_on_several_devices():
+    """The last layer of `device_map=auto` is on another device than the inputs: here on `meta`, which has no data."""
+    hidden, places = torch.zeros(1, 6, 4, device="meta"), Moved([1, 2, 4])
+    body = torch.nn.Module()
+    body.forward = lambda: type("Output", (), {"last_hidden_state": hidden})()
+    with _only(body, places):
+        assert body().last_hidden_state.shape == (1, 3, 4)
+    assert places.moved_to == hidden.device
+
+
+class Moved(list):
+    """Places that tell where they were sent."""
+
+    def to(self, device):
+        self.moved_to = device
+        return torch.zeros(len(self), dtype=torch.long, device=device)
+
+
+def test_llama_4_scales_attention_by_the_place(make_family_trainer):
+    trainer = make_family_trainer("Llama 4", packed_row_tokens=4096, router_aux_loss_coef=0.0)
+    assert trainer.update.layout.row_length == RowLength(256), "its floor_scale"
+    assert attention.limits(trainer.model.config) == [WINDOW]

@@ -1,0 +1,267 @@
+"""`mini_batch_size`: several optimizer steps in one training step, and the same weights as from as many slices."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from letter_environment import LongLetterEnvironment
+from peft import LoraConfig
+from test_config import make
+from test_ppo import make_ppo  # noqa: F401
+from test_trainer import weights
+
+from g2po_trl.trainer_validation import check_schedule
+from g2po_trl.update.batch import StepBatch, make_micro_batches
+from g2po_trl.update.iteration import Iteration
+
+LORA = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
+COMMON = {
+    "lr_scheduler_type": "constant",
+    "learning_rate": 1e-2,
+    "max_completion_length": 4,
+    "beta": 0.1,
+    "max_tokens_per_micro_batch": 200,
+    "max_grad_norm": 0.1,
+    "num_generations": 8,
+    "overwrite": True,
+}
+
+
+def log_of(trainer):
+    return [entry for entry in trainer.state.log_history if "entropy" in entry]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_type": "dapo", "num_iterations": 2},
+        {"loss_type": "grpo", "peft_config": LORA},
+        {"loss_type": "bnpo", "beta": 0.0, "rollouts_ahead": 1},
+    ],
+    ids=["dapo, two passes", "grpo, LoRA", "bnpo, corrected"],
+)
+def test_the_weights_are_those_of_as_many_slices(make_trainer, options):
+    """Four optimizer steps a pass, clipped, on one rollout: bit for bit; and the log has their means."""
+    options = {**COMMON, **options}
+    passes = options.get("num_iterations", 1)
+    slices = make_trainer(
+        LongLetterEnvironment,
+        per_device_train_batch_size=4,
+        steps_per_generation=4,
+        max_steps=4 * passes,
+        logging_steps=1,
+        **options,
+    )
+    slices.train()
+    samples = log_of(slices)[0]["update/step_samples"]
+    mini_batches = make_trainer(
+        LongLetterEnvironment,
+        per_device_train_batch_size=16,
+        mini_batch_size=math.ceil(samples / 4),
+        max_steps=passes,
+        logging_steps=1,
+        **options,
+    )
+    before = weights(mini_batches)
+    mini_batches.train()
+    assert (weights(mini_batches) - before).abs().max() > 0.01
+    assert torch.equal(weights(mini_batches), weights(slices))
+    ours, theirs = log_of(mini_batches), log_of(slices)
+    assert [entry["step"] for entry in ours] == [*range(1, passes + 1)]
+    assert ours[0]["update/optimizer_steps"] == theirs[0]["update/optimizer_steps"] == 4 * passes
+    for number, entry in enumerate(ours):
+        steps = theirs[4 * number : 4 * number + 4]
+        assert len({step["grad_norm"] for step in steps}) == 4
+        for name in ("grad_norm", "loss"):
+            assert entry[name] == pytest.approx(sum(step[name] for step in steps) / 4, rel=1e-5, abs=1e-7)
+    assert mini_batches.state.global_step == passes and mini_batches.iteration.inner_steps == 3 * passes
+    mini_batches.create_model_card()
+    card = (Path(mini_batches.args.output_dir) / "README.md").read_text()
+    assert f"optimizer steps: {4 * passes}" in card and "| mini_batch_size |" in card
+
+
+def test_a_norm_that_deepspeed_does_not_know_is_not_logged(make_trainer):
+    """Its engine keeps none where it shards nothing and computes in float32."""
+    trainer = make_trainer(LongLetterEnvironment, mini_batch_size=7, **{**COMMON, "max_steps": 1})
+    trainer.accelerator.clip_grad_norm_ = lambda *args, **kwargs: None
+    trainer.train()
+    assert trainer.iteration.inner_steps > 0 and "grad_norm" not in log_of(trainer)[0]
+
+
+def test_one_mini_batch_is_one_step_as_before(make_trainer):
+    """Also: no pass of the model for the policy that acted, which has not moved on."""
+    found = []
+    for options in ({}, {"mini_batch_size": 10**6}):
+        trainer = make_trainer(
+            LongLetterEnvironment, per_device_train_batch_size=8, max_steps=2, logging_steps=1, **COMMON, **options
+        )
+        trainer.train()
+        assert not trainer.update.log_probs.policy_moves_on
+        log = [
+            {name: value for name, value in entry.items() if "time" not in name and "per_second" not in name}
+            for entry in trainer.state.log_history
+        ]
+        found.append((weights(trainer), log))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_trainer):
+    """Three iterations of several optimizer steps, a schedule that counts iterations, a checkpoint after each."""
+    options = {**COMMON, "lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    trainer = make_trainer(LongLetterEnvironment, mini_batch_size=7, save_total_limit=3, **options)
+    trainer.train()
+    whole, log, steps = weights(trainer), log_of(trainer), trainer.iteration.inner_steps
+    assert [entry["step"] for entry in log] == [1, 2, 3] and trainer.args.logging_steps == 1
+    assert [entry["learning_rate"] for entry in log] == pytest.approx([1e-2, 2e-2 / 3, 1e-2 / 3])
+    assert steps == sum(entry["update/optimizer_steps"] - 1 for entry in log) > 3
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
+    assert not list(checkpoint.glob("step_samples*")), "an iteration has ended"
+    again = make_trainer(LongLetterEnvironment, mini_batch_size=7, **{**options, "overwrite": False})
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert torch.equal(weights(again), whole) and again.iteration.inner_steps == steps
+    described = json.loads((Path(trainer.args.output_dir) / "run.json").read_text())
+    assert described["optimizer_steps_per_iteration"] == 1 and described["trainer"]["mini_batch_size"] == 7
+
+
+def test_the_critic_makes_as_many_steps(make_ppo, monkeypatch):  # noqa: F811
+    trainer = make_ppo(mini_batch_size=5, max_steps=1)
+    assert trainer.args.critic_mini_batches is None
+    fit, given = trainer.critic.fit, []
+    monkeypatch.setattr(trainer.critic, "fit", lambda *args: given.append(args[5]) or fit(*args))
+    trainer.train()
+    assert given == [log_of(trainer)[0]["update/optimizer_steps"]] and given[0] > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mini_batch_size": 0}, "mini_batch_size is 0: set it to 1 or more"),
+        ({"steps_per_generation": 2}, "steps_per_generation is 2: mini_batch_size=64"),
+        ({"generation_batch_size": 32}, "steps_per_generation is 4: mini_batch_size=64"),
+        ({"gradient_accumulation_steps": 2}, "steps_per_generation is 2"),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 1}, "gradient_accumulation_steps is 2"),
+    ],
+)
+def test_what_sets_the_number_of_mini_batches_too_is_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(tmp_path, **{"mini_batch_size": 64, **options})
+
+
+def test_a_schedule_that_counts_mini_batches_is_refused(tmp_path):
+    """DeepSpeed's engine makes the optimizer's steps itself, and moves a schedule that it has made on at each."""
+    linear, constant = (make(tmp_path, mini_batch_size=64, lr_scheduler_type=kind) for kind in ("linear", "constant"))
+    for args, config in ((linear, {"optimizer": {}}), (linear, {"scheduler": {}}), (constant, {"scheduler": {}})):
+        with pytest.raises(ValueError, match=f"mini_batch_size is 64.*remove {next(iter(config))} there"):
+            check_schedule(args, config)
+    for args, config in ((constant, {"optimizer": {}}), (linear, {}), (make(tmp_path), {"scheduler": {}})):
+        check_schedule(args, config)
+
+
+def test_all_is_counted_in_iterations(tmp_path):
+    args = make(tmp_path, mini_batch_size=64, eval_strategy="steps")
+    assert (args.logging_steps, args.eval_steps, args.save_steps) == (1, 1, 10)
+    assert args.optimizer_steps_per_iteration == 1
+
+
+def test_a_mean_over_tokens_does_not_depend_on_the_slices():
+    """Two training steps between log lines: of 1 and of 3 tokens."""
+    metrics: dict[str, list[float]] = {}
+    iteration = Iteration(2, 1, metrics)
+    iteration.slices = [[{"weight": 1}], [{"weight": 3}]]
+    for kl in (1.0, 5.0):
+        with iteration.one_value_each():
+            metrics.setdefault("kl", []).append(kl)
+            metrics.setdefault("clip_ratio/high_max", []).append(kl)
+        state = json.loads(json.dumps(iteration.state()))
+        iteration.advance(0.0)
+    assert metrics["kl"] == [1.0, 5.0]
+    resumed = Iteration(2, 1, {})
+    resumed.restore(state)
+    for one in (iteration, resumed):
+        one.merge_training_steps()
+        assert one.metrics["kl"] == [4.0] and one.metrics["clip_ratio/high_max"] == [5.0]
+
+
+def test_rows_that_fill_up_a_micro_batch_of_one_token_replies_are_not_counted(make_trainer):
+    """Three samples for two ranks: the first trains one of them, and a row without tokens."""
+    trainer = make_trainer(beta=0.0)
+    trainer.current_gradient_accumulation_steps = 1
+    prompt = np.array([5, 6, 7, 8])
+    ranks = [
+        StepBatch([prompt] * n, [np.array([9])] * n, np.ones(n, dtype=np.float32), np.ones(n, dtype=bool))
+        for n in (2, 1)
+    ]
+    ((micro_batch,),), _ = make_micro_batches(ranks, 0, trainer.update.cut_into(1), np.random.default_rng(0))
+    assert micro_batch["completion_mask"].sum(1).tolist() == [1, 0]
+    trainer.compute_loss(trainer.model.train(), micro_batch)
+    logps = trainer.model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1)
+    (entropy,) = trainer._metrics["train"]["entropy"]
+    assert entropy == pytest.approx(-(logps.exp() * logps).sum().item(), rel=1e-5)
+
+
+def test_what_a_broken_off_run_has_measured_is_forgotten(make_trainer):
+    trainer = make_trainer(steps_per_generation=2, per_device_train_batch_size=4, max_steps=2)
+
+    class Broken(Exception):
+        pass
+
+    def break_off(*args, **kwargs):
+        raise Broken
+
+    backward, trainer.update.backward = trainer.update.backward, break_off
+    with pytest.raises(Broken):
+        trainer.train()
+    first = trainer._metrics["train"]["episode/reward"]
+    assert len(first) == 1 and trainer.state.global_step == 0
+    trainer.update.backward = backward
+    trainer.iteration.update_time = 100.0
+    rewards, log_rollout = [], trainer._log_rollout
+
+    def log_and_note(*args):
+        everyone = log_rollout(*args)
+        rewards.append(list(trainer._metrics["train"]["episode/reward"]))
+        return everyone
+
+    trainer._log_rollout = log_and_note
+    trainer.train()
+    (entry,) = log_of(trainer)
+    assert len(rewards) == 1 and rewards == [[entry["episode/reward"]]] and entry["time/update"] < 100
+
+
+def test_step_samples_of_another_loss_are_not_continued(make_trainer):
+    common = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 1}
+    trainer = make_trainer(max_steps=2, loss_type="grpo", **common)
+    trainer.train()
+    middle, end = (str(Path(trainer.args.output_dir) / f"checkpoint-{step}") for step in (1, 2))
+    other = make_trainer(max_steps=3, loss_type="dapo", **common)
+    with pytest.raises(
+        ValueError, match="middle of an iteration.*loss_type was 'grpo' and is 'dapo'.*the end of an it"
+    ):
+        other.train(resume_from_checkpoint=middle)
+    other.train(resume_from_checkpoint=end)
+    assert other.state.global_step == 3
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed", "message"),
+    [
+        ({"beta": 0.0}, {"beta": 0.05}, "beta was '0' and is 'above 0'"),
+        (
+            {"rollouts_ahead": 1},
+            {"rollouts_ahead": 1, "vllm_importance_sampling_mode": "token_mask"},
+            "vllm_importance_sampling_mode was 'token_truncate' and is 'token_mask'",
+        ),
+        ({"rollouts_ahead": 1}, {}, "vllm_importance_sampling_mode was 'token_truncate' and is None"),
+    ],
+    ids=["kl", "correction", "no correction"],
+)
+def test_step_samples_with_other_log_probs_are_not_continued(make_trainer, saved, resumed, message):
+    common = {"steps_per_generation": 2, "per_device_train_batch_size": 4}
+    state = {**make_trainer(**common, **saved).iteration.state(), "step": 1}
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**common, **resumed).iteration.restore(state)
+    make_trainer(**common, **resumed).iteration.restore({**state, "step": 2})

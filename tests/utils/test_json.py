@@ -1,0 +1,96 @@
+"""Files of JSON: whole whenever a reader looks, and any text in a line."""
+
+import json
+
+import pytest
+
+from g2po_trl import read_jsonl, write_jsonl
+from g2po_trl.cli.commands.check import main as check
+from g2po_trl.environments.tasks import read_tasks, tasks_hash
+from g2po_trl.trajectory import Step, Trajectory, read_unfinished
+from g2po_trl.utils.json import read_json_lines, write_json, write_json_lines, written_beside
+
+TEXT = "c\u2028d \u2029 e\x85f"
+
+
+def trajectory(name):
+    return Trajectory(name, [Step(f"room ü {TEXT}", "go")], 1.0, "success")
+
+
+def test_line_separators_of_unicode_are_no_ends_of_lines(tmp_path, capsys):
+    path = tmp_path / "tasks.jsonl"
+    write_json_lines(path, [{"goal": TEXT, "seed": 1}, {"goal": "plain", "seed": 2}])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")  # of a Windows editor
+    assert read_tasks(path) == [{"goal": TEXT, "seed": 1}, {"goal": "plain", "seed": 2}]
+    (tmp_path / "game.py").write_text(
+        "from g2po_trl import Observation, StepResult, TextEnvironment\n\n\n"
+        "class Game(TextEnvironment):\n"
+        "    def reset(self, goal, seed):\n"
+        "        return Observation(goal, admissible_actions=['go', 'stay'])\n\n"
+        "    def step(self, action):\n"
+        "        return StepResult(Observation('end'), reward=float(action == 'go'), terminated=True)\n"
+    )
+    with pytest.raises(SystemExit):
+        check([f"{tmp_path / 'game.py'}:Game", "--tasks", str(path), "--episodes", "2"])
+    assert "not valid JSON" not in capsys.readouterr().out
+    path.write_text('{"seed": 1}\n\n{"seed": \n')
+    with pytest.raises(ValueError, match="line 3, is not valid JSON"):
+        read_tasks(path)
+
+
+def test_a_hash_of_tasks_is_of_their_rows():
+    assert tasks_hash([{"seed": 1, "a": 2}, {"seed": 2}]) == tasks_hash([{"seed": 2}, {"a": 2, "seed": 1}])
+    for one, other in (
+        ([{"task_id": "a", "seed": 1}], [{"task_id": "a", "seed": 99}]),
+        ([{"seed": 1}], [{"seed": 1}, {"seed": 1}]),
+        ([{"seed": 1}], [{"seed": "1"}]),
+    ):
+        assert tasks_hash(one) != tasks_hash(other)
+
+
+@pytest.mark.parametrize("write", [write_json_lines, write_jsonl, lambda path, rows: write_json(path, list(rows))])
+def test_who_looks_while_a_file_is_written_sees_the_old_one(tmp_path, write):
+    path, seen = tmp_path / "made" / "rows.jsonl", []
+    make = trajectory if write is write_jsonl else str
+
+    def rows(end):
+        for number in range(3):
+            seen.append(path.read_bytes() if path.exists() else None)
+            yield make(f"{end} {number}")
+
+    write(path, rows("first"))
+    first = path.read_bytes()
+    write(path, rows("second"))
+    assert seen == [None] * 3 + [first] * 3 and path.read_bytes() != first
+
+    def broken():
+        yield make("third")
+        raise KeyboardInterrupt
+
+    second = path.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        write(path, broken())
+    assert path.read_bytes() == second and [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_a_line_without_an_end_is_left_out_and_told(tmp_path):
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [trajectory("a"), trajectory("b")])
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for size in range(first + 1, len(whole) - 1, 7):  # between two bytes of a letter, too
+        path.write_bytes(whole[:size])
+        with pytest.warns(UserWarning, match=r"t.jsonl: the last line was not written to its end"):
+            assert [one.task_id for one in read_jsonl(path)] == ["a"]
+        assert [one and one.task_id for one in read_unfinished(path)] == ["a", None]
+    path.write_bytes(whole[:-1])
+    assert [one.task_id for one in read_jsonl(path)] == ["a", "b"], "only its end is missing"
+
+
+def test_lines_that_cannot_be_read_are_not_there(tmp_path):
+    path = tmp_path / "evaluations.jsonl"
+    path.write_bytes(json.dumps({"step": 1}).encode() + b'\n\n{"text": "\xc3')
+    assert read_json_lines(path) == [{"step": 1}]
+    with written_beside(path) as file:
+        file.write("\x85\n")
+    assert read_json_lines(path) == []

@@ -1,0 +1,98 @@
+"""What looks like a secret is in no file of a run or an evaluation, and who needs it is told."""
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+from toy_environments import KeyDoorEnvironment
+
+from g2po_trl import G2POConfig, PromptTemplate
+from g2po_trl.evaluation.arguments import parse
+from g2po_trl.runs import hub
+from g2po_trl.runs.output_dir import RunFolder
+from g2po_trl.runs.run_json import describe_run
+from g2po_trl.utils.masking import HIDDEN, hidden_in, masked
+
+
+class Keyed(KeyDoorEnvironment):
+    def __init__(self, api_key, options=None, size=3):
+        self.api_key = api_key
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"api_key": "a", "API-KEY": "b", "apikey": "c"}, dict.fromkeys(("api_key", "API-KEY", "apikey"), HIDDEN)),
+        ({"hub_token": "a", "password": "b", "db_password_file": "c", "auth": "d"}, None),
+        ({"credentials": {"user": "a", "codes": ["b", {"c": "d"}], "port": 5}},
+         {"credentials": {"user": HIDDEN, "codes": [HIDDEN, {"c": HIDDEN}], "port": 5}}),
+        ({"headers": {"Authorization": "Bearer abc"}}, {"headers": {"Authorization": HIDDEN}}),
+        ("http://me:pass@there:8000/v1?x=1", f"http://{HIDDEN}@there:8000/v1?x=1"),
+        (["https://there/?access_token=abc&x=1"], [f"https://there/?access_token={HIDDEN}&x=1"]),
+        ({"note": "use hf_abcdefghijklmnopqrstuvwx here"}, {"note": f"use {HIDDEN} here"}),
+        ("sk-proj-abcdefghijklmnopqrst", HIDDEN),
+        ("postgres://me:p@ss@there/db", f"postgres://{HIDDEN}@there/db"),
+        ("https://there/#access_token=abc", f"https://there/#access_token={HIDDEN}"),
+        ({"accessToken": "a", "cookies": ["b"]}, {"accessToken": HIDDEN, "cookies": [HIDDEN]}),
+        ([["Authorization", "Bearer abcdefgh"]], [["Authorization", f"Bearer {HIDDEN}"]]),
+    ],
+)  # fmt: skip
+def test_what_is_masked(data, expected):
+    assert masked(data) == (dict.fromkeys(data, HIDDEN) if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"max_tokens": 5, "eos_token": "<|im_end|>", "stop_tokens": ["a"], "state_key": "room", "key_room": "hall"},
+        {"api_key": None, "password": "", "use_auth_token": True, "state_key_ignores": ["case"], "monkey": "x"},
+        {"url": "http://there:8000/a@b", "environment_variables": ["HF_TOKEN"], "author": "me", "pattern": "x"},
+        {"key": "released", "keys": ["red", "blue"], "url": "http://there:8000, a mail: me@there"},
+        {"text": "the task-force sk-8 and hf_small", "token_layout": "packed", "nested": [[1, 2.5, None]]},
+    ],
+)
+def test_what_is_not(data):
+    assert masked(data) == data and not list(hidden_in(data, "data"))
+
+
+def test_no_file_of_a_run_or_an_evaluation_holds_a_secret(tmp_path, capsys):
+    """run.json, and what goes to loggers; and evaluation does not play with the mask for a key."""
+    args = G2POConfig(
+        output_dir=str(tmp_path),
+        hub_token="SECRET-1",
+        model_init_kwargs={"token": "SECRET-2", "revision": "main"},
+        generation_kwargs={"extra": {"auth_token": "SECRET-3"}},
+        vllm_server_base_url="http://me:SECRET-4@127.0.0.1:8000",
+        use_cpu=True,
+        bf16=False,
+    )
+    inner = functools.partial(Keyed, "SECRET-5")
+    factory = functools.partial(inner, options={"password": "SECRET-6", "rooms": ["hall"]}, size=4)
+    described = describe_run(args, "http://me:SECRET-7@there/model", factory, PromptTemplate("x", "x"), "G2PO", {})
+    folder = RunFolder(tmp_path, save_trajectories=False)
+    folder.settings = {"engine_options": {"hf_token": "SECRET-8"}}
+    folder.write_run(described, {"eval": [{"key_room": "hall"}]})
+    written = (tmp_path / "run.json").read_text()
+    assert "SECRET" not in written and "SECRET" not in args.to_json_string()
+    run = json.loads(written)
+    assert run["environment"]["kwargs"] == {"api_key": HIDDEN, "options": {"password": HIDDEN, "rooms": ["hall"]}} | {
+        "size": 4
+    }
+    assert run["trainer"]["model_init_kwargs"]["revision"] == "main"
+    with pytest.raises(SystemExit):
+        parse(["--model", str(tmp_path)])
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"(environment_options|generation_kwargs)\.\S+ was left out of run.json", told), told
+    mine = ["--environment-options", '{"api_key": "mine"}', "--generation-kwargs", "{}"]
+    given = parse(["--model", str(tmp_path), *mine])
+    assert given.environment_options == {"api_key": "mine"}
+
+
+def test_what_is_not_pushed(tmp_path):
+    """Of what a run, the viewer, the report and a recipe leave in its folder."""
+    hub._write_gitignore(tmp_path)
+    ignored = (Path(tmp_path) / ".gitignore").read_text().split()
+    assert {"trajectories/", "panels/", "report/", "exams/", "view*.html", "training_args.bin"} <= set(ignored)
+    assert "run.json" not in ignored

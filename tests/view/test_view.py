@@ -1,0 +1,344 @@
+"""The viewer: what it takes from a run, by hand; the page in a real browser; the server on loopback."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+from viewing import BAD_TEXT, opened, trajectory, until
+
+from g2po_trl import StateGraph, Step, Trajectory, g2po, write_jsonl
+from g2po_trl.cli.commands.view import main
+from g2po_trl.trajectory import note_advantages
+from g2po_trl.utils.json import to_json, write_json
+from g2po_trl.view import Run, Sources
+from g2po_trl.view.groups import disagreements
+from g2po_trl.view.server import make_server
+from g2po_trl.view.texts import Texts, step_data
+
+pytest.importorskip("pyvis")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two iterations. Task one: hall -> a -> won; hall -> b -> a -> won; hall -> b -> lost; one died."""
+    folder = tmp_path / "my-run"
+    for number in (1, 2):
+        group = [
+            trajectory("one", "ha", 10.0),
+            trajectory("one", "hba", 10.0),
+            trajectory("one", "hb", 0.0),
+            Trajectory("one", [], 0.0, "error", error="exception: boom"),
+        ]
+        other = [trajectory("two", ["x", BAD_TEXT, "x"], 0.0, "truncated"), trajectory("two", "xy", 10.0)]
+        write_jsonl(folder / "trajectories" / f"train-{number:06d}.jsonl", [*group, *other])
+    log = [
+        {"step": n, "episode/success_rate": 0.25 * n, "episode/turns": 2.0, "episode/valid_action_ratio": 1.0,
+         "time/generation": 1.0, "time/update": 2.0} for n in (1, 2)
+    ]  # fmt: skip
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 2, "log_history": log}))
+    (folder / "evaluations.jsonl").write_text('{"step": 0, "success_rate": 0.1}\n{"step": 2, "success_rate": 0.6}\n')
+    settings = {"gamma": 0.5, "advantage_estimator": "g2po", "step_advantage_weight": 1.0, "scale_by_std": False}
+    (folder / "run.json").write_text(json.dumps({"trainer": settings}))
+    return folder
+
+
+def test_steps_say_whether_their_actions_were_listed():
+    steps = [Step("o", "a", admissible_actions=["a"]), Step("o", "b", admissible_actions=["a"]), Step("o", "c")]
+    assert [step_data(step, Texts(), None)["in"] for step in steps] == [True, False, None]
+
+
+def test_values_and_advantages_by_hand(run):
+    """gamma 0.5, no division by deviations. Returns: 2.5, 5 | 1.25, 2.5, 5 | 0, 0."""
+    data = Run(run).iteration(2)
+    first = data["groups"][0]
+    assert (first["id"], first["success"], len(first["trajectories"])) == ("one", 2, 4)
+    told = {data["texts"][node["o"]]: (node["v"], node["visits"]) for node in first["nodes"]}
+    assert told == {"room h": (1.25, 3), "room a": (5.0, 2), "room b": (1.25, 2)}
+    steps = [[step["adv"] for step in t["steps"]] for t in first["trajectories"]]
+    # A_EP: rewards 10, 10, 0 have mean 20/3. A_NC of the hall: next values 5, 1.25, 1.25 have mean 2.5.
+    assert [step[0][0] for step in steps[:3]] == [3.3333, 3.3333, -6.6667]
+    assert [step[0][1] for step in steps[:3]] == [2.5, -1.25, -1.25]
+    # A_EC: gains 3.75, 5 | 0, 3.75, 5 | 0, -1.25 have mean 16.25 / 7.
+    assert [[round(s[2] + 16.25 / 7, 3) for s in t] for t in steps[:3]] == [[3.75, 5], [0, 3.75, 5], [0, -1.25]]
+    assert steps[3] == [] and first["trajectories"][3]["error"] == "exception: boom"
+
+
+def test_advantages_are_shown_as_they_were_trained(make_trainer, tmp_path):
+    """Of an estimator that the viewer cannot know, and whose settings it would have to guess."""
+    trained = []
+
+    def mine(graph):
+        trained.append(np.arange(graph.num_steps) / 8 - 0.5)
+        return trained[-1]
+
+    make_trainer(advantage_fn=mine, max_steps=1).train()
+    run = Run(tmp_path / "out")
+    data = run.iteration(1)
+    groups = data["groups"]
+    assert len(groups) == 2 and all(group["stored"] and group["adds_up"] is None for group in groups)
+    assert data["value_lambda"] is None and data["disagreements"] == []
+    assert run.about()["settings"]["estimator_name"] == "mine" and "value_lambda" not in run.about()["settings"]
+    assert {step["adv"] for group in groups for t in group["trajectories"] for step in t["steps"]} == {None}
+    shown = [step["trained"] for group in groups for t in group["trajectories"] for step in t["steps"]]
+    assert shown == np.round(trained[0], 4).tolist()
+
+
+def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
+    options = {"scale_rewards": "none", "invalid_action_penalty": 0.3, "step_advantage_weight": 0.5}
+    make_trainer(max_steps=1, use_edge_advantage=False, episode_statistics="step", **options).train()
+    data = Run(tmp_path / "out").iteration(1)
+    groups = data["groups"]
+    assert data["value_lambda"] == 1.0
+    assert all(group["stored"] and group["adds_up"] for group in groups)
+    assert {group["task"] for group in groups} == {"go"}
+    assert any(not step["ok"] for group in groups for t in group["trajectories"] for step in t["steps"])
+
+
+def test_groups_of_one_task_stay_apart(run):
+    path = run / "trajectories" / "train-000001.jsonl"
+    groups = [trajectory("one", "ha", 10.0), trajectory("one", "ha", 0.0)]
+    for number, member in enumerate(groups):
+        member.group = number
+    write_jsonl(path, groups)
+    assert [len(group["trajectories"]) for group in Run(run).iteration(1)["groups"]] == [1, 1]
+
+
+def strict(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture
+def lost(tmp_path):
+    """A run that began at 0 %, as it was written, NaN and all. All episodes of its second group were errors."""
+    folder = tmp_path / "lost-run"
+    played = [trajectory("one", "ha", 0.0), trajectory("one", "hb", 0.0, "truncated")]
+    broken = [Trajectory("two", [], 0.0, "error", error="exception: boom") for _ in range(2)]
+    write_jsonl(folder / "trajectories" / "train-000001.jsonl", [*played, *broken])
+    nan = float("nan")
+    entry = {"step": 1, "episode/success_rate": 0.0, "episode/turns_to_success": nan, "kl": nan, "time/update": nan}
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 1, "log_history": [entry]}))
+    evaluations = [{"step": 0, "success_rate": 0.0, "turns_to_success": nan}, {"step": 1, "success_rate": nan}]
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
+    return folder
+
+
+def test_a_run_without_any_success_is_json(lost):
+    overview = strict(to_json(Run(lost).overview()))
+    assert overview["evaluations"][0]["turns_to_success"] is None and overview["curves"][0]["success"] == 0
+    assert "kl" not in overview["curves"][0] and overview["curves"][0]["times"] == {}
+    assert strict(to_json(Run(lost).iteration(1)))["groups"][1]["nodes"] == []
+    for data in (to_json, lambda data: (write_json(lost / "x.json", data), (lost / "x.json").read_text())[1]):
+        text = data(
+            {"a": [np.float32("nan"), np.int64(3), float("inf")], "b": {"c": np.arange(2)}, "d": "half \ud800"}
+        )
+        assert strict(text) == {"a": [None, 3, None], "b": {"c": [0, 1]}, "d": "half ?"}
+
+
+def test_the_overview(run):
+    overview = Run(run).overview()
+    assert overview["name"] == "my-run" and overview["iterations"] == [1, 2]
+    assert [c["success"] for c in overview["curves"]] == [0.25, 0.5]
+    assert overview["curves"][0]["times"] == {"generation": 1.0, "update": 2.0}
+    assert [e["success_rate"] for e in overview["evaluations"]] == [0.1, 0.6]
+    assert overview["settings"]["gamma"] == 0.5
+
+
+def test_the_largest_disagreement_comes_first():
+    def group(*steps):
+        return {"trajectories": [{"steps": [{"node": n, "next": m, "adv": [0, nc, ec]} for n, m, nc, ec in steps]}]}
+
+    found = disagreements([group((0, 1, -1, 1), (1, 2, 1, 2)), group((0, 1, -0.5, 3), (1, 1, -2, -1))])
+    assert [(one["group"], one["step"], one["by"]) for one in found] == [(1, 0, 3.5), (0, 0, 2)]
+
+
+def test_prompts_are_decoded_or_told(run):
+    class Tokenizer:
+        def decode(self, ids):
+            return f"prompt {ids}"
+
+    path = run / "trajectories" / "train-000003.jsonl"
+    steps = [Step("a", "x", prompt_ids=[1, 2]), Step("b", "x", prompt="asked in words"), Step("c", "x")]
+    write_jsonl(path, [Trajectory("t", steps, 1.0, "success")])
+    data = Run(run, Tokenizer()).iteration(3)
+    shown = [step["p"] for step in data["groups"][0]["trajectories"][0]["steps"]]
+    assert [None if p is None else data["texts"][p] for p in shown] == ["prompt [1, 2]", "asked in words", None]
+    assert all(s["p"] is None for s in Run(run).iteration(3, prompts=False)["groups"][0]["trajectories"][0]["steps"])
+
+
+def test_bad_input_is_named(tmp_path, run):
+    with pytest.raises(SystemExit, match="there is no folder '.*none': pass the output_dir"):
+        main([str(tmp_path / "none"), "--no-open"])
+    with pytest.raises(SystemExit, match="holds no trajectories"):
+        main([str(tmp_path), "--no-open"])
+    with pytest.raises(SystemExit, match=r"holds no trajectories.*there are .*my-run"):
+        main([str(run.parent), "--no-open"])
+    with pytest.raises(SystemExit, match=r"iterations \[7\] are not there; there are \[1, 2\]"):
+        main([str(run), "--no-open", "--iterations", "7"])
+    with pytest.raises(SystemExit, match="my-run' holds no evaluation .* to be compared: make one by"):
+        main([str(run), str(run), "--no-open"])
+    with pytest.raises(SystemExit, match="there are 3 folders: pass one, or two"):
+        main([str(run)] * 3)
+
+
+def test_the_server_answers_this_machine_alone(run):
+    server = make_server(Sources(Run(run)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        assert server.server_address[0] == "127.0.0.1"
+        assert json.load(opener.open(f"{address}/overview"))["training"]["iterations"] == [1, 2]
+        assert json.load(opener.open(f"{address}/iteration/1")) == json.loads(json.dumps(Run(run).iteration(1)))
+        assert b"<!doctype html>" in opener.open(f"{address}/").read()[:20]
+        for path, host, status in (("/iteration/9", "127.0.0.1", 404), ("/../secret", "localhost", 404),
+                                   ("/overview", "evil.example", 403)):  # fmt: skip
+            with pytest.raises(urllib.error.HTTPError) as error:
+                opener.open(urllib.request.Request(f"{address}{path}", headers={"WorkerLoop": host}))
+            assert error.value.code == status
+    finally:
+        server.shutdown()
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+
+def panel(browser):
+    return browser.execute_script("return document.getElementById('panel').innerText")
+
+
+def click_node(browser, node):
+    """A click with the mouse where the node is drawn."""
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.by import By
+
+    canvas = browser.find_element(By.CSS_SELECTOR, "#graph canvas")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    x, y, width, height = browser.execute_script(
+        "const p = network.canvasToDOM(network.getPosition(arguments[0])), c = arguments[1];"
+        "return [p.x, p.y, c.clientWidth, c.clientHeight]", node, canvas,
+    )  # fmt: skip
+    ActionChains(browser).move_to_element_with_offset(canvas, x - width / 2, y - height / 2).click().perform()
+
+
+def wait_for(browser, text):
+    until(browser, lambda b: text in panel(b))
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_the_page_in_a_browser(run, browser, served, capsys):
+    from selenium.webdriver.common.by import By
+
+    if served:
+        server = make_server(Sources(Run(run)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        opened(browser, f"http://127.0.0.1:{server.server_port}/")
+    else:
+        main([str(run), "--no-open"])
+        assert "view.html" in capsys.readouterr().out
+        opened(browser, (run / "view.html").as_uri())
+
+    assert browser.title == "my-run – g2po-trl"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#curves figure")) == 4
+    groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
+    assert [group.text for group in groups] == ["1: 2/4", "2: 1/2"]
+    assert "Task one" in panel(browser) and "2 of 4 episodes won; 3 states" in panel(browser)
+    assert browser.find_element(By.ID, "used").text == "Trained with g2po, λ 1."
+
+    click_node(browser, 0)
+    wait_for(browser, "State with value 1.25, 3 visits")
+    rows = browser.find_elements(By.CSS_SELECTOR, "#panel tbody tr")
+    assert [row.text.split()[:5] for row in rows][0] == ["go", "0", "+3.33", "+2.50", "+1.43"]
+    assert len(rows) == 3
+    rows[0].click()
+    wait_for(browser, "Episode 1: won, reward 10")
+    assert "room a" in panel(browser) and "the end of ha" in panel(browser)
+
+    browser.find_element(By.ID, "theme").click()
+    assert "Episode 1: won" in panel(browser), "a change of colours changes nothing else"
+
+    groups[1].click()
+    wait_for(browser, "Task two")
+    click_node(browser, 1)
+    wait_for(browser, BAD_TEXT)
+    assert browser.find_elements(By.CSS_SELECTOR, "#panel b, #panel img") == [], "texts are text"
+    click_node(browser, "success")
+
+    told = browser.execute_script("shown = {...shown, value_lambda: 0.5}; return howTrained()")
+    assert told == "Trained with g2po, λ 0.5."
+
+    browser.execute_script("choose(1)")
+    browser.find_element(By.CSS_SELECTOR, "#cases summary").click()
+    cases = browser.find_elements(By.CSS_SELECTOR, "#case-list li")
+    assert len(cases) >= 1
+    if served:
+        server.shutdown()
+
+
+def test_the_page_of_a_run_without_any_success(lost, browser):
+    from selenium.webdriver.common.by import By
+
+    main([str(lost), "--no-open"])
+    opened(browser, (lost / "view.html").as_uri())
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#curves circle")) == 1, "an evaluation of errors alone has none"
+    groups = browser.find_elements(By.CSS_SELECTOR, "#groups button")
+    assert [group.text for group in groups] == ["1: 0/2", "2: 0/2"]
+    assert "0 of 2 episodes won; 3 states" in panel(browser) and "Advantages are computed now" in panel(browser)
+    groups[1].click()
+    wait_for(browser, "No episode came to a result")
+    browser.find_element(By.CSS_SELECTOR, "#panel button").click()
+    wait_for(browser, "exception: boom")
+
+
+@pytest.fixture
+def branched(tmp_path):
+    """Task one: hall -> a -> c -> lost, twice; from c a branch that won, from a one that was lost, and one that was
+    not brought back."""
+    group = [trajectory("one", "hac", 0.0), trajectory("one", "had", 0.0)]
+    group += [trajectory("one", "ce", 10.0, parent=0, start=2), trajectory("one", "a", 0.0, parent=1, start=1)]
+    group.append(Trajectory("one", [], 0.0, "error", error="its beginning cannot be reached", parent=0, start=1))
+    graph = StateGraph.from_groups([group], 0.5)
+    note_advantages(group, g2po(graph, invalid_action_penalty=0.1), [0] * 5)
+    write_jsonl(tmp_path / "run" / "trajectories" / "train-000001.jsonl", group)
+    settings = {"gamma": 0.5, "invalid_action_penalty": 0.1}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"trainer": settings}))
+    return tmp_path / "run"
+
+
+def test_branches_are_told_apart(branched):
+    (group,) = Run(branched).iteration(1)["groups"]
+    assert (group["success"], group["whole"], group["adds_up"]) == (0, 2, True)
+    assert [t.get("parent") for t in group["trajectories"]] == [None, None, 0, 1, 0]
+    assert [t.get("start") for t in group["trajectories"]] == [None, None, 2, 1, 1]
+    parts = [step["adv"][0] for t in group["trajectories"] for step in t["steps"]]
+    assert parts == [0.0] * 6 + [None] * 3
+    assert [node["visits"] for node in group["nodes"]] == [2, 3, 2, 1, 1], "replayed steps are no visits"
+
+
+def test_branches_in_a_browser(branched, browser):
+    from selenium.webdriver.common.by import By
+
+    main([str(branched), "--no-open"])
+    opened(browser, (branched / "view.html").as_uri())
+    assert [one.text for one in browser.find_elements(By.CSS_SELECTOR, "#groups button")] == ["1: 0/2"]
+    assert "0 of 2 episodes won, and 1 of 3 branches; 5 states" in panel(browser)
+    assert "3: won, 2 steps, branch of episode 1 from step 3" in panel(browser)
+    assert "dashed: taken by branches alone" in browser.find_element(By.ID, "legend").text
+    told = browser.execute_script(
+        "const edges = edgesOf(group), at = places(group, edges);"
+        "return [edges.filter((e) => !e.whole).map((e) => [e.from, e.to]), [...branchPoints(group)],"
+        " at.get(1).x, at.get(2).x]"
+    )
+    assert told[:2] == [[[2, 4], [4, "success"], [1, "failure"]], [[2, 1], [1, 1]]]
+    assert told[2] < told[3], "a branch begins in the middle, and not where episodes begin"
+    browser.execute_script("showTrajectory(2, 0)")
+    wait_for(browser, "3. V")
+    assert "branch of episode 1 from step 3" in panel(browser) and "A_EP –" in panel(browser)
+    browser.find_element(By.CSS_SELECTOR, "#panel .note button").click()
+    wait_for(browser, "Episode 1: failed")
+    assert "3. V" in browser.find_element(By.CSS_SELECTOR, "#panel .here").text

@@ -1,0 +1,252 @@
+"""The viewer of evaluations: what it takes from runs and evaluation folders, and two side by side in a browser."""
+
+import json
+import threading
+
+import pytest
+from viewing import BAD_TEXT, opened, press, trajectory, until
+
+from g2po_trl import write_jsonl
+from g2po_trl.cli.commands.view import main
+from g2po_trl.utils.json import write_json
+from g2po_trl.view import Evaluation, Run, Sources, open_folder, write_page
+from g2po_trl.view.server import make_server
+
+SENTENCES = {
+    "one": "Put a cup on the desk.",
+    "two": BAD_TEXT,
+    "three": "Cool an egg.",
+    "four": None,
+    "five": "Wash it.",
+}
+
+
+def played(task, names, reward, **facts):
+    return trajectory(task, names, reward, task=SENTENCES[task], **facts)
+
+
+def evaluated(task, names, reward, place, trial=0, last=True, notes=(), outcome=None):
+    info = {"panel_index": place, "trial": trial, "last_trial": last, "reflections": list(notes)}
+    return played(task, names, reward, outcome=outcome, info={**info, "prompt_tokens": 90, "reply_tokens": 7})
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A run with two evaluations of a panel, one of another, and iterations, trained with GiGPO."""
+    folder = tmp_path / "trained"
+    files = {
+        "eval-000000": [played("one", "hb", 0.0), played("two", "ha", 10.0), played("three", "hb", 0.0)],
+        "eval-000004": [played("one", "ha", 10.0), played("two", "hb", 0.0), played("three", "hb", 0.0)],
+        "test_hard-000004": [played("five", "x", 10.0)],
+        "train-000001": [played("five", "ha", 10.0), played("five", "hb", 0.0)],
+        "replaced-000001": [played("five", "hb", 0.0), played("five", "hb", 0.0)],
+    }
+    for name, trajectories in files.items():
+        for one in trajectories if name.startswith("train") else ():
+            for step in one.steps:
+                step.advantage = 0.5 if one.success else -0.5
+        write_jsonl(folder / "trajectories" / f"{name}.jsonl", trajectories)
+    settings = {"estimator_name": "gigpo", "gamma": 0.9, "value_lambda": 1.0, "max_turns": 5}
+    write_json(folder / "run.json", {"trainer": {}, "estimator": settings})
+    evaluations = [{"step": 0, "success_rate": 1 / 3}, {"name": "eval", "step": 4, "success_rate": 1 / 3}]
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
+    (folder / "panels").mkdir()
+    (folder / "panels" / "eval.jsonl").write_text('{"task_id": "one", "task_type": "put"}\n{"seed": 3}\n')
+    return folder
+
+
+@pytest.fixture
+def evaluation(tmp_path):
+    """Two seeds of tasks two, one and four; of task one in seed 0 two trials. The last line is not written yet."""
+    folder = tmp_path / "evaluation"
+    seeds = [
+        [
+            evaluated("two", "hb", 0.0, 0),
+            evaluated("one", "hb", 0.0, 1, last=False),
+            evaluated("one", "hca", 10.0, 1, trial=1, notes=["take the other way"]),
+            evaluated("four", "", 0.0, 2, outcome="error"),
+        ],
+        [evaluated("two", "hb", 0.0, 0), evaluated("one", "hb", 0.0, 1)],
+    ]
+    for seed, trajectories in enumerate(seeds):
+        write_jsonl(folder / "trajectories" / f"reflexion-{seed}.jsonl", trajectories)
+    with (folder / "trajectories" / "reflexion-1.jsonl").open("a") as file:
+        file.write('{"task_id": "four", "steps": [{"obs')
+    write_json(folder / "settings.json", {"agent": "reflexion", "panel": "My games", "max_turns": 5, "trials": 2})
+    return folder
+
+
+def test_evaluations_of_a_run(trained):
+    sets = {one.key: one for one in Run(trained).sets()}
+    assert [(one.panel, one.step, one.success) for one in sets.values()] == [
+        ("eval", 0, 1 / 3),
+        ("eval", 4, 1 / 3),
+        ("test_hard", 4, None),
+    ]
+    data = sets["eval-4"].data()
+    assert [(task["id"], task["task"], task["kind"]) for task in data["tasks"]] == [
+        ("one", "Put a cup on the desk.", "put"),
+        ("two", BAD_TEXT, None),
+        ("three", "Cool an egg.", None),
+    ]
+    (episode,) = data["tasks"][0]["episodes"]
+    assert [(data["texts"][step["o"]], step["a"]) for step in episode["steps"]] == [
+        ("room h", "go 0"),
+        ("room a", "go 1"),
+    ]
+    assert (episode["outcome"], episode["seed"], episode["last"]) == ("success", None, True)
+    assert data["texts"][episode["final"]] == "the end of ha"
+
+
+def test_an_evaluation_folder(evaluation):
+    (one,) = Evaluation(evaluation).sets()
+    data = one.data()
+    assert [task["id"] for task in data["tasks"]] == ["two", "one", "four"], "in the order of the panel"
+    told = [(e["seed"], e["trial"], e["last"], e["outcome"]) for e in data["tasks"][1]["episodes"]]
+    assert told == [(0, 0, False, "failure"), (0, 1, True, "success"), (1, 0, True, "failure")]
+    second = data["tasks"][1]["episodes"][1]
+    assert [data["texts"][note] for note in second["reflections"]] == ["take the other way"]
+    assert second["tokens"] == [90, 7]
+    assert data["unfinished"] == 1, "the line that is being written is counted and left out"
+    settings = open_folder(evaluation).about()["settings"]
+    assert settings["seeds"] == "2 (unfinished)" and settings["agent"] == "reflexion"
+    with (evaluation / "trajectories" / "reflexion-1.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(SystemExit, match=r"reflexion-1.jsonl, line 3: not a trajectory"):
+        main([str(evaluation), "--no-open"])
+    with pytest.raises(SystemExit, match="--iterations chooses among a training run's"):
+        main([str(evaluation), "--no-open", "--iterations", "1"])
+
+
+def test_what_is_side_by_side_first(trained, evaluation, tmp_path):
+    other = tmp_path / "other" / "trained"
+    write_jsonl(other / "trajectories" / "eval-000002.jsonl", [played("one", "ha", 10.0)])
+    overview = Sources(Run(trained), Run(other)).overview()
+    assert overview["pair"] == ["0-eval-4", "1-eval-2"], "the panel that both have"
+    assert overview["training"] is None
+    assert [one["name"] for one in overview["sources"]] == [f"{tmp_path.name}/trained", "other/trained"]
+    assert Sources(Evaluation(evaluation), Run(other)).overview()["pair"] == ["0-all", "1-eval-2"]
+    for step in (0, 4):
+        write_jsonl(trained / "trajectories" / f"eval_t1-{step:06d}.jsonl", [played("one", "ha", 10.0)])
+    assert Sources(Run(trained)).overview()["pair"] == ["0-eval-0", "0-eval-4"], "before and after"
+    for step in (0, 4):
+        write_jsonl(trained / "trajectories" / f"report-{step:06d}.jsonl", [played("one", "ha", 10.0)])
+    write_jsonl(trained / "trajectories" / "test-000004.jsonl", [played("one", "ha", 10.0)])
+    assert Sources(Run(trained)).overview()["pair"] == ["0-report-0", "0-report-4"], "the panel that chose nothing"
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(evaluation, tmp_path):
+    page = write_page(Evaluation(evaluation), tmp_path / "page.html").read_text()
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", ""), "no address but the name of SVG"
+    assert BAD_TEXT not in page and "vis.min" not in page and len(page) < 100_000, "no graph, no library for graphs"
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+
+def texts(browser, selector):
+    """Of all that the selector finds; what is not drawn yet (rows out of sight) has no innerText."""
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])]"
+        ".map((one) => (one.innerText || one.textContent).replace(/\\s+/g, ' ').trim())",
+        selector,
+    )
+
+
+def episodes(browser):
+    return texts(browser, "#episodes")[0]
+
+
+def test_an_evaluation_in_a_browser(evaluation, browser, capsys):
+    main([str(evaluation), "--no-open"])
+    assert "view.html" in capsys.readouterr().out
+    opened(browser, (evaluation / "view.html").as_uri())
+    assert texts(browser, "#filters button") == [
+        "all 2",
+        "won 0",
+        "won by some episodes 1",
+        "not won 1",
+        "no result 1",
+    ]
+    assert texts(browser, "#tasks .what") == [BAD_TEXT, "Put a cup on the desk."], "named by their sentences"
+    assert texts(browser, "#tasks b, #tasks img") == [], "texts are text"
+    assert texts(browser, "#numbers tbody td")[:2] == ["My games", "25.0"], "the last trial counts"
+    notes = texts(browser, "#numbers p")[0]
+    assert "50.0 (seed 0), 0.0 (seed 1)" in notes and "1 tasks have no result" in notes
+    assert "1 lines of My games are not written to their end" in texts(browser, "#sides")[0]
+
+    press(browser, "j")  # to task one: its won episode beside the one that was not
+    assert texts(browser, "#tasks [aria-selected=true] .verdict") == ["1/2 won"]
+    assert texts(browser, ".head strong") == ["won", "failed"]
+    assert "After 1 shared step they part: other observations." in episodes(browser)
+    assert "reflection 1, read by this trial" in episodes(browser) and "Task one" in episodes(browser)
+    press(browser, "s")
+    assert texts(browser, ".head button") == ["seed 0, trial 1 ✗", "seed 0, trial 2 ✓", "seed 1, trial 1 ✗"]
+    assert texts(browser, ".head strong") == ["won"]
+    press(browser, "5")  # the fifth filter
+    assert texts(browser, "#tasks .what") == ["Task four"] and texts(browser, "#tasks .verdict") == ["no result"]
+
+
+def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    page = trained.parent / "both.html"
+    main([str(trained), str(evaluation), "--no-open", "--output", str(page)])
+    opened(browser, page.as_uri())
+    filters = texts(browser, "#filters button")
+    assert filters == ["all 2", "won by A only 0", "won by B only 0", "by both 1", "by neither 1", "only A has it 1",
+                       "only B has it 1"]  # fmt: skip
+    assert "2 tasks are on both sides; 1 only A has and 1 only B has" in texts(browser, "#numbers")[0]
+    assert texts(browser, "#tasks .verdict") == ["A ✓ won", "B 1/2 won", "A ✗ not won", "B 0/2 won"]
+    rows = [texts(browser, f"#numbers tbody tr:nth-child({n}) td")[:2] for n in (1, 2, 3)]
+    assert rows == [["A", "50.0"], ["B", "25.0"], ["B − A", "−25.0 ± 49.0"]]
+    # Differences -0.5 and 0: mean -0.25, deviation 0.354, 1.96 * 0.354 / sqrt(2) = 0.49.
+    assert "After 1 shared step they part: other observations." in episodes(browser)
+    assert texts(browser, ".columns .shared .act") == ["→ go 0"]
+
+    browser.find_element(By.CSS_SELECTOR, "#set-of-A option[value='0-eval-0']").click()
+    until(browser, lambda b: texts(b, "#filters button")[1:3] == ["won by A only 1", "won by B only 1"])
+    press(browser, Keys.ESCAPE)
+    browser.execute_script("document.activeElement.blur()")
+    press(browser, "3")  # won by B only
+    assert texts(browser, "#tasks .what") == ["Put a cup on the desk."]
+    press(browser, "/", "egg")
+    assert texts(browser, "#tasks .note") == ["No such task."] and episodes(browser) == ""
+    press(browser, Keys.ESCAPE)
+    assert browser.switch_to.active_element.get_attribute("id") == "tasks"
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser, served):
+    from selenium.webdriver.common.by import By
+
+    pytest.importorskip("pyvis")
+    if served:
+        server = make_server(Sources(Run(trained)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        opened(browser, f"http://127.0.0.1:{server.server_port}/")
+    else:
+        opened(browser, write_page(Run(trained), trained / "view.html").as_uri())
+    assert texts(browser, "#groups button") == ["1: 1/2 Wash it."]
+    assert "value_lambda" not in texts(browser, "#settings")[0]
+    assert "Trained with gigpo." in texts(browser, "#used")[0] and "λ" not in texts(browser, "#used")[0]
+    browser.execute_script("showNode(0)")
+    assert texts(browser, "#panel th") == ["action", "A of gigpo", "episode"]
+    assert texts(browser, "#panel tbody tr")[0].split()[:3] == ["go", "0", "+0.50"]
+    assert "A_NC" not in texts(browser, "body")[0]
+
+    browser.find_element(By.ID, "tab-evaluations").click()
+    until(browser, lambda b: texts(b, "#tasks .what"))
+    assert texts(browser, "#filters button") == [
+        "all 3",
+        "won by A only 1",
+        "won by B only 1",
+        "by both 0",
+        "by neither 1",
+    ]
+    assert texts(browser, ".head .note")[::2] == ["eval, step 0", "eval, step 4"]
+    browser.find_element(By.ID, "tab-training").click()
+    assert "State with value" in texts(browser, "#panel")[0], "as it was left"
+    if served:
+        server.shutdown()
