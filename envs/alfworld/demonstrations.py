@@ -19,6 +19,7 @@ from typing import Any
 
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl.environments.contract import Observation, TextEnvironment
+from g2po_trl.prompts.template import last_steps
 
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _ADJECTIVES = {"clean": "clean", "hot": "heat", "cool": "cool"}
@@ -237,7 +238,7 @@ class _Walk:
         for turn in range(max_turns):
             actions = now.admissible_actions
             best = expert.act(house, actions)
-            shown.append(Demonstration(text, now.text, list(actions), history[-history_length:], turn, best))
+            shown.append(Demonstration(text, now.text, list(actions), last_steps(history, history_length), turn, best))
             if self.impossible and rng.random() < self.impossible:
                 action = _impossible(house, goal, rng)
             else:

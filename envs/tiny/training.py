@@ -28,7 +28,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer, TrainerC
 from trl import SFTConfig, SFTTrainer
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_trl.prompts.template import PromptTemplate
+from g2po_trl.prompts.template import PromptTemplate, last_steps
 
 REPLY = "<think></think><action>{action}</action><|im_end|>"
 
@@ -83,7 +83,7 @@ class Course:
             shown.observation,
             task=shown.task,
             admissible_actions=shown.actions,
-            history=shown.history[-self.history_length :],
+            history=last_steps(shown.history, self.history_length),
             steps_taken=shown.steps_taken,
         )
         return message["content"]

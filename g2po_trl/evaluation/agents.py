@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..prompts.fitting import fit_prompt
-from ..prompts.template import ParsedCompletion, PromptTemplate, listed_spelling
+from ..prompts.template import ParsedCompletion, PromptTemplate, last_steps, listed_spelling
 from ..rollout.actor import prompt_contents
 from ..rollout.episode import Episode
 from ..trajectory import Trajectory
@@ -146,7 +146,7 @@ class ReActAgent(Agent):
         ]
         first = episode.steps[0].observation if episode.steps else episode.observation.text
         opening = [{"role": "user", "content": "\n\n".join([*told, f"Observation: {first}"])}]
-        shown = exchanges[-self.history_length :] if self.history_length else []
+        shown = last_steps(exchanges, self.history_length)
         if len(shown) < len(exchanges):
             opening[0]["content"] += f"\n\n({len(exchanges) - len(shown)} steps are left out here.)"
         conversation = [{"role": "system", "content": system}, *opening]

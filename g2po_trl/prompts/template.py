@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class ParsedCompletion(NamedTuple):
@@ -110,6 +112,11 @@ def listed_spelling(action: str, admissible_actions: Sequence[str] | None) -> st
 def parse_plain(reply: str, prompt_end: str = "") -> ParsedCompletion:
     """The whole completion is the action. Only an empty one is invalid."""
     return ParsedCompletion(reply.strip(), bool(reply.strip()))
+
+
+def last_steps(steps: Sequence[T], history_length: int) -> Sequence[T]:
+    """Return the steps that a prompt shows: the last `history_length`, none for 0."""
+    return steps[max(0, len(steps) - history_length) :]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..engines.sampling import Sampling, derived_seed
 from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
-from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
+from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
 from ..trajectory import Step
 from .episode import Episode
@@ -185,6 +185,6 @@ def prompt_contents(episode: Episode, history_length: int) -> dict[str, Any]:
         "observation": episode.observation.text,
         "task": episode.task,
         "admissible_actions": episode.observation.admissible_actions,
-        "history": episode.history[-history_length:] if history_length else [],
+        "history": last_steps(episode.history, history_length),
         "steps_taken": episode.turns,
     }

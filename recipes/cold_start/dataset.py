@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_trl.prompts.template import PromptTemplate
+from g2po_trl.prompts.template import PromptTemplate, last_steps
 from g2po_trl.prompts.tokenization import ChatEncoder
 
 REPLY = "<think></think><action>{action}</action>"
@@ -23,7 +23,7 @@ def as_dataset(demonstrations: Iterable[Demonstration], template: PromptTemplate
             shown.observation,
             task=shown.task,
             admissible_actions=shown.actions,
-            history=shown.history[-history_length:] if history_length else [],
+            history=last_steps(shown.history, history_length),
             steps_taken=shown.steps_taken,
         )
         reply = [{"role": "assistant", "content": REPLY.format(action=shown.expert)}]
