@@ -7,13 +7,14 @@ import warnings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl import GRPOConfig
 
 from .config_validation import ESTIMATORS, as_bound, check, check_advantage_fn, check_afterwards, check_estimator
 from .credit.state_keys import IGNORABLE
+from .engines.sampling import Sampling
 from .update.packing import LAYOUTS
 from .utils.masking import masked
 
@@ -329,6 +330,31 @@ class G2POConfig(GRPOConfig):
             ValueError: for the first such field that is not at its default.
         """
         check_advantage_fn(self)
+
+    def training_sampling(self) -> Sampling:
+        """Return how completions are sampled in rollouts."""
+        return Sampling(
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.min_p,
+            self.repetition_penalty,
+            self.max_completion_length,
+            tuple(self.stop_sequences or ()),
+        )
+
+    def evaluation_sampling(self, temperature: float | None = None) -> Sampling:
+        """Return how completions are sampled in evaluations.
+
+        Args:
+            temperature: `None`: `eval_temperature`.
+        """
+        return replace(
+            self.training_sampling(),
+            temperature=self.eval_temperature if temperature is None else temperature,
+            top_p=self.top_p if self.eval_top_p is None else self.eval_top_p,
+            top_k=self.top_k if self.eval_top_k is None else self.eval_top_k,
+        )
 
     @property
     def num_branches(self) -> int:

@@ -153,7 +153,7 @@ class G2POTrainer(GRPOTrainer):
             check_panel_name(name, "the name of a panel in eval_dataset")
             check_other_panels(name, args.other_eval_temperatures, panels)
         self._staging = AtomicCheckpoint()
-        with starting_vllm(args):
+        with starting_vllm(args.use_vllm and args.vllm_mode == "colocate", args.vllm_merge_adapter):
             super().__init__(
                 model=model,
                 reward_funcs=no_reward_function,
@@ -225,12 +225,12 @@ class G2POTrainer(GRPOTrainer):
         Args:
             tasks: dataset rows.
             sampling: default: as in training. For another temperature with the same lengths and stop sequences:
-                `dataclasses.replace(Sampling.for_training(trainer.args), temperature=0)`.
+                `dataclasses.replace(trainer.args.training_sampling(), temperature=0)`.
             groups, seeds, branches, branching: see `Player.play`.
             description: of the progress bar.
         """
         check_unchanged(self._made_with, self.args)
-        sampling = sampling or Sampling.for_training(self.args)
+        sampling = sampling or self.args.training_sampling()
         played = sum(task_id_of(task) not in self.task_errors for task in tasks)
         bar = RolloutBar(description, self.player.max_turns, played, self.accelerator.is_main_process)
         try:
@@ -291,7 +291,7 @@ class G2POTrainer(GRPOTrainer):
         steps_left = self.state.max_steps - self.state.global_step
         batches_left = math.ceil(steps_left / self.args.optimizer_steps_per_iteration)
         try:
-            return Rollout(*self.rolling.play(rows, Sampling.for_training(self.args), number, bar, batches_left))
+            return Rollout(*self.rolling.play(rows, self.args.training_sampling(), number, bar, batches_left))
         finally:
             bar.close()
 
@@ -462,7 +462,7 @@ class G2POTrainer(GRPOTrainer):
     def _play_panel(
         self, rows: list[dict[str, Any]], temperature: float
     ) -> tuple[list[Trajectory], list[dict[str, Any]]]:
-        sampling, args = Sampling.for_evaluation(self.args, temperature), self.args
+        sampling, args = self.args.evaluation_sampling(temperature), self.args
 
         def play(tasks: list[dict[str, Any]], seeds: list[int]) -> list[Trajectory]:
             return self.play(tasks, sampling, description="evaluation", seeds=seeds)[0]

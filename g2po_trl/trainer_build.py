@@ -17,7 +17,6 @@ from trl.models import unwrap_model_for_generation
 from .config import G2POConfig
 from .credit.assignment import Credit
 from .engines.base import Engine
-from .engines.sampling import Sampling
 from .engines.transformers import TransformersEngine
 from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
@@ -198,7 +197,8 @@ def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
 
 
 def _make_served_engine(trainer: GRPOTrainer, tokenizer: Any, options: dict[str, Any] | None) -> Engine:
-    from .experimental.vllm_servers.engine import ServedVLLMEngine, TrainerHandle
+    from .experimental.vllm_servers.engine import ServedVLLMEngine
+    from .experimental.vllm_servers.weight_sync import TrainerHandle
 
     args = trainer.args
     if args.vllm_structured_outputs_regex is not None:
@@ -209,7 +209,7 @@ def _make_served_engine(trainer: GRPOTrainer, tokenizer: Any, options: dict[str,
         partial(_lend_trained_model, trainer),
         trainer._dist.gather_params,
         None if args.max_prompt_length is None else args.max_prompt_length + args.max_completion_length,
-        Sampling.for_training(args),
+        args.training_sampling(),
         args.vllm_importance_sampling_correction,
     )
     # What begins with an underscore is not pushed to the Hub.

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from .sampling import Sampling
-
-if TYPE_CHECKING:
-    from ..rollout.stats import RolloutStats
 
 
 @dataclass
@@ -81,8 +78,9 @@ class Engine:
         """What an engine does at the beginning and at the end of a rollout."""
         yield
 
-    def note(self, stats: RolloutStats) -> None:
-        """What the engine alone knows of a rollout."""
+    def metrics(self) -> dict[str, float]:
+        """Return the engine's own numbers of this rollout, by metric name. The largest of all ranks is logged."""
+        return {}
 
     def close(self) -> None:
         """Free what the engine holds. Nothing is generated afterwards."""

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..config import G2POConfig
+from dataclasses import dataclass
 
 # Names of engine options -> the setting that decides the same. An engine option would silently win over the setting,
 # while the loss, a run's description and tables of results go by the setting.
@@ -51,28 +47,6 @@ class Sampling:
     repetition_penalty: float = 1.0
     max_tokens: int = 512
     stop_sequences: tuple[str, ...] = ()
-
-    @classmethod
-    def for_training(cls, args: G2POConfig) -> Sampling:
-        return cls(
-            args.temperature,
-            args.top_p,
-            args.top_k,
-            args.min_p,
-            args.repetition_penalty,
-            args.max_completion_length,
-            tuple(args.stop_sequences or ()),
-        )
-
-    @classmethod
-    def for_evaluation(cls, args: G2POConfig, temperature: float | None = None) -> Sampling:
-        """`eval_temperature`, `eval_top_p` and `eval_top_k`; without filters of its own, those of training."""
-        return replace(
-            cls.for_training(args),
-            temperature=args.eval_temperature if temperature is None else temperature,
-            top_p=args.top_p if args.eval_top_p is None else args.eval_top_p,
-            top_k=args.top_k if args.eval_top_k is None else args.eval_top_k,
-        )
 
 
 def derived_seed(*numbers: int) -> int:

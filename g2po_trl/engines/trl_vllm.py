@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
-    from ..config import G2POConfig
     from .vllm_adapter import ServedAdapter
 
 REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as many as TRL's client keeps connections for
@@ -190,16 +189,21 @@ class VLLMEngine(RequestEngine):
         return nullcontext()
 
 
-def starting_vllm(args: G2POConfig) -> AbstractContextManager:
-    """Within it TRL starts its colocated vLLM: with a port of its own, and room for an adapter if it can be served."""
-    if not args.use_vllm or args.vllm_mode != "colocate":
+def starting_vllm(colocated: bool, merge_adapter: bool | None = None) -> AbstractContextManager:
+    """Return a context in which TRL starts its vLLM: on a free port, and with room for an adapter that it can serve.
+
+    Args:
+        colocated: whether it starts one in this process; if not, the context does nothing.
+        merge_adapter: see `adapters_beside_the_base`.
+    """
+    if not colocated:
         return nullcontext()
     take_free_port()
     if not is_peft_available():
         return nullcontext()
     from .vllm_adapter import adapters_beside_the_base
 
-    return adapters_beside_the_base(args.vllm_merge_adapter)
+    return adapters_beside_the_base(merge_adapter)
 
 
 def take_free_port() -> None:

@@ -21,8 +21,8 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from ..experimental.vllm_servers.weight_folder import WeightFolder
 from .adapter_weights import adapter_parameters, base_parameters, merged_parameters
+from .weight_folder import WeightFolder
 
 if TYPE_CHECKING:
     from vllm import LLM

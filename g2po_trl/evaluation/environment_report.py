@@ -13,7 +13,7 @@ from ..environments.contract_violations import where_raised
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.pool.single import FailedError, RemoteProcessEnvironment
 from ..environments.validation import check_task_columns
-from ..experimental.branching.restore_state import rehearse
+from ..rollout.replay import rehearse
 from .random_episodes import LEVELS, Finding, Played, findings_of, learnable, play_at_random
 
 

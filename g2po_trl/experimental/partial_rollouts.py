@@ -21,10 +21,10 @@ from ..environments.tasks import own_columns, task_id_of
 from ..rollout.episode import Episode
 from ..rollout.loop import Loop
 from ..rollout.player import SET_ASIDE, Player
+from ..rollout.replay import return_to_start
 from ..rollout.stats import RolloutStats
 from ..trajectory import Trajectory
 from .branching.branching import Branching
-from .branching.restore_state import return_to_start
 
 Row = dict[str, Any]
 

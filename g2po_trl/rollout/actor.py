@@ -157,7 +157,7 @@ class PromptSession:
         stats.generated_tokens += sum(len(reply.ids) for reply in replies)
         stats.truncated_replies += sum(not reply.complete for reply in replies)
         stats.repeated_requests += sum(reply.repeats for reply in replies)
-        self.actor.engine.note(stats)
+        stats.engine_metrics = self.actor.engine.metrics()
         for prompt, reply in zip(prompts, replies):
             if reply.cached_tokens is not None:
                 stats.cacheable_tokens += len(prompt.ids)

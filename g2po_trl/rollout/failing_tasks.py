@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import TrainerCallback
 
-from ..credit.graph import TrajectoryRecord
+
+class PlayedTask(Protocol):
+    """An episode's task and outcome, as a `Trajectory` and the record of one have them."""
+
+    task_id: str
+    outcome: str
+    parent: int | None
 
 
 class TaskErrors:
@@ -29,7 +35,7 @@ class TaskErrors:
     def __contains__(self, task_id: str) -> bool:
         return self.in_a_row.get(task_id, 0) >= self.patience
 
-    def count(self, records: Iterable[TrajectoryRecord]) -> None:
+    def count(self, records: Iterable[PlayedTask]) -> None:
         """Take note of a rollout, all ranks' trajectories."""
         failed: dict[str, bool] = {}
         not_known = set()

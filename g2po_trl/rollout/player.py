@@ -14,11 +14,11 @@ from ..engines.sampling import Sampling
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
 from ..experimental.branching.branching import Branching, DeferredEpisodes
-from ..experimental.branching.restore_state import return_to_start
 from ..trajectory import Trajectory
 from .actor import Actor
 from .episode import Branch, Episode
 from .loop import Loop
+from .replay import return_to_start
 from .stats import RolloutStats
 
 SET_ASIDE = "set aside: nothing but environment errors before"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 
 # Not more where a rollout is played in parts, or by several ranks.
-_OF_THE_ROLLOUT = ("turns", "servers", "servers_left_out", "server_logp_difference", "weights_time")
+_OF_THE_ROLLOUT = ("turns",)
 
 
 @dataclass
@@ -28,12 +28,8 @@ class RolloutStats:
         generated_tokens, prompt_tokens: tokens of all completions, and of all prompts.
         cacheable_tokens: prompt tokens for which the engine reports its prefix cache.
         cached_tokens: of these, tokens that the cache held.
-        servers: several servers answer, so many.
-        servers_left_out: of these, those that were not asked to the end, since they failed; the most of any rank.
-        repeated_requests: requests that were repeated, since a server had failed.
-        server_logp_difference: the servers' log-probabilities of a fixed prompt against the trainer's, when they had
-            got the weights: mean over its tokens, of the server where it is largest.
-        weights_time: seconds until the servers had the weights.
+        repeated_requests: requests that were repeated because a server had failed.
+        engine_metrics: the engine's own numbers, by metric name (`Engine.metrics`); of several ranks the largest.
         replayed_steps: steps that were played again to return to a state.
         places: episodes that may be live at a time, if others follow those that end; 0: none do.
         place_seconds: seconds that live episodes have spent, summed over them; with `places`.
@@ -53,12 +49,8 @@ class RolloutStats:
     # Of the prompts for which the engine says what its prefix cache held: all tokens, and those.
     cacheable_tokens: int = 0
     cached_tokens: int = 0
-    # Of engines with servers of their own.
-    servers: int = 0
-    servers_left_out: int = 0
     repeated_requests: int = 0
-    server_logp_difference: float = 0.0
-    weights_time: float = 0.0
+    engine_metrics: dict[str, float] = field(default_factory=dict)
     replayed_steps: int = 0
     # Of rollouts in which others follow the episodes that end.
     places: int = 0
@@ -78,12 +70,16 @@ class RolloutStats:
 
     @classmethod
     def _joined(cls, stats: Sequence[RolloutStats], largest: set[str]) -> RolloutStats:
+        names = {name for one in stats for name in one.engine_metrics}
         return cls(
             **{
                 f.name: (max if f.name in largest else sum)(getattr(s, f.name) for s in stats)
                 for f in fields(cls)
-                if f.name != "parts"
-            }
+                if f.name not in ("parts", "engine_metrics")
+            },
+            engine_metrics={
+                name: max(one.engine_metrics[name] for one in stats if name in one.engine_metrics) for name in names
+            },
         )
 
     @property
@@ -98,14 +94,7 @@ class RolloutStats:
         cache = {}
         if self.cacheable_tokens:
             cache["rollout/prefix_cache_hit_fraction"] = self.cached_tokens / self.cacheable_tokens
-        servers = {}
-        if self.servers:
-            servers = {
-                "time/weights": self.weights_time,
-                "rollout/servers_left_out": self.servers_left_out,
-                "rollout/repeated_requests": self.repeated_requests,
-                "rollout/server_logp_difference": self.server_logp_difference,
-            }
+        repeated = {"rollout/repeated_requests": self.repeated_requests} if self.engine_metrics else {}
         return {
             "time/rollout": self.total_time,
             "time/environment": self.environment_time,
@@ -120,5 +109,6 @@ class RolloutStats:
             "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.live_steps),
             "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
             **cache,
-            **servers,
+            **repeated,
+            **self.engine_metrics,
         }

@@ -70,7 +70,7 @@ def test_generate_stops_at_stop_sequences(make_trainer):
     """With every letter a stop sequence, a reply ends with the first; nothing after it is trained."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     trainer = make_trainer(LongLetterEnvironment, stop_sequences=letters, max_completion_length=40)
-    sampling = Sampling.for_training(trainer.args)
+    sampling = trainer.args.training_sampling()
     torch.manual_seed(0)
     replies = trainer.player.actor.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
     texts = [trainer.processing_class.decode(reply.ids) for reply in replies]
@@ -96,10 +96,10 @@ def test_cut_off_replies_can_be_left_untrained(make_trainer):
 def test_evaluation_samples_as_it_is_told(tmp_path):
     options = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
     args = G2POConfig(str(tmp_path), top_k=5, top_p=0.9, **options)
-    assert Sampling.for_training(args) == Sampling(1.0, 0.9, 5, None, max_tokens=args.max_completion_length)
-    assert Sampling.for_evaluation(args) == replace(Sampling.for_training(args), temperature=0.4)
+    assert args.training_sampling() == Sampling(1.0, 0.9, 5, None, max_tokens=args.max_completion_length)
+    assert args.evaluation_sampling() == replace(args.training_sampling(), temperature=0.4)
     args = G2POConfig(str(tmp_path), top_k=5, eval_top_k=0, eval_top_p=0.5, eval_temperature=0.0, **options)
-    assert Sampling.for_evaluation(args) == Sampling(0.0, 0.5, 0, None, max_tokens=args.max_completion_length)
+    assert args.evaluation_sampling() == Sampling(0.0, 0.5, 0, None, max_tokens=args.max_completion_length)
 
 
 GREEDY = Sampling(temperature=0.0, max_tokens=12)

@@ -18,10 +18,10 @@ from conftest import build_tokenizer
 
 from g2po_trl import G2POConfig
 from g2po_trl.engines.sampling import Sampling
+from g2po_trl.engines.weight_folder import WeightFolder
 from g2po_trl.experimental.vllm_servers.client import RequestCancelled, Server, Servers, ServerUnavailable
-from g2po_trl.experimental.vllm_servers.engine import ServedVLLMEngine, TrainerHandle
-from g2po_trl.experimental.vllm_servers.weight_folder import WeightFolder
-from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.experimental.vllm_servers.engine import ServedVLLMEngine
+from g2po_trl.experimental.vllm_servers.weight_sync import TrainerHandle
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "scripted_vllm.py"
 VOCABULARY = 300
@@ -148,10 +148,8 @@ def stream(engine, rows, at_once=4, on_reply=lambda number: None):
     return replies
 
 
-def noted(engine):
-    stats = RolloutStats()
-    engine.note(stats)
-    return stats.servers_left_out
+def left_out(engine):
+    return engine.metrics()["rollout/servers_left_out"]
 
 
 def test_the_server_with_the_fewest_requests_is_asked():
@@ -212,7 +210,7 @@ def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
             assert engine.synced.difference < 1e-5
             replies = stream(engine, range(24), on_reply=kill_slow)
             check_replies(replies, model)
-            assert noted(engine) == 1
+            assert left_out(engine) == 1
             # Started again within the rollout it has weights of its own, and is not asked.
             slow.start().wait()
             check_replies(stream(engine, range(24)), model)
@@ -224,7 +222,7 @@ def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
         assert versions.count(first) >= 24 / 2 and set(versions) == {first, second}
 
         with engine.rollout():
-            assert noted(engine) == 0
+            assert left_out(engine) == 0
             check_replies(stream(engine, range(24)), model)
             loaded = [server.read()["loaded"] for server in (fast, slow)]
             assert len(loaded[0]) == 3 and loaded[1] == loaded[0][2:]
@@ -237,7 +235,7 @@ def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
 
             replies = stream(engine, range(24), on_reply=kill_both)
             check_replies(replies, model)
-            assert noted(engine) == 1 and sum(reply.repeats for reply in replies.values()) >= 1
+            assert left_out(engine) == 1 and sum(reply.repeats for reply in replies.values()) >= 1
             slow.kill()
             engine.patience = 0.3
             with pytest.raises(RuntimeError, match="none of vllm_servers answers, for 0.3 s"):
@@ -255,7 +253,7 @@ def test_a_server_that_was_started_again_unseen_is_not_asked(tokenizer, tmp_path
             two.kill()
             two.start().wait()
             replies = stream(engine, range(24))
-            assert noted(engine) == 1 and not two.read()["asked"]
+            assert left_out(engine) == 1 and not two.read()["asked"]
             check_replies(replies, model)
         engine.close()
 
@@ -271,7 +269,7 @@ def test_a_faulty_answer_is_asked_of_another(tokenizer, tmp_path, shared_pair, f
     engine = make_engine(tokenizer, (good, bad), tmp_path, model, reply_timeout=0.5)
     with engine.rollout():
         replies = engine.generate(PROMPTS, SAMPLING, SEEDS)
-        assert noted(engine) == 1
+        assert left_out(engine) == 1
     check_replies(replies, model)
     assert sum(reply.repeats for reply in replies) >= 1
     assert "".join(server.lost or "" for server in engine.servers.all) and engine.servers.all[0].lost is None
@@ -380,7 +378,7 @@ def test_what_is_no_longer_vllm_is_left_out(tokenizer, tmp_path, shared_pair):
     with engine.rollout():
         bad.set(other=True)
     with engine.rollout():
-        assert noted(engine) == 1 and "not vLLM's" in engine.servers.all[1].lost
+        assert left_out(engine) == 1 and "not vLLM's" in engine.servers.all[1].lost
         assert len(engine.generate(PROMPTS, SAMPLING, SEEDS)) == 24
         good.set(other=True)
         with pytest.raises(RuntimeError, match="none of vllm_servers answers, for 0.3 s"):

@@ -106,9 +106,8 @@ class ServedLetters(LettersEngine):
             )
         return found
 
-    def note(self, stats):
-        stats.servers, stats.servers_left_out = 2, 1
-        stats.server_logp_difference, stats.weights_time = 0.25, 1.5
+    def metrics(self):
+        return {"time/weights": 1.5, "rollout/servers_left_out": 1, "rollout/server_logp_difference": 0.25}
 
 
 class Norms(TrainerCallback):

@@ -8,28 +8,21 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, is_peft_model
 from transformers import PreTrainedTokenizerBase
 
 from ...engines.adapter_weights import adapter_parameters, whole_parameters
 from ...engines.base import Completion, Engine
 from ...engines.sampling import Sampling
-from ...engines.transformers import LendModel
 from ...engines.vllm_requests import sampling_options
+from ...engines.weight_folder import WeightFolder
 from .client import RequestCancelled, RequestRejected, Server, Servers, ServerUnavailable
-from .weight_folder import WeightFolder
-from .weight_sync import Probe, WeightSync
-
-if TYPE_CHECKING:
-    import torch
-
-    from ...rollout.stats import RolloutStats
+from .weight_sync import Probe, TrainerHandle, WeightSync
 
 logger = logging.getLogger(__name__)
 
@@ -45,28 +38,6 @@ class PendingRequest:
     sampling: Sampling
     body: dict[str, Any]
     repeats: int = 0
-
-
-@dataclass
-class TrainerHandle:
-    """What the engine knows of the trainer.
-
-    Args:
-        model: the one that is trained, at any time.
-        lend: the same, for a forward pass that all ranks make.
-        gather: makes parameters whole that ZeRO-3 keeps in parts.
-        longest: tokens of the longest prompt and its reply, if there is a limit.
-        sampling: of training.
-        compares: the engine's log-probabilities are compared with the trainer's, so they must be of that sampling.
-    """
-
-    accelerator: Accelerator
-    model: Callable[[], torch.nn.Module]
-    lend: LendModel
-    gather: Callable[[Sequence], AbstractContextManager]
-    longest: int | None
-    sampling: Sampling
-    compares: bool = True
 
 
 @dataclass
@@ -231,11 +202,12 @@ class ServedVLLMEngine(Engine):
         if not all(map(math.isfinite, logprobs)):
             raise ServerUnavailable("its reply has log-probabilities that are not finite: look into its log")
 
-    def note(self, stats: RolloutStats) -> None:
-        stats.servers = len(self.servers.all)
-        stats.servers_left_out = len(self.servers.all) - len(self.servers.live)
-        stats.server_logp_difference = self.synced.difference
-        stats.weights_time = self.synced.seconds
+    def metrics(self) -> dict[str, float]:
+        return {
+            "time/weights": self.synced.seconds,
+            "rollout/servers_left_out": len(self.servers.all) - len(self.servers.live),
+            "rollout/server_logp_difference": self.synced.difference,
+        }
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 

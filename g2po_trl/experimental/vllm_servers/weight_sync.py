@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
+from ...engines.sampling import Sampling
+from ...engines.transformers import LendModel
+from ...engines.weight_folder import EMPTY, PREFIX
 from .client import RequestRejected, Server, ServerUnavailable
-from .weight_folder import EMPTY, PREFIX
-
-if TYPE_CHECKING:
-    from .engine import TrainerHandle
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,28 @@ LARGEST_DIFFERENCE = 0.3
 NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 SHAPE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
+
+
+@dataclass
+class TrainerHandle:
+    """What the engine knows of the trainer.
+
+    Args:
+        model: the one that is trained, at any time.
+        lend: the same, for a forward pass that all ranks make.
+        gather: makes parameters whole that ZeRO-3 keeps in parts.
+        longest: tokens of the longest prompt and its reply, if there is a limit.
+        sampling: of training.
+        compares: the engine's log-probabilities are compared with the trainer's, so they must be of that sampling.
+    """
+
+    accelerator: Accelerator
+    model: Callable[[], torch.nn.Module]
+    lend: LendModel
+    gather: Callable[[Sequence], AbstractContextManager]
+    longest: int | None
+    sampling: Sampling
+    compares: bool = True
 
 
 @dataclass

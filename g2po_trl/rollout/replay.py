@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...environments.contract import Observation, StepResult
-from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ...rollout.episode import NOT_RETURNED, Branch, Episode
-from ...trajectory import Step
+from ..environments.contract import Observation, StepResult
+from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ..trajectory import Step
+from .episode import NOT_RETURNED, Branch, Episode
 
 
 def return_to_start(episode: Episode, answer: Observation | StepResult | EnvironmentFailure) -> str | None:
