@@ -16,7 +16,7 @@ from .engines.sampling import reserved_option
 from .runs.sample_table import BACKENDS
 from .update.packing import LAYOUTS
 from .utils.dependent_options import without_effect
-from .utils.extras import how_to_install
+from .utils.extras import install_command
 from .utils.parser import refuse_removed
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def check(args: G2POConfig) -> None:
         similarity == 1 or find_spec("datasketch") is not None,
         "state_similarity",
         similarity,
-        f"below 1 it needs datasketch: {how_to_install('similarity')}",
+        f"below 1 it needs datasketch: {install_command('similarity')}",
     )
     size = args.mini_batch_size
     _require(size is None or size >= 1, "mini_batch_size", size, "set it to 1 or more, or to None")

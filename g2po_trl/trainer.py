@@ -85,7 +85,7 @@ from .update.batch import StepBatch
 from .update.fsdp_precision import keep_outputs_exact
 from .update.iteration import Clock
 from .update.update import MicroBatches
-from .utils.json import written_beside
+from .utils.json import atomic_write
 
 # TRL 1.16 asks a model for it at every rollout, under the name transformers 5 deprecates: nothing a user could act on.
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -596,7 +596,7 @@ class G2POTrainer(GRPOTrainer):
         """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""
         if self.is_world_process_zero():
             tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
-            with written_beside(Path(self.args.output_dir, "README.md")) as file:
+            with atomic_write(Path(self.args.output_dir, "README.md")) as file:
                 file.write(str(card_of(self, tags, model_name, dataset_name)))
 
     def close(self) -> None:

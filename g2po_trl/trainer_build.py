@@ -23,7 +23,7 @@ from .environments.pool.pool import EnvironmentPool
 from .experimental.branching.branching import Branching
 from .experimental.branching.rules import ChooseBranches, least_visited
 from .experimental.partial_rollouts import Rolling
-from .prompts.chat_template import tokenizer_of
+from .prompts.chat_template import get_tokenizer
 from .prompts.template import PromptTemplate
 from .prompts.tokenization import ChatEncoder
 from .rollout.actor import PromptActor
@@ -171,7 +171,7 @@ def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
     "server", or `vllm_servers`. `kind` asks for another: "vllm", "served" or "generate".
     """
     args, ends = trainer.args, trainer.eos_token_ids
-    tokenizer, options = tokenizer_of(trainer.processing_class), args.generation_kwargs
+    tokenizer, options = get_tokenizer(trainer.processing_class), args.generation_kwargs
     kind = kind or ("vllm" if args.use_vllm else "served" if args.vllm_servers else "generate")
     if kind == "served":
         return _make_served_engine(trainer, tokenizer, options)
@@ -283,7 +283,7 @@ def make_update(trainer: GRPOTrainer) -> Update:
         slices,
         args.max_tokens_per_micro_batch,
         args.loss_type,
-        tokenizer_of(trainer.processing_class).pad_token_id,
+        get_tokenizer(trainer.processing_class).pad_token_id,
         args.seed,
         trainer.beta,
         policy_moves_on=lambda slices: args.gradient_accumulation_steps % (slices * trainer.num_iterations) != 0,

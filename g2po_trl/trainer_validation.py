@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 
 from .config import G2POConfig
 from .environments.contract import TextEnvironment
-from .prompts.chat_template import template_of
+from .prompts.chat_template import get_chat_template
 from .update.batch import loss_scale
 
 
@@ -87,7 +87,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     Raises:
         ValueError: naming what cannot be trained, and the remedy.
     """
-    if template_of(trainer.processing_class) is None:
+    if get_chat_template(trainer.processing_class) is None:
         raise ValueError(
             f"the tokenizer of {trainer.model.config._name_or_path or 'the model'} has no chat template: use an "
             "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class` "

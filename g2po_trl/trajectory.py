@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .utils.json import to_json, written_beside
+from .utils.json import atomic_write, to_json
 
 OUTCOMES = ("success", "failure", "truncated", "error", "lost")
 _SLOT = re.compile(r"<[^<>]+>")  # in a listed action: what the agent fills in
@@ -183,7 +183,7 @@ def write_jsonl(path: str | Path, trajectories: Iterable[Trajectory], append: bo
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") if append else written_beside(path) as file:
+    with path.open("a", encoding="utf-8") if append else atomic_write(path) as file:
         for trajectory in trajectories:
             file.write(to_json(trajectory.to_dict()) + "\n")
 

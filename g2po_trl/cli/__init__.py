@@ -92,9 +92,9 @@ def _without_debug(argv: list[str]) -> tuple[list[str], bool]:
 
 def _in_words(error: Exception) -> str:
     """What to print of an error: what it says, and of one that nobody foresaw where its traceback is kept."""
-    from ..utils.extras import missing_module
+    from ..utils.extras import missing_extra
 
-    if isinstance(error, ImportError) and (said := missing_module(error)):
+    if isinstance(error, ImportError) and (said := missing_extra(error)):
         return said
     if isinstance(error, OSError) and (said := _of_system(error)):
         return said

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..utils.parser import not_known
+from ..utils.parser import describe_unknown
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def read_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str
     """
     given, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise FlagsError(not_known(parser, unknown[0], "flag", "--help-all"))
+        raise FlagsError(describe_unknown(parser, unknown[0], "flag", "--help-all"))
     return vars(given)
 
 
@@ -196,7 +196,7 @@ def read_keys(parser: argparse.ArgumentParser, keys: dict[str, Any]) -> Iterator
     actions = {action.dest: action for action in reversed(parser._actions)}
     for name, value in keys.items():
         if name not in actions:
-            raise FlagsError(not_known(parser, f"--{name}", "key of the config file", "--help-all"))
+            raise FlagsError(describe_unknown(parser, f"--{name}", "key of the config file", "--help-all"))
         try:
             yield name, parser._get_value(actions[name], value) if isinstance(value, str) else value
         except argparse.ArgumentError as error:

@@ -17,7 +17,7 @@ from typing import Any
 from ..environments.tasks import split_tasks
 from ..runs.ownership import check_free
 from ..utils.dependent_options import check_given
-from ..utils.extras import EXTRA_OF, how_to_install
+from ..utils.extras import MODULE_EXTRAS, install_command
 from ..utils.parser import read_config, refuse_removed
 from .flags import Field, fields_of, make_parser, read_flags, read_keys
 
@@ -107,7 +107,7 @@ def _check_installed(script: Path, given: Mapping[str, Any]) -> None:
     wanted += [(f"{name} is True", module) for name, module in _NEEDED_WITH.items() if given.get(name)]
     for why, module in wanted:
         if find_spec(module) is None:
-            raise ValueError(f"{why}: {module} is not installed: {how_to_install(EXTRA_OF[module])}")
+            raise ValueError(f"{why}: {module} is not installed: {install_command(MODULE_EXTRAS[module])}")
     for name in _as_list(given.get("report_to")):
         if name in _TRACKERS and find_spec(_TRACKERS[name]) is None:
             raise ValueError(f"report_to is {name}: it is not installed: pip install {_TRACKERS[name]}")

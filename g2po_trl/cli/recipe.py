@@ -22,7 +22,7 @@ from ..runs.ownership import check_free
 from ..runs.summary import REPORT, at_other_temperatures, before_and_after, format_table
 from ..trainer import G2POTrainer
 from ..utils.dependent_options import check_given
-from ..utils.parser import not_known, read_config, refuse_removed
+from ..utils.parser import describe_unknown, read_config, refuse_removed
 
 EXIT_NOT_PUSHED = 3
 
@@ -68,7 +68,7 @@ def parse_arguments(
     )
     for words, where in ((unknown, "flag"), (of_file[::2], "key of the config file")):
         if words:
-            raise SystemExit(not_known(parser, words[0], where))
+            raise SystemExit(describe_unknown(parser, words[0], where))
     return tuple(parsed)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..utils.json import json_lines
+from ..utils.json import numbered_lines
 from .validation import check_task_columns
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def read_tasks(path: str | Path) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"tasks is {str(path)!r}, which cannot be read: {error}") from error
     rows = []
-    for number, line in json_lines(text):
+    for number, line in numbered_lines(text):
         try:
             row = json.loads(line)
         except ValueError as error:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..utils.json import plain
+from ..utils.json import to_plain
 from .contract import Observation, StepResult, TextEnvironment
 
 
@@ -103,7 +103,7 @@ def _checked_info(info: Any, where: str) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise EnvironmentContractError(f"{where}: info is {_show(info)}; give a dict")
     try:
-        data = plain(info)
+        data = to_plain(info)
     except Exception as error:  # refers to itself, or raises when it is asked for its text
         raise EnvironmentContractError(
             f"{where}: info cannot be stored as JSON ({error!r}); return plain data in it"

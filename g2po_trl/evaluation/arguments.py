@@ -13,7 +13,7 @@ import yaml
 from ..engines.sampling import reserved_option
 from ..environments.loading import environment_name
 from ..runs.run_json import FILE, find_run, read_run
-from ..utils.masking import hidden_in
+from ..utils.masking import masked_names
 from ..utils.parser import Parser, json_object
 from .run_defaults import run_as_of, run_defaults
 
@@ -257,7 +257,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         )
         parser.error(f"--environment is missing: {args.model} {why}")
     for name in [action.dest for action in parser._actions]:
-        for place in hidden_in(getattr(args, name, None), name):
+        for place in masked_names(getattr(args, name, None), name):
             parser.error(
                 f"{place} was left out of {FILE}, since it looks like a secret: give --{name.replace('_', '-')} with "
                 "it, or let the environment read it from a variable, passed by --environment-variables"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import Sampling
 from ..prompts.tokenization import ChatEncoder
-from ..utils.extras import how_to_install
+from ..utils.extras import install_command
 from ..utils.json import write_json
 from .checkpoints import load_model
 
@@ -319,7 +319,7 @@ class ServerChat(ChatModel):
         try:
             from openai import OpenAI
         except ImportError as error:
-            raise ImportError(f"openai is not installed: servers need it; {how_to_install('agents')}") from error
+            raise ImportError(f"openai is not installed: servers need it; {install_command('agents')}") from error
         self.model, self.parallel, self.base_url = model, parallel, base_url
         key = os.environ.get(key_variable) or "none"
         self.client = OpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=timeout)

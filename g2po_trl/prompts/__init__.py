@@ -1,1 +1,1 @@
-"""Prompts: the text a model reads at each step, and the action its completion means."""
+"""Prompts: the text a model reads at each step, and the action in its completion."""

@@ -1,8 +1,7 @@
-"""Chat messages -> the text a model reads, by its own chat template, whatever that refuses.
+"""Render chat messages with any model's chat template.
 
-Some templates raise on a system message, or leave it out; some want roles to alternate, a system message to be there,
-or contents as lists of blocks. What a template does is found out by trying it, and messages are arranged to suit it:
-nothing of them is lost on the way.
+Some templates reject or drop a system message. Others require alternating roles, a leading system message, or contents
+as lists of blocks. `ChatTemplate` probes the template and rearranges messages to fit it without losing content.
 """
 
 from __future__ import annotations
@@ -14,105 +13,106 @@ from functools import cached_property
 from typing import Any
 
 Message = dict[str, str]
-_SYSTEM, _USER, _MORE = "Qsystemq", "Quserq", "Qmoreq"  # words to look for in a text; no template trims inside of them
+_SYSTEM, _USER, _SECOND = "Qsystemq", "Quserq", "Qmoreq"  # probe words, which no template trims
 
 
-def tokenizer_of(processing_class):
-    """The tokenizer of a processor (multimodal checkpoints bring one); a tokenizer is its own."""
+def get_tokenizer(processing_class):
+    """Return the tokenizer of a processor, or the tokenizer itself."""
     return getattr(processing_class, "tokenizer", processing_class)
 
 
-def template_of(processing_class) -> str | dict[str, str] | None:
-    """The chat template of a tokenizer or processor, or of the processor's tokenizer."""
+def get_chat_template(processing_class) -> str | dict[str, str] | None:
+    """Return the chat template of a tokenizer or processor; the processor's own takes precedence."""
     own = getattr(processing_class, "chat_template", None)
-    return own or getattr(tokenizer_of(processing_class), "chat_template", None)
+    return own or getattr(get_tokenizer(processing_class), "chat_template", None)
 
 
 class ChatTemplate:
-    """`template(messages)` is the text of chat messages, with the beginning of the reply that is asked for.
+    """Renderer of chat messages, up to and including the generation prompt.
 
     Args:
         processing_class: a tokenizer or a processor.
         kwargs: more variables of the template, e.g. `{"enable_thinking": False}`.
 
     Raises:
-        ValueError: for a variable that the template does not have; when called, for a template that does not show what
-            the user says.
+        ValueError: if the template lacks one of the variables; when called, if it omits the user's message.
     """
 
     def __init__(self, processing_class, kwargs: dict[str, Any] | None = None):
-        self.tokenizer = tokenizer_of(processing_class)
+        self.tokenizer = get_tokenizer(processing_class)
         self.kwargs = dict(kwargs or {})
-        template = template_of(processing_class)
-        self._own = template if processing_class is not self.tokenizer and isinstance(template, str) else None
+        template = get_chat_template(processing_class)
+        self._processor_template = (
+            template if processing_class is not self.tokenizer and isinstance(template, str) else None
+        )
         source = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
         options = inspect.signature(self.tokenizer.apply_chat_template).parameters if kwargs else ()
         for name in self.kwargs:
             if name not in options and not re.search(rf"\b{re.escape(name)}\b", source):
                 raise ValueError(
-                    f"chat_template_kwargs has {name}={self.kwargs[name]!r}, and the chat template has no such "
-                    "variable: remove it, or write it as the template does"
+                    f"chat_template_kwargs has {name}={self.kwargs[name]!r}, which is not a variable "
+                    "of the chat template: remove it, or correct its spelling"
                 )
 
     def __call__(self, messages: Sequence[Message]) -> str:
         messages = list(messages)
-        if messages[0]["role"] == "system" and not self._takes_system:
-            messages = without_system(messages)
-        if any(a["role"] == b["role"] for a, b in zip(messages, messages[1:])) and not self._takes_neighbours:
-            messages = joined_neighbours(messages)
+        if messages[0]["role"] == "system" and not self._accepts_system:
+            messages = merge_system_message(messages)
+        if any(a["role"] == b["role"] for a, b in zip(messages, messages[1:])) and not self._accepts_repeated_roles:
+            messages = merge_same_roles(messages)
         return self._render(messages, *self._form)
 
     @cached_property
     def _form(self) -> tuple[bool, bool]:
-        """Whether contents are lists of blocks, and whether a system message must be there."""
+        """Return whether contents must be lists of blocks, and whether a system message is required."""
         first_error = None
         for form in ((False, False), (True, False), (False, True), (True, True)):
             try:
                 if _USER in self._render([_message("user", _USER)], *form):
                     return form
-            except Exception as error:  # whatever a template raises
+            except Exception as error:  # templates raise errors of any class
                 first_error = first_error or error
-        reason = f"it raises {type(first_error).__name__}: {first_error}" if first_error else "it leaves it out"
+        reason = f"it raises {type(first_error).__name__}: {first_error}" if first_error else "it omits the message"
         raise ValueError(
-            f"the chat template of {getattr(self.tokenizer, 'name_or_path', '') or 'the tokenizer'} does not show a "
-            f"user's message ({reason}): set `tokenizer.chat_template` to one that does"
+            f"the chat template of {getattr(self.tokenizer, 'name_or_path', '') or 'the tokenizer'} does not render a "
+            f"user message ({reason}): set `tokenizer.chat_template` to one that does"
         ) from first_error
 
     @cached_property
-    def _takes_system(self) -> bool:
+    def _accepts_system(self) -> bool:
         return self._shows([_message("system", _SYSTEM), _message("user", _USER)])
 
     @cached_property
-    def _takes_neighbours(self) -> bool:
-        return self._shows([_message("user", _USER), _message("user", _MORE)])
+    def _accepts_repeated_roles(self) -> bool:
+        return self._shows([_message("user", _USER), _message("user", _SECOND)])
 
     def _shows(self, messages: list[Message]) -> bool:
         try:
             text = self._render(messages, *self._form)
-        except Exception:  # whatever a template raises: it refuses
+        except Exception:  # templates raise errors of any class
             return False
         return all(message["content"] in text for message in messages)
 
-    def _render(self, messages: list[Message], as_blocks: bool, leads: bool) -> str:
-        if leads and messages[0]["role"] != "system":
+    def _render(self, messages: list[Message], as_blocks: bool, needs_system: bool) -> str:
+        if needs_system and messages[0]["role"] != "system":
             messages = [_message("system", ""), *messages]
         if as_blocks:
             messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-        template = {"chat_template": self._own} if self._own else {}
+        template = {"chat_template": self._processor_template} if self._processor_template else {}
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **template, **self.kwargs
         )
 
 
-def without_system(messages: Sequence[Message]) -> list[Message]:
-    """Messages in which the user says first what the system message said."""
+def merge_system_message(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with the system message prepended to the first user message."""
     if messages[0]["role"] != "system":
         return list(messages)
-    return joined_neighbours([_message("user", messages[0]["content"]), *messages[1:]], until=2)
+    return merge_same_roles([_message("user", messages[0]["content"]), *messages[1:]], until=2)
 
 
-def joined_neighbours(messages: Sequence[Message], until: int | None = None) -> list[Message]:
-    """Messages of which no two in a row, of the first `until`, have the same role."""
+def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> list[Message]:
+    """Return the messages with consecutive messages of one role joined, among the first `until`."""
     joined: list[Message] = []
     for place, message in enumerate(messages):
         if joined and joined[-1]["role"] == message["role"] and (until is None or place < until):

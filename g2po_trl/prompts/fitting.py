@@ -9,7 +9,7 @@ from .template import PromptTemplate
 
 
 class FittedPrompt(NamedTuple):
-    """Token ids of a prompt, its text, and whether something had to be left out."""
+    """A prompt's token ids and text; `truncated`: content was removed to fit the limit."""
 
     ids: list[int]
     text: str
@@ -30,13 +30,13 @@ def fit_prompt(
     history: Sequence[tuple[str, str]] = (),
     steps_taken: int = 0,
 ) -> FittedPrompt:
-    """Encode one step's prompt within `max_length` tokens.
+    """Return one step's prompt, shortened to at most `max_length` tokens.
 
-    Over the limit the oldest history goes first, then the middle of the observation; never the task or the actions.
-    `encode` turns chat messages into (token ids, text).
+    Over the limit, the oldest history is removed first, then the middle of the observation; the task and the actions
+    stay. `encode` turns chat messages into (token ids, text).
 
     Raises:
-        PromptTooLongError: when even an empty observation does not fit.
+        PromptTooLongError: if the prompt exceeds the limit even with an empty observation.
     """
 
     def build(text: str, shown: Sequence[tuple[str, str]]) -> tuple[list[int], str]:

@@ -1,8 +1,8 @@
-"""What the model reads and what its reply means: history window, chat messages, reply -> action and validity.
+"""Prompt templates and completion parsers: history window, chat messages, completion -> action and validity.
 
 A prompt is rebuilt at every step as one user message: the task, the last `history_length` observations and actions,
-the observation, the admissible actions. Prompts therefore stay short however long the episode, and each step is a
-training sample of its own.
+the observation, the admissible actions. Prompts therefore stay short in long episodes, and each step is a training
+sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ParsedCompletion(NamedTuple):
-    """What a parser reads in a completion.
+    """The action in a completion.
 
     Args:
         action: the text that the environment plays.
@@ -27,32 +27,32 @@ class ParsedCompletion(NamedTuple):
     valid: bool
 
 
-# Of a reply without an action, its end is played all the same: this many characters, as in the released code.
+# Without an action, this many characters from the end of the completion are played, as in the released code.
 _FALLBACK_CHARACTERS = 30
 _CJK = re.compile(r"[一-鿿]")
 
 
-def parse_think_action(reply: str, prompt_end: str = "") -> ParsedCompletion:
-    """Read `<think>…</think><action>…</action>`: the first action outside of the thought, as written.
+def parse_think_action(completion: str, prompt_end: str = "") -> ParsedCompletion:
+    """Parse `<think>…</think><action>…</action>`: the first action outside of the thought, as written.
 
     A completion is valid if it has all four tags. If the chat template opens `<think>` itself, the completion need
     not; if the template also closes it (thinking disabled), an action alone is valid. Of an invalid completion, the
     action is played if there is one, otherwise its last 30 characters.
 
     Args:
-        reply: the completion.
+        completion: the completion.
         prompt_end: the last characters of the prompt, to see whether the template opened `<think>`.
     """
-    action, thought = read_after_thought(reply, "action", prompt_end)
-    text = reply[-_FALLBACK_CHARACTERS:] if action is None else action
+    action, thought = read_after_thought(completion, "action", prompt_end)
+    text = completion[-_FALLBACK_CHARACTERS:] if action is None else action
     return ParsedCompletion(text.strip(), action is not None and thought)
 
 
-def read_after_thought(reply: str, tag: str, prompt_end: str = "") -> tuple[str | None, bool]:
-    """The content of the first `<tag>…</tag>` that no thought quotes, and whether the thought was begun and ended.
+def read_after_thought(completion: str, tag: str, prompt_end: str = "") -> tuple[str | None, bool]:
+    """Return the content of the first `<tag>…</tag>` outside of the thought, and whether the thought is complete.
 
-    A thought may quote the tags of a thought ("inside <think> </think>, then …"): they nest. Where they do not pair
-    up, the thought ends at its last `</think>`; where it never ends, the first `<tag>…</tag>` is taken all the same.
+    A thought may quote the tags of a thought ("inside <think> </think>, then …"): they nest. If they do not pair up,
+    the thought ends at its last `</think>`; if it never ends, the first `<tag>…</tag>` anywhere is returned.
     """
     prompt = prompt_end.rstrip()
     ended = after_end = prompt.endswith("</think>")
@@ -60,7 +60,7 @@ def read_after_thought(reply: str, tag: str, prompt_end: str = "") -> tuple[str 
     unpaired = False
     outside = behind = first = None  # outside of all thoughts; behind the last `</think>`; anywhere
     tags = re.compile(rf"<think>|</think>|<{tag}>((?:(?!</?(?:think|{tag})>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
-    for found in tags.finditer(reply):
+    for found in tags.finditer(completion):
         content = found.group(1)
         if content is not None:
             outside = content if outside is None and depth == 0 else outside
@@ -73,45 +73,45 @@ def read_after_thought(reply: str, tag: str, prompt_end: str = "") -> tuple[str 
         elif thoughts:
             unpaired |= depth == 0
             depth, ended = max(0, depth - 1), True
-        else:  # what came before was a thought, though nothing began it
+        else:  # an unopened thought ends here, so a tag before it was inside
             outside = None
     chosen = behind if outside is None or (unpaired and behind is not None) else outside
     return (first if chosen is None else chosen), chosen is not None and ended
 
 
 def parse_as_released(
-    reply: str, prompt_end: str = "", fallback_characters: int = _FALLBACK_CHARACTERS
+    completion: str, prompt_end: str = "", fallback_characters: int = _FALLBACK_CHARACTERS
 ) -> ParsedCompletion:
-    """Read `<think>…</think><action>…</action>` by the rule of the paper's released code.
+    """Parse `<think>…</think><action>…</action>` by the rule of the paper's released code.
 
     The action is in lower case, and reaches from the first `<action>` to the first `</action>`, even inside the
     thought. A completion is invalid if a tag is missing or if it contains CJK characters.
 
     Args:
-        reply: the completion.
+        completion: the completion.
         prompt_end: as in `parse_think_action`.
         fallback_characters: without an action, this many characters from the end of the completion are played.
     """
-    text = reply.lower()
+    text = completion.lower()
     start, end = text.find("<action>"), text.find("</action>")
     found = start >= 0 and end >= 0
     action = text[start + len("<action>") : end] if found else text[-fallback_characters:]
     prompt = prompt_end.rstrip()
-    opened, closed = "<think>" in reply or prompt.endswith("<think>"), "</think>" in reply
+    opened, closed = "<think>" in completion or prompt.endswith("<think>"), "</think>" in completion
     thought = prompt.endswith("</think>") or (opened and closed)
-    return ParsedCompletion(action.strip(), found and thought and not _CJK.search(reply))
+    return ParsedCompletion(action.strip(), found and thought and not _CJK.search(completion))
 
 
 def listed_spelling(action: str, admissible_actions: Sequence[str] | None) -> str:
-    """The one admissible action that differs from `action` in case alone; without one, `action` itself."""
+    """Return the one admissible action that differs from `action` in case only, else `action`."""
     listed = admissible_actions or ()
     alike = {other for other in listed if other.casefold() == action.casefold()}
     return alike.pop() if action not in alike and len(alike) == 1 else action
 
 
-def parse_plain(reply: str, prompt_end: str = "") -> ParsedCompletion:
-    """The whole completion is the action. Only an empty one is invalid."""
-    return ParsedCompletion(reply.strip(), bool(reply.strip()))
+def parse_plain(completion: str, prompt_end: str = "") -> ParsedCompletion:
+    """Return the whole completion as the action. Only an empty completion is invalid."""
+    return ParsedCompletion(completion.strip(), bool(completion.strip()))
 
 
 def last_steps(steps: Sequence[T], history_length: int) -> Sequence[T]:
@@ -121,7 +121,7 @@ def last_steps(steps: Sequence[T], history_length: int) -> Sequence[T]:
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """The wording of prompts, and the parser of replies.
+    """The wording of prompts, and the parser of completions.
 
     A prompt is one user message per step, rendered by the model's chat template. Slots are written as in `str.format`.
 
@@ -147,16 +147,16 @@ class PromptTemplate:
     match_case: bool = False
 
     def read(
-        self, reply: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None
+        self, completion: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None
     ) -> ParsedCompletion:
-        """Parse a completion.
+        """Parse a completion into an action and its validity.
 
         Args:
-            reply: the completion.
+            completion: the completion.
             prompt_end: the last characters of its prompt.
-            admissible_actions: those that the prompt listed.
+            admissible_actions: the actions listed in the prompt.
         """
-        action, valid = self.parse_reply(reply, prompt_end)
+        action, valid = self.parse_reply(completion, prompt_end)
         return ParsedCompletion(action if self.match_case else listed_spelling(action, admissible_actions), valid)
 
     def messages(
@@ -167,7 +167,7 @@ class PromptTemplate:
         history: Sequence[tuple[str, str]] = (),
         steps_taken: int = 0,
     ) -> list[dict[str, str]]:
-        """The chat messages of one step.
+        """Return the chat messages of one step.
 
         Args:
             observation: the text of the current observation.
@@ -194,7 +194,7 @@ class PromptTemplate:
         return [*system, {"role": "user", "content": content}]
 
 
-# What prompts have in common comes first: it passes through the model once (`packing`).
+# The text shared by all prompts comes first: packed training computes a shared prefix once.
 DEFAULT_PROMPT = PromptTemplate(
     first=(
         "{task}\nThink inside <think> </think>, then give one action inside <action> </action>.\n\n"

@@ -1,27 +1,27 @@
-"""Chat messages -> token ids, by a chat template and one batch call of the tokenizer."""
+"""Render and tokenize chat messages, many prompts in one call of the tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from .chat_template import ChatTemplate, tokenizer_of
+from .chat_template import ChatTemplate, get_tokenizer
 
-# What replies are read by: kept in their text where a tokenizer has them among its special tokens.
+# Tags that parsers read: kept in decoded text even if the tokenizer has them as special tokens.
 _TAGS = {f"<{end}{name}>" for name in ("think", "action", "code", "tool_call") for end in ("", "/")}
 
 
 class ChatEncoder:
-    """Chat messages -> token ids and text, by the chat template of a tokenizer or processor (`ChatTemplate`)."""
+    """Encoder of chat messages: `encoder(messages)` returns the prompt's token ids and text."""
 
     def __init__(self, processing_class, chat_template_kwargs: dict[str, Any] | None = None):
-        self.tokenizer = tokenizer_of(processing_class)
+        self.tokenizer = get_tokenizer(processing_class)
         self.text = ChatTemplate(processing_class, chat_template_kwargs)
         added = getattr(self.tokenizer, "added_tokens_decoder", {})
         special = {number: token.content for number, token in added.items() if token.special}
-        # Special tokens to leave out of a reply's text one by one; `None`: the tokenizer leaves them all out.
-        self._left_out = special.keys() - {n for n, text in special.items() if text in _TAGS}
-        self._left_out = None if len(self._left_out) == len(special) else self._left_out
+        # Special tokens to skip one by one when decoding; `None`: the tokenizer skips all of them.
+        self._skipped = special.keys() - {n for n, text in special.items() if text in _TAGS}
+        self._skipped = None if len(self._skipped) == len(special) else self._skipped
 
     def __call__(self, messages: list[dict[str, str]]) -> tuple[list[int], str]:
         text = self.text(messages)
@@ -31,11 +31,11 @@ class ChatEncoder:
         """Return the token ids of each text, from one call of the tokenizer: much faster than one call per text."""
         if not texts:
             return []
-        # Not verbose: a prompt beyond the tokenizer's maximum is shortened afterwards.
+        # Not verbose: the caller shortens prompts beyond the tokenizer's maximum.
         return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a reply, without special tokens other than the tags it is read by."""
-        if self._left_out is None:
+        """Return the text of a completion without special tokens, except the tags that parsers read."""
+        if self._skipped is None:
             return self.tokenizer.decode(ids, skip_special_tokens=True)
-        return self.tokenizer.decode([number for number in ids if number not in self._left_out])
+        return self.tokenizer.decode([number for number in ids if number not in self._skipped])

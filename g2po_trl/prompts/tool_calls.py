@@ -1,4 +1,4 @@
-"""The prompt of environments whose action is the whole reply or the calls in it; and whose prompt is which."""
+"""Prompt template and parser of tool calls, for environments in TRL's style."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HOW_TO_CALL = (
 
 
 def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
-    """Name and arguments of each call.
+    """Return name and arguments of each call in an action.
 
     Raises:
-        ValueError: when there is none, or one that is not `{"name": …, "arguments": {…}}`.
+        ValueError: if there is no call, or a call is not `{"name": …, "arguments": {…}}`.
     """
     calls = []
     for text in CALL.findall(action):
@@ -38,19 +38,19 @@ def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-def parse_tool_calls(reply: str, prompt_end: str = "") -> ParsedCompletion:
-    """A reply's tool calls as the action; the whole reply when it makes none. Invalid: a call that is no JSON.
+def parse_tool_calls(completion: str, prompt_end: str = "") -> ParsedCompletion:
+    """Return the tool calls of a completion as the action, or the whole completion if it makes no call.
 
-    A thought that was ended is left out: calls it quotes are not made.
+    A call that is not valid JSON makes the completion invalid. Calls inside a finished thought are ignored.
     """
-    reply = reply.rpartition("</think>")[2]
-    if OPEN_CALL not in reply:
-        return ParsedCompletion(reply.strip(), bool(reply.strip()))
-    calls = "".join(f"{OPEN_CALL}{call.strip()}</tool_call>" for call in CALL.findall(reply))
+    completion = completion.rpartition("</think>")[2]
+    if OPEN_CALL not in completion:
+        return ParsedCompletion(completion.strip(), bool(completion.strip()))
+    calls = "".join(f"{OPEN_CALL}{call.strip()}</tool_call>" for call in CALL.findall(completion))
     try:
         read_calls(calls)
     except ValueError:
-        return ParsedCompletion(calls or reply.strip(), False)
+        return ParsedCompletion(calls or completion.strip(), False)
     return ParsedCompletion(calls, True)
 
 

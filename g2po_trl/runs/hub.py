@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 from transformers import Trainer
 
-from ..utils.json import written_beside
+from ..utils.json import atomic_write
 from .ownership import LOCK, STAGING, SUPERSEDED
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def _warn_of_failed_pushes(push_in_progress: Any) -> None:
 
 def _write_gitignore(folder: str | Path) -> None:
     """What stays here when the folder is pushed."""
-    with written_beside(Path(folder, ".gitignore")) as file:
+    with atomic_write(Path(folder, ".gitignore")) as file:
         file.writelines(f"{name}\n" for name in _NOT_PUSHED)
 
 

@@ -1,4 +1,4 @@
-"""Options that do nothing unless another option is set: `--lora_r 8` without `--use_peft`. Standard library only."""
+"""Options without effect unless another option is set: `--lora_r 8` without `--use_peft`. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Values = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Switch:
-    """Fields that are read only while others, the switches, have certain values.
+    """Fields that take effect only for certain values of other fields, the switches.
 
     Args:
-        switches: the fields that decide.
-        is_on: reads them by name.
+        switches: names of the fields that decide.
+        is_on: reads the switches by name and returns whether `fields` take effect.
         remedy: how to turn it on, as a user types it.
-        fields: what has no effect while it is off.
-        in_objects: also told of objects. Some defaults of `G2POConfig` are worked out when it is made.
+        fields: names of the fields without effect while it is off.
+        in_objects: also check `G2POConfig` objects; `False` where `G2POConfig` computes the defaults itself.
     """
 
     switches: tuple[str, ...]
@@ -93,15 +93,15 @@ SWITCHES = (
 
 
 def check_given(given: Collection[str]) -> None:
-    """Refuse options whose switch is not mentioned at all.
+    """Refuse options whose switch is not given.
 
-    A switch that is given, also as off, is a decision: `--use_vllm false` with the configuration of a GPU is fine.
+    A switch that is given as off is a decision: `--use_vllm false` with the configuration of a GPU is accepted.
 
     Args:
         given: names of the fields on the command line and in the configuration file.
 
     Raises:
-        ValueError: for the first such option.
+        ValueError: for the first option without its switch.
     """
     for switch in SWITCHES:
         found = [name for name in switch.fields if name in given]
@@ -110,7 +110,7 @@ def check_given(given: Collection[str]) -> None:
 
 
 def without_effect(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each switch that is off while fields of it are not at their defaults."""
+    """Yield a sentence for each switch that is off while some of its fields differ from their defaults."""
     for switch in SWITCHES:
         known = switch.in_objects and all(name in values for name in switch.switches)
         if not known or switch.is_on(values.get):

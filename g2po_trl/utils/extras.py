@@ -1,11 +1,11 @@
-"""How to install what an optional part needs, said in one place. Standard library only."""
+"""Optional dependencies and the commands that install them. Standard library only."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# Module -> the extra of setup.cfg that brings it.
-EXTRA_OF = {
+# Module -> the extra of setup.cfg that installs it.
+MODULE_EXTRAS = {
     "alfworld": "alfworld",
     "textworld": "alfworld",
     "regex": "webshop",
@@ -27,19 +27,19 @@ EXTRA_OF = {
 }
 
 
-def how_to_install(extra: str) -> str:
-    """The command that installs an extra: from the clone that this package is imported from, or by its name."""
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, from the clone if the package is imported from one."""
     clone = Path(__file__).resolve().parents[2]
     if (clone / "setup.cfg").is_file():
         return f"pip install -e '{clone}[{extra}]'"
     return f"pip install 'g2po-trl[{extra}]'"
 
 
-def missing_module(error: ImportError) -> str | None:
-    """A sentence about a module that an extra brings; `None` for any other."""
+def missing_extra(error: ImportError) -> str | None:
+    """Return how to install the module that an import failed on; `None` if no extra contains it."""
     module = (error.name or "").partition(".")[0]
     if "vLLM is not available" in str(error):  # TRL names its own extra
         module = "vllm"
-    if module not in EXTRA_OF:
+    if module not in MODULE_EXTRAS:
         return None
-    return f"{module} is not installed: {how_to_install(EXTRA_OF[module])}"
+    return f"{module} is not installed: {install_command(MODULE_EXTRAS[module])}"

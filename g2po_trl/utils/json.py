@@ -1,4 +1,4 @@
-"""JSON that every reader takes: no NaN, no Infinity, no half a character."""
+"""Standard JSON without NaN, Infinity and lone surrogates, and files that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any, TextIO
 
 
 def to_json(data: Any, **options: Any) -> str:
-    """JSON text of plain data.
+    """Return data as JSON text.
 
     A float that is not finite becomes `null`, a numpy value a number or a list, a lone surrogate "?", and any other
-    object its text. `options` are those of `json.dumps`.
+    object its text. `options` are passed to `json.dumps`.
     """
     options = {"ensure_ascii": False, "allow_nan": False, **options}
     try:
         text = json.dumps(data, **options)
-    except (TypeError, ValueError):  # seldom: looking at every value first would cost more than writing them
-        text = json.dumps(plain(data), **options)
+    except (TypeError, ValueError):  # rare: converting every value first would cost more than dumping
+        text = json.dumps(to_plain(data), **options)
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @contextmanager
-def written_beside(path: str | Path) -> Iterator[TextIO]:
-    """A text file that takes the place of `path` when the block has ended without an error; its folder is made.
+def atomic_write(path: str | Path) -> Iterator[TextIO]:
+    """Open a text file that replaces `path` when the block ends without an error; create its folder.
 
-    Whenever the process is killed, or a reader looks, there is the old file or the new one, not half of it.
+    Readers, also after a kill, see the old file or the new one, never a part of it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,48 +43,48 @@ def written_beside(path: str | Path) -> Iterator[TextIO]:
 
 
 def write_json_lines(path: str | Path, rows: Iterable[Any], **options: Any) -> None:
-    """A file with one value a line, as JSON, written beside the old one. `options` are those of `to_json`."""
-    with written_beside(path) as file:
+    """Write one JSON value per line, replacing the file atomically. `options` are passed to `to_json`."""
+    with atomic_write(path) as file:
         file.writelines(to_json(row, **options) + "\n" for row in rows)
 
 
 def write_json(path: str | Path, data: Any, **options: Any) -> None:
-    """Write `to_json` and a line's end, beside the old file."""
-    with written_beside(path) as file:
+    """Write data as JSON, replacing the file atomically. `options` are passed to `to_json`."""
+    with atomic_write(path) as file:
         file.write(to_json(data, **options) + "\n")
 
 
-def json_lines(text: str) -> list[tuple[int, str]]:
-    """The lines that are not blank, with their numbers from 1.
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, with their numbers from 1.
 
-    Not `str.splitlines`: JSON text may hold U+2028, U+2029 and U+0085, at which that cuts.
+    Unlike `str.splitlines`, this does not split at U+2028, U+2029 and U+0085, which JSON text may contain.
     """
     return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def read_json_lines(path: str | Path) -> list[Any]:
-    """What the lines of a file say, as far as they can be read: one that a kill cut is as if it were not there."""
+    """Return the values of a file's lines; invalid lines, such as one cut by a kill, are skipped."""
     rows = []
     for line in Path(path).read_bytes().split(b"\n"):
         try:
             rows += [json.loads(line)] if line.strip() else []
-        except ValueError:  # no JSON, or half a character
+        except ValueError:  # invalid JSON or UTF-8
             continue
     return rows
 
 
-def plain(value: Any) -> Any:
-    """The value as data that JSON has, by the rules of `to_json`."""
+def to_plain(value: Any) -> Any:
+    """Return the value as plain JSON data, by the rules of `to_json`."""
     if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
+        return {str(name): to_plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(part) for part in value]
+        return [to_plain(part) for part in value]
     if hasattr(value, "tolist"):  # numpy's arrays and scalars, torch's tensors
-        return plain(value.tolist())
+        return to_plain(value.tolist())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int):  # also an Enum's member: its class may not unpickle elsewhere
+    if isinstance(value, int):  # an IntEnum member, whose class may not unpickle elsewhere, becomes an int
         return int(value)
     return str.__str__(value) if isinstance(value, str) else str(value)

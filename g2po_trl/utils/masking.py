@@ -1,4 +1,4 @@
-"""What looks like a secret, by its name, and plain data without it: for what is written, logged and pushed."""
+"""Detect secrets by name or form, and mask them in data that is written, logged or pushed."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 HIDDEN = "<not written: it looks like a secret>"
 _WORDS = r"TOKENS?|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|PAT|AUTH"
-# Of a variable, and of an argument: there `max_tokens`, `state_key` and `key_room` are ordinary.
+# Separate patterns, since arguments like `max_tokens`, `state_key` and `key_room` are ordinary.
 _VARIABLE = re.compile(rf"(^|_)({_WORDS})($|_)|PASSWORD|(API|ACCESS|SECRET)KEY", re.IGNORECASE)
 _ARGUMENT = re.compile(
     rf"(^|[_-])({_WORDS}|AUTHORIZATION|COOKIES?)$|ACCESSTOKEN$|PASSWORD|SECRET|CREDENTIAL|(API|ACCESS|PRIVATE)[_-]?KEY",
     re.IGNORECASE,
 )
-# A bare `key` is what tells states apart in ALFWorld and AppWorld, and what opens a door elsewhere.
+# A bare `key` is a state key in ALFWorld and AppWorld, and an object in other games.
 _ORDINARY = re.compile(
     r"(^|_)(BOS|EOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|VIDEO|AUDIO|SPECIAL|STATE|TASK|SORT)_(TOKEN|KEY)S?$|^KEYS?$",
     re.IGNORECASE,
 )
 _IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]*:[^\s/]+(?=@)")  # a password may have an @
 _IN_QUERY = re.compile(r"([?&#][^=&\s]*(?:token|key|secret|password|signature|auth)=)[^&#\s]+", re.IGNORECASE)
-# Credentials whatever they are called: of the Hub, of OpenAI and its like, of GitHub, AWS, Slack, Google, GitLab.
+# Known credentials under any name: the Hub, OpenAI-style APIs, GitHub, AWS, Slack, Google, GitLab.
 _CREDENTIAL = re.compile(
     r"\b(hf_\w{16,}|sk-[\w-]{16,}|gh[oprsu]_\w{20,}|github_pat_\w{20,}|AKIA[A-Z0-9]{16}|xox[abprs]-[\w-]{10,}"
     r"|AIza[\w-]{30,}|glpat-[\w-]{16,}|(?<=Bearer )\S{8,})"
@@ -29,18 +29,19 @@ _CREDENTIAL = re.compile(
 
 
 def is_secret_variable(name: str) -> bool:
-    """Does an environment variable look like a secret by its name?"""
+    """Return whether an environment variable looks like a secret by its name."""
     return bool(_VARIABLE.search(name))
 
 
 def masked(data: Any, name: str = "") -> Any:
-    """Plain data in which `HIDDEN` takes the place of texts that look like a secret.
+    """Return the data with texts that look like secrets replaced by `HIDDEN`.
 
-    They are those of a name that says so (`api_key`, `hub_token`), passwords in addresses, and words that begin as
-    known credentials do. Numbers are none, and mappings and lists are looked through.
+    Masked are texts under a secret's name (`api_key`, `hub_token`), passwords in URLs, and words with the prefix of a
+    known credential. Mappings and lists are searched; numbers are never masked.
 
     Args:
-        name: of the data, if it has one.
+        data: plain data.
+        name: the name of the data, if it has one.
     """
     if isinstance(data, Mapping):
         return {key: masked(value, name if _is_secret(name) else str(key)) for key, value in data.items()}
@@ -53,14 +54,14 @@ def masked(data: Any, name: str = "") -> Any:
     return _CREDENTIAL.sub(HIDDEN, _IN_QUERY.sub(rf"\1{HIDDEN}", _IN_ADDRESS.sub(HIDDEN, data)))
 
 
-def hidden_in(data: Any, name: str) -> Iterator[str]:
-    """The names, like `environment_options.api_key`, of what `masked` has left out of data."""
+def masked_names(data: Any, name: str) -> Iterator[str]:
+    """Yield the names of values that `masked` replaced, like `environment_options.api_key`."""
     if isinstance(data, Mapping):
         for key, value in data.items():
-            yield from hidden_in(value, f"{name}.{key}")
+            yield from masked_names(value, f"{name}.{key}")
     elif isinstance(data, (list, tuple)):
         for place, value in enumerate(data):
-            yield from hidden_in(value, f"{name}[{place}]")
+            yield from masked_names(value, f"{name}[{place}]")
     elif isinstance(data, str) and HIDDEN in data:
         yield name
 

@@ -1,4 +1,4 @@
-"""Command lines: argparse with the habits that all commands of `g2po` share."""
+"""Argument parsing shared by all `g2po` commands: a lenient `ArgumentParser`, removed options, YAML files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Options that an earlier version had -> what to do without. They are refused on the command line and in YAML.
+# Removed option -> its replacement. Refused on the command line and in YAML.
 REMOVED = {
     "update_while_playing": "leave it out, updates begin when all episodes of a rollout have ended",
     "overlap_environments": "set use_vllm: its rollouts stream, and environments step while others are answered",
 }
-# (option, value, what to do without), of values that an earlier version took.
+# (option, removed value, its replacement).
 _REMOVED_VALUES = [("value_lambda", "auto", "set a number from 0 to 1 (g2po report RUN tests a run's state keys)")]
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that takes `--max_turns` for `--max-turns`, as `g2po train` spells its options.
+    """An `ArgumentParser` that accepts `--max_turns` for `--max-turns`, as `g2po train` spells its options.
 
     Args:
-        short_help: what `--help` prints; the help that argparse makes is then printed by `--help-all`.
+        short_help: text printed by `--help`; argparse's own help is then printed by `--help-all`.
     """
 
     def __init__(self, short_help: str | None = None, **options: Any):
@@ -70,14 +70,14 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def not_known(parser: argparse.ArgumentParser, word: str, where: str, help_flag: str = "--help") -> str:
-    """Return why a word is no flag: its option was removed, or it is misspelled. `where`: "flag", or another noun."""
+def describe_unknown(parser: argparse.ArgumentParser, word: str, where: str, help_flag: str = "--help") -> str:
+    """Return why a word is not a flag: its option was removed, or it is misspelled. `where`: the noun, e.g. "flag"."""
     option = word.partition("=")[0].lstrip("-").replace("-", "_").removeprefix("no_")
     if word.startswith("--") and option in REMOVED:
         return f"{option} was removed: {REMOVED[option]}"
     names = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     near = difflib.get_close_matches(word.partition("=")[0], names, 1)
-    remedy = f"did you mean {near[0]}?" if near else f"{help_flag} lists all there are"
+    remedy = f"did you mean {near[0]}?" if near else f"{help_flag} lists all options"
     return (
         f"{word} is not a {where}: {remedy}"
         if word.startswith("-")
@@ -86,14 +86,14 @@ def not_known(parser: argparse.ArgumentParser, word: str, where: str, help_flag:
 
 
 def refuse_removed(keys: Mapping[str, Any], argv: Sequence[str] = ()) -> None:
-    """Refuse values of options that were removed.
+    """Refuse removed option values.
 
     Args:
         keys: option -> value, of a configuration.
         argv: words of the command line.
 
     Raises:
-        ValueError: for the first such value, with what to do without.
+        ValueError: for the first removed value, with its replacement.
     """
     words = [part for word in argv for part in word.split("=", 1)]
     flags = ((name.lstrip("-").replace("-", "_"), value) for name, value in zip(words, words[1:]))
@@ -104,10 +104,10 @@ def refuse_removed(keys: Mapping[str, Any], argv: Sequence[str] = ()) -> None:
 
 
 def read_config(path: str | Path | None) -> dict[str, Any]:
-    """The fields in a YAML file, without `env`, from which TRL takes environment variables.
+    """Return the fields of a YAML file, without `env`, which TRL reads as environment variables.
 
     Raises:
-        ValueError: when it cannot be read, or holds something else.
+        ValueError: if the file cannot be read or is not a mapping.
     """
     if path is None:
         return {}
@@ -118,8 +118,8 @@ def read_config(path: str | Path | None) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"config is {str(path)!r}, which cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"config is {str(path)!r}, which cannot be read: {said}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"config is {str(path)!r}, which cannot be read: {reason}") from error
     if not isinstance(keys, dict) or not all(isinstance(name, str) for name in keys):
-        raise ValueError(f"config is {str(path)!r}, which holds no fields: write one a line, like max_steps: 100")
+        raise ValueError(f"config is {str(path)!r}, which contains no fields: write one per line, like max_steps: 100")
     return {name: value for name, value in keys.items() if name != "env"}

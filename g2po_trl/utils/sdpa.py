@@ -1,4 +1,4 @@
-"""Which kernels PyTorch's attention may take."""
+"""Kernel choice of PyTorch's scaled dot-product attention."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Passes through a model in here, backward ones too, take no attention of cuDNN's; also a decorator.
+    """Disable cuDNN attention in forward and backward passes; a context manager and a decorator.
 
-    PyTorch takes it first on an H100, H200 or B200. Under a mask its gradient is NaN at some lengths of a row
-    (pytorch#196678), it builds a plan of up to a second for each new shape, of which an iteration has dozens, and on a
-    B200 it generates wrong tokens for models with few key-value heads (pytorch#193893). Models with a sliding window
-    make masks of their own, so what is passed does not tell where there is one.
+    PyTorch prefers it on an H100, H200 or B200. With a mask its gradient is NaN at some row lengths (pytorch#196678),
+    it builds a plan of up to a second for each new shape, of which an iteration has dozens, and on a B200 it generates
+    wrong tokens for models with few key-value heads (pytorch#193893). Models with a sliding window create masks
+    internally, so the arguments do not show whether a mask is used.
     """
     enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..utils.extras import how_to_install
-from ..utils.json import to_json, written_beside
+from ..utils.extras import install_command
+from ..utils.json import atomic_write, to_json
 from .data import Run
 from .episode_sets import Evaluation
 from .sources import Sources, open_folder
@@ -29,7 +29,7 @@ def library() -> str:
     found = find_spec("pyvis")
     paths = sorted(Path(found.origin).parent.glob("lib/vis-*/vis-network.min.js")) if found else []
     if not paths:
-        raise ImportError(f"the viewer draws graphs by vis-network, which comes with pyvis: {how_to_install('view')}")
+        raise ImportError(f"the viewer draws graphs by vis-network, which comes with pyvis: {install_command('view')}")
     return paths[-1].read_text(encoding="utf-8")
 
 
@@ -109,7 +109,7 @@ def write_page(
     path = Path(path)
     sources = sources if isinstance(sources, Sources) else Sources(sources)
     page = page_of(sources, iterations, prompts)
-    with written_beside(path) as file:
+    with atomic_write(path) as file:
         file.write(page)
     return path
 

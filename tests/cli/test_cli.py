@@ -20,7 +20,7 @@ from g2po_trl.cli import COMMANDS, main
 from g2po_trl.cli.commands.init import FILES, write_folder
 from g2po_trl.cli.commands.train import Request, read, resolve
 from g2po_trl.cli.recipe_files import config_names, recipe_names, recipes_folder
-from g2po_trl.utils.extras import EXTRA_OF, how_to_install
+from g2po_trl.utils.extras import MODULE_EXTRAS, install_command
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "peft", "trl", "bitsandbytes", "pandas", "vllm"}
@@ -162,14 +162,14 @@ def test_what_nobody_foresaw_keeps_its_traceback(capsys, monkeypatch):
         main(["check", "--debug"])
     error = ModuleNotFoundError("No module named 'textworld'", name="textworld.core")
     errors = outcome(capsys, "check")[2]
-    assert errors == f"g2po check: error: textworld is not installed: {how_to_install('alfworld')}\n"
+    assert errors == f"g2po check: error: textworld is not installed: {install_command('alfworld')}\n"
     error = OSError(28, "No space left on device", "runs/a/model.safetensors")
     assert "the disk is full: runs/a/model.safetensors cannot be written" in outcome(capsys, "check")[2]
     error = OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheckout your internet")
     assert "nor to be had from the Hub: We couldn't" in (said := outcome(capsys, "check")[2])
     assert said.endswith("Without network: --model FOLDER\n") and len(said.splitlines()) == 1
     error = ImportError("vLLM is not available. Please install it with `pip install trl[vllm]`")
-    assert how_to_install("vllm") in outcome(capsys, "check")[2]
+    assert install_command("vllm") in outcome(capsys, "check")[2]
     error = KeyboardInterrupt()
     code, _, errors = outcome(capsys, "check")
     assert code == 130 and errors == "\ng2po check: stopped\n"
@@ -227,15 +227,15 @@ def test_debug_of_transformers_is_its_own(monkeypatch):
 
 
 def test_how_to_install_works_where_it_is_said(monkeypatch, tmp_path):
-    assert how_to_install("view") == f"pip install -e '{ROOT.resolve()}[view]'"
+    assert install_command("view") == f"pip install -e '{ROOT.resolve()}[view]'"
     monkeypatch.setattr("g2po_trl.utils.extras.__file__", str(tmp_path / "g2po_trl" / "installing.py"))
-    assert how_to_install("view") == "pip install 'g2po-trl[view]'"
+    assert install_command("view") == "pip install 'g2po-trl[view]'"
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = {name: lines.split() for name, lines in setup["options.extras_require"].items() if name != "dev"}
     brought = {re.match(r"\w+", line)[0]: extra for extra, lines in extras.items() for line in lines if line[0] != "#"}
     del brought["pyyaml"]  # in every installation
-    assert len(brought) > 8 and {module: EXTRA_OF.get(module) for module in brought} == brought
+    assert len(brought) > 8 and {module: MODULE_EXTRAS.get(module) for module in brought} == brought
 
 
 def test_flags_are_read_and_passed_on():

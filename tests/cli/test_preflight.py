@@ -102,7 +102,7 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         (*mine, "--bf16", "maybe"): "--bf16: 'maybe' is neither true nor false",
         (*mine, "stray"): "'stray' does not belong to a flag",
         (*mine, "--dtype", "float8"): "--dtype: invalid choice: 'float8'",
-        (*mine, "--config", "empty.yaml"): "config is 'empty.yaml', which holds no fields",
+        (*mine, "--config", "empty.yaml"): "config is 'empty.yaml', which contains no fields",
         (*mine, "--config", "broken.yaml"): "config is 'broken.yaml', which cannot be read: while parsing",
         (
             *mine,

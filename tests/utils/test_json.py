@@ -8,7 +8,7 @@ from g2po_trl import read_jsonl, write_jsonl
 from g2po_trl.cli.commands.check import main as check
 from g2po_trl.environments.tasks import read_tasks, tasks_hash
 from g2po_trl.trajectory import Step, Trajectory, read_unfinished
-from g2po_trl.utils.json import read_json_lines, write_json, write_json_lines, written_beside
+from g2po_trl.utils.json import atomic_write, read_json_lines, write_json, write_json_lines
 
 TEXT = "c\u2028d \u2029 e\x85f"
 
@@ -91,6 +91,6 @@ def test_lines_that_cannot_be_read_are_not_there(tmp_path):
     path = tmp_path / "evaluations.jsonl"
     path.write_bytes(json.dumps({"step": 1}).encode() + b'\n\n{"text": "\xc3')
     assert read_json_lines(path) == [{"step": 1}]
-    with written_beside(path) as file:
+    with atomic_write(path) as file:
         file.write("\x85\n")
     assert read_json_lines(path) == []

@@ -13,7 +13,7 @@ from g2po_trl.evaluation.arguments import parse
 from g2po_trl.runs import hub
 from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_run
-from g2po_trl.utils.masking import HIDDEN, hidden_in, masked
+from g2po_trl.utils.masking import HIDDEN, masked, masked_names
 
 
 class Keyed(KeyDoorEnvironment):
@@ -54,7 +54,7 @@ def test_what_is_masked(data, expected):
     ],
 )
 def test_what_is_not(data):
-    assert masked(data) == data and not list(hidden_in(data, "data"))
+    assert masked(data) == data and not list(masked_names(data, "data"))
 
 
 def test_no_file_of_a_run_or_an_evaluation_holds_a_secret(tmp_path, capsys):

@@ -145,10 +145,10 @@ def first_prompt(
         return "\n".join([*texts, f"--- {sum(len(m['content']) for m in messages)} characters ---"])
     from transformers import AutoTokenizer  # slow to import, and only this needs it
 
-    from ...prompts.chat_template import template_of
+    from ...prompts.chat_template import get_chat_template
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    if template_of(tokenizer) is None:
+    if get_chat_template(tokenizer) is None:
         raise ValueError(f"model is {model!r}, whose tokenizer has no chat template")
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     number = len(tokenizer(text, add_special_tokens=False)["input_ids"])

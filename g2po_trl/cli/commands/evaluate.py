@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from ...environments.tasks import read_tasks
-from ...utils.extras import how_to_install
+from ...utils.extras import install_command
 from ..preflight import check_model
 from ..recipe_files import find_config
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not args.base_url:
             check_model("model", args.model)
         if args.engine == "vllm" and not args.base_url and find_spec("vllm") is None:
-            raise ValueError(f"engine is vllm: it is not installed: {how_to_install('vllm')}")
+            raise ValueError(f"engine is vllm: it is not installed: {install_command('vllm')}")
     except ValueError as error:
         raise SystemExit(str(error)) from error
     from ...evaluation.evaluate import main as evaluate

@@ -16,7 +16,7 @@ from ...report import analysis
 from ...report import state_key_test as keys
 from ...report.summary import SIZES, analyse, mean_over, notes, summary, verdict_on
 from ...runs.run_json import read_run
-from ...utils.extras import how_to_install
+from ...utils.extras import install_command
 from ...utils.json import write_json
 from ...utils.parser import Parser
 
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         from ...report import plots
     except ImportError as error:
-        raise SystemExit(f"plots need matplotlib: {how_to_install('plots')}") from error
+        raise SystemExit(f"plots need matplotlib: {install_command('plots')}") from error
     try:
         run = read_run(args.run)
         iterations = analysis.load_iterations(args.run)

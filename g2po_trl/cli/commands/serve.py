@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...environments.adapters.openenv import make_app
-from ...utils.extras import how_to_install
+from ...utils.extras import install_command
 from ...utils.parser import Parser
 
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         import uvicorn
     except ImportError as error:
-        raise SystemExit(f"serving needs openenv: {how_to_install('openenv')}") from error
+        raise SystemExit(f"serving needs openenv: {install_command('openenv')}") from error
     from ...environments.loading import load
 
     try:

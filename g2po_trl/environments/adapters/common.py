@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...utils.extras import how_to_install
-from ...utils.json import plain
+from ...utils.extras import install_command
+from ...utils.json import to_plain
 from ..validation import is_score
 
 
@@ -28,7 +28,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # it is there, and lacks something of its own
-        raise ImportError(f"{module} is not installed: {how_to_install(extra)}") from error
+        raise ImportError(f"{module} is not installed: {install_command(extra)}") from error
 
 
 class OwnRandomness:
@@ -66,7 +66,7 @@ def facts_of(info: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in info.items():
         if not isinstance(value, (str, int, float)) and not hasattr(value, "tolist"):
             continue
-        name, value = str(name), plain(value)
+        name, value = str(name), to_plain(value)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if is_number or (isinstance(value, (str, bool)) and not is_score(name)):
             facts[name] = value

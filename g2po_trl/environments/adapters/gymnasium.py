@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...utils.json import plain
+from ...utils.json import to_plain
 from ..contract import Observation, StepResult, TextEnvironment
 from .common import OwnRandomness, facts_of, import_extra
 
@@ -120,7 +120,7 @@ class GymnasiumEnvironment(TextEnvironment):
         drawn = self.env.render()
         if not isinstance(drawn, str):
             raise TypeError(f"{self.env_id} renders {type(drawn).__name__}, not text: override read_observation")
-        return Observation(_colours_in_words(drawn), state_key=_short(json.dumps(plain(observation))))
+        return Observation(_colours_in_words(drawn), state_key=_short(json.dumps(to_plain(observation))))
 
     def read_action(self, action: str) -> Any:
         """The action of the action space that a text names.
