@@ -88,6 +88,33 @@ def make_trainer(tmp_path, tiny_model_dir):
         trainer.close()
 
 
+@pytest.fixture
+def make_ppo(tmp_path, tiny_model_dir):
+    """Function that makes a PPO trainer with the tiny model and output in tmp_path/out; closes what it made."""
+    from letter_environment import LETTER_PROMPT, LetterEnvironment
+    from letter_trainer import TASKS, make_config
+
+    from g2po_trl import PPOConfig, PPOTrainer
+
+    made = []
+
+    def make(environment=None, model=None, output="out", **options):
+        made.append(
+            PPOTrainer(
+                str(model or tiny_model_dir),
+                make_config(tmp_path / output, PPOConfig, **options),
+                train_dataset=TASKS,
+                environment_factory=environment or LetterEnvironment,
+                prompt_template=LETTER_PROMPT,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
 @pytest.fixture(scope="session")
 def chromium():
     """One browser for all tests."""

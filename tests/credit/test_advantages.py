@@ -1,14 +1,12 @@
 """Advantages: the golden cases of both conventions, exact numbers by hand, and what must not matter."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from letter_graphs import ESTIMATORS, GOLDEN_ADVANTAGES, HAND, RELEASED, episode, golden_graph, graph_of, random_groups
 
 from g2po_trl import (
-    StateGraph,
-    Step,
     Trajectory,
     crbc,
     edge_advantage,
@@ -17,83 +15,18 @@ from g2po_trl import (
     gigpo,
     graphgpo,
     grpo,
-    hgpo,
     node_advantage,
     rloo,
 )
 
-GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "g2po_advantages.json"
-needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="golden advantages are not beside the checkout")
-RELEASED = {"invalid_action_penalty": 0.1, "episode_statistics": "step"}
-ESTIMATORS = {
-    "g2po": g2po,
-    "g2po released": lambda graph: g2po(graph, **RELEASED),
-    "g2po unscaled": lambda graph: g2po(graph, step_weight=0.5, scale_by_std=False),
-    "g2po without A_NC": lambda graph: g2po(graph, node_centric=False),
-    "g2po without A_EC": lambda graph: g2po(graph, edge_centric=False),
-    "g2po without aggregation": lambda graph: g2po(graph, aggregate=False),
-    "gigpo": gigpo,
-    "gigpo released": lambda graph: gigpo(graph, **RELEASED),
-    "grpo": grpo,
-    "rloo": rloo,
-    "rloo with penalty": lambda graph: rloo(graph, invalid_action_penalty=0.1),
-    "graphgpo": graphgpo,
-    "graphgpo with step statistics": lambda graph: graphgpo(graph, **RELEASED),
-    "hgpo": hgpo,
-    "hgpo unscaled, long history": lambda graph: hgpo(graph, False, 0.1, history=5, depth_exponent=2.0),
-    "crbc": crbc,
-    "crbc with step statistics": lambda graph: crbc(graph, least_std=0.0, **RELEASED),
-}
-
-
-def episode(keys: str, reward: float, invalid=(), task="t", outcome=None) -> Trajectory:
-    """One step for each letter of `keys`."""
-    steps = [Step(key, "go", valid=place not in invalid) for place, key in enumerate(keys)]
-    return Trajectory(task, steps, reward, outcome or ("success" if reward > 0 else "failure"))
-
-
-def graph_of(*groups: list[Trajectory], gamma: float = 0.5) -> StateGraph:
-    return StateGraph.from_groups(groups, gamma=gamma)
-
-
-def random_groups(rng: np.random.Generator, num_groups: int = 3, group_size: int = 5) -> list[list[Trajectory]]:
-    return [
-        [
-            episode(
-                "".join(rng.choice(list("abcdef"), size=rng.integers(1, 12))),
-                float(rng.choice([0.0, 10.0, 3.7])),
-                invalid=set(rng.integers(0, 12, size=3).tolist()),
-                task=f"task {number}",
-            )
-            for _ in range(group_size)
-        ]
-        for number in range(num_groups)
-    ]
-
-
+needs_golden = pytest.mark.skipif(not GOLDEN_ADVANTAGES.exists(), reason="no golden advantages beside the checkout")
 # --- golden cases ---------------------------------------------------------------------------------------------------
 
 
 def golden_cases(convention: str) -> list:
     """Cases of a convention; the released code gives NaN for a few, which have none."""
-    cases = json.loads(GOLDEN.read_text())["cases"] if GOLDEN.exists() else []
+    cases = json.loads(GOLDEN_ADVANTAGES.read_text())["cases"] if GOLDEN_ADVANTAGES.exists() else []
     return [pytest.param(case, id=case["id"]) for case in cases if case["expected"][convention] is not None]
-
-
-def golden_graph(case: dict, value_lambda: float = 1.0) -> StateGraph:
-    groups = [
-        [
-            Trajectory(
-                group["name"],
-                [Step(step["obs"], "", valid=step["valid"]) for step in trajectory["steps"]],
-                trajectory["reward"],
-                "success" if trajectory["reward"] > 0 else "failure",
-            )
-            for trajectory in group["trajectories"]
-        ]
-        for group in case["groups"]
-    ]
-    return StateGraph.from_groups(groups, case["gamma"], value_lambda)
 
 
 def flat(expected) -> np.ndarray:
@@ -142,9 +75,6 @@ def test_released_convention(case):
 
 # --- by hand --------------------------------------------------------------------------------------------------------
 # gamma 1/2: V(h) = (2 + 0) / 2 = 1, V(k) = 4; next values 4, 8 | 0; deltas 3, 4 | -1.
-HAND = [episode("hk", 8.0), episode("h", 0.0)]
-
-
 def test_parts_by_hand():
     graph = graph_of(HAND)
     np.testing.assert_array_equal(episode_advantage(graph, scale_by_std=False), [4, 4, -4])
@@ -284,8 +214,8 @@ def test_error_trajectories_leave_the_others_unchanged(name):
     expected = ESTIMATORS[name](graph_of(*groups))
     broken = []
     for group in groups:
-        died = episode("abcz", float("nan"), {1}, group[0].task_id, "error")
-        never_started = episode("", 5.0, (), group[0].task_id, "error")
+        died = episode("abcz", float("nan"), group[0].task_id, "error", invalid={1})
+        never_started = episode("", 5.0, group[0].task_id, "error")
         broken.append([died, *group, never_started])
     graph = graph_of(*broken)
     advantage = ESTIMATORS[name](graph)

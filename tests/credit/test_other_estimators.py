@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from test_advantages import HAND, episode, graph_of, random_groups
+from letter_graphs import HAND, episode, graph_of, random_groups
 
 from g2po_trl import Trajectory, crbc, episode_advantage, gigpo, graphgpo, grpo, hgpo, node_advantage
 from g2po_trl.credit.estimators.graphgpo import success_distance
@@ -131,8 +131,8 @@ def groups_with_all(seed: int) -> list[list[Trajectory]]:
     for t in groups[2]:
         t.reward = float(rng.choice([-5.0, 0.0, 2.0]))
     for number, group in enumerate(groups):
-        group.insert(int(rng.integers(6)), episode("aabz", 99.0, (), f"task {number}", "error"))
-    groups[3].append(episode("", float("nan"), (), "task 3", "error"))
+        group.insert(int(rng.integers(6)), episode("aabz", 99.0, f"task {number}", "error"))
+    groups[3].append(episode("", float("nan"), "task 3", "error"))
     return groups
 
 

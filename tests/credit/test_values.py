@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_advantages import GOLDEN as GOLDEN_GRAPHS
-from test_advantages import golden_graph
+from letter_graphs import GOLDEN_ADVANTAGES, episode, golden_graph, random_walks
 
 from g2po_trl import StateGraph, Step, Trajectory, TrajectoryRecord, g2po
 from g2po_trl.credit import values
@@ -17,29 +16,6 @@ from g2po_trl.credit import values
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden" / "values.json"
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="golden values are not beside the checkout")
 LAMBDAS = (0.0, 0.25, 0.5, 0.9, 1.0)
-
-
-def episode(keys: str, reward: float, task="t", outcome="failure") -> Trajectory:
-    """One step for each letter of `keys`."""
-    return Trajectory(task, [Step(key, "go") for key in keys], reward, outcome)
-
-
-def random_groups(seed: int, num_groups: int = 3, states: int = 6, longest: int = 12) -> list[list[Trajectory]]:
-    """Loops, self-loops, ends of several worths, and a share of errors that enter nothing."""
-    rng = random.Random(seed)
-    letters = [chr(ord("a") + i) for i in range(states)]
-    return [
-        [
-            episode(
-                "".join(rng.choices(letters, k=rng.randint(1, longest))),
-                rng.choice([0.0, 10.0, rng.uniform(-5, 5)]),
-                f"task {g}",
-                rng.choice(["success", "failure", "truncated", "error"]),
-            )
-            for _ in range(rng.randint(1, 6))
-        ]
-        for g in range(rng.randint(1, num_groups))
-    ]
 
 
 def dense(groups: list[list[Trajectory]], gamma: float, value_lambda: float) -> dict[tuple[int, str], float]:
@@ -83,7 +59,7 @@ def state_values(groups, graph) -> dict[tuple[int, str], float]:
 @needs_golden
 @pytest.mark.parametrize("value_lambda", ["0.0", "0.5", "0.9"])
 def test_golden_values_and_advantages(value_lambda):
-    graphs_of = {case["id"]: case for case in json.loads(GOLDEN_GRAPHS.read_text())["cases"]}
+    graphs_of = {case["id"]: case for case in json.loads(GOLDEN_ADVANTAGES.read_text())["cases"]}
     cases = json.loads(GOLDEN.read_text())["cases"]
     assert len(cases) == 60
     for case in cases:
@@ -124,7 +100,7 @@ def test_two_hundred_random_graphs_agree_with_a_dense_solve(monkeypatch, large):
     monkeypatch.setattr(values, "_LARGE", large)
     compared = 0
     for seed in range(200):
-        groups = random_groups(seed)
+        groups = random_walks(seed)
         for value_lambda in (0.0, 0.5, 0.9):
             for gamma in (0.95, 1.0):
                 expected = dense(groups, gamma, value_lambda)
@@ -139,7 +115,7 @@ def test_two_hundred_random_graphs_agree_with_a_dense_solve(monkeypatch, large):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_lambda_one_is_the_mean_return_to_the_bit(seed):
-    groups = random_groups(seed)
+    groups = random_walks(seed)
     plain, given = StateGraph.from_groups(groups), StateGraph.from_groups(groups, 0.95, value_lambda=1.0)
     for name in ("node_values", "returns", "lambda_returns"):
         np.testing.assert_array_equal(getattr(plain, name), getattr(given, name))
@@ -153,7 +129,7 @@ def test_lambda_one_is_the_mean_return_to_the_bit(seed):
 
 @pytest.mark.parametrize("value_lambda", LAMBDAS)
 def test_order_of_groups_and_trajectories_does_not_matter(value_lambda):
-    groups = random_groups(3, num_groups=6)
+    groups = random_walks(3, num_groups=6)
     shuffled = [list(reversed(group)) for group in reversed(groups)]
     forward = StateGraph.from_groups(groups, value_lambda=value_lambda)
     backward = StateGraph.from_groups(shuffled, value_lambda=value_lambda)
@@ -166,7 +142,7 @@ def test_order_of_groups_and_trajectories_does_not_matter(value_lambda):
 @pytest.mark.parametrize("value_lambda", LAMBDAS)
 def test_values_lie_between_the_least_and_the_greatest_end(value_lambda):
     for seed in range(20):
-        groups = random_groups(seed)
+        groups = random_walks(seed)
         graph = StateGraph.from_groups(groups, 0.95, value_lambda)
         counted = graph.rewards[graph.trajectory_counted]
         if len(counted):
@@ -177,7 +153,7 @@ def test_values_lie_between_the_least_and_the_greatest_end(value_lambda):
 def test_groups_of_very_different_sizes():
     """One group of 600 states is swept, small ones are eliminated, each as if it were alone."""
     rng = random.Random(1)
-    small = random_groups(2, num_groups=4)
+    small = random_walks(2, num_groups=4)
     big = [
         Trajectory(
             "big", [Step(str(rng.randrange(600)), "go") for _ in range(120)], rng.choice([0.0, 10.0]), "failure"

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from adapter_models import CASES, adapted, dense
 from peft import IA3Config, LoraConfig, get_peft_model
-from test_adapter_weights import CASES, adapted, dense
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer

@@ -1,6 +1,5 @@
 """The pool's processes with faults injected for real: they are killed, hang, die, grow, and leave nothing behind."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from faulty_pools import Reporter, faulty_pool, pids
+from faulty_pools import Reporter, faulty_pool, interrupted, pids
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
@@ -162,18 +161,6 @@ def test_an_interrupted_step_leaves_no_answers_behind():
             pool.step({0: "go"})
         assert [o.text for o in pool.reset([{"number": 8}, {"number": 9}])] == ["number 8", "number 9"]
         assert pool.step({1: "go"})[1].observation.text == "9 go"
-
-
-@contextlib.contextmanager
-def interrupted(seconds):
-    """Ctrl-C after some seconds."""
-    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
 
 
 def test_a_worker_has_no_terminal_to_read():

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 import pytest
-from test_pool_processes import interrupted
+from faulty_pools import interrupted
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment

@@ -367,11 +367,11 @@ def test_real_environments_are_returned_to(environment, tmp_path):
         manifest = Manifest.scan(tmp_path)
         factory, rows = partial(AlfworldEnvironment, manifest), manifest.rows()
     else:
-        from test_webshop_environment import SOURCE
+        from g2po_envs.webshop import ShopSource, WebshopEnvironment
 
-        from g2po_envs.webshop import WebshopEnvironment
+        source = ShopSource(products=60)
 
-        factory, rows = partial(WebshopEnvironment, SOURCE), SOURCE.rows("train")[:10]
+        factory, rows = partial(WebshopEnvironment, source), source.rows("train")[:10]
     tasks, draws = [row for row in rows for _ in range(20)], random.Random(1)
     with EnvironmentPool(factory, num_workers=2) as pool:
         player = Player(pool, wandering(0), 15)

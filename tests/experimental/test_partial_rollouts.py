@@ -10,31 +10,19 @@ import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
 from letter_environment import LongLetterEnvironment
-from scripted_actors import ScriptedEngine, ScriptedStream
+from scripted_actors import ScriptedEngine, ScriptedStream, make_actor
 from toy_environments import Countdown, Dying, Slow
 
-from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
-from g2po_trl.engines.base import Completion
+from g2po_trl import EnvironmentPool, read_jsonl
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.experimental.partial_rollouts import OpenGroup, Rolling, _name_of, next_batch
-from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
-
-TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_reply=parse_plain)
 
 
 @pytest.fixture(scope="module")
 def encode():
     return ChatEncoder(build_tokenizer())
-
-
-def make_actor(encode, kind=ScriptedStream, **options):
-    def answer(prompts):
-        return [Completion(encode.tokenizer("go")["input_ids"], [-0.5]) for _ in prompts]
-
-    return PromptActor(kind(encode.tokenizer, answer, **options), encode, TEMPLATE)
 
 
 def numbers(groups):

@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
-from scripted_actors import ScriptedEngine, ScriptedStream
-from test_partial_rollouts import make_actor
+from scripted_actors import ScriptedEngine, ScriptedStream, make_actor
 from toy_environments import Countdown, Forgetful, Slow
 
 from g2po_trl import EnvironmentPool, StateGraph, read_jsonl

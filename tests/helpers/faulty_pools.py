@@ -1,5 +1,6 @@
 """An environment that does what the action says, and pools of faulty ones, for tests of the pool."""
 
+import contextlib
 import os
 import signal
 import time
@@ -47,3 +48,15 @@ def pids(observations):
 
 def faulty_pool(**kwargs):
     return EnvironmentPool(FaultyEnvironment, **{"num_workers": 1, "reset_timeout": 30, "step_timeout": 30, **kwargs})
+
+
+@contextlib.contextmanager
+def interrupted(seconds):
+    """Ctrl-C after some seconds."""
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)

@@ -6,7 +6,7 @@ import sys
 import sharding
 import torch
 from distributed_script import build
-from test_guard import spoil
+from spoiled_gradients import spoil
 from transformers import TrainerCallback
 
 

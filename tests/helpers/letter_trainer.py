@@ -1,9 +1,12 @@
 """The real trainer on a tiny model and the letter game, with the options every test of it shares."""
 
+import numpy as np
+import torch
 from datasets import Dataset
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 
 from g2po_trl import G2POConfig, G2POTrainer
+from g2po_trl.update.batch import StepBatch
 
 TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
 OPTIONS = {
@@ -55,3 +58,30 @@ def make_letter_trainer(
         quantization_config=quantization_config,
         processing_class=processing_class,
     )
+
+
+def flat_weights(trainer):
+    return torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
+
+
+def flat_gradient(trainer, micro_batches):
+    trainer.current_gradient_accumulation_steps = 1  # transformers sets it when training starts
+    trainer.model.zero_grad()
+    trainer.model.train()
+    for micro_batch in micro_batches:
+        trainer.compute_loss(trainer.model, micro_batch).backward()
+    return torch.cat([p.grad.flatten().clone() for p in trainer.model.parameters() if p.requires_grad])
+
+
+def play_batch(trainer):
+    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
+    steps = sum(len(t.steps) for t in trajectories)
+    batch = StepBatch.from_trajectories(trajectories, np.random.default_rng(0).normal(size=steps))
+    batch.trained[::5] = False  # as with mask_truncated_completions
+    return batch
+
+
+def move_weights(trainer):
+    with torch.no_grad():  # away from the reference, so that the KL term has a gradient too
+        for p in trainer.model.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))

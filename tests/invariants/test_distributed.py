@@ -1,7 +1,6 @@
 """Two processes do what one does, whatever each of them has to do, and never wait for each other in vain."""
 
 import functools
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import programs
 import pytest
 import torch
+from deepspeed_marks import needs_deepspeed
 from transformers import AutoModelForCausalLM
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "distributed_script.py"
@@ -38,10 +38,6 @@ def one_process(tmp_path_factory, tiny_model_dir):
 DEPENDS_ON_THE_CUT = (
     *(f"update/{name}" for name in ("micro_batches", "forwarded_tokens", "repeated_token_fraction")),
     "update/padding_fraction",
-)
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None,
-    reason="DeepSpeed is not installed here; `make test-deepspeed` brings its own",
 )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_advantages import ESTIMATORS
+from letter_graphs import ESTIMATORS
 
 from g2po_trl import StateGraph, Step, Trajectory, edge_advantage, episode_advantage, node_advantage
 

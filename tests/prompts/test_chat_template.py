@@ -2,8 +2,8 @@
 
 import pytest
 from conftest import build_tokenizer
-from test_tokenization import trained, words_of
 from tokenizers import normalizers, processors
+from trained_tokenizers import trained, words_of
 from transformers import AutoProcessor, AutoTokenizer, Gemma3ImageProcessor, Gemma3Processor, PreTrainedTokenizerFast
 
 from g2po_trl.prompts.chat_template import ChatTemplate

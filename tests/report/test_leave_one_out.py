@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from test_values import episode, random_groups
+from letter_graphs import episode, random_walks
 
 from g2po_trl import StateGraph, Step, Trajectory
 from g2po_trl.report.leave_one_out import (
@@ -20,7 +20,7 @@ from g2po_trl.report.leave_one_out import (
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_episode_is_left_out_and_the_values_are_made_from_the_others(seed):
-    groups = random_groups(seed)
+    groups = random_walks(seed)
     expected = []
     for group in groups:
         for left_out in (t for t in group if t.outcome != "error"):
@@ -48,7 +48,7 @@ def test_each_episode_is_left_out_and_the_values_are_made_from_the_others(seed):
 
 
 def test_errors_do_not_depend_on_the_graphs_own_values():
-    groups = random_groups(1)
+    groups = random_walks(1)
     plain = left_out_errors(StateGraph.from_groups(groups))
     np.testing.assert_array_equal(
         left_out_errors(StateGraph.from_groups(groups, value_lambda=0.0)).errors, plain.errors

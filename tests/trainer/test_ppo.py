@@ -31,28 +31,6 @@ class Chain(TextEnvironment):
         return StepResult(f"room {self.room}", reward=10.0 * done, terminated=done)
 
 
-@pytest.fixture
-def make_ppo(tmp_path, tiny_model_dir):
-    made = []
-
-    def make(environment=LetterEnvironment, model=None, output="out", **options):
-        options = {**OPTIONS, **options}
-        made.append(
-            PPOTrainer(
-                str(model or tiny_model_dir),
-                PPOConfig(str(tmp_path / output), **options),
-                train_dataset=Dataset.from_list([{"seed": seed} for seed in range(8)]),
-                environment_factory=environment,
-                prompt_template=LETTER_PROMPT,
-            )
-        )
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
-
-
 # -- equations --------------------------------------------------------------------------------------------------------
 
 

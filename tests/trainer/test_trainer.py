@@ -20,7 +20,7 @@ from letter_environment import (
     SuicidalEnvironment,
     WordyLetterEnvironment,
 )
-from letter_trainer import TASKS, make_config
+from letter_trainer import TASKS, flat_gradient, flat_weights, make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer, StateGraph, crbc, g2po, gigpo, graphgpo, grpo, hgpo, read_jsonl, rloo
@@ -29,22 +29,6 @@ from g2po_trl.runs.hub import HubError
 from g2po_trl.runs.summary import at_other_temperatures, before_and_after
 from g2po_trl.update.balance import deal_rows
 from g2po_trl.update.batch import StepBatch, loss_scale
-
-
-def weights(trainer):
-    return torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
-
-
-# -- one gradient, however the batch is cut ---------------------------------------------------------------------------
-
-
-def gradient(trainer, micro_batches):
-    trainer.current_gradient_accumulation_steps = 1  # transformers sets it when training starts
-    trainer.model.zero_grad()
-    trainer.model.train()
-    for micro_batch in micro_batches:
-        trainer.compute_loss(trainer.model, micro_batch).backward()
-    return torch.cat([p.grad.flatten().clone() for p in trainer.model.parameters() if p.requires_grad])
 
 
 def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
@@ -75,12 +59,12 @@ def test_gradient_does_not_depend_on_the_cut(make_trainer, loss_type):
         for p in trainer.model.parameters():
             p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))
 
-    whole = gradient(trainer, micro_batches_of(trainer, batch))
+    whole = flat_gradient(trainer, micro_batches_of(trainer, batch))
     cut = micro_batches_of(trainer, batch, max_tokens=150)
     assert len(cut) > 3
     assert whole.abs().max() > 0
     for other in (cut, micro_batches_of(trainer, batch, extra_rows=7)):
-        difference = (gradient(trainer, other) - whole).norm() / whole.norm()
+        difference = (flat_gradient(trainer, other) - whole).norm() / whole.norm()
         assert difference < 1e-5
 
 
@@ -91,7 +75,7 @@ def test_the_gradient_is_the_one_of_the_equation(make_trainer):
     steps = [step for t in trajectories for step in t.steps]
     advantages = np.linspace(-1, 1, len(steps))
     batch = StepBatch.from_trajectories(trajectories, advantages)
-    ours = gradient(trainer, micro_batches_of(trainer, batch, max_tokens=200))
+    ours = flat_gradient(trainer, micro_batches_of(trainer, batch, max_tokens=200))
 
     trainer.model.zero_grad()
     tokens = sum(len(step.completion_ids) for step in steps)
@@ -109,9 +93,9 @@ def test_the_gradient_is_the_one_of_the_equation(make_trainer):
 
 def test_training_changes_the_model_and_writes_what_it_did(make_trainer, tmp_path):
     trainer = make_trainer(steps_per_generation=2, per_device_train_batch_size=4, max_steps=4)
-    before = weights(trainer)
+    before = flat_weights(trainer)
     trainer.train()
-    assert (weights(trainer) - before).abs().max() > 1e-5
+    assert (flat_weights(trainer) - before).abs().max() > 1e-5
     log = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
     assert len(log) == 2, "4 optimizer steps, 2 an iteration"
     for name in (
@@ -151,10 +135,10 @@ def test_every_loss_type_trains(make_trainer, loss_type):
     trainer = make_trainer(
         loss_type=loss_type, importance_sampling_level=level, steps_per_generation=2, num_iterations=2, max_steps=4
     )
-    before = weights(trainer)
+    before = flat_weights(trainer)
     trainer.train()
-    moved = (weights(trainer) - before).abs().max()
-    assert 1e-5 < moved < 1e-1 and torch.isfinite(weights(trainer)).all()
+    moved = (flat_weights(trainer) - before).abs().max()
+    assert 1e-5 < moved < 1e-1 and torch.isfinite(flat_weights(trainer)).all()
 
 
 @pytest.mark.parametrize(
@@ -200,9 +184,9 @@ def test_an_advantage_fn_ignores_no_option_of_the_estimators(make_trainer, optio
 
 def test_zero_advantages_and_no_kl_change_nothing(make_trainer):
     trainer = make_trainer(advantage_fn=lambda graph: np.zeros(graph.num_steps), beta=0.0)
-    before = weights(trainer)
+    before = flat_weights(trainer)
     trainer.train()
-    assert torch.equal(weights(trainer), before)
+    assert torch.equal(flat_weights(trainer), before)
     assert trainer.state.global_step == 3, "a step is a step"
     logs = [log for log in trainer.state.log_history if "update/left_out_fraction" in log]
     assert all(log["update/left_out_fraction"] == 1 and log["update/forwarded_tokens"] == 1 for log in logs)
@@ -228,7 +212,7 @@ def test_rows_without_an_advantage_are_left_out_and_the_gradient_stays_the_same(
             trainer.update.log_probs.beta = 0.0
             for part in slices:
                 trainer._add_log_probs([part])
-            found[beta] = [gradient(trainer, part) for part in slices], left_out, rows
+            found[beta] = [flat_gradient(trainer, part) for part in slices], left_out, rows
         (without, left_out, few), (whole, _, many) = found[0.0], found[1.0]
         assert left_out == pytest.approx(gone) and 0.3 < gone < 0.6
         assert few == round((1 - gone) * steps) and many == sum(batch.trained), loss_type
@@ -296,7 +280,7 @@ def test_saved_model_loads(make_trainer, tmp_path):
     trainer.save_model()
     trainer.create_model_card()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert torch.equal(torch.cat([p.flatten() for p in loaded.parameters()]), weights(trainer))
+    assert torch.equal(torch.cat([p.flatten() for p in loaded.parameters()]), flat_weights(trainer))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "LetterEnvironment" in card and "2606.22995" in card and "| learning_rate | 0.001 |" in card
     assert "success: all" in card, "what the evaluations before and after gave"

@@ -11,29 +11,15 @@ import programs
 import pytest
 import torch
 from accelerate import Accelerator
+from deepspeed_marks import needs_deepspeed
 from letter_environment import LongLetterEnvironment
 from safetensors.torch import load_file
-from test_distributed import needs_deepspeed
+from spoiled_gradients import spoil
 from transformers import GenerationConfig
 
 from g2po_trl.engines.transformers import lent
 from g2po_trl.ppo.critic import Critic
 from g2po_trl.update.guard import describe
-
-
-def spoil(model, is_spoiled):
-    """Make the gradient of layer 1's queries NaN, as cuDNN's attention does, where the ids that pass are such."""
-    passing = []
-
-    def note(module, arguments, named):
-        passing[:] = [named["input_ids"]]
-
-    def make_nan(module, arguments, output):
-        if output.requires_grad and is_spoiled(*passing):
-            output.register_hook(lambda gradient: gradient * torch.nan)
-
-    model.model.register_forward_pre_hook(note, with_kwargs=True)
-    model.model.layers[1].self_attn.q_proj.register_forward_hook(make_nan)
 
 
 @pytest.mark.parametrize("slices", [1, 2], ids=["a slice a step", "two slices a step"])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from families import FAMILIES, WINDOW
 from letter_environment import LongLetterEnvironment
+from letter_trainer import play_batch
+from model_sizes import LargeModel, SmallModel
 from peft import LoraConfig
-from test_packing import Config as Small
-from test_packing import Large, rollout_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
@@ -134,7 +134,7 @@ def test_dropout_is_no_difference(make_trainer):
     lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, peft_config=lora)
     trainer.model.train()
-    slices, _ = trainer.update.cut(rollout_of(trainer))
+    slices, _ = trainer.update.cut(play_batch(trainer))
     assert (
         trainer.update.layout_holds(trainer.model, slices)
         and trainer.update.layout.kind == "shared"
@@ -236,8 +236,8 @@ def episodes(turns, lengths, groups=8):
 
 # Rollouts as long as those of the default recipe, and of the 1.5B recipe (prompts of up to 2,048 tokens).
 SHAPES = {
-    "tiny": (RowLength.from_config(Small, "sdpa", 2048), 2048, 1, episodes(12, (20, 10, 70, 10))),
-    "1.5b": (RowLength.from_config(Large, "sdpa", 32768), 32768, 4, episodes(6, (280, 30, 700, 150))),
+    "tiny": (RowLength.from_config(SmallModel, "sdpa", 2048), 2048, 1, episodes(12, (20, 10, 70, 10))),
+    "1.5b": (RowLength.from_config(LargeModel, "sdpa", 32768), 32768, 4, episodes(6, (280, 30, 700, 150))),
 }
 
 

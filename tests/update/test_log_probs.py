@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from letter_environment import LongLetterEnvironment
-from test_packing import move, rollout_of
-from test_trainer import gradient
+from letter_trainer import flat_gradient, move_weights, play_batch
 
 from g2po_trl.update.log_probs import Correction
 
@@ -27,7 +26,7 @@ def gradients(trainer, micro_batches, monkeypatch, moves_on):
     micro_batches = [dict(micro_batch) for micro_batch in micro_batches]
     passes = Passes(trainer.model)
     trainer._add_log_probs([micro_batches])
-    found = gradient(trainer, micro_batches)
+    found = flat_gradient(trainer, micro_batches)
     if not moves_on:
         trainer.iteration.log(trainer.update.log_probs.metrics())
     logged = trainer._metrics["train"].items()
@@ -49,7 +48,7 @@ def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypat
     trainer.vllm_importance_sampling_clip_max = 1.05  # what the loss of TRL reads
     trainer.vllm_importance_sampling_mode = mode
     trainer.update.log_probs.correction = Correction(mode, None, 1.05)
-    batch = rollout_of(trainer)
+    batch = play_batch(trainer)
     rng = np.random.default_rng(1)
     ((plain,), _) = trainer.update.cut(batch)
     trainer.model.eval()
@@ -79,12 +78,12 @@ def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer):
         ({"num_iterations": 2}, True),
     ):
         trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, **options)
-        slices, _ = trainer.update.cut(rollout_of(trainer))
+        slices, _ = trainer.update.cut(play_batch(trainer))
         passes = Passes(trainer.model)
         trainer._add_log_probs([[micro_batch for part in slices for micro_batch in part]])
         assert trainer.update.log_probs.policy_moves_on == moves_on
         assert passes.number == moves_on * sum(map(len, slices))
-        move(trainer)
+        move_weights(trainer)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_iterations": 2}], ids=["one step", "two steps"])

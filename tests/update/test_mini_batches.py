@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 from letter_environment import LongLetterEnvironment
+from letter_trainer import flat_weights, make_config
 from peft import LoraConfig
-from test_config import make
-from test_ppo import make_ppo  # noqa: F401
-from test_trainer import weights
 
 from g2po_trl.trainer_validation import check_schedule
 from g2po_trl.update.batch import StepBatch, make_micro_batches
@@ -66,10 +64,10 @@ def test_the_weights_are_those_of_as_many_slices(make_trainer, options):
         logging_steps=1,
         **options,
     )
-    before = weights(mini_batches)
+    before = flat_weights(mini_batches)
     mini_batches.train()
-    assert (weights(mini_batches) - before).abs().max() > 0.01
-    assert torch.equal(weights(mini_batches), weights(slices))
+    assert (flat_weights(mini_batches) - before).abs().max() > 0.01
+    assert torch.equal(flat_weights(mini_batches), flat_weights(slices))
     ours, theirs = log_of(mini_batches), log_of(slices)
     assert [entry["step"] for entry in ours] == [*range(1, passes + 1)]
     assert ours[0]["update/optimizer_steps"] == theirs[0]["update/optimizer_steps"] == 4 * passes
@@ -105,7 +103,7 @@ def test_one_mini_batch_is_one_step_as_before(make_trainer):
             {name: value for name, value in entry.items() if "time" not in name and "per_second" not in name}
             for entry in trainer.state.log_history
         ]
-        found.append((weights(trainer), log))
+        found.append((flat_weights(trainer), log))
     assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
 
 
@@ -114,7 +112,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_trainer):
     options = {**COMMON, "lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
     trainer = make_trainer(LongLetterEnvironment, mini_batch_size=7, save_total_limit=3, **options)
     trainer.train()
-    whole, log, steps = weights(trainer), log_of(trainer), trainer.iteration.inner_steps
+    whole, log, steps = flat_weights(trainer), log_of(trainer), trainer.iteration.inner_steps
     assert [entry["step"] for entry in log] == [1, 2, 3] and trainer.args.logging_steps == 1
     assert [entry["learning_rate"] for entry in log] == pytest.approx([1e-2, 2e-2 / 3, 1e-2 / 3])
     assert steps == sum(entry["update/optimizer_steps"] - 1 for entry in log) > 3
@@ -122,7 +120,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(make_trainer):
     assert not list(checkpoint.glob("step_samples*")), "an iteration has ended"
     again = make_trainer(LongLetterEnvironment, mini_batch_size=7, **{**options, "overwrite": False})
     again.train(resume_from_checkpoint=str(checkpoint))
-    assert torch.equal(weights(again), whole) and again.iteration.inner_steps == steps
+    assert torch.equal(flat_weights(again), whole) and again.iteration.inner_steps == steps
     described = json.loads((Path(trainer.args.output_dir) / "run.json").read_text())
     assert described["optimizer_steps_per_iteration"] == 1 and described["trainer"]["mini_batch_size"] == 7
 
@@ -148,21 +146,23 @@ def test_the_critic_makes_as_many_steps(make_ppo, monkeypatch):  # noqa: F811
 )
 def test_what_sets_the_number_of_mini_batches_too_is_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        make(tmp_path, **{"mini_batch_size": 64, **options})
+        make_config(tmp_path, **{"mini_batch_size": 64, **options})
 
 
 def test_a_schedule_that_counts_mini_batches_is_refused(tmp_path):
     """DeepSpeed's engine makes the optimizer's steps itself, and moves a schedule that it has made on at each."""
-    linear, constant = (make(tmp_path, mini_batch_size=64, lr_scheduler_type=kind) for kind in ("linear", "constant"))
+    linear, constant = (
+        make_config(tmp_path, mini_batch_size=64, lr_scheduler_type=kind) for kind in ("linear", "constant")
+    )
     for args, config in ((linear, {"optimizer": {}}), (linear, {"scheduler": {}}), (constant, {"scheduler": {}})):
         with pytest.raises(ValueError, match=f"mini_batch_size is 64.*remove {next(iter(config))} there"):
             check_schedule(args, config)
-    for args, config in ((constant, {"optimizer": {}}), (linear, {}), (make(tmp_path), {"scheduler": {}})):
+    for args, config in ((constant, {"optimizer": {}}), (linear, {}), (make_config(tmp_path), {"scheduler": {}})):
         check_schedule(args, config)
 
 
 def test_all_is_counted_in_iterations(tmp_path):
-    args = make(tmp_path, mini_batch_size=64, eval_strategy="steps")
+    args = make_config(tmp_path, mini_batch_size=64, eval_strategy="steps")
     assert (args.logging_steps, args.eval_steps, args.save_steps) == (1, 1, 10)
     assert args.optimizer_steps_per_iteration == 1
 

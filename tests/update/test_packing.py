@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from letter_environment import LongLetterEnvironment
-from letter_trainer import TASKS
+from letter_trainer import flat_gradient, move_weights, play_batch
+from model_sizes import LargeModel, SmallModel
 from peft import LoraConfig
-from test_trainer import gradient
 from torch.nn.attention import flex_attention as torch_flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.flex_attention import WrappedFlexAttention
@@ -110,22 +110,14 @@ def test_a_rank_without_rows_still_forwards_a_token():
     assert layout["packed_ids"].tolist() == [[3]] and layout["scored_ids"].tolist() == [-100]
 
 
-class Config:
-    hidden_size, intermediate_size, num_attention_heads = 128, 384, 2
-
-
-class Large:
-    hidden_size, intermediate_size, num_attention_heads = 1536, 8960, 12
-
-
 def test_rows_are_as_long_as_model_and_memory_let_them():
     """212,992 weights a layer / (2 * 128) are 832 tokens of as many operations; attention's take twice as long."""
-    assert RowLength.from_config(Config, "sdpa", 16384) == RowLength(4096, 416.0)
-    assert RowLength.from_config(Config, "sdpa", 1000).most == 1000, "a micro-batch holds no more"
-    assert RowLength.from_config(Large, "sdpa", 16384).even == pytest.approx(8256)
+    assert RowLength.from_config(SmallModel, "sdpa", 16384) == RowLength(4096, 416.0)
+    assert RowLength.from_config(SmallModel, "sdpa", 1000).most == 1000, "a micro-batch holds no more"
+    assert RowLength.from_config(LargeModel, "sdpa", 16384).even == pytest.approx(8256)
     for attention in ("flex_attention", "flash_attention_2"):
-        assert RowLength.from_config(Config, attention, 16384) == RowLength(512)
-        assert RowLength.from_config(Large, attention, 16384) == RowLength(4096)
+        assert RowLength.from_config(SmallModel, attention, 16384) == RowLength(512)
+        assert RowLength.from_config(LargeModel, attention, 16384) == RowLength(4096)
 
 
 def test_rows_are_of_the_length_that_costs_least():
@@ -195,20 +187,6 @@ def test_alike_rows_go_to_a_slice_together():
     assert shared_of_one - 0.1 < shared <= shared_of_one
 
 
-def rollout_of(trainer):
-    trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
-    steps = sum(len(t.steps) for t in trajectories)
-    batch = StepBatch.from_trajectories(trajectories, np.random.default_rng(0).normal(size=steps))
-    batch.trained[::5] = False  # as with mask_truncated_completions
-    return batch
-
-
-def move(trainer):
-    with torch.no_grad():  # away from the reference, so that the KL term has a gradient too
-        for p in trainer.model.parameters():
-            p.add_(0.02 * torch.randn(p.shape, generator=torch.manual_seed(1)))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -223,15 +201,15 @@ def move(trainer):
 )
 def test_gradients_are_those_of_padded_rows(make_trainer, options):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, **options)
-    batch = rollout_of(trainer)
-    move(trainer)
+    batch = play_batch(trainer)
+    move_weights(trainer)
     gradients, forwarded = {}, {}
     for layout in ("padded", "packed", "shared"):
         trainer.update.layout.kind = layout
         slices, metrics = trainer.update.cut(batch)
         part = [micro_batch for part in slices for micro_batch in part]
         trainer._add_log_probs([part])
-        gradients[layout], forwarded[layout] = gradient(trainer, part), metrics["update/forwarded_tokens"]
+        gradients[layout], forwarded[layout] = flat_gradient(trainer, part), metrics["update/forwarded_tokens"]
     assert gradients["padded"].norm() > 0
     for layout in ("packed", "shared"):
         assert (gradients[layout] - gradients["padded"]).norm() < 1e-5 * gradients["padded"].norm()
@@ -249,8 +227,8 @@ def flex_attention(monkeypatch):
 def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
     options = {"max_completion_length": 4, "beta": 0.1, "max_tokens_per_micro_batch": 300, "packed_row_tokens": 150}
     trainer = make_trainer(LongLetterEnvironment, **options)
-    batch = rollout_of(trainer)
-    move(trainer)
+    batch = play_batch(trainer)
+    move_weights(trainer)
     gradients = {}
     for layout, attention in (("padded", "sdpa"), ("packed", "flex_attention"), ("shared", "flex_attention")):
         trainer.update.layout.kind = layout
@@ -258,7 +236,7 @@ def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
             model.set_attn_implementation(attention)
         (part,), _ = trainer.update.cut(batch)
         trainer._add_log_probs([part])
-        gradients[layout] = gradient(trainer, part)
+        gradients[layout] = flat_gradient(trainer, part)
     for layout in ("packed", "shared"):
         assert (gradients[layout] - gradients["padded"]).norm() < 1e-5 * gradients["padded"].norm()
 
@@ -267,7 +245,7 @@ def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
 @pytest.mark.skipif(not shutil.which("c++"), reason="compiles for the CPU, and there is no C++ compiler")
 def test_compiled_flex_attention_has_the_same_log_probabilities(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.update.cut(rollout_of(trainer))
+    ((micro_batch,),), _ = trainer.update.cut(play_batch(trainer))
     with torch.no_grad():
         wanted = trainer.update.score(trainer.model, micro_batch)
         trainer.model.set_attn_implementation("flex_attention")
@@ -282,13 +260,13 @@ def test_flex_attention_is_refused_on_a_cpu(make_trainer):
 
 def test_half_precision_is_within_its_rounding(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, bf16=True)
-    ((micro_batch,),), _ = trainer.update.cut(rollout_of(trainer))
+    ((micro_batch,),), _ = trainer.update.cut(play_batch(trainer))
     assert trainer.update.layout_holds(trainer.model, [[micro_batch]]) and trainer.update.layout.kind == "shared"
 
 
 def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.update.cut(rollout_of(trainer))
+    ((micro_batch,),), _ = trainer.update.cut(play_batch(trainer))
     from trl.trainer import utils
 
     seen = []
@@ -321,11 +299,11 @@ def test_no_tensor_is_tokens_by_vocabulary(make_trainer, monkeypatch, layout):
     monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 32)
     monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 100)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, token_layout=layout)
-    ((micro_batch,),), _ = trainer.update.cut(rollout_of(trainer))
+    ((micro_batch,),), _ = trainer.update.cut(play_batch(trainer))
     config = trainer.model.config
     with BesideVocabulary(config.vocab_size) as seen:
         trainer._add_log_probs([[micro_batch]])
-        gradient(trainer, [micro_batch])
+        flat_gradient(trainer, [micro_batch])
     assert seen.rows == config.hidden_size < micro_batch["completion_mask"].sum() / 3
 
 

@@ -1,0 +1,92 @@
+"""Trajectories and graphs of letters, and every estimator by name."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from g2po_trl import StateGraph, Step, Trajectory, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
+
+GOLDEN_ADVANTAGES = Path(__file__).parents[3] / "shared" / "golden" / "g2po_advantages.json"
+RELEASED = {"invalid_action_penalty": 0.1, "episode_statistics": "step"}
+ESTIMATORS = {
+    "g2po": g2po,
+    "g2po released": lambda graph: g2po(graph, **RELEASED),
+    "g2po unscaled": lambda graph: g2po(graph, step_weight=0.5, scale_by_std=False),
+    "g2po without A_NC": lambda graph: g2po(graph, node_centric=False),
+    "g2po without A_EC": lambda graph: g2po(graph, edge_centric=False),
+    "g2po without aggregation": lambda graph: g2po(graph, aggregate=False),
+    "gigpo": gigpo,
+    "gigpo released": lambda graph: gigpo(graph, **RELEASED),
+    "grpo": grpo,
+    "rloo": rloo,
+    "rloo with penalty": lambda graph: rloo(graph, invalid_action_penalty=0.1),
+    "graphgpo": graphgpo,
+    "graphgpo with step statistics": lambda graph: graphgpo(graph, **RELEASED),
+    "hgpo": hgpo,
+    "hgpo unscaled, long history": lambda graph: hgpo(graph, False, 0.1, history=5, depth_exponent=2.0),
+    "crbc": crbc,
+    "crbc with step statistics": lambda graph: crbc(graph, least_std=0.0, **RELEASED),
+}
+
+
+def episode(keys: str, reward: float, task="t", outcome=None, invalid=()) -> Trajectory:
+    """One step for each letter of `keys`."""
+    steps = [Step(key, "go", valid=place not in invalid) for place, key in enumerate(keys)]
+    return Trajectory(task, steps, reward, outcome or ("success" if reward > 0 else "failure"))
+
+
+HAND = [episode("hk", 8.0), episode("h", 0.0)]
+
+
+def graph_of(*groups: list[Trajectory], gamma: float = 0.5) -> StateGraph:
+    return StateGraph.from_groups(groups, gamma=gamma)
+
+
+def random_groups(rng: np.random.Generator, num_groups: int = 3, group_size: int = 5) -> list[list[Trajectory]]:
+    return [
+        [
+            episode(
+                "".join(rng.choice(list("abcdef"), size=rng.integers(1, 12))),
+                float(rng.choice([0.0, 10.0, 3.7])),
+                invalid=set(rng.integers(0, 12, size=3).tolist()),
+                task=f"task {number}",
+            )
+            for _ in range(group_size)
+        ]
+        for number in range(num_groups)
+    ]
+
+
+def random_walks(seed: int, num_groups: int = 3, states: int = 6, longest: int = 12) -> list[list[Trajectory]]:
+    """Loops, self-loops, ends of several worths, and a share of errors that enter nothing."""
+    rng = random.Random(seed)
+    letters = [chr(ord("a") + i) for i in range(states)]
+    return [
+        [
+            episode(
+                "".join(rng.choices(letters, k=rng.randint(1, longest))),
+                rng.choice([0.0, 10.0, rng.uniform(-5, 5)]),
+                f"task {g}",
+                rng.choice(["success", "failure", "truncated", "error"]),
+            )
+            for _ in range(rng.randint(1, 6))
+        ]
+        for g in range(rng.randint(1, num_groups))
+    ]
+
+
+def golden_graph(case: dict, value_lambda: float = 1.0) -> StateGraph:
+    groups = [
+        [
+            Trajectory(
+                group["name"],
+                [Step(step["obs"], "", valid=step["valid"]) for step in trajectory["steps"]],
+                trajectory["reward"],
+                "success" if trajectory["reward"] > 0 else "failure",
+            )
+            for trajectory in group["trajectories"]
+        ]
+        for group in case["groups"]
+    ]
+    return StateGraph.from_groups(groups, case["gamma"], value_lambda)
