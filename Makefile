@@ -99,7 +99,7 @@ test-gpu: $(TEST_INSTALLED)
 # trains the cold start.
 test-pretrained: $(TEST_INSTALLED) $(PRETRAINED_INSTALLED)
 	$(BIN)/python -m g2po_recipes.cold_start.smollm2
-	$(BIN)/python -m pytest $(filter-out tests/cold_start/test_treasure.py,$(call marked,pretrained)) -m pretrained $(ARGS)
+	$(BIN)/python -m pytest $(filter-out tests/cold_start/test_treasure.py,$(sort $(call marked,pretrained))) -m pretrained $(ARGS)
 	test ! -f $(VLLM_INSTALLED) || .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py -m pretrained $(ARGS)
 	@test -f $(START)/teaching.json || { echo "$(START) is not there (make train-pretrained): Treasure is left out"; exit; }; \
 	test -f $(VLLM_INSTALLED) && python=.venv-vllm/bin/python || python=$(BIN)/python; set -x; \

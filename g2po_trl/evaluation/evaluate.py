@@ -33,10 +33,20 @@ from ..runs.summary import summarize
 from ..trajectory import Trajectory
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
-from . import Agent, ChatModel, ChatSettings, DirectAgent, PanelPlayer, ReActAgent, ReflexionAgent, TokenBudget
+from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
 from .arguments import ENVIRONMENTS, no_environment, parse
-from .chat_models import ChatError, ServerChat, TokenBudgetSpentError, load_local, load_vllm
+from .chat_models import (
+    ChatError,
+    ChatModel,
+    ChatSettings,
+    ServerChat,
+    TokenBudget,
+    TokenBudgetSpentError,
+    load_local,
+    load_vllm,
+)
 from .fingerprint import fingerprint_code, fingerprint_data, fingerprint_files, fingerprint_prompt, fingerprint_weights
+from .panel_runner import PanelPlayer
 from .run_defaults import settings_of_run
 
 _AGENT_FILES = ("agents.py", "chat_models.py", "checkpoints.py", "panel_runner.py")

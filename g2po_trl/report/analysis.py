@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from ..credit.graph import StateGraph
-from ..runs.callbacks import IterationLog
 from ..trajectory import Trajectory, read_unfinished
+from ..utils.iteration_log import IterationLog
 
 
 @dataclass(frozen=True)

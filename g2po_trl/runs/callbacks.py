@@ -16,8 +16,7 @@ from .verdict import Tally, verdict
 if TYPE_CHECKING:
     from ..config import G2POConfig
 
-
-from collections.abc import Iterator
+from ..utils.iteration_log import IterationLog
 
 
 def callbacks_of(args: G2POConfig) -> list[TrainerCallback]:
@@ -212,34 +211,3 @@ def _percent(value: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "  n/a" if value is None or math.isnan(value) else f"{value:5.2f}"
-
-
-class IterationLog:
-    """Log lines -> iterations: a rollout's metrics, and the time of its update where that is logged later.
-
-    With `logging_steps` below the optimizer steps of an iteration, its rollout is in one log line and `time/update` in
-    a later one, which may hold the next rollout already.
-    """
-
-    def __init__(self):
-        self._open: dict[str, Any] | None = None
-
-    def add(self, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Take a log line; yields the iterations that it completes."""
-        has_update = entry.get("time/update") is not None
-        if self._open is not None and has_update:
-            yield {**self._open, "time/update": entry["time/update"]}
-            self._open, has_update = None, False
-        if "episode/success_rate" not in entry:
-            return
-        yield from self.close()
-        if has_update:
-            yield dict(entry)
-        else:
-            self._open = {name: value for name, value in entry.items() if name != "time/update"}
-
-    def close(self) -> Iterator[dict[str, Any]]:
-        """The iteration whose update was not logged, if there is one."""
-        if self._open is not None:
-            yield self._open
-        self._open = None

@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from g2po_trl import StateGraph, Step, Trajectory, TrajectoryRecord, g2po
-from g2po_trl.credit.estimators import common as advantages
+from g2po_trl import credit as advantages
 from g2po_trl.credit.graph import record
 
 

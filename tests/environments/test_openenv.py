@@ -195,7 +195,7 @@ def test_web_pages_do_not_play(server):
     with connect(address) as client:
         client.send(reset)
         assert "You wake up" in client.recv()
-    for headers in ({"Origin": "http://evil.example"}, {"WorkerLoop": "evil.example"}):
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
         request = urllib.request.Request(f"{server}/reset", b"{}", {"Content-Type": "application/json", **headers})
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(request)

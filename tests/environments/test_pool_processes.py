@@ -281,7 +281,7 @@ def test_a_worker_that_leaves_its_process_group_ends():
 
 KILLED_AT_ONCE = """
 import os, signal, sys, time
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[2:]
 from g2po_trl import EnvironmentPool
 from test_pool_processes import Daemons
 pool = EnvironmentPool(Daemons, num_workers=1)
@@ -289,7 +289,7 @@ print(pool.reset([{}])[0].text, flush=True)
 worker = pool.worker_pids[0]
 os.kill(worker, signal.SIGSTOP)
 time.sleep(0.1)
-if sys.argv[2] == "both":
+if sys.argv[1] == "both":
     os.kill(worker, signal.SIGKILL)
 else:
     os.kill(worker, signal.SIGCONT)
@@ -300,7 +300,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("killed", ["trainer", "both"])
 def test_what_a_killed_trainer_leaves(tmp_path, killed):
     """The worker clears up after the trainer; when it was killed at the same time, the next pool does."""
-    command = [sys.executable, "-c", KILLED_AT_ONCE, str(Path(__file__).parents[1] / "helpers"), killed]
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
+    command = [sys.executable, "-c", KILLED_AT_ONCE, killed, *folders]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     told = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, env=environ)
     *pids, folder = told.stdout.split()

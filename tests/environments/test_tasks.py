@@ -26,7 +26,7 @@ from pathlib import Path
 
 from g2po_trl import Observation, StepResult, TextEnvironment
 
-HERE = Path(__file__).parents[1] / "helpers"
+HERE = Path(__file__).parent
 
 
 class Game(TextEnvironment):

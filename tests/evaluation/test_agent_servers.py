@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from g2po_trl.evaluation import ChatReply, ChatSettings, TokenBudget
-from g2po_trl.evaluation.chat_models import ChatError, ServerChat
+from g2po_trl.evaluation.chat_models import ChatError, ChatReply, ChatSettings, ServerChat, TokenBudget
 from g2po_trl.prompts.template import parse_think_action
 
 ACTION = "<action>go</action>"

@@ -13,7 +13,8 @@ import programs
 import pytest
 
 from g2po_trl import Observation, read_jsonl
-from g2po_trl.evaluation import ChatSettings, ReActAgent, ReflexionAgent, TokenBudget, TokenBudgetSpentError
+from g2po_trl.evaluation.agents import ReActAgent, ReflexionAgent
+from g2po_trl.evaluation.chat_models import ChatSettings, TokenBudget, TokenBudgetSpentError
 from g2po_trl.evaluation.evaluate import format_rows, main, parse
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import Step, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.cli.commands.view import main as view
-from g2po_trl.evaluation import ChatSettings
-from g2po_trl.evaluation.chat_models import load_local
+from g2po_trl.evaluation.chat_models import ChatSettings, load_local
 from g2po_trl.evaluation.evaluate import format_rows, load_panel, main, parse, played_by, row_of
 from g2po_trl.runs.panel import Panel
 from g2po_trl.runs.run_json import load_object
@@ -314,9 +313,9 @@ def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatc
     assert told.count("--temperature 0.0, ") == 1 and '--generation-kwargs {"no_repeat_ngram_size": 1}' in told
     without = evaluated(tmp_path, "--generation-kwargs", "{}", "--overwrite")
     assert replies(without) != theirs, "the options decide"
-    rows = [json.loads(line) for line in (path.parents[2] / "panels" / "panel.jsonl").open()]
+    rows = [json.loads(line) for line in (path.parents[1] / "panels" / "panel.jsonl").open()]
     assert rows == [dict(row) for row in TASKS.select(range(3))], "where the viewer looks for kinds of tasks"
-    settings = strict(path.parents[2] / "settings.json")
+    settings = strict(path.parents[1] / "settings.json")
     assert (settings["max_turns"], settings["history_length"], settings["max_tokens"]) == (6, 1, 9)
     run = strict(tmp_path / "out" / "run.json")
     assert run["estimator"]["scale_by_std"] is True and run["estimator"]["estimator_name"] == "g2po"
@@ -386,7 +385,7 @@ def test_as_many_are_asked_together_as_batch_size_says(tiny_model_dir, monkeypat
         calls.append(len(prompts))
         return [[tokenizer.eos_token_id]] * len(prompts)
 
-    monkeypatch.setattr("g2po_trl.engines.base.generate_batch", answer)
+    monkeypatch.setattr("g2po_trl.engines.transformers.generate_batch", answer)
     chat = load_local(str(tiny_model_dir), batch_size=8)
     asked = [[{"role": "user", "content": "go"}]] * 12
     assert all(reply.complete for reply in chat.reply(asked, ChatSettings(max_tokens=20_000), [0] * 12))

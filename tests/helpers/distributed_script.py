@@ -11,7 +11,7 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment, LongLetterEnvir
 from letter_trainer import make_config
 
 from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult
-from g2po_trl.engines import base as generation
+from g2po_trl.engines import transformers as generation
 
 
 class FixedLengthEnvironment(LetterEnvironment):

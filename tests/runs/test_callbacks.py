@@ -10,7 +10,8 @@ from letter_trainer import TASKS
 from safetensors.torch import load_file
 from transformers import TrainerControl
 
-from g2po_trl.runs.callbacks import CollapseStoppingCallback, IterationLog, IterationProgressCallback, duration
+from g2po_trl.runs.callbacks import CollapseStoppingCallback, IterationProgressCallback, duration
+from g2po_trl.utils.iteration_log import IterationLog
 
 
 @pytest.mark.parametrize(("logging_steps", "eval_steps"), [(1, 1), (None, 1), (3, 2)])

@@ -10,8 +10,8 @@ import pytest
 
 from g2po_trl.environments.adapters.openenv import RemoteEnvironment
 from g2po_trl.environments.loading import load
-from g2po_trl.evaluation import ChatSettings
 from g2po_trl.evaluation.arguments import parse
+from g2po_trl.evaluation.chat_models import ChatSettings
 from g2po_trl.evaluation.run_defaults import settings_of_run
 from g2po_trl.runs.run_json import describe_object, load_object
 from g2po_trl.utils.json import write_json_lines

@@ -199,7 +199,7 @@ def test_the_server_answers_this_machine_alone(run):
         for path, host, status in (("/iteration/9", "127.0.0.1", 404), ("/../secret", "localhost", 404),
                                    ("/overview", "evil.example", 403)):  # fmt: skip
             with pytest.raises(urllib.error.HTTPError) as error:
-                opener.open(urllib.request.Request(f"{address}{path}", headers={"WorkerLoop": host}))
+                opener.open(urllib.request.Request(f"{address}{path}", headers={"Host": host}))
             assert error.value.code == status
     finally:
         server.shutdown()
