@@ -16,14 +16,13 @@ DEEPSPEED_INSTALLED := .venv-deepspeed/.installed
 PRETRAINED_INSTALLED := $(VENV)/.installed-pretrained
 START := runs/alfworld-smollm2-start
 
-.PHONY: help install train test test-benchmarks test-slow test-architectures test-notebook test-vllm test-deepspeed test-appworld test-pretrained train-pretrained test-gpu numbers docs build lint format clean
+.PHONY: help install train test test-benchmarks test-slow test-vllm test-deepspeed test-appworld test-pretrained train-pretrained test-gpu numbers docs build lint format clean
 
 help:
 	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
 	@echo "make test [ARGS=\"-k graph\"]                                      run the tests"
 	@echo "make test-benchmarks                                             run the tests of the benchmarks"
-	@echo "make test-slow | test-architectures                              run the slow tests, and those of every model family"
-	@echo "make test-notebook                                               run the notebook"
+	@echo "make test-slow                                                   every model family, the notebook and other long tests"
 	@echo "make test-vllm | test-deepspeed | test-appworld                  run those that need vLLM, DeepSpeed, AppWorld"
 	@echo "make train-pretrained | test-pretrained                           the same with a pretrained model, SmolLM2-135M"
 	@echo "make test-gpu                                                    run those that need a CUDA GPU"
@@ -54,12 +53,6 @@ test-benchmarks: $(TEST_INSTALLED)
 
 test-slow: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests benchmarks -m slow -n 2 --dist loadfile $(ARGS) $(NONE_IS_FINE)
-
-test-architectures: $(TEST_INSTALLED)
-	$(BIN)/python -m pytest tests -m architectures -n 2 --dist worksteal $(ARGS) $(NONE_IS_FINE)
-
-test-notebook: $(TEST_INSTALLED)
-	$(BIN)/python -m pytest tests -m notebook $(ARGS)
 
 $(VLLM_INSTALLED): setup.cfg pyproject.toml
 	@echo "Setting up .venv-vllm, once; this takes some minutes."

@@ -1,6 +1,6 @@
 """Every model family: layouts give the log-probabilities and gradient of rows of their own, or are not taken.
 
-What few families cover runs by default; all of them by `make test-architectures`, and
+What few families cover runs by default; all of them by `make test-slow`, and
 `python tests/invariants/test_architectures.py docs/architectures.md` writes what is found.
 """
 
@@ -31,7 +31,7 @@ EXACT = 1e-4  # nats, and of the gradient's length
 
 
 def by_family(names=FAMILIES, fast=FAST):
-    marks = {name: () if name in fast else pytest.mark.architectures for name in names}
+    marks = {name: () if name in fast else pytest.mark.slow for name in names}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks.items()])
 
 
@@ -103,7 +103,7 @@ def moved(trainer, before):
     return [name for name, weight in trained(trainer).items() if not torch.equal(weight, before[name])]
 
 
-@pytest.mark.architectures
+@pytest.mark.slow
 @by_family(fast=())
 def test_a_training_step_moves_the_weights(name, make_trainer, family_folder, tokenizer, caplog):
     trainer = make_trainer(
@@ -122,7 +122,7 @@ def test_a_training_step_moves_the_weights(name, make_trainer, family_folder, to
     assert all(torch.isfinite(weight).all() for weight in trained(trainer).values())
 
 
-@pytest.mark.architectures
+@pytest.mark.slow
 @by_family(fast=())
 def test_lora_on_all_linear_layers_trains_and_merges(name, make_trainer, family_folder, tokenizer):
     # PEFT refuses dropout for experts, and the last projection of Mamba layers; it cannot wrap a linear layer that

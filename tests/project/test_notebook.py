@@ -10,7 +10,7 @@ needed = ("alfworld", "nbclient", "ipykernel", "pyvis", "matplotlib")
 missing = [name for name in needed if importlib.util.find_spec(name) is None]
 
 
-@pytest.mark.notebook
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 def test_the_quickstart_runs(tmp_path):
     import nbformat
