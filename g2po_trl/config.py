@@ -7,12 +7,16 @@ import warnings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from trl import GRPOConfig
 
-from .config_validation import ESTIMATORS, as_bound, check, check_advantage_fn, check_afterwards, check_estimator
+from .config_validation import as_bound, as_mapping, check, check_advantage_fn, check_afterwards, check_estimator
+from .credit.estimators.registry import ESTIMATORS, estimator_name, make_estimator
+from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
 from .engines.sampling import Sampling
 from .update.packing import LAYOUTS
@@ -48,26 +52,16 @@ class G2POConfig(GRPOConfig):
         advantage_estimator: `"g2po"`, or a baseline: `"gigpo"`, `"grpo"` (whole episodes), `"rloo"` (leave-one-out,
             never scaled), `"graphgpo"`, `"hgpo"`, `"crbc"`; docs/method.md has their equations. An `advantage_fn`
             given to the trainer replaces it, and the options of the built-in estimators are then refused.
+        estimator_kwargs: options of the estimator, which are the parameters of its function; docs/method.md lists
+            them. G2PO: `node_centric`, `edge_centric` and `aggregate`, `False` in the paper's ablations, and
+            `episode_statistics`, `"trajectory"` (the paper's equations) or `"step"` (the released code; long episodes
+            then weigh more). As a flag: JSON, `--estimator_kwargs '{"edge_centric": false}'`.
         step_advantage_weight: weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO,
-            A = A_EP + w A_S for GiGPO and GraphGPO.
-        graphgpo_omega: discount of GraphGPO for each further step to a success. Its authors use 0.1 for ALFWorld,
-            0.2 for WebShop and 0.8 for Sokoban.
-        hgpo_depth_exponent: exponent alpha of HGPO's weights (k + 1)^alpha, k = 0 to `history_length`. Larger values
-            give more weight to comparisons between steps with the same history.
-        crbc_step_weight: weight of CRBC's step-level advantage, in place of `step_advantage_weight`.
-        crbc_gamma: discount of CRBC's values, in place of `gamma`.
-        crbc_least_std: lower bound of the standard deviation within a node in CRBC, relative to the group's largest
-            reward.
-        use_node_advantage: include A_NC. `False` is one of the paper's ablations.
-        use_edge_advantage: include A_EC. `False` is one of the paper's ablations.
-        use_group_aggregation: average node values over all visits in the group. `False`, one of the paper's
-            ablations, uses each step's own return.
+            A = A_EP + w A_S for GiGPO and A = A_EP + w A_D for GraphGPO.
         state_key_ignores: what to leave out of state keys: any of `"numbers"`, `"list_order"`, `"case"`.
         state_similarity: merge states of a group whose keys have at least this Jaccard similarity over word bigrams.
             1.0 merges identical keys only. Below 1 it needs the extra `similarity`. See `g2po_trl.credit.state_keys`.
         invalid_action_penalty: subtracted for each completion without the required format.
-        episode_statistics: what the mean and standard deviation of A_EP are computed over: `"trajectory"` (the
-            paper's equations) or `"step"` (the released code; long episodes then weigh more).
         max_turns: maximum number of turns of an episode. An episode that reaches it ends as `truncated`.
         history_length: number of past steps (observation and action) in a prompt.
         max_prompt_length: maximum number of tokens of a prompt. Longer prompts lose their oldest history first, then
@@ -168,21 +162,10 @@ class G2POConfig(GRPOConfig):
         default=1.0, metadata={"help": "Node values: 1 (mean return) to 0 (values of next states)."}
     )
     advantage_estimator: str = field(default="g2po", metadata={"help": f"One of {', '.join(ESTIMATORS)}."})
-    use_node_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_NC."})
-    use_edge_advantage: bool = field(default=True, metadata={"help": "False: G2PO without A_EC."})
-    use_group_aggregation: bool = field(
-        default=True, metadata={"help": "False: a step's own return instead of its node's mean."}
+    estimator_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Options of the estimator, as JSON. docs/method.md lists them."}
     )
     step_advantage_weight: float = field(default=1.0, metadata={"help": "w in A = A_EP + w (A_NC + A_EC)."})
-    graphgpo_omega: float = field(
-        default=0.1, metadata={"help": "Discount of GraphGPO per further step to a success."}
-    )
-    hgpo_depth_exponent: float = field(default=1.0, metadata={"help": "alpha of HGPO's weights (k + 1)^alpha."})
-    crbc_step_weight: float = field(default=5.0, metadata={"help": "Weight of CRBC's step-level advantage."})
-    crbc_gamma: float = field(default=0.98, metadata={"help": "Discount of CRBC's values."})
-    crbc_least_std: float = field(
-        default=0.01, metadata={"help": "Lower bound of deviations in CRBC, relative to the reward."}
-    )
     state_key_ignores: list[str] | None = field(
         default=None, metadata={"help": f"What keys of states leave out: any of {', '.join(IGNORABLE)}."}
     )
@@ -191,9 +174,6 @@ class G2POConfig(GRPOConfig):
     )
     invalid_action_penalty: float = field(
         default=0.1, metadata={"help": "Subtracted for each completion without the required format."}
-    )
-    episode_statistics: str = field(
-        default="trajectory", metadata={"help": "'trajectory' (paper) or 'step' (released code)."}
     )
     max_turns: int = field(default=50, metadata={"help": "Maximum number of turns of an episode."})
     history_length: int = field(default=2, metadata={"help": "Number of past steps in a prompt."})
@@ -286,6 +266,7 @@ class G2POConfig(GRPOConfig):
     collapse_patience: int = field(default=5, metadata={"help": "Log lines over which the two limits above average."})
 
     def __post_init__(self):
+        self.estimator_kwargs = as_mapping("estimator_kwargs", self.estimator_kwargs)
         self._check_estimator()
         check(self)
         if self.vllm_importance_sampling_mode is None:
@@ -355,6 +336,26 @@ class G2POConfig(GRPOConfig):
             top_p=self.top_p if self.eval_top_p is None else self.eval_top_p,
             top_k=self.top_k if self.eval_top_k is None else self.eval_top_k,
         )
+
+    def make_estimator(self) -> Callable[[StateGraph], np.ndarray]:
+        """Return the function `StateGraph -> (S,)` advantages that the fields select.
+
+        Raises:
+            ValueError: if `estimator_kwargs` has what the estimator does not take.
+        """
+        return make_estimator(
+            self.advantage_estimator,
+            self.estimator_kwargs,
+            step_weight=self.step_advantage_weight,
+            scale_by_std=self.scale_by_std,
+            invalid_action_penalty=self.invalid_action_penalty,
+            history_length=self.history_length,
+        )
+
+    @property
+    def estimator_name(self) -> str:
+        """Name of the estimator in tables, such as `g2po without A_EC`."""
+        return estimator_name(self.advantage_estimator, self.estimator_kwargs, self.value_lambda)
 
     @property
     def num_branches(self) -> int:

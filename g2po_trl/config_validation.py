@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import warnings
 from dataclasses import fields
 from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from .credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS, USE_NODE_VALUES, compares_steps
 from .credit.state_keys import IGNORABLE
 from .engines.sampling import reserved_option
 from .runs.sample_table import BACKENDS
@@ -50,7 +53,6 @@ WITHOUT_EFFECT = {
     "log_unique_prompts": (False, _SHOWN),
     "log_completions_hub_repo": (None, "`push_to_hub` uploads the model and its card"),
 }
-ESTIMATORS = ("g2po", "gigpo", "grpo", "rloo", "graphgpo", "hgpo", "crbc")
 # What to do in place of an entry of generation_kwargs, by the setting that decides the same.
 _REMEDIES = {
     "temperature": "set temperature, and eval_temperature for evaluations, instead",
@@ -66,21 +68,12 @@ _REMEDIES = {
     "number of completions": "a prompt gets one completion; remove it",
 }
 _ADDRESS = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
-_EPISODE_STATISTICS = ("trajectory", "step")
-# What an `advantage_fn` takes the place of. Keys of states and `gamma` are not among them: they make its graph.
+# Fields that an `advantage_fn` replaces. State keys and `gamma` are not among them: they make its graph.
 _READ_BY_ESTIMATORS = (
     "advantage_estimator",
-    "use_node_advantage",
-    "use_edge_advantage",
-    "use_group_aggregation",
+    "estimator_kwargs",
     "step_advantage_weight",
-    "graphgpo_omega",
-    "hgpo_depth_exponent",
-    "crbc_step_weight",
-    "crbc_gamma",
-    "crbc_least_std",
     "invalid_action_penalty",
-    "episode_statistics",
     "scale_rewards",
 )
 
@@ -106,18 +99,7 @@ def check(args: G2POConfig) -> None:
     number = args.value_lambda if isinstance(args.value_lambda, (int, float)) else math.nan
     _require(0 <= number <= 1, "value_lambda", args.value_lambda, "set it between 0 and 1 (1 is the paper)")
     _require(args.step_advantage_weight >= 0, "step_advantage_weight", args.step_advantage_weight, "set it >= 0")
-    _require(0 < args.graphgpo_omega < 1, "graphgpo_omega", args.graphgpo_omega, "set it above 0 and below 1")
-    _require(args.hgpo_depth_exponent >= 0, "hgpo_depth_exponent", args.hgpo_depth_exponent, "set it >= 0")
-    _require(args.crbc_step_weight >= 0, "crbc_step_weight", args.crbc_step_weight, "set it >= 0")
-    _require(args.crbc_least_std >= 0, "crbc_least_std", args.crbc_least_std, "set it >= 0")
-    _require(0 < args.crbc_gamma <= 1, "crbc_gamma", args.crbc_gamma, "set it above 0 and at most 1")
     _require(args.invalid_action_penalty >= 0, "invalid_action_penalty", args.invalid_action_penalty, "set it >= 0")
-    _require(
-        args.episode_statistics in _EPISODE_STATISTICS,
-        "episode_statistics",
-        args.episode_statistics,
-        f"choose one of {', '.join(_EPISODE_STATISTICS)}",
-    )
     for name in args.state_key_ignores or ():
         _require(name in IGNORABLE, "state_key_ignores", name, f"choose from {', '.join(IGNORABLE)}")
     similarity = args.state_similarity
@@ -251,35 +233,29 @@ def check_afterwards(args: G2POConfig) -> None:
 
 
 def check_estimator(args: G2POConfig) -> None:
-    """The estimator is there, and reads what was set."""
+    """Refuse an unknown estimator, its options if it does not have them, and fields that it does not use.
+
+    Raises:
+        ValueError: for the first of them.
+    """
     name = args.advantage_estimator
     _require(name in ESTIMATORS, "advantage_estimator", name, f"choose one of {', '.join(ESTIMATORS)}")
-    without_meaning = {
-        field: default
-        for field, default, estimators in (
-            ("value_lambda", 1.0, ("g2po",)),
-            ("use_node_advantage", True, ("g2po",)),
-            ("use_edge_advantage", True, ("g2po",)),
-            ("use_group_aggregation", True, ("g2po",)),
-            ("step_advantage_weight", 1.0, ("g2po", "gigpo", "graphgpo")),
-            ("graphgpo_omega", 0.1, ("graphgpo",)),
-            ("hgpo_depth_exponent", 1.0, ("hgpo",)),
-            ("crbc_step_weight", 5.0, ("crbc",)),
-            ("crbc_gamma", 0.98, ("crbc",)),
-            ("crbc_least_std", 0.01, ("crbc",)),
-            ("state_key_ignores", None, ("g2po", "gigpo", "graphgpo", "hgpo", "crbc")),
-            ("state_similarity", 1.0, ("g2po", "gigpo", "graphgpo", "hgpo", "crbc")),
-            ("episode_statistics", "trajectory", ("g2po", "gigpo", "grpo", "graphgpo", "crbc")),
-        )
-        if name not in estimators
+    parameters = signature(ESTIMATORS[name]).parameters
+    unused = {
+        "value_lambda": (1.0, name not in USE_NODE_VALUES),
+        "step_advantage_weight": (1.0, "step_weight" not in parameters),
+        "state_key_ignores": (None, name in COMPARE_EPISODES),
+        "state_similarity": (1.0, name in COMPARE_EPISODES),
     }
-    for field_name, default in without_meaning.items():
+    for field_name, (default, is_unused) in unused.items():
+        value = getattr(args, field_name)
         _require(
-            getattr(args, field_name) == default,
+            value == default or not is_unused,
             field_name,
-            getattr(args, field_name),
+            value,
             f"advantage_estimator={name!r} does not use it; leave it at {default!r}",
         )
+    args.make_estimator()
 
 
 def check_advantage_fn(args: G2POConfig) -> None:
@@ -342,25 +318,13 @@ def _check_branches(args: G2POConfig) -> None:
         f"of num_generations={size} episodes it may make {args.num_branches} branches; that must be at least 1, "
         "and leave at least 2",
     )
+    name, kwargs, weight = args.advantage_estimator, args.estimator_kwargs, args.step_advantage_weight
     _require(
-        args.advantage_estimator not in ("grpo", "rloo", "gae"),
+        name in ESTIMATORS and compares_steps(name, kwargs, weight),
         "branch_share",
         share,
-        f"advantage_estimator={args.advantage_estimator!r} compares whole episodes, and a branch is none; use 0",
-    )
-    weight = "crbc_step_weight" if args.advantage_estimator == "crbc" else "step_advantage_weight"
-    _require(
-        getattr(args, weight) != 0 or args.advantage_estimator == "hgpo",
-        "branch_share",
-        share,
-        f"{weight} is 0, so that only whole episodes are compared, and a branch is none; use 0",
-    )
-    _require(
-        args.use_node_advantage or args.use_edge_advantage,
-        "branch_share",
-        share,
-        "use_node_advantage and use_edge_advantage are False, so that only whole episodes are compared, and a branch "
-        "is none; use 0",
+        f"advantage_estimator={name!r} with estimator_kwargs={kwargs} and step_advantage_weight={weight} compares "
+        "whole episodes only, and a branch is none; use 0",
     )
 
 
@@ -441,6 +405,20 @@ def _check_best_model(args: G2POConfig) -> None:
             f"with load_best_model_at_end every evaluation (eval_steps={args.eval_steps}) needs a checkpoint; set "
             "eval_steps to a multiple of save_steps",
         )
+
+
+def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
+    """Return the value of a field that is an object, or JSON text of one. An empty one is `None`.
+
+    Raises:
+        ValueError: for any other value.
+    """
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        pass
+    _require(value is None or isinstance(value, dict), name, value, 'write {"option": value}, or None')
+    return value or None
 
 
 def as_bound(args: G2POConfig) -> float | None:

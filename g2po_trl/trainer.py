@@ -32,7 +32,6 @@ from trl import GRPOTrainer
 
 from .config import G2POConfig
 from .credit.assignment import advantages_of_rank, groups_of
-from .credit.estimators.registry import estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .engines.sampling import Sampling
 from .engines.trl_vllm import starting_vllm
@@ -201,7 +200,7 @@ class G2POTrainer(GRPOTrainer):
     def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
         """The estimator and its name."""
         if advantage_fn is None:
-            return make_estimator(self.args), estimator_name(self.args)
+            return self.args.make_estimator(), self.args.estimator_name
         return advantage_fn, getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
 
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:

@@ -55,7 +55,7 @@ def advantages(
         "grpo": grpo(graph, **fine),
         "gigpo released": gigpo(graph, **fine),
         "gigpo memory": gigpo(graphs["memory", 1.0], **fine),
-        "hgpo released": hgpo(graph, history=history, **fine),
+        "hgpo released": hgpo(graph, history_length=history, **fine),
         "graphgpo released": graphgpo(graph, **fine),
         "crbc released": crbc(graph, **fine),
     }

@@ -39,7 +39,7 @@ METHODS: dict[str, Callable[[StateGraph], np.ndarray]] = {
     "graphgpo": graphgpo,
     "hgpo": hgpo,
     "crbc": crbc,
-    "crbc 1:1": partial(crbc, step_weight=1.0),
+    "crbc 1:1": partial(crbc, value_weight=1.0),
     "grpo": grpo,
     "rloo": rloo,
 }

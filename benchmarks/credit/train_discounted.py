@@ -16,9 +16,8 @@ from g2po_trl import G2POConfig, G2POTrainer
 
 def make_trainer(args: G2POConfig, **options) -> G2POTrainer:
     """A trainer whose estimator takes the options that GRPO's would."""
-    names = ("scale_by_std", "episode_statistics", "invalid_action_penalty")
-    estimator = partial(discounted_grpo, **{name: getattr(args, name) for name in names})
-    return G2POTrainer(args=args, advantage_fn=estimator, **options)
+    settings = {"scale_by_std": args.scale_by_std, "invalid_action_penalty": args.invalid_action_penalty}
+    return G2POTrainer(args=args, advantage_fn=partial(discounted_grpo, **settings), **options)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ ARMS: dict[str, tuple[str, ...]] = {
     "gigpo": (ESTIMATOR, "gigpo"),
     "grpo": (ESTIMATOR, "grpo"),
     "grpo discounted": (),  # by another script
-    "g2po without A_NC": ("--use_node_advantage", "false"),
-    "g2po without A_EC": ("--use_edge_advantage", "false"),
-    "g2po without aggregation": ("--use_group_aggregation", "false"),
+    "g2po without A_NC": ("--estimator_kwargs", '{"node_centric": false}'),
+    "g2po without A_EC": ("--estimator_kwargs", '{"edge_centric": false}'),
+    "g2po without aggregation": ("--estimator_kwargs", '{"aggregate": false}'),
 }
 SHOWN = {name: (ESTIMATOR, name) for name in ("hgpo", "graphgpo", "crbc", "rloo")} | {"ppo": ()}
 TREASURE_ARMS = ("g2po", "g2po λ 0.5", "gigpo", "grpo")

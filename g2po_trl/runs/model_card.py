@@ -26,7 +26,7 @@ CITATION = """@article{wang2026g2po,
     archivePrefix = {arXiv},
 }"""
 _SETTINGS = (
-    *("learning_rate", "beta", "gamma", "step_advantage_weight", "invalid_action_penalty", "episode_statistics"),
+    *("learning_rate", "beta", "gamma", "step_advantage_weight", "invalid_action_penalty"),
     *("num_generations", "generation_batch_size", "max_turns", "history_length", "max_prompt_length"),
     *("max_completion_length", "temperature", "loss_type", "seed"),
 )
@@ -89,7 +89,8 @@ def build_model_card(
     on_hub = bool(base_model) and not Path(base_model).exists()
     name = model_name or Path(args.output_dir).name
     trained = f"[{base_model}](https://huggingface.co/{base_model})" if on_hub else f"`{Path(base_model or '?').name}`"
-    names = [*_SETTINGS, *(["mini_batch_size"] if args.mini_batch_size is not None else [])]
+    optional = ("mini_batch_size", "estimator_kwargs")
+    names = [*_SETTINGS, *(name for name in optional if getattr(args, name) is not None)]
     settings = "\n".join(f"| {field} | {getattr(args, field)} |" for field in names)
     tables = []
     for panel, (before, after) in before_and_after_by_panel(evaluations).items():

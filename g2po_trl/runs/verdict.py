@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from ..credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS
 from ..credit.graph import TrajectoryRecord
 from ..trajectory import Trajectory
 
 ALMOST_NONE = 0.01  # of completions or actions
 # What estimators compare within a group. Others, e.g. a critic, may learn from equal rewards of a group, too.
-_COMPARES = dict.fromkeys(("g2po", "gigpo", "hgpo", "graphgpo", "crbc"), "states")
-_COMPARES |= dict.fromkeys(("grpo", "rloo"), "episodes")
+_COMPARES = {name: "episodes" if name in COMPARE_EPISODES else "states" for name in ESTIMATORS}
 
 
 @dataclass

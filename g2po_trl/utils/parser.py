@@ -17,6 +17,22 @@ REMOVED = {
     "update_while_playing": "leave it out, updates begin when all episodes of a rollout have ended",
     "overlap_environments": "set use_vllm: its rollouts stream, and environments step while others are answered",
 }
+# (option, object, its entry): options that an earlier version had beside the object.
+_MOVED = [
+    ("use_node_advantage", "estimator_kwargs", "node_centric"),
+    ("use_edge_advantage", "estimator_kwargs", "edge_centric"),
+    ("use_group_aggregation", "estimator_kwargs", "aggregate"),
+    ("episode_statistics", "estimator_kwargs", "episode_statistics"),
+    ("graphgpo_omega", "estimator_kwargs", "omega"),
+    ("hgpo_depth_exponent", "estimator_kwargs", "depth_exponent"),
+    ("crbc_step_weight", "estimator_kwargs", "value_weight"),
+    ("crbc_gamma", "estimator_kwargs", "gamma"),
+    ("crbc_least_std", "estimator_kwargs", "least_std"),
+]
+REMOVED |= {
+    option: f"write {whole}: {{{entry}: VALUE}}, or as a flag --{whole} '{{\"{entry}\": VALUE}}'"
+    for option, whole, entry in _MOVED
+}
 # (option, removed value, its replacement).
 _REMOVED_VALUES = [("value_lambda", "auto", "set a number from 0 to 1 (g2po report RUN tests a run's state keys)")]
 

@@ -24,7 +24,7 @@ _CURVES = {  # the log's names -> the page's
     "kl": "kl",
 }
 _SETTINGS = (
-    "estimator_name gamma value_lambda step_advantage_weight invalid_action_penalty episode_statistics learning_rate "
+    "estimator_name gamma value_lambda step_advantage_weight invalid_action_penalty estimator_kwargs learning_rate "
     "beta num_generations max_turns temperature seed"
 ).split()
 
@@ -70,7 +70,9 @@ class Run:
         return {
             "name": self.name,
             "settings": {
-                name: _over_parts(settings[name], name, parts) for name in _SETTINGS if settings.get(name) is not None
+                name: _over_parts(_as_text(settings[name]), name, parts)
+                for name in _SETTINGS
+                if settings.get(name) is not None
             },
         }
 
@@ -141,9 +143,14 @@ def _settings_in(described: dict[str, Any]) -> dict[str, Any]:
     return {**described.get("trainer", {}), **described.get("estimator", {})}
 
 
+def _as_text(value: Any) -> Any:
+    """Return an object as `name value, name value`, and other values as they are."""
+    return ", ".join(f"{name} {part}" for name, part in value.items()) if isinstance(value, dict) else value
+
+
 def _over_parts(value: Any, name: str, parts: list[tuple[int, dict[str, Any]]]) -> Any:
     """A setting's value, or the values that it had one after another."""
-    values = [(first, settings.get(name)) for first, settings in parts]
+    values = [(first, _as_text(settings.get(name))) for first, settings in parts]
     changed = [one for one, before in zip(values[1:], values) if one[1] != before[1]]
     if not changed:
         return value

@@ -107,14 +107,15 @@ def _shown(parts: np.ndarray, trajectory: Trajectory) -> list[float | None]:
 def _parts(graph: StateGraph, settings: Mapping[str, Any]) -> np.ndarray:
     """(S, 3) A_EP, w A_NC, w A_EC."""
     scale = settings.get("scale_by_std", settings.get("scale_rewards", "group") == "group")
-    statistics = settings.get("episode_statistics", "trajectory")
+    options = settings.get("estimator_kwargs") or {}
+    statistics = options.get("episode_statistics", "trajectory")
     penalty = settings.get("invalid_action_penalty", 0.0)
     weight = settings.get("step_advantage_weight", 1.0)
-    aggregate = settings.get("use_group_aggregation", True)
+    aggregate = options.get("aggregate", True)
     episode = episode_advantage(graph, scale, penalty, statistics)
     node = node_advantage(graph, scale, penalty if statistics == "step" else 0.0, aggregate)
     edge = edge_advantage(graph, scale, aggregate)
-    node, edge = node * settings.get("use_node_advantage", True), edge * settings.get("use_edge_advantage", True)
+    node, edge = node * options.get("node_centric", True), edge * options.get("edge_centric", True)
     return np.column_stack([episode, weight * node, weight * edge])
 
 

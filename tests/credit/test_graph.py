@@ -11,7 +11,9 @@ import pytest
 import xxhash
 
 from g2po_trl import StateGraph, Step, Trajectory, TrajectoryRecord, g2po
-from g2po_trl import credit as advantages
+from g2po_trl.credit import episode_advantage, node_advantage, rloo
+from g2po_trl.credit.estimators import common
+from g2po_trl.credit.estimators import g2po as g2po_module
 from g2po_trl.credit.graph import record
 
 
@@ -125,11 +127,9 @@ def test_an_episode_that_failed_before_its_first_step_counts_for_the_others():
     np.testing.assert_array_equal(graph.node, alone.node)
     np.testing.assert_array_equal(graph.next_node, [1, 2, 4])
     np.testing.assert_array_equal(graph.next_values, alone.next_values)
-    np.testing.assert_allclose(
-        advantages.episode_advantage(graph, scale_by_std=False), [4, 4, 0], err_msg="the mean of 8, 0, 4"
-    )
-    np.testing.assert_allclose(advantages.rloo(graph), [6, 6, 0])
-    np.testing.assert_array_equal(advantages.node_advantage(graph), advantages.node_advantage(alone))
+    np.testing.assert_allclose(episode_advantage(graph, scale_by_std=False), [4, 4, 0], err_msg="the mean of 8, 0, 4")
+    np.testing.assert_allclose(rloo(graph), [6, 6, 0])
+    np.testing.assert_array_equal(node_advantage(graph), node_advantage(alone))
     only = StateGraph.from_groups([[never_started, never_started]])
     assert only.num_steps == 0 and len(g2po(only)) == 0 and set(only.statistics().values()) == {0.0}
 
@@ -253,6 +253,6 @@ def test_cost_in_python_does_not_grow_with_steps(monkeypatch):
 
     def cost(groups):
         records = [[record(trajectory) for trajectory in group] for group in groups]
-        return lines_run(lambda: g2po(StateGraph.from_records(records)), advantages)
+        return lines_run(lambda: g2po(StateGraph.from_records(records)), common, g2po_module)
 
     assert cost(groups) == cost(short)

@@ -189,7 +189,7 @@ def test_hgpo_by_hand():
     np.testing.assert_allclose(
         hgpo(graph, scale_by_std=False), [2, (5 + 2 * 4) / 3, -2, (-3 - 2 * 4) / 3, 0, -2], rtol=1e-12
     )
-    np.testing.assert_allclose(hgpo(graph, False, history=0), [2, 5, -2, -3, 0, -2], rtol=1e-12)
+    np.testing.assert_allclose(hgpo(graph, False, history_length=0), [2, 5, -2, -3, 0, -2], rtol=1e-12)
     np.testing.assert_allclose(hgpo(graph, False, depth_exponent=0.0), [2, 4.5, -2, -3.5, 0, -2], rtol=1e-12)
     spread = math.sqrt((25 + 9 + 4) / 3) + 1e-6  # n, not n - 1
     first = (5 / spread + 2 * 4 / (4 + 1e-6)) / 3
@@ -265,9 +265,9 @@ def test_values_equal_to_rounding_are_no_spread(reward):
 def test_step_weight_zero_is_grpo_and_no_history_is_gigpo():
     graph = graph_of(*random_groups(np.random.default_rng(0)))
     np.testing.assert_array_equal(graphgpo(graph, step_weight=0.0), grpo(graph))
-    np.testing.assert_array_equal(crbc(graph, step_weight=0.0), grpo(graph))
+    np.testing.assert_array_equal(crbc(graph, value_weight=0.0), grpo(graph))
     step = gigpo(graph, scale_by_std=False) - episode_advantage(graph, scale_by_std=False)
-    np.testing.assert_allclose(hgpo(graph, False, history=0), step, atol=1e-12)
+    np.testing.assert_allclose(hgpo(graph, False, history_length=0), step, atol=1e-12)
 
 
 def test_penalty_of_an_invalid_step_by_hand():

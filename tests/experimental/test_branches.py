@@ -331,8 +331,11 @@ def test_success_rates_are_those_of_the_first_episodes():
         ({"branch_share": 0.1}, "may make 0"),
         ({"branch_share": 0.75}, "may make 3"),
         ({"branch_share": 0.5, "advantage_estimator": "grpo", "step_advantage_weight": 1.0}, "compares whole"),
-        ({"branch_share": 0.5, "step_advantage_weight": 0.0}, "step_advantage_weight is 0"),
-        ({"branch_share": 0.5, "use_node_advantage": False, "use_edge_advantage": False}, "are False"),
+        ({"branch_share": 0.5, "step_advantage_weight": 0.0}, "step_advantage_weight=0.0 compares whole"),
+        (
+            {"branch_share": 0.5, "estimator_kwargs": {"node_centric": False, "edge_centric": False}},
+            "whole episodes only",
+        ),
     ],
 )
 def test_what_is_refused(make_trainer, options, message):

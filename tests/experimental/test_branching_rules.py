@@ -179,7 +179,7 @@ def test_no_rule_branches_from_branches_or_errors():
 def test_hgpo_knows_what_came_before_a_branch():
     """A branch from c, that came from b, is compared at c with those that came to c from b, and not with the third."""
     group = [episode("abcd"), episode("abc", 8.0), episode("axc", 4.0), episode("ce", 8.0, 0, 2)]
-    (depth_0, depth_1) = (hgpo(graph_of(group), scale_by_std=False, history=n) for n in (0, 1))
+    (depth_0, depth_1) = (hgpo(graph_of(group), scale_by_std=False, history_length=n) for n in (0, 1))
     graph = graph_of(group)
     at_c = np.flatnonzero(graph.node == 2)
     returns = graph.returns[at_c] / GAMMA

@@ -24,7 +24,7 @@ ESTIMATORS = {
     "graphgpo": graphgpo,
     "graphgpo with step statistics": lambda graph: graphgpo(graph, **RELEASED),
     "hgpo": hgpo,
-    "hgpo unscaled, long history": lambda graph: hgpo(graph, False, 0.1, history=5, depth_exponent=2.0),
+    "hgpo unscaled, long history": lambda graph: hgpo(graph, False, 0.1, history_length=5, depth_exponent=2.0),
     "crbc": crbc,
     "crbc with step statistics": lambda graph: crbc(graph, least_std=0.0, **RELEASED),
 }

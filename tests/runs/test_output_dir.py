@@ -154,16 +154,21 @@ def test_a_checkpoint_of_another_run_is_not_resumed(make_trainer, run, tmp_path)
 
 def test_resumed_with_other_settings_each_part_is_shown_with_its_own(make_trainer, run, capsys):
     """gamma, max_turns and what trains of an iteration are those of the part that it belongs to."""
-    changed = {"gamma": 0.5, "max_turns": 4, "invalid_action_penalty": 0.5, "use_edge_advantage": False}
+    changed = {
+        "gamma": 0.5,
+        "max_turns": 4,
+        "invalid_action_penalty": 0.5,
+        "estimator_kwargs": {"edge_centric": False},
+    }
     make_trainer(**{**OPTIONS, **changed, "max_steps": 4}).train(resume_from_checkpoint="auto")
     printed = [line.strip() for line in capsys.readouterr().out.splitlines() if " -> " in line]
     assert sorted(printed) == [
+        "estimator_kwargs: None -> {'edge_centric': False} from step 4 on",
         "estimator_name: 'g2po' -> 'g2po without A_EC' from step 4 on",
         "gamma: 0.9 -> 0.5 from step 4 on",
         "invalid_action_penalty: 0.1 -> 0.5 from step 4 on",
         "max_steps: 3 -> 4 from step 4 on",
         "max_turns: 7 -> 4 from step 4 on",
-        "use_edge_advantage: True -> False from step 4 on",
     ]
     described = read_run(run)
     assert [part["first_step"] for part in described["parts"]] == [1, 4]

@@ -6,6 +6,7 @@ from transformers import HfArgumentParser
 
 from g2po_trl.config import G2POConfig
 from g2po_trl.config_validation import REFUSED
+from g2po_trl.credit.estimators.registry import ESTIMATORS
 
 CPU = {"bf16": False, "use_cpu": True, "report_to": "none"}
 
@@ -18,7 +19,7 @@ def test_paper_defaults(tmp_path):
     args = make(tmp_path)
     assert (args.gamma, args.step_advantage_weight, args.beta, args.invalid_action_penalty) == (0.95, 1.0, 0.01, 0.1)
     assert (args.learning_rate, args.num_generations, args.history_length, args.max_turns) == (1e-6, 8, 2, 50)
-    assert args.eval_temperature == 0.4 and args.episode_statistics == "trajectory" and args.scale_by_std
+    assert args.eval_temperature == 0.4 and args.estimator_kwargs is None and args.scale_by_std
     assert args.loss_type == "dapo"
 
 
@@ -37,12 +38,7 @@ def test_one_log_line_an_iteration(tmp_path):
         ("value_lambda", 1.5),
         ("value_lambda", "automatic"),
         ("step_advantage_weight", -1.0),
-        ("graphgpo_omega", 1.0),
-        ("hgpo_depth_exponent", -1.0),
-        ("crbc_gamma", 0.0),
-        ("crbc_least_std", -0.1),
         ("invalid_action_penalty", -0.1),
-        ("episode_statistics", "group"),
         ("advantage_estimator", "ppo"),
         ("max_turns", 0),
         ("history_length", -1),
@@ -202,11 +198,7 @@ def test_vllm_options(tmp_path):
 @pytest.mark.parametrize(
     ("estimator", "field", "value"),
     [
-        ("gigpo", "use_node_advantage", False),
-        ("grpo", "use_edge_advantage", False),
-        ("rloo", "use_group_aggregation", False),
         ("grpo", "step_advantage_weight", 0.5),
-        ("rloo", "episode_statistics", "step"),
         ("gigpo", "value_lambda", 0.5),
         ("hgpo", "step_advantage_weight", 0.5),
         ("crbc", "step_advantage_weight", 0.5),
@@ -219,16 +211,44 @@ def test_options_an_estimator_does_not_use_are_refused(tmp_path, estimator, fiel
 
 
 @pytest.mark.parametrize(
-    ("estimator", "field", "value"),
+    ("estimator", "options", "message"),
     [
-        ("graphgpo", "graphgpo_omega", 0.2),
-        ("hgpo", "hgpo_depth_exponent", 0.0),
-        ("crbc", "crbc_step_weight", 1.0),
-        ("crbc", "crbc_gamma", 0.95),
-        ("crbc", "crbc_least_std", 0.1),
+        ("graphgpo", {"omega": 1.0}, "graphgpo refuses: omega is 1.0: set it above 0 and below 1"),
+        ("graphgpo", {"omega": "0.2"}, "estimator_kwargs has omega='0.2': set it to a number"),
+        ("hgpo", {"depth_exponent": -1.0}, "depth_exponent is -1.0: set it to 0 or more"),
+        ("crbc", {"gamma": 0.0}, "gamma is 0.0: set it above 0 and at most 1"),
+        ("crbc", {"least_std": -0.1}, "least_std -0.1: set both to 0 or more"),
+        ("g2po", {"episode_statistics": "group"}, "episode_statistics is 'group'; set it to 'trajectory'"),
+        ("g2po", {"edge_centric": "no"}, "estimator_kwargs has edge_centric='no': set it to a truth value"),
+        (
+            "g2po",
+            {"edge_center": False},
+            "does not have; did you mean 'edge_centric'.*options are episode_statistics, n",
+        ),
+        ("g2po", {"omega": 0.1}, "has 'omega', which advantage_estimator='g2po' does not have; its options are"),
+        ("rloo", {"episode_statistics": "step"}, "advantage_estimator='rloo' does not have; it has no options"),
+        ("g2po", {"step_weight": 0.5}, "estimator_kwargs has 'step_weight': set step_advantage_weight instead"),
+        ("g2po", "edge_centric", "estimator_kwargs is 'edge_centric': write"),
     ],
 )
-def test_options_of_one_estimator(tmp_path, estimator, field, value):
-    make(tmp_path, advantage_estimator=estimator, **{field: value})
-    with pytest.raises(ValueError, match=f"{field} is {value!r}: advantage_estimator='g2po' does not use it"):
-        make(tmp_path, **{field: value})
+def test_estimator_kwargs_that_an_estimator_refuses_are_named(tmp_path, estimator, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path, advantage_estimator=estimator, estimator_kwargs=options)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "bound"),
+    [
+        ("g2po", None, {}),
+        ("g2po", '{"edge_centric": false}', {"edge_centric": False}),
+        ("graphgpo", {"omega": 0.2}, {"omega": 0.2}),
+        ("hgpo", {"depth_exponent": 0}, {"depth_exponent": 0, "history_length": 2}),
+        ("crbc", {"value_weight": 1.0, "gamma": 0.95, "least_std": 0.1}, {"value_weight": 1.0, "gamma": 0.95}),
+    ],
+)
+def test_estimator_kwargs_are_bound_beside_the_settings_of_the_run(tmp_path, estimator, options, bound):
+    args = make(tmp_path, advantage_estimator=estimator, estimator_kwargs=options, invalid_action_penalty=0.2)
+    function = args.make_estimator()
+    assert function.func is ESTIMATORS[estimator] and function.keywords.items() >= bound.items()
+    assert function.keywords["invalid_action_penalty"] == 0.2
+    assert ("step_weight" in function.keywords) == (estimator in ("g2po", "graphgpo"))

@@ -145,15 +145,23 @@ def test_every_loss_type_trains(make_trainer, loss_type):
     ("options", "name", "expected"),
     [
         ({}, "g2po", g2po),
-        ({"use_edge_advantage": False}, "g2po without A_EC", partial(g2po, edge_centric=False)),
+        ({"estimator_kwargs": {"edge_centric": False}}, "g2po without A_EC", partial(g2po, edge_centric=False)),
         ({"value_lambda": 0.5}, "g2po, value_lambda 0.5", g2po),
-        ({"use_group_aggregation": False}, "g2po without group aggregation", partial(g2po, aggregate=False)),
+        ({"estimator_kwargs": {"aggregate": False}}, "g2po without group aggregation", partial(g2po, aggregate=False)),
         ({"advantage_estimator": "gigpo", "step_advantage_weight": 0.5}, "gigpo", partial(gigpo, step_weight=0.5)),
         ({"advantage_estimator": "grpo"}, "grpo", grpo),
         ({"advantage_estimator": "rloo"}, "rloo", rloo),
-        ({"advantage_estimator": "graphgpo", "graphgpo_omega": 0.2}, "graphgpo", partial(graphgpo, omega=0.2)),
-        ({"advantage_estimator": "hgpo", "history_length": 1}, "hgpo", partial(hgpo, history=1)),
-        ({"advantage_estimator": "crbc", "crbc_least_std": 0.1}, "crbc", partial(crbc, least_std=0.1)),
+        (
+            {"advantage_estimator": "graphgpo", "estimator_kwargs": {"omega": 0.2}},
+            "graphgpo",
+            partial(graphgpo, omega=0.2),
+        ),
+        ({"advantage_estimator": "hgpo", "history_length": 1}, "hgpo", partial(hgpo, history_length=1)),
+        (
+            {"advantage_estimator": "crbc", "estimator_kwargs": {"least_std": 0.1}},
+            "crbc",
+            partial(crbc, least_std=0.1),
+        ),
     ],
 )
 def test_estimators_are_chosen_by_name(make_trainer, tmp_path, options, name, expected):
@@ -170,10 +178,9 @@ def test_estimators_are_chosen_by_name(make_trainer, tmp_path, options, name, ex
     ("option", "value"),
     [
         ("advantage_estimator", "grpo"),
-        ("use_edge_advantage", False),
+        ("estimator_kwargs", {"edge_centric": False}),
         ("step_advantage_weight", 0.5),
         ("invalid_action_penalty", 0.0),
-        ("episode_statistics", "step"),
         ("scale_rewards", "none"),
     ],
 )

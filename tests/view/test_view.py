@@ -88,7 +88,9 @@ def test_advantages_are_shown_as_they_were_trained(make_trainer, tmp_path):
 
 def test_the_parts_add_up_to_what_was_trained(make_trainer, tmp_path):
     options = {"scale_rewards": "none", "invalid_action_penalty": 0.3, "step_advantage_weight": 0.5}
-    make_trainer(max_steps=1, use_edge_advantage=False, episode_statistics="step", **options).train()
+    make_trainer(
+        max_steps=1, estimator_kwargs={"edge_centric": False, "episode_statistics": "step"}, **options
+    ).train()
     data = Run(tmp_path / "out").iteration(1)
     groups = data["groups"]
     assert data["value_lambda"] == 1.0

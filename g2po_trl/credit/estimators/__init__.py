@@ -1,1 +1,23 @@
-"""Estimators: pure functions from a state graph to one advantage a step."""
+"""Pure functions from a state graph to one advantage a step, one file each.
+
+    G2PO       A = A_EP + w (A_NC + A_EC)
+    GiGPO      A = A_EP + w A_S
+    GraphGPO   A = A_EP + w A_D
+    CRBC       A = A_EP + w A_V
+    HGPO       A = sum_k w_k A_k
+    GRPO       A = A_EP
+    RLOO       A = R - mean reward of the group's other trajectories
+
+Each A_* is a set of numbers, centred, and divided by their standard deviation if `scale_by_std`. It is 0 in a set of
+one, or of equal values. Steps of trajectories with outcome `"error"` or `"lost"` have advantage 0 and enter no set.
+Branches have no A_EP and enter none of its sets, since they did not start from the beginning.
+
+`episode_statistics="trajectory"` (default) are the papers' equations: each episode counts once, and
+`invalid_action_penalty` is subtracted from the advantage of a step whose completion lacks the required format. The
+papers do not specify where the penalty goes. Subtracted from the score, it would be divided by the standard deviation
+of a group that may differ in nothing else, and grow a hundredfold.
+
+`episode_statistics="step"` with a penalty of 0.1 gives what the released code of G2PO computes: mean and standard
+deviation of A_EP are over steps, so that long episodes weigh more, and the penalty is subtracted from the step's score
+in A_EP and from the value of the next node in A_NC.
+"""

@@ -1,28 +1,4 @@
-"""Advantages on the state graph: pure functions `StateGraph -> array(num_steps)`.
-
-    G2PO     A = A_EP + w (A_NC + A_EC)
-    GiGPO    A = A_EP + w A_S
-    GRPO     A = A_EP
-    RLOO     A = R - mean reward of the group's other trajectories
-
-A_EP compares an episode with the others of its group, A_NC an edge with the other edges out of the same node, A_EC the
-progress of an edge with that of all edges of the group. Each is a set of numbers, centred, and divided by their sample
-standard deviation (n - 1) when `scale_by_std`. A set of one, or of equal values, has nothing to say: advantage 0.
-
-Two conventions. `episode_statistics="trajectory"`, the default, are the papers' equations: each episode counts once. A
-step whose reply had not the required format then pays `invalid_action_penalty` off its advantage. The papers do not
-say where it goes; off the advantage it stays what it is, where off the score it would be divided by the deviation of a
-group that may differ in nothing else, and grow a hundredfold.
-
-`episode_statistics="step"` with a penalty of 0.1 gives exactly what the released code of G2PO computes: the mean and
-deviation of A_EP run over steps, so a long episode weighs more, and the penalty is taken off the step's score in A_EP
-and off the value of the node it led to in A_NC.
-
-V are the values of the graph: mean returns, the papers' V, unless it was made with a `value_lambda` below 1.
-
-Steps of trajectories with outcome `"error"` or `"lost"` have advantage 0 and enter no set. Branches have no A_EP and
-are in none of its sets: they were not drawn from the beginning.
-"""
+"""The episode-level advantage A_EP, and comparisons within a set of steps: shared by the estimators."""
 
 from __future__ import annotations
 
@@ -31,8 +7,8 @@ import numpy as np
 from ..graph import StateGraph
 
 EPSILON = 1e-6
-# Numbers of a group that differ by less than this share of its largest reward are equal: sums were rounded.
-_ROUNDING = 1e-10
+# Numbers of a group that differ by less than this fraction of its largest reward are equal: sums are rounded.
+ROUNDING = 1e-10
 
 
 def episode_advantage(
@@ -41,7 +17,7 @@ def episode_advantage(
     invalid_action_penalty: float = 0.0,
     episode_statistics: str = "trajectory",
 ) -> np.ndarray:
-    """A_EP = (R_i - mean R) / (std R + 1e-6), over the trajectories of the group.
+    """Return A_EP = (R_i - mean R) / (std R + 1e-6), over the trajectories of the group.
 
     With `episode_statistics="trajectory"`, the penalty is subtracted from the result. With `"step"`, it is subtracted
     from R first, and mean and standard deviation are over all steps of the group, so that long episodes weigh more.
@@ -55,7 +31,7 @@ def episode_advantage(
     penalty = invalid_action_penalty * (graph.counted & ~graph.valid)
     rewards, whole = graph.rewards[graph.trajectory], graph.from_beginning[graph.trajectory]
     if episode_statistics == "step":
-        sets = np.where(whole, graph.group, graph.num_groups)  # what branches would be compared with is not used
+        sets = np.where(whole, graph.group, graph.num_groups)  # branches in a set of their own
         return whole * compare(graph, rewards - penalty, sets, scale_by_std, invalid_action_penalty)
     if episode_statistics != "trajectory":
         raise ValueError(
@@ -76,10 +52,18 @@ def compare(
     ddof: int = 1,
     least_std: float = 0.0,
 ) -> np.ndarray:
-    """Standardise each step's value within its set of steps; `sets` numbers them, each within one group.
+    """Return each step's value, standardised within its set of steps.
 
-    `ddof`: 1 for the sample deviation, 0 for that of the set itself. `least_std`: a share of the group's largest
-    reward; smaller deviations count as this.
+    Args:
+        values: (S,) one number a step.
+        sets: (S,) number of a step's set. A set lies within one group.
+        scale_by_std: divide by the standard deviation of the set.
+        penalty: subtracted from `values` of invalid steps; variance by rounding is measured against it.
+        ddof: the standard deviation divides by n - `ddof`.
+        least_std: lower bound of the standard deviation, as a fraction of the group's largest reward.
+
+    Returns:
+        (S,) float64; 0 in a set of one or of equal values, and in steps that are not counted.
     """
     used = graph.counted
     mean, std = mean_and_std(values[used], sets[used], int(sets.max(initial=0)) + 1, ddof)
@@ -87,7 +71,7 @@ def compare(
 
 
 def mean_and_std(values: np.ndarray, sets: np.ndarray, num_sets: int, ddof: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each set; 0 for an empty set, deviation 0 for a set of one."""
+    """Return mean and standard deviation of each set: 0 and 0 for an empty set, deviation 0 for a set of one."""
     size = np.bincount(sets, minlength=num_sets)
     mean = np.bincount(sets, values, minlength=num_sets) / np.maximum(size, 1)
     squares = np.bincount(sets, (values - mean[sets]) ** 2, minlength=num_sets)
@@ -103,15 +87,15 @@ def standardise(
     penalty: float = 0.0,
     least_std: float = 0.0,
 ) -> np.ndarray:
-    """(values - mean) / (std + epsilon), all (S,); 0 where the set has no spread and in `error` trajectories."""
-    largest = _largest_rewards(graph)
-    spread = std > _ROUNDING * (largest + abs(penalty))[graph.group]
+    """Return (values - mean) / (std + epsilon), all (S,); 0 in sets of equal values and steps that are not counted."""
+    largest = largest_rewards(graph)
+    differs = std > ROUNDING * (largest + abs(penalty))[graph.group]
     scale = np.maximum(std, least_std * largest[graph.group]) + EPSILON if scale_by_std else 1.0
-    return np.where(graph.counted & spread, (values - mean) / scale, 0.0)
+    return np.where(graph.counted & differs, (values - mean) / scale, 0.0)
 
 
-def _largest_rewards(graph: StateGraph) -> np.ndarray:
-    """(groups,) largest reward of each, whatever its sign."""
+def largest_rewards(graph: StateGraph) -> np.ndarray:
+    """Return the largest absolute reward of each group, (groups,)."""
     largest = np.zeros(graph.num_groups)
     np.maximum.at(largest, graph.trajectory_group, np.abs(graph.rewards))
     return largest

@@ -1,4 +1,11 @@
-"""CRBC: values of states as a baseline, with a lower bound of the deviation."""
+"""CRBC: next values compared within a state, with values from the fixed point and a bounded standard deviation.
+
+    A    = A_EP + w A_V
+    A_V  = (V(s_{j+1}) - mean V) / max(std V, least_std max R)      over steps out of the same node
+    V(s) = gamma mean V(s')      over the group's transitions from s; V = R at the end of a trajectory
+
+A_V is G2PO's A_NC with other values, a standard deviation divided by n with a lower bound, and another weight.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +18,33 @@ from .common import compare, episode_advantage
 
 def crbc(
     graph: StateGraph,
-    step_weight: float = 5.0,
+    value_weight: float = 5.0,
     scale_by_std: bool = True,
     invalid_action_penalty: float = 0.0,
     episode_statistics: str = "trajectory",
     gamma: float = 0.98,
     least_std: float = 0.01,
 ) -> np.ndarray:
-    """CRBC: A = A_EP + w A_V, where A_V compares V(s_{j+1}) over all steps taken in the same node.
-
-    V is the fixed point V(s) = gamma mean V(s') of the group's transitions, with V = R at the end of a trajectory; the
-    graph's own values are not used. A_V differs from A_NC in these values, in the standard deviation (divided by n,
-    and at least `least_std`) and in the weight.
+    """Return the advantages of CRBC: A = A_EP + w A_V.
 
     Args:
-        graph: S steps. Its discount is not used.
-        step_weight, scale_by_std, invalid_action_penalty, episode_statistics: as in `g2po`.
+        graph: S steps. Its values and its discount are not used.
+        value_weight: w.
+        scale_by_std, invalid_action_penalty, episode_statistics: as in `g2po`.
         gamma: discount of the values.
-        least_std: minimum standard deviation, as a fraction of the group's largest reward. The authors' value is not
-            known; this one was chosen here.
+        least_std: lower bound of the standard deviation, as a fraction of the group's largest reward. The default is
+            g2po-trl's; the authors' value is not published.
 
     Returns:
         (S,) float64.
 
     Raises:
-        ValueError: for an unknown `episode_statistics`.
+        ValueError: if `value_weight`, `gamma` or `least_std` is out of range or `episode_statistics` is unknown.
     """
+    if value_weight < 0 or least_std < 0:
+        raise ValueError(f"value_weight is {value_weight!r} and least_std {least_std!r}: set both to 0 or more")
+    if not 0 < gamma <= 1:
+        raise ValueError(f"gamma is {gamma!r}: set it above 0 and at most 1")
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
     penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
     used = graph.counted
@@ -44,4 +52,4 @@ def crbc(
     values = np.concatenate([fixed_point, graph.rewards])
     next_values = np.where(used, values[graph.next_node], 0.0) - penalty * ~graph.valid
     step = compare(graph, next_values, graph.node, scale_by_std, penalty, ddof=0, least_std=least_std)
-    return episode + step_weight * step
+    return episode + value_weight * step

@@ -1,4 +1,12 @@
-"""G2PO: episode, node-centric and edge-centric advantages on the state graph."""
+"""G2PO ([arXiv:2606.22995](https://arxiv.org/abs/2606.22995)): node- and edge-centric advantages on the state graph.
+
+A    = A_EP + w (A_NC + A_EC)
+A_EP = (R_i - mean R) / std R                       over the group's trajectories      `common.episode_advantage`
+A_NC = (V(s_{j+1}) - mean V) / std V                over steps out of the same node    `node_advantage`
+A_EC = (delta_j - mean delta) / std delta           over all steps of the group        `edge_advantage`
+       delta_j = V(s_{j+1}) - V(s_j)
+V(s) = mean of gamma^(T-j+1) R over the visits of s, and R at the end of a trajectory  `StateGraph.node_values`
+"""
 
 from __future__ import annotations
 
@@ -6,6 +14,9 @@ import numpy as np
 
 from ..graph import StateGraph
 from .common import compare, episode_advantage
+
+# What a table calls G2PO with one of these options set to False.
+LEFT_OUT = {"node_centric": "A_NC", "edge_centric": "A_EC", "aggregate": "group aggregation"}
 
 
 def g2po(
@@ -18,18 +29,19 @@ def g2po(
     edge_centric: bool = True,
     aggregate: bool = True,
 ) -> np.ndarray:
-    """Group-graph policy optimization: A = A_EP + w (A_NC + A_EC), with w = `step_weight`.
+    """Return the advantages of group-graph policy optimization: A = A_EP + w (A_NC + A_EC).
 
     Args:
         graph: S steps.
-        step_weight: w; 0 is GRPO.
-        scale_by_std: divide each term by the sample standard deviation of its set.
+        step_weight: w. With 0 the advantages equal `grpo`'s.
+        scale_by_std: divide each term by the sample standard deviation (n - 1) of its set, plus 1e-6.
         invalid_action_penalty: subtracted from the advantage of a step whose completion lacks the required format
             (with `episode_statistics="step"`: from its reward and next value).
         episode_statistics: `"trajectory"` (the paper) or `"step"` (the released code), see `episode_advantage`.
-        node_centric: include A_NC. `False` is one of the paper's ablations, as for the next two.
-        edge_centric: include A_EC.
-        aggregate: average values over all visits of a node; `False` uses each step's own return.
+        node_centric: include A_NC. `False` is one of the paper's ablations.
+        edge_centric: include A_EC. `False` is one of the paper's ablations.
+        aggregate: average values over all visits of a node. `False`, one of the paper's ablations, uses each step's
+            own return.
 
     Returns:
         (S,) float64.
@@ -49,7 +61,7 @@ def g2po(
 def node_advantage(
     graph: StateGraph, scale_by_std: bool = True, invalid_action_penalty: float = 0.0, aggregate: bool = True
 ) -> np.ndarray:
-    """A_NC = (V(s_{j+1}) - mean) / (std + 1e-6), over the steps taken in the same node.
+    """Return A_NC = (V(s_{j+1}) - mean) / (std + 1e-6), over the steps taken in the same node.
 
     V is R at the end of a trajectory. With `aggregate=False`, the return of the next step replaces V. The penalty is
     subtracted from V(s_{j+1}) of a step whose completion lacks the required format.
@@ -63,9 +75,9 @@ def node_advantage(
 
 
 def edge_advantage(graph: StateGraph, scale_by_std: bool = True, aggregate: bool = True) -> np.ndarray:
-    """A_EC = (delta_j - mean) / (std + 1e-6) of delta_j = V(s_{j+1}) - V(s_j), over all steps of the group.
+    """Return A_EC = (delta_j - mean) / (std + 1e-6), over all steps of the group.
 
-    With `aggregate=False`, the steps' own returns replace V.
+    delta_j = V(s_{j+1}) - V(s_j) is the progress of step j. With `aggregate=False`, the steps' own returns replace V.
 
     Returns:
         (S,) float64.

@@ -1,4 +1,9 @@
-"""GiGPO: each step's return compared with those of the other visits of its state."""
+"""GiGPO ([arXiv:2505.10978](https://arxiv.org/abs/2505.10978)): returns compared within a state.
+
+A   = A_EP + w A_S
+A_S = (G_j - mean G) / std G      over steps in the same node (the paper's anchor state group)
+G_j = gamma^(T-j) R               discounted return of step j
+"""
 
 from __future__ import annotations
 
@@ -15,10 +20,9 @@ def gigpo(
     invalid_action_penalty: float = 0.0,
     episode_statistics: str = "trajectory",
 ) -> np.ndarray:
-    """Group-in-group policy optimization ([arXiv:2505.10978](https://arxiv.org/abs/2505.10978)): A = A_EP + w A_S.
+    """Return the advantages of group-in-group policy optimization: A = A_EP + w A_S.
 
-    A_S compares the discounted return gamma^(T-j) R of a step with those of all steps in the same node (the paper's
-    anchor state group). Arguments, shape and errors are those of `g2po`. With `episode_statistics="step"`, the penalty
+    Arguments, shape and errors as in `g2po`. With `episode_statistics="step"`, the penalty
     is also subtracted from the return.
     """
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)

@@ -1,4 +1,11 @@
-"""GraphGPO: distances to a success on the group's graph."""
+"""GraphGPO ([arXiv:2605.26684](https://arxiv.org/abs/2605.26684)): distances to a success on the group's graph.
+
+    A   = A_EP + w A_D
+    A_D = (c_j - mean c) / std c           over steps out of the same node
+    c_j = max R * omega^d(s_{j+1})         max R: largest reward of the group; d: `success_distance`
+
+The equations follow `recipe/GraphGPO` of verl-agent.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +23,7 @@ def graphgpo(
     episode_statistics: str = "trajectory",
     omega: float = 0.1,
 ) -> np.ndarray:
-    """Graph-based group policy optimization ([arXiv:2605.26684](https://arxiv.org/abs/2605.26684)): A = A_EP + w A_D.
-
-    A_D compares R omega^d(s_{j+1}) over all steps taken in the same node. R is the largest reward of the group; d is
-    the distance to a success, see `success_distance`. In a group without success, A_D is 0. Read in `recipe/GraphGPO`
-    of verl-agent.
+    """Return the advantages of graph-based group policy optimization: A = A_EP + w A_D; A_D is 0 without a success.
 
     Args:
         graph: S steps.
@@ -32,8 +35,10 @@ def graphgpo(
         (S,) float64.
 
     Raises:
-        ValueError: for an unknown `episode_statistics`.
+        ValueError: if `omega` is out of range or `episode_statistics` is unknown.
     """
+    if not 0 < omega < 1:
+        raise ValueError(f"omega is {omega!r}: set it above 0 and below 1")
     episode = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
     penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
     best = np.zeros(graph.num_groups)
@@ -43,10 +48,10 @@ def graphgpo(
 
 
 def success_distance(graph: StateGraph) -> np.ndarray:
-    """Fewest steps from a node to a success (R > 0) in the group's graph, over the edges of all its trajectories.
+    """Return the fewest steps from each node to a success (R > 0), over the edges of all trajectories of the group.
 
-    A node without a path to a success, and the end of a failed trajectory, are one step further than the furthest node
-    with one. In a group without success, all distances are 1.
+    Nodes without a path to a success, and ends of failed trajectories, are one step further than the furthest node
+    with a path. In a group without success, all distances are 1.
 
     Returns:
         (N + M,) float64, nodes and then ends of trajectories.

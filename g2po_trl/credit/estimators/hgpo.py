@@ -1,4 +1,13 @@
-"""HGPO: comparisons of steps with the same history, weighted by its length."""
+"""HGPO ([arXiv:2602.22817](https://arxiv.org/abs/2602.22817)): returns compared within the same history.
+
+    A   = sum_k w_k A_k                    k = 0 to `history_length`; no A_EP
+    A_k = (G_j - mean G) / std G           over steps in the same node whose k previous nodes are also the same
+    w_k ~ (k + 1)^alpha                    sums to 1 over the comparisons in which a step takes part
+    G_j = gamma^(T-j) R
+
+A_0 is GiGPO's A_S. A set of one, or of equal returns, is no comparison. Standard deviations are divided by n. The
+equations follow `recipe/hgpo` of verl-agent.
+"""
 
 from __future__ import annotations
 
@@ -12,43 +21,43 @@ def hgpo(
     graph: StateGraph,
     scale_by_std: bool = True,
     invalid_action_penalty: float = 0.0,
-    history: int = 2,
+    history_length: int = 2,
     depth_exponent: float = 1.0,
 ) -> np.ndarray:
-    """Hierarchy-of-groups policy optimization ([arXiv:2602.22817](https://arxiv.org/abs/2602.22817)): A = sum_k w_k
-    A_k.
-
-    A_k compares the discounted return gamma^(T-j) R of a step with those of all steps in the same node whose k
-    previous nodes are also the same, for k = 0 (GiGPO's A_S) to `history`. w_k is proportional to (k +
-    1)^`depth_exponent` and sums to 1 over the comparisons in which a step takes part; a set of one, or of equal
-    returns, is no comparison. There is no A_EP. Standard deviations are divided by n. Read in `recipe/hgpo` of
-    verl-agent.
+    """Return the advantages of hierarchy-of-groups policy optimization: A = sum_k w_k A_k.
 
     Args:
         graph: S steps.
         scale_by_std: divide each comparison by its standard deviation.
         invalid_action_penalty: subtracted from the advantage of a step whose completion lacks the required format.
-        history: largest k; the number of past steps in a prompt.
-        depth_exponent: 0 weighs all comparisons equally.
+        history_length: largest k; the number of past steps in a prompt.
+        depth_exponent: alpha. 0 weighs all comparisons equally; larger values favour long common histories.
 
     Returns:
         (S,) float64.
+
+    Raises:
+        ValueError: if `depth_exponent` is negative.
     """
+    if depth_exponent < 0:
+        raise ValueError(f"depth_exponent is {depth_exponent!r}: set it to 0 or more")
     returns = graph.returns / graph.gamma
     context = np.maximum(graph.node, 0)
     total, weights = np.zeros(graph.num_steps), np.zeros(graph.num_steps)
-    # A branch's first step comes after its parent's.
+    # The first step of a branch follows its parent's last one before it.
     number = graph.position + graph.trajectory_start[graph.trajectory]
     parent = graph.trajectory_parent[graph.trajectory]
     first = np.cumsum(graph.lengths) - graph.lengths
     previous = np.where((graph.position == 0) & (parent >= 0), first[parent] + number, np.arange(graph.num_steps)) - 1
-    for depth in range(history + 1):
-        if depth > 0:  # number the pairs (context of the step before, node); a step without so many before is alone
+    for depth in range(history_length + 1):
+        if (
+            depth > 0
+        ):  # number the pairs (context of the previous step, node); steps with fewer previous ones are alone
             alone = graph.num_steps + np.arange(graph.num_steps)
             before = np.where(number >= depth, context[previous], alone)
             context = np.unique(before * (graph.num_nodes + 1) + graph.node, return_inverse=True)[1].reshape(-1)
         part = compare(graph, returns, context, scale_by_std, ddof=0)
-        # Not `part != 0`: a step at its set's mean is in the comparison, and rounding may not decide whether.
+        # Not `part != 0`: a step at the mean of its set is compared, too.
         compared = np.bincount(context, part != 0)[context] > 0
         total += (depth + 1) ** depth_exponent * part
         weights += (depth + 1) ** depth_exponent * compared

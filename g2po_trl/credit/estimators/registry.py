@@ -1,65 +1,109 @@
-"""The estimator that a configuration asks for, with its options bound."""
+"""The built-in estimators by name. The signature of an estimator's function is the list of its options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
+from ...trajectory import Step, Trajectory
 from ..graph import StateGraph
 from .crbc import crbc
-from .g2po import g2po
+from .g2po import LEFT_OUT, g2po
 from .gigpo import gigpo
 from .graphgpo import graphgpo
 from .grpo import grpo
 from .hgpo import hgpo
 from .rloo import rloo
 
-if TYPE_CHECKING:
-    from ...config import G2POConfig
+ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
+    "g2po": g2po,
+    "gigpo": gigpo,
+    "grpo": grpo,
+    "rloo": rloo,
+    "graphgpo": graphgpo,
+    "hgpo": hgpo,
+    "crbc": crbc,
+}
+COMPARE_EPISODES = frozenset({"grpo", "rloo"})  # keys of states make no difference to them
+USE_NODE_VALUES = frozenset({"g2po"})  # `value_lambda` makes no difference to others
+# Parameters that are settings of a run, not options of an estimator -> the field of `G2POConfig`.
+RUN_SETTINGS = {
+    "step_weight": "step_advantage_weight",
+    "scale_by_std": "scale_rewards",
+    "invalid_action_penalty": "invalid_action_penalty",
+    "history_length": "history_length",
+}
 
 
-def make_estimator(args: G2POConfig) -> Callable[[StateGraph], np.ndarray]:
-    """`StateGraph -> array(num_steps)` by `advantage_estimator` and the options that have a meaning for it."""
-    penalty = {"invalid_action_penalty": args.invalid_action_penalty}
-    episode = {"scale_by_std": args.scale_by_std, "episode_statistics": args.episode_statistics, **penalty}
-    parts = {
-        "node_centric": args.use_node_advantage,
-        "edge_centric": args.use_edge_advantage,
-        "aggregate": args.use_group_aggregation,
-    }
-    return {
-        "g2po": partial(g2po, step_weight=args.step_advantage_weight, **episode, **parts),
-        "gigpo": partial(gigpo, step_weight=args.step_advantage_weight, **episode),
-        "grpo": partial(grpo, **episode),
-        "rloo": partial(rloo, **penalty),
-        "graphgpo": partial(graphgpo, step_weight=args.step_advantage_weight, omega=args.graphgpo_omega, **episode),
-        "hgpo": partial(
-            hgpo,
-            scale_by_std=args.scale_by_std,
-            history=args.history_length,
-            depth_exponent=args.hgpo_depth_exponent,
-            **penalty,
-        ),
-        "crbc": partial(
-            crbc,
-            step_weight=args.crbc_step_weight,
-            gamma=args.crbc_gamma,
-            least_std=args.crbc_least_std,
-            **episode,
-        ),
-    }[args.advantage_estimator]
+def estimator_options(name: str) -> dict[str, Any]:
+    """Return the options of an estimator with their defaults: its parameters without the graph and `RUN_SETTINGS`."""
+    graph, *parameters = inspect.signature(ESTIMATORS[name]).parameters.values()
+    return {one.name: one.default for one in parameters if one.name not in RUN_SETTINGS}
 
 
-def estimator_name(args: G2POConfig) -> str:
-    """The estimator as a table would name it: `g2po`, `g2po without A_EC`, `g2po, value_lambda 0.5`."""
-    left_out = {
-        "A_NC": args.use_node_advantage,
-        "A_EC": args.use_edge_advantage,
-        "group aggregation": args.use_group_aggregation,
-    }
-    missing = [part for part, used in left_out.items() if not used]
-    values = f", value_lambda {args.value_lambda}" if args.value_lambda != 1 else ""
-    return args.advantage_estimator + (f" without {' and '.join(missing)}" if missing else "") + values
+def make_estimator(
+    name: str, estimator_kwargs: Mapping[str, Any] | None = None, **settings: Any
+) -> partial[np.ndarray]:
+    """Return the estimator with its options bound: `StateGraph -> (S,)` advantages.
+
+    Args:
+        name: key of `ESTIMATORS`.
+        estimator_kwargs: options, see `estimator_options`.
+        settings: values of `RUN_SETTINGS`. Ignored if the estimator has no such parameter.
+
+    Raises:
+        ValueError: for an unknown option, or a value that the estimator refuses.
+    """
+    function = ESTIMATORS[name]
+    _check_options(name, estimator_kwargs or {})
+    parameters = inspect.signature(function).parameters
+    used = {setting: value for setting, value in settings.items() if setting in parameters}
+    return partial(function, **used, **(estimator_kwargs or {}))
+
+
+def compares_steps(name: str, estimator_kwargs: Mapping[str, Any] | None = None, step_weight: float = 1.0) -> bool:
+    """Return whether the estimator compares steps. `False`: whole episodes only."""
+    options = {**estimator_options(name), **(estimator_kwargs or {})}
+    weighted = "step_weight" in inspect.signature(ESTIMATORS[name]).parameters
+    weight = step_weight if weighted else options.get("value_weight", 1.0)
+    terms = options.get("node_centric", True) or options.get("edge_centric", True)
+    return name not in COMPARE_EPISODES and weight != 0 and terms
+
+
+def estimator_name(name: str, estimator_kwargs: Mapping[str, Any] | None = None, value_lambda: float = 1.0) -> str:
+    """Return the estimator's name in tables: `g2po`, `g2po without A_EC`, `g2po, value_lambda 0.5`."""
+    missing = [term for option, term in LEFT_OUT.items() if (estimator_kwargs or {}).get(option, True) is False]
+    without = f" without {' and '.join(missing)}" if missing else ""
+    return name + without + (f", value_lambda {value_lambda}" if value_lambda != 1 else "")
+
+
+def _check_options(name: str, kwargs: Mapping[str, Any]) -> None:
+    options = estimator_options(name)
+    for option, value in kwargs.items():
+        if option in RUN_SETTINGS:
+            raise ValueError(f"estimator_kwargs has {option!r}: set {RUN_SETTINGS[option]} instead")
+        if option not in options:
+            near = difflib.get_close_matches(option, options, 1)
+            known = f"its options are {', '.join(options)}" if options else "it has no options"
+            raise ValueError(
+                f"estimator_kwargs has {option!r}, which advantage_estimator={name!r} does not have; "
+                + (f"did you mean {near[0]!r}? " if near else "")
+                + known
+            )
+        kind = type(options[option])
+        if not isinstance(value, (int, float) if kind is float else kind) or (kind is float and value is True):
+            raise ValueError(f"estimator_kwargs has {option}={value!r}: set it to a {_KINDS[kind]}")
+    if kwargs:
+        try:
+            ESTIMATORS[name](_ONE_STEP, **kwargs)
+        except ValueError as error:
+            raise ValueError(f"estimator_kwargs has a value that {name} refuses: {error}") from error
+
+
+_KINDS = {bool: "truth value", float: "number", int: "whole number", str: "string"}
+_ONE_STEP = StateGraph.from_groups([[Trajectory("task", [Step("state", "action")], 1.0, "success")]])
