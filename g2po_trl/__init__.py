@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from .environments.adapters.textarena import TextArenaEnvironment
     from .environments.adapters.trl_tools import ToolEnvironment
     from .environments.contract import Observation, StepResult, TextEnvironment
+    from .environments.contract_violations import check_environment
     from .environments.pool.pool import EnvironmentPool
     from .environments.tasks import tasks_dataset
-    from .environments.validation import check_environment
     from .ppo.trainer import PPOConfig, PPOTrainer
     from .prompts.template import PromptTemplate
     from .rollout.actor import PromptActor
@@ -58,7 +58,7 @@ _MODULE_OF = {
     "ToolEnvironment": "environments.adapters.trl_tools",
     "GymnasiumEnvironment": "environments.adapters.gymnasium",
     "TextArenaEnvironment": "environments.adapters.textarena",
-    "check_environment": "environments.validation",
+    "check_environment": "environments.contract_violations",
     "EnvironmentPool": "environments.pool.pool",
     "tasks_dataset": "environments.tasks",
     "Player": "rollout.player",

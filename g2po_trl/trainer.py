@@ -35,7 +35,7 @@ from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
 from .engines.sampling import Sampling
 from .engines.trl_vllm import starting_vllm
-from .environments.adapters.trl_tools import prompt_of, text_environment_factory
+from .environments.adapters.trl_tools import default_prompt_template, text_environment_factory
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, own_columns, task_id_of, tasks_hash
 from .experimental.branching.branching import Branching
@@ -144,7 +144,7 @@ class G2POTrainer(GRPOTrainer):
         if advantage_fn is not None:
             args.check_advantage_fn()
         self.environment_factory = environment_factory
-        prompt_template = prompt_of(environment_factory) if prompt_template is None else prompt_template
+        prompt_template = default_prompt_template(environment_factory) if prompt_template is None else prompt_template
         environment_factory = text_environment_factory(environment_factory, args.max_turns)
         check_datasets(environment_factory, train_dataset, eval_dataset)
         panels = eval_dataset if isinstance(eval_dataset, dict) else {}

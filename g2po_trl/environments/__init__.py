@@ -1,5 +1,5 @@
-"""Environments: the contract of an environment, and the worker processes that run environments.
+"""Environments: the contract of an environment, its validation, tasks and loading.
 
-It imports no other room. It gives `TextEnvironment`, `Observation`, `StepResult`, `ToolEnvironment`,
-`EnvironmentPool`, the adapters for other libraries, and the checks made before an environment is played.
+`pool` runs environments in worker processes; `adapters` wrap environments of other libraries. Only `prompts` and
+`utils` are imported.
 """

@@ -1,11 +1,11 @@
-"""The contract of an environment: what to write to train an agent on your own task.
+"""The contract of an environment: the interface to implement for your own task.
 
     class MyEnvironment(TextEnvironment):
         def reset(self, **task) -> Observation: ...        # one row of the dataset, by keyword
         def step(self, action: str) -> StepResult: ...
 
 `reset` is deterministic in its arguments: the episodes of a group play the same task and must start in the same state.
-An environment lives in a worker process and is reset many times; episodes of one group share a worker.
+An environment runs in a worker process and is reset many times; episodes of one group share a worker.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Observation:
-    """What the agent sees.
+    """An observation of the agent.
 
     Args:
         text: shown in the prompt.
         state_key: steps with equal keys are in the same state of the graph. `None`: the text is the key.
-        admissible_actions: the actions that can be executed here; the prompt lists them. `None`: not known.
+        admissible_actions: the actions that can be executed in this state; the prompt lists them. `None`: unknown.
         task: the goal in words. Return it from `reset`; the prompt repeats it at every step.
     """
 
@@ -36,16 +36,15 @@ class StepResult:
     """The outcome of an action.
 
     Args:
-        observation: what the agent sees next; a string is an `Observation` with that text.
+        observation: the next observation; a string is an `Observation` with that text.
         reward: the reward of this step. An episode's reward is the sum over its steps.
         terminated: the task is over.
-        truncated: the environment ended the episode early, e.g. at a time limit of its own.
-        info: facts about the episode so far, read in its last step, also where `max_turns` ends it. `success`, read
-            with `terminated`, tells whether it succeeded (default: whether its reward is above 0): an episode that was
-            truncated is a failure. `failure_reason`, as `"kind"` or `"kind: detail"`, tells that the agent itself
-            ended the episode; failures are counted by kind. `score` and every `score_…` are finite numbers, whose
-            means evaluations report. Written as JSON: numpy values become numbers and lists, NaN becomes `None`, other
-            objects their text.
+        truncated: the environment ended the episode early, e.g. at its own time limit.
+        info: facts about the episode so far, read at its last step, also if `max_turns` ends it. `success`, read with
+            `terminated`, is whether the episode succeeded (default: its reward is above 0); a truncated episode is a
+            failure. `failure_reason`, `"kind"` or `"kind: detail"`, marks an episode ended by the agent's own mistake;
+            failures are counted by kind. `score` and `score_…` must be finite numbers; evaluations report their means.
+            Written as JSON: numpy values become numbers and lists, NaN becomes `None`, other objects their text.
     """
 
     observation: Observation | str
@@ -58,8 +57,10 @@ class StepResult:
 class TextEnvironment:
     """Base class of environments: define `reset` and `step`.
 
-    An environment lives in a worker process and plays many episodes, one after the other. It is made without
-    arguments; pass those it needs by `functools.partial`.
+    An environment runs in a worker process and plays many episodes, one after the other. It is constructed without
+    arguments; bind arguments with `functools.partial`.
+
+    Class attribute `prompt_template`: the `PromptTemplate` used if the trainer gets none. `None`: `DEFAULT_PROMPT`.
     """
 
     prompt_template: Any = None
@@ -80,10 +81,10 @@ class TextEnvironment:
         """Play one action.
 
         Args:
-            action: any text. Answer an impossible action with an observation; raising an exception ends the episode as
-                an error.
+            action: any text. Return an observation for an impossible action; an exception ends the episode as an
+                error.
         """
         raise NotImplementedError(f"{type(self).__name__} must define step(self, action)")
 
     def close(self) -> None:
-        """Free resources. Called once, when the worker process ends."""
+        """Free resources. Called once, before the worker process ends."""

@@ -1,4 +1,4 @@
-"""What an environment does that its contract excludes: all of it, each in one line with the line of its own code."""
+"""Play an environment and list its contract violations, one line each, with the line of the user's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .contract import Observation, TextEnvironment
-from .validation import EnvironmentContractError, checked_observation, checked_step, factory_name
+from .validation import EnvironmentContractError, check_task_columns, factory_name, validate_observation, validate_step
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -19,8 +19,8 @@ _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
 IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look " * 2000)
 
 
-def mutated(admissible_actions: Sequence[str], most: int = 6) -> list[str]:
-    """Actions as a language model writes them: nearly admissible ones, of each kind of action, and impossible ones."""
+def mutated_actions(admissible_actions: Sequence[str], most: int = 6) -> list[str]:
+    """Return impossible actions and near misses of admissible ones, as a language model writes them."""
     kinds: dict[str, str] = {}
     for action in admissible_actions:
         kinds.setdefault(action.partition(" ")[0], action)
@@ -33,10 +33,10 @@ def mutated(admissible_actions: Sequence[str], most: int = 6) -> list[str]:
 
 
 def where_raised(error: BaseException | str) -> str:
-    """Return `, FILE, line N`: the last line of a traceback that is neither Python's, a library's nor g2po_trl's own.
+    """Return `, FILE, line N` of the last traceback line in the user's code; empty if there is none.
 
     Args:
-        error: an exception, or a traceback as text. Empty when all lines are theirs.
+        error: an exception, or a traceback as text.
     """
     if isinstance(error, str):
         frames = _FRAME.findall(error)
@@ -50,24 +50,46 @@ def where_raised(error: BaseException | str) -> str:
     return ""
 
 
-def problems(
+def check_environment(
+    environment_factory: Callable[[], TextEnvironment],
+    task: dict[str, Any],
+    actions: Sequence[str] | None = None,
+    max_steps: int = 20,
+) -> None:
+    """Play an environment in this process and raise at the first violation of its contract.
+
+    Args:
+        environment_factory: as passed to the trainer.
+        task: one dataset row: keyword arguments of `reset`.
+        actions: actions to play. Default: the first admissible action of each observation.
+        max_steps: maximum number of steps to play.
+
+    Raises:
+        EnvironmentContractError: for the first violation; the message says how to correct it.
+        ValueError: if `task` does not fit the arguments of `reset`.
+    """
+    check_task_columns(environment_factory, task)
+    for problem in find_violations(environment_factory, task, actions, max_steps):
+        raise EnvironmentContractError(problem)
+
+
+def find_violations(
     environment_factory: Callable[[], TextEnvironment],
     task: dict[str, Any],
     actions: Sequence[str] | None = None,
     max_steps: int = 20,
 ) -> Iterator[str]:
-    """Play an environment in this process and yield what its contract excludes.
+    """Play an environment in this process and yield each contract violation once.
 
-    Nothing is yielded twice: of all actions that raise in one line of code the first is named. Arguments as of
-    `check_environment`.
+    If several actions raise in one line of code, the first is named. Arguments as of `check_environment`.
     """
     name = factory_name(environment_factory)
     try:
         environment = environment_factory()
     except Exception as error:
         yield (
-            f"making {name} raised {_short(error)}{where_raised(error)}. It must be made without arguments: give "
-            "those it needs by functools.partial"
+            f"constructing {name} raised {_short(error)}{where_raised(error)}. Bind the arguments it needs "
+            "with functools.partial"
         )
         return
     missing = [method for method in ("reset", "step", "close") if not callable(getattr(environment, method, None))]
@@ -75,19 +97,19 @@ def problems(
         yield f"{name} has no method {', '.join(missing)}: derive it from TextEnvironment"
         return
     try:
-        yield from _Played(name, environment, task).problems(actions, max_steps)
+        yield from _Probe(name, environment, task).find_violations(actions, max_steps)
     finally:
         environment.close()
 
 
-class _Played:
-    """An environment under examination, and what was said of it."""
+class _Probe:
+    """An environment under test, with the violations reported so far."""
 
     def __init__(self, name: str, environment: TextEnvironment, task: dict[str, Any]):
         self.name, self.environment, self.task = name, environment, task
-        self.said: set[str] = set()
+        self.reported: set[str] = set()
 
-    def problems(self, actions: Sequence[str] | None, max_steps: int) -> Iterator[str]:
+    def find_violations(self, actions: Sequence[str] | None, max_steps: int) -> Iterator[str]:
         first = yield from self._reset()
         again = yield from self._reset()
         if first is None or again is None:
@@ -95,9 +117,9 @@ class _Played:
         if first != again:
             yield (
                 f"{self.name}.reset is not deterministic: the same task gave {_quoted(first)} and then "
-                f"{_quoted(again)}. Members of a group must start in the same state: seed what is random from the task"
+                f"{_quoted(again)}. Episodes of a group must start in the same state: seed randomness from the task"
             )
-        for action in mutated(first.admissible_actions or ()):
+        for action in mutated_actions(first.admissible_actions or ()):
             if (yield from self._step(action)) is None:
                 yield from self._reset()
         observation = yield from self._reset()
@@ -109,30 +131,30 @@ class _Played:
 
     def _reset(self) -> Iterator[str]:
         try:
-            return checked_observation(self.environment.reset(**deepcopy(self.task)), f"{self.name}.reset")
+            return validate_observation(self.environment.reset(**deepcopy(self.task)), f"{self.name}.reset")
         except Exception as error:
-            remedy = "A task that cannot be played should not be in the dataset"
-            yield from self._once(error, "in reset", remedy)
+            remedy = "Remove tasks that cannot be played from the dataset"
+            yield from self._report(error, "in reset", remedy)
 
     def _step(self, action: str) -> Iterator[str]:
-        """The next observation; `None` at the end of an episode."""
+        """Return the next observation; `None` at the end of an episode."""
         try:
-            result = checked_step(self.environment.step(action), f"{self.name}.step")
+            result = validate_step(self.environment.step(action), f"{self.name}.step")
         except Exception as error:
-            remedy = "An impossible action is answered, not raised"
-            yield from self._once(error, f"on the action {_short_text(repr(action))}", remedy)
+            remedy = "Return an observation for an impossible action instead of raising"
+            yield from self._report(error, f"on the action {_short_text(repr(action))}", remedy)
             return None
         return None if result.terminated or result.truncated else result.observation
 
-    def _once(self, error: Exception, when: str, remedy: str) -> Iterator[str]:
+    def _report(self, error: Exception, when: str, remedy: str) -> Iterator[str]:
         if isinstance(error, EnvironmentContractError):
             problem, text = _one_line(str(error)), _one_line(str(error))
         else:
             where = where_raised(error)
             problem = f"{type(error).__name__}{where}"
             text = f"{self.name} raised {_short(error)} {when}{where}. {remedy}"
-        if problem not in self.said:
-            self.said.add(problem)
+        if problem not in self.reported:
+            self.reported.add(problem)
             yield text
 
 

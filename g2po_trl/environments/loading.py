@@ -1,4 +1,4 @@
-"""Objects by their names, as a command line or a run's description has them."""
+"""Load environments and other objects by name, as given on a command line or in run.json."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from typing import Any
 
 
 def load(name: str) -> Any:
-    """`module:Class`, `package.module:function`, `file.py:Class`, `file.py` with one environment, or the address of
-    an OpenEnv server.
+    """Return the object that a name refers to.
+
+    Args:
+        name: `module:Class`, `package.module:function`, `file.py:Class`, `file.py` with one environment, or the URL of
+            an OpenEnv server.
 
     Raises:
-        SystemExit: when there is no such thing.
+        SystemExit: if the object does not exist or cannot be imported.
     """
     if name.startswith(("http://", "https://")):
         from .adapters.openenv import RemoteEnvironment
 
         return partial(RemoteEnvironment, [name])
     try:
-        module, _, attribute = environment_name(name).rpartition(":")
+        module, _, attribute = resolve_environment_name(name).rpartition(":")
     except ValueError as error:
         raise SystemExit(str(error)) from error
     if not module:
-        raise SystemExit(f"{name!r} names no environment: write module:Class, e.g. my_game:MyEnvironment")
+        raise SystemExit(f"{name!r} is not the name of an environment: write module:Class, e.g. my_game:MyEnvironment")
     if module.endswith(".py"):
         sys.path.insert(0, str(Path(module).resolve().parent))
         module = Path(module).stem
     else:
-        sys.path.insert(0, os.getcwd())  # and not "": workers get this path, and may have another folder by then
+        sys.path.insert(0, os.getcwd())  # not "": workers get this path, and may run in another folder
     try:
         loaded = importlib.import_module(module)
         return getattr(loaded, attribute)
@@ -40,14 +43,13 @@ def load(name: str) -> Any:
         raise SystemExit(f"{name!r} cannot be loaded: {error}") from error
 
 
-def environment_name(name: str) -> str:
-    """Complete the name of an environment: `file.py` to `/folder/file.py:Class`, its one environment.
+def resolve_environment_name(name: str) -> str:
+    """Return the full name of an environment: `/folder/file.py:Class` for `file.py` with one environment.
 
-    All commands that take an environment read its name by this. The source is looked at, and nothing is imported. Any
-    other name is returned as it is.
+    The file is parsed, not imported. Other names are returned unchanged.
 
     Raises:
-        ValueError: when the file cannot be read, has no such class, or holds no environment or several.
+        ValueError: if the file cannot be read, lacks the class, or contains no environment or several.
     """
     path, _, attribute = name.rpartition(":") if ":" in name else (name, "", "")
     if not path.endswith(".py") or path.startswith(("http:", "https:")):
@@ -55,17 +57,17 @@ def environment_name(name: str) -> str:
     if not Path(path).is_file():
         raise ValueError(f"{name!r} cannot be loaded: there is no file {path!r} in {os.getcwd()!r}")
     tree = read_source(path)
-    found = environments_in(tree)
+    found = find_environments(tree)
     if attribute and not _binds(tree, attribute):
-        raise ValueError(f"{path} has no {attribute}{': it holds ' if found else ''}{', '.join(found)}")
+        raise ValueError(f"{path} has no {attribute}{': it contains ' if found else ''}{', '.join(found)}")
     if not attribute and len(found) != 1:
-        holds = f"holds {', '.join(found)}" if found else "holds no TextEnvironment"
-        raise ValueError(f"{path} {holds}: write {path}:{found[0] if found else 'Class'}")
+        content = f"contains {', '.join(found)}" if found else "contains no TextEnvironment"
+        raise ValueError(f"{path} {content}: write {path}:{found[0] if found else 'Class'}")
     return f"{Path(path).resolve()}:{attribute or found[0]}"
 
 
 def _binds(tree: ast.Module, name: str) -> bool:
-    """Is the name given to anything in this file? A star may bring it."""
+    """Return whether the file defines or imports the name; a star import counts."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
             return True
@@ -78,10 +80,10 @@ def _binds(tree: ast.Module, name: str) -> bool:
 
 
 def read_source(path: str | Path) -> ast.Module:
-    """The syntax tree of a file.
+    """Return the syntax tree of a file.
 
     Raises:
-        ValueError: when it cannot be read.
+        ValueError: if the file cannot be read or parsed.
     """
     try:
         return ast.parse(Path(path).read_text(encoding="utf-8"), str(path))
@@ -90,9 +92,11 @@ def read_source(path: str | Path) -> ast.Module:
         raise ValueError(f"{path} cannot be read{at}: {getattr(error, 'msg', error)}") from error
 
 
-def environments_in(tree: ast.Module) -> list[str]:
-    """The classes of a file that are environments: derived from `TextEnvironment`, also by way of another class of
-    the file, or in TRL's style, with `reset` and `get_reward`. A leading underscore hides a class.
+def find_environments(tree: ast.Module) -> list[str]:
+    """Return the names of a file's public environment classes.
+
+    A class is an environment if it derives from `TextEnvironment`, directly or through another class of the file, or
+    is in TRL's style, with `reset` and `get_reward`.
     """
     imported = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
@@ -107,7 +111,7 @@ def environments_in(tree: ast.Module) -> list[str]:
             continue
         bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
         bases = [imported.get(base, base) for base in bases]
-        methods = {one.name for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        methods = {part.name for part in node.body if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))}
         if any(base in environments or _is_environment(base) for base in bases) or {"reset", "get_reward"} <= methods:
             environments.add(node.name)
             found += [] if node.name.startswith("_") else [node.name]
@@ -115,6 +119,6 @@ def environments_in(tree: ast.Module) -> list[str]:
 
 
 def _is_environment(base: str) -> bool:
-    """A class of g2po_trl's or of another file, by its name."""
-    ours = base.startswith(("g2po_trl.", "g2po_envs."))
-    return "TextEnvironment" in base or (ours and base.endswith("Environment"))
+    """Return whether a base class is an environment, by its name alone."""
+    bundled = base.startswith(("g2po_trl.", "g2po_envs."))
+    return "TextEnvironment" in base or (bundled and base.endswith("Environment"))

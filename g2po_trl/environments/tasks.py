@@ -1,4 +1,4 @@
-"""Dataset rows as tasks: their names, and whether they fit the environment."""
+"""Tasks as dataset rows: reading, splitting, identifying and validating them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ COLUMN = "g2po_task"
 
 
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
-    """A file with one task a line, as JSON.
+    """Return the tasks of a file with one JSON object per line.
 
     Raises:
-        ValueError: naming the file, and the line that is no task.
+        ValueError: if the file cannot be read or a line is not a JSON object; names file and line.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
@@ -43,13 +43,15 @@ def read_tasks(path: str | Path) -> list[dict[str, Any]]:
 def split_tasks(
     tasks: str | Path, eval_tasks: str | Path | None = None, num_eval_tasks: int | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The tasks to train on and the held-out ones: those of `eval_tasks`, or the last lines of `tasks`.
+    """Return the training tasks and the held-out tasks.
 
     Args:
-        num_eval_tasks: how many lines; `None`: a fifth.
+        tasks: file of the training tasks.
+        eval_tasks: file of the held-out tasks. `None`: the last lines of `tasks`.
+        num_eval_tasks: number of held-out lines of `tasks`. `None`: 20 %.
 
     Raises:
-        ValueError: when a file cannot be read, or there are none of a kind.
+        ValueError: if a file cannot be read, or one of the two lists is empty.
     """
     train = read_tasks(tasks)
     if eval_tasks is not None:
@@ -64,12 +66,12 @@ def split_tasks(
         train, held_out = train[:-number], train[-number:]
     for name, rows in ((tasks, train), (eval_tasks, held_out)):
         if not rows:
-            raise ValueError(f"{name} has no tasks: write one a line, as JSON")
+            raise ValueError(f"{name} has no tasks: write one JSON object per line")
     return train, held_out
 
 
 class _Absent:
-    """Stands in a batch of rows for a column that a row does not have."""
+    """Placeholder in a batch of rows for a column that a row lacks."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -82,19 +84,19 @@ ABSENT = _Absent()
 
 
 def tasks_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
-    """Return a `Dataset` whose rows reach `reset` as they are written here.
+    """Return a `Dataset` that passes rows to `reset` unchanged.
 
-    `Dataset.from_list` stores rows as a table: columns that the first row lacks are dropped, missing ones are filled
-    with `None`, nested dictionaries get each other's keys, an integer beside a float becomes a float. This one stores
-    each row as JSON text and decodes it when it is read. Select and shuffle as usual; `map` the rows before.
+    `Dataset.from_list` stores rows as a table: it drops columns that the first row lacks, fills missing values with
+    `None`, merges the keys of nested dictionaries, and converts integers to floats in mixed columns. This dataset
+    stores each row as JSON text and decodes it on access. Select and shuffle as usual; `map` the rows before.
 
     Args:
-        rows: the tasks: keyword arguments of the environment's `reset`, as data that JSON has.
+        rows: keyword arguments of the environment's `reset`, as plain JSON data.
 
     Raises:
-        ValueError: naming the first row that JSON does not give back.
+        ValueError: for the first row that JSON does not preserve.
     """
-    from datasets import Dataset, Features, Value  # slow to import, and reading a tasks file needs none of it
+    from datasets import Dataset, Features, Value  # slow to import, and not needed to read a tasks file
 
     texts = [_as_text(row, number) for number, row in enumerate(rows, 1)]
     dataset = Dataset.from_dict({COLUMN: texts}, features=Features({COLUMN: Value("string")}))
@@ -106,7 +108,7 @@ def _as_text(row: Mapping[str, Any], number: int) -> str:
         text = json.dumps(dict(row))
     except (TypeError, ValueError) as error:
         raise ValueError(f"task {number} is not plain data ({error}): use texts, numbers, lists and dicts") from error
-    if repr(json.loads(text)) != repr(dict(row)):  # tells 1 from 1.0 and True, and nan from null
+    if repr(json.loads(text)) != repr(dict(row)):  # repr distinguishes 1, 1.0 and True
         raise ValueError(
             f"task {number} would be read back as {text[:80]}: use lists for tuples, and texts as keys of dicts"
         )
@@ -114,7 +116,7 @@ def _as_text(row: Mapping[str, Any], number: int) -> str:
 
 
 def _decoded(batch: Mapping[str, list[str]]) -> dict[str, list[Any]]:
-    """Rows as columns, as `datasets` wants them."""
+    """Return a batch of JSON rows as columns, as `datasets` requires."""
     rows = [json.loads(text) for text in batch[COLUMN]]
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name, ABSENT) for row in rows] for name in names}
@@ -122,12 +124,12 @@ def _decoded(batch: Mapping[str, list[str]]) -> dict[str, list[Any]]:
 
 
 def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without the columns that only other rows of its batch have."""
+    """Return a row without the columns that only other rows of its batch have."""
     return {name: value for name, value in row.items() if value is not ABSENT}
 
 
 def task_id_of(task: Mapping[str, Any]) -> str:
-    """The row's `task_id`, or a hash of its content where there is none."""
+    """Return the row's `task_id`, or a hash of its content if it has none."""
     if task.get("task_id") is not None:
         return str(task["task_id"])
     content = json.dumps(task, sort_keys=True, default=str)
@@ -135,23 +137,23 @@ def task_id_of(task: Mapping[str, Any]) -> str:
 
 
 def tasks_hash(tasks: Iterable[dict[str, Any]]) -> str:
-    """A short name for a list of tasks: equal for the same rows in any order, and for nothing else."""
+    """Return a hash of a list of tasks that is independent of their order."""
     names = sorted(json.dumps(task, sort_keys=True, default=str) for task in tasks)
     return hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
 
 
 def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
-    """Do the datasets have one row a task, with the columns `reset` needs?
+    """Check that the datasets are not empty and their columns fit the parameters of `reset`.
 
     Raises:
-        ValueError: when they do not.
+        ValueError: for a dataset that does not.
     """
-    from datasets import Dataset, IterableDataset  # slow to import, and reading a tasks file needs none of it
+    from datasets import Dataset, IterableDataset  # slow to import, and not needed to read a tasks file
 
     if not isinstance(train_dataset, Dataset) or len(train_dataset) == 0:
         if isinstance(train_dataset, IterableDataset):
             raise ValueError("train_dataset is an IterableDataset: tasks are repeated in groups, pass a Dataset")
-        raise ValueError(f"train_dataset is {train_dataset!r}: pass a Dataset with one row a task")
+        raise ValueError(f"train_dataset is {train_dataset!r}: pass a Dataset with one row per task")
     panels = eval_dataset if isinstance(eval_dataset, dict) else {"eval": eval_dataset}
     for name, dataset in {"train": train_dataset, **panels}.items():
         if dataset is None:
@@ -164,7 +166,7 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
 
 
 def _columns_of(dataset: Dataset) -> dict[str, tuple[str, ...]]:
-    """Where each set of columns is found first: one for all rows of a table, those of each row in `tasks_dataset`."""
+    """Return each distinct set of columns by its first place: one for a table, one or more for a `tasks_dataset`."""
     if COLUMN not in dataset.column_names:
         return {"": tuple(dataset.column_names)}
     first: dict[tuple[str, ...], str] = {}

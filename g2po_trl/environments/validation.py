@@ -1,7 +1,6 @@
-"""Does an environment keep its contract? Each broken promise is named with what to do about it.
+"""Validate values that an environment returns. Each error names the violation and its remedy.
 
-`check_environment` is a user's first command, in this process; the pool applies the same checks to everything an
-environment returns while it runs.
+The pool applies these checks to all results of an environment; `contract_violations` plays an environment with them.
 """
 
 from __future__ import annotations
@@ -13,30 +12,41 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..utils.json import to_plain
-from .contract import Observation, StepResult, TextEnvironment
+from .contract import Observation, StepResult
 
 
 class EnvironmentContractError(ValueError):
-    """An environment returned or did something that its contract excludes."""
+    """An environment violated its contract."""
 
 
 def is_score(name: str) -> bool:
-    """Is this name in `info` a score's? Their means are logged and reported."""
+    """Return whether an entry of `info` is a score, whose mean is logged and reported."""
     return name == "score" or name.startswith("score_")
 
 
 def factory_name(environment_factory: Callable) -> str:
-    """What to call an environment in messages."""
+    """Return the name of an environment in messages."""
+    function = unwrap_factory(environment_factory)
+    return getattr(function, "__name__", repr(function))
+
+
+def unwrap_factory(environment_factory: Callable) -> Callable:
+    """Return the class or function inside nested `functools.partial`s."""
     while isinstance(environment_factory, functools.partial):
         environment_factory = environment_factory.func
-    return getattr(environment_factory, "__name__", repr(environment_factory))
+    return environment_factory
 
 
-def checked_observation(value: Any, where: str, max_characters: int | None = None) -> Observation:
-    """The value as an `Observation`; a string is one without a key and actions.
+def validate_observation(value: Any, where: str, max_characters: int | None = None) -> Observation:
+    """Return the value as an `Observation`; a string becomes one without a key and actions.
+
+    Args:
+        value: the result of an environment.
+        where: the call, in messages.
+        max_characters: maximum length of the text. `None`: no limit.
 
     Raises:
-        EnvironmentContractError: for anything else, or fields of the wrong type.
+        EnvironmentContractError: for another type, or fields of the wrong type.
     """
     if isinstance(value, str):
         value = Observation(value)
@@ -71,19 +81,21 @@ def checked_observation(value: Any, where: str, max_characters: int | None = Non
     return Observation(admissible_actions=actions, **texts)  # a subclass may not unpickle in the trainer
 
 
-def checked_step(value: Any, where: str, max_characters: int | None = None) -> StepResult:
-    """The value as a `StepResult` with an `Observation` and a float reward.
+def validate_step(value: Any, where: str, max_characters: int | None = None) -> StepResult:
+    """Return the value as a `StepResult` with an `Observation` and a float reward.
+
+    Arguments as of `validate_observation`.
 
     Raises:
-        EnvironmentContractError: when it is none, or a field has the wrong type or is not finite.
+        EnvironmentContractError: for another type, or if a field has the wrong type or is not finite.
     """
     if not isinstance(value, StepResult):
         raise EnvironmentContractError(
             f"{where} returned {_show(value)}; return StepResult(observation, reward, terminated)"
         )
     try:
-        paid = value.reward.item() if hasattr(value.reward, "item") else value.reward  # numpy's, torch's
-        reward = math.nan if isinstance(paid, (str, bytes, bool)) else float(paid)
+        given = value.reward.item() if hasattr(value.reward, "item") else value.reward  # numpy or torch scalar
+        reward = math.nan if isinstance(given, (str, bytes, bool)) else float(given)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         reward = math.nan
     if not math.isfinite(reward):
@@ -91,55 +103,63 @@ def checked_step(value: Any, where: str, max_characters: int | None = None) -> S
     ends = {}
     for name in ("terminated", "truncated"):
         end = getattr(value, name)
-        if not isinstance(end, bool) and type(end).__name__ not in ("bool", "bool_"):  # numpy's, by either name
+        if not isinstance(end, bool) and type(end).__name__ not in (
+            "bool",
+            "bool_",
+        ):  # numpy, by version
             raise EnvironmentContractError(f"{where}: {name} is {_show(end)}; give True or False")
         ends[name] = bool(end)
-    observation = checked_observation(value.observation, where, max_characters)
-    return StepResult(observation, reward, info=_checked_info(value.info, where), **ends)
+    observation = validate_observation(value.observation, where, max_characters)
+    return StepResult(observation, reward, info=_validate_info(value.info, where), **ends)
 
 
-def _checked_info(info: Any, where: str) -> dict[str, Any]:
-    """The info as plain data: trajectories hold it, and are written as JSON."""
+def _validate_info(info: Any, where: str) -> dict[str, Any]:
+    """Return the info as plain data, since trajectories are written as JSON."""
     if not isinstance(info, dict):
         raise EnvironmentContractError(f"{where}: info is {_show(info)}; give a dict")
     try:
         data = to_plain(info)
-    except Exception as error:  # refers to itself, or raises when it is asked for its text
+    except Exception as error:  # a reference cycle, or an object whose text cannot be computed
         raise EnvironmentContractError(
             f"{where}: info cannot be stored as JSON ({error!r}); return plain data in it"
         ) from error
-    check_facts(data, where, info)
-    if data.get("success", True) is None:  # not known: the reward tells
+    check_info(data, where, info)
+    if data.get("success", True) is None:  # unknown: the reward decides
         del data["success"]
     return data
 
 
-def check_facts(data: dict[str, Any], where: str, given: Mapping[Any, Any] | None = None) -> None:
-    """Are scores numbers, and is success a truth, in the info `data`? `given`: as the environment gave it.
+def check_info(data: dict[str, Any], where: str, given: Mapping[Any, Any] | None = None) -> None:
+    """Check that scores are numbers and success is a boolean.
+
+    Args:
+        data: the info as plain data.
+        where: the call, in messages.
+        given: the info as the environment returned it. `None`: `data`.
 
     Raises:
-        EnvironmentContractError: when they are not.
+        EnvironmentContractError: if a score or the success has the wrong type.
     """
     given = data if given is None else given
     for name, score in data.items():
         is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
         if is_score(name) and not is_number:
             raise EnvironmentContractError(
-                f"{where}: info[{name!r}] is {_show(given.get(name, score))}; give a finite number, or call it "
-                "something else: evaluations report the mean"
+                f"{where}: info[{name!r}] is {_show(given.get(name, score))}; give a finite number, or rename "
+                "it: evaluations report the mean"
             )
     if data.get("success") not in (True, False, None):
         raise EnvironmentContractError(f"{where}: info['success'] is {_show(given['success'])}; give True or False")
 
 
 def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
-    """Do a dataset's columns fit the arguments of `reset`?
+    """Check that a dataset's columns fit the parameters of `reset`.
 
     Raises:
-        ValueError: a parameter without a column, or a column `reset` does not take.
+        ValueError: for a parameter without a column, or a column that `reset` does not accept.
     """
     reset = _reset_function(environment_factory)
-    if reset is None:  # a plain function makes the environment: only a call will tell
+    if reset is None:  # a plain function constructs the environment: its signature is unknown before a call
         return
     columns, name = list(columns), factory_name(environment_factory)
     parameters = list(inspect.signature(reset).parameters.values())[1:]
@@ -160,35 +180,9 @@ def check_task_columns(environment_factory: Callable, columns: Iterable[str]) ->
         )
 
 
-def check_environment(
-    environment_factory: Callable[[], TextEnvironment],
-    task: dict[str, Any],
-    actions: Sequence[str] | None = None,
-    max_steps: int = 20,
-) -> None:
-    """Play an environment in this process and raise at the first violation of its contract.
-
-    Args:
-        environment_factory: as passed to the trainer.
-        task: one dataset row: keyword arguments of `reset`.
-        actions: actions to play. Default: the first admissible action of each observation.
-        max_steps: maximum number of steps to play.
-
-    Raises:
-        EnvironmentContractError: for the first violation; the message says how to correct it.
-        ValueError: if `task` does not fit the arguments of `reset`.
-    """
-    from .contract_violations import problems
-
-    check_task_columns(environment_factory, task)
-    for problem in problems(environment_factory, task, actions, max_steps):
-        raise EnvironmentContractError(problem)
-
-
 def _reset_function(environment_factory: Callable) -> Callable | None:
-    while isinstance(environment_factory, functools.partial):
-        environment_factory = environment_factory.func
-    return environment_factory.reset if inspect.isclass(environment_factory) else None
+    made = unwrap_factory(environment_factory)
+    return made.reset if inspect.isclass(made) else None
 
 
 def _plain_text(value: Any, what: str) -> str:
@@ -204,7 +198,7 @@ def _plain_text(value: Any, what: str) -> str:
 
 
 def _are_plain(texts: Any) -> bool:
-    """Is it a list of strings of no subclass, and valid unicode? One look at all of them."""
+    """Return whether it is a list of exact, valid strings: one fast check instead of one per string."""
     try:
         return type(texts) is list and set(map(type, texts)) <= {str} and "".join(texts).encode() is not None
     except UnicodeEncodeError:

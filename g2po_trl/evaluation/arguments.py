@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ..engines.sampling import reserved_option
-from ..environments.loading import environment_name
+from ..environments.loading import resolve_environment_name
 from ..runs.run_json import FILE, find_run, read_run
 from ..utils.masking import masked_names
 from ..utils.parser import Parser, json_object
@@ -163,7 +163,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"run is {str(first.run)!r}: there is no run.json, which the trainer writes into its output_dir")
     try:
         if first.environment is not None:
-            first.environment = environment_name(first.environment)
+            first.environment = resolve_environment_name(first.environment)
         run = run_as_of(read_run(folder), Path(first.run or first.model)) if folder else {}
         defaults = run_defaults(run, folder, first) if folder else {}
     except ValueError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..environments.adapters.trl_tools import prompt_of, text_environment_factory
+from ..environments.adapters.trl_tools import default_prompt_template, text_environment_factory
 from ..environments.contract import TextEnvironment
 from ..environments.loading import load
 from ..environments.pool.pool import EnvironmentPool
@@ -91,7 +91,7 @@ def load_panel(args: argparse.Namespace) -> Panel:
     if args.trained_history_length is not None:
         changed["history_length"] = args.trained_history_length
     if panel.prompt_template is DEFAULT_PROMPT:
-        changed["prompt_template"] = prompt_of(panel.environment_factory)
+        changed["prompt_template"] = default_prompt_template(panel.environment_factory)
     if args.prompt is not None:
         changed["prompt_template"] = load_template(args.prompt)
     return replace(panel, **changed)

@@ -83,8 +83,8 @@ def _episode(
     played.has_task &= bool(observation.task)
     steps, reward, outcome = [], 0.0, "truncated"
     for _ in range(turns):
-        if environment.described is not None:
-            action = random_call(environment.described, rng)
+        if environment.tool_schemas is not None:
+            action = random_call(environment.tool_schemas, rng)
         else:
             played.lists_actions &= observation.admissible_actions is not None
             action = rng.choice(observation.admissible_actions or ["look"])

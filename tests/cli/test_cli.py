@@ -107,7 +107,7 @@ def test_errors_are_one_line(capsys, folder, monkeypatch):
         (["init", str(folder / "tasks.jsonl")], 1, "tasks.jsonl cannot be written ([Errno 17]"),
         (["check", "nowhere:Env"], 1, "'nowhere:Env' cannot be loaded"),
         (["check", "nowhere.py"], 1, "'nowhere.py' cannot be loaded: there is no file 'nowhere.py' in "),
-        (["check", "config.yaml"], 1, "names no environment"),
+        (["check", "config.yaml"], 1, "is not the name of an environment"),
         (
             ["train", "nosuch"],
             1,
@@ -281,11 +281,11 @@ def test_several_environments_or_none_are_asked_about(tmp_path, capsys):
     (tmp_path / "nothing_at_all.py").write_text("")
     several = str(tmp_path / "several.py")
     for command in ("train", "check"):
-        assert f"{several} holds A, B: write {several}:A" in outcome(capsys, command, several)[2]
+        assert f"{several} contains A, B: write {several}:A" in outcome(capsys, command, several)[2]
     assert (
         "broken.py cannot be read, line 1: invalid syntax" in outcome(capsys, "train", str(tmp_path / "broken.py"))[2]
     )
-    assert "holds no TextEnvironment" in outcome(capsys, "check", str(tmp_path / "nothing_at_all.py"))[2]
+    assert "contains no TextEnvironment" in outcome(capsys, "check", str(tmp_path / "nothing_at_all.py"))[2]
 
 
 def test_init_writes_once(tmp_path, capsys):

@@ -14,7 +14,7 @@ from g2po_trl.cli.commands.train import look_at, read, resolve
 from g2po_trl.cli.flags import fields_of, make_parser
 from g2po_trl.cli.preflight import check_command, check_model, recipe_fields
 from g2po_trl.cli.recipe_files import recipes_folder
-from g2po_trl.environments.loading import environment_name
+from g2po_trl.environments.loading import resolve_environment_name
 from g2po_trl.utils.dependent_options import SWITCHES, check_given, without_effect
 from g2po_trl.utils.parser import REMOVED
 
@@ -127,7 +127,7 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         ("train", "alfworld"): "output_dir is 'runs/alfworld-tiny', which holds another run (run.json): pass --",
         (*mine, "--tasks", "one.jsonl"): "num_eval_tasks is 5 and one.jsonl has 1 tasks: hold out at least 1",
         ("train", "nothing.py"): "makes no trainer and holds no TextEnvironment",
-        ("train", "environment.py:Nope"): "environment.py has no Nope: it holds CoinEnvironment",
+        ("train", "environment.py:Nope"): "environment.py has no Nope: it contains CoinEnvironment",
         ("train", "nosuch:Game", "--model", "model"): "there is no module nosuch here",
         ("teach", "alfworld", "--max_step", "3"): "--max_step is not a flag: did you mean --max_steps?",
     }
@@ -262,7 +262,7 @@ def test_environment_or_script(tmp_path, source, is_environment):
     (tmp_path / "a.py").write_text(source)
     assert look_at(tmp_path / "a.py").is_environment == is_environment
     if is_environment:
-        assert environment_name(str(tmp_path / "a.py")) == f"{tmp_path}/a.py:A"
+        assert resolve_environment_name(str(tmp_path / "a.py")) == f"{tmp_path}/a.py:A"
 
 
 def test_a_main_block_hides_no_environment(folder, capsys):
@@ -297,7 +297,7 @@ def test_all_commands_take_an_environment_the_same_way(folder, capsys):
     )
     commands = ["train", "two.py"], ["check", "two.py"], ["play", "two.py"], ["serve", "two.py"]
     for command in (*commands, ["evaluate", "--model", "m", "--environment", "two.py"]):
-        assert "two.py holds Coin2, Coin3: write two.py:Coin2" in outcome(capsys, *command)[2], command
+        assert "two.py contains Coin2, Coin3: write two.py:Coin2" in outcome(capsys, *command)[2], command
 
 
 def test_a_model_in_the_cache_is_there_without_network(tmp_path, monkeypatch):

@@ -141,9 +141,9 @@ def test_trained_on_and_described_for_evaluation(make_trainer):
     played = [json.loads(line) for line in lines]
     assert {one["outcome"] for one in played} <= {"success", "failure", "truncated"}
     assert any(len(one["steps"]) >= 2 for one in played)
-    described = json.loads((folder / "run.json").read_text())["environment"]
-    assert described["kwargs"] == {"env_id": LETTERS, "task": "go"}
-    assert load_object(described)().reset(seed=3).task == "go"
+    recorded = json.loads((folder / "run.json").read_text())["environment"]
+    assert recorded["kwargs"] == {"env_id": LETTERS, "task": "go"}
+    assert load_object(recorded)().reset(seed=3).task == "go"
 
 
 @pytest.mark.parametrize(

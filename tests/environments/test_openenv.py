@@ -112,13 +112,13 @@ def test_a_server_that_is_killed_in_mid_episode():
             results = pool.step(dict.fromkeys(range(4), "take key"))
             failed = [slot for slot, result in results.items() if isinstance(result, EnvironmentFailure)]
             assert len(failed) == 2, "two sessions were with each server"
-            assert "was cut off in mid-episode" in results[failed[0]].message
+            assert "disconnected during an episode" in results[failed[0]].message
             assert all(isinstance(o, Observation) for o in pool.reset(tasks)), "the other server takes them all"
             second.kill()
             second.wait()
             pool.step(dict.fromkeys(range(4), "take key"))
             none = pool.reset(tasks)
-            assert all(isinstance(o, EnvironmentFailure) and "no server answers" in o.message for o in none)
+            assert all(isinstance(o, EnvironmentFailure) and "no server can be reached" in o.message for o in none)
     finally:
         for process in (first, second):
             if process.poll() is None:
@@ -217,9 +217,9 @@ def test_a_served_environment_gets_the_variables_that_are_named(monkeypatch):
 
 
 def test_a_class_in_trls_style_is_served_as_the_trainer_wraps_it(monkeypatch):
-    with pytest.raises(SystemExit, match="max_turns is None: Safe is a class in TRL's style"):
+    with pytest.raises(SystemExit, match="max_turns is None: Safe is a tool-based class"):
         main(["tools_by_hand:Safe"])
-    with pytest.raises(SystemExit, match="max_turns is 3: only classes in TRL's style take it, and KeyDoor"):
+    with pytest.raises(SystemExit, match="max_turns is 3: only tool-based classes use it, and KeyDoor"):
         main(["toy_environments:KeyDoorEnvironment", "--max_turns", "3"])
     session = session_of(monkeypatch, Safe, max_turns=2)
     told = session.reset(code="12", prompt="Open it.")

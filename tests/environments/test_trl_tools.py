@@ -20,7 +20,11 @@ from g2po_trl import (
     ToolEnvironment,
     check_environment,
 )
-from g2po_trl.environments.adapters.trl_tools import is_tool_environment, prompt_of, text_environment_factory
+from g2po_trl.environments.adapters.trl_tools import (
+    default_prompt_template,
+    is_tool_environment,
+    text_environment_factory,
+)
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
 from g2po_trl.prompts.tool_calls import TOOL_PROMPT, parse_tool_calls, read_calls
@@ -30,12 +34,12 @@ def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def test_what_is_a_tool_environment():
+def test_is_tool_environment_needs_reset_and_no_step():
     assert is_tool_environment(Safe)
     assert not is_tool_environment(TextEnvironment) and not is_tool_environment(lambda: Safe())
 
 
-def test_an_environment_may_bring_its_prompt():
+def test_default_prompt_template_is_the_class_attribute():
     mine = PromptTemplate(first="{observation}!", later="{history} {observation}!")
 
     class WithPrompt(TextEnvironment):
@@ -44,15 +48,11 @@ def test_an_environment_may_bring_its_prompt():
     class Broken(TextEnvironment):
         prompt_template = "{observation}"
 
-    class Lost(TextEnvironment):
-        prompt_template = "not_installed:PROMPT"
-
-    assert prompt_of(TextEnvironment) is prompt_of(lambda: WithPrompt()) is DEFAULT_PROMPT
-    assert prompt_of(WithPrompt) is prompt_of(partial(WithPrompt)) is mine
-    assert prompt_of(Safe) is prompt_of(partial(ToolEnvironment, Safe, 5)) is TOOL_PROMPT
-    for broken in (Broken, Lost):
-        with pytest.raises(ValueError, match="prompt_template of .* is '.*': make it a PromptTemplate, or module:N"):
-            prompt_of(broken)
+    assert default_prompt_template(TextEnvironment) is default_prompt_template(lambda: WithPrompt()) is DEFAULT_PROMPT
+    assert default_prompt_template(WithPrompt) is default_prompt_template(partial(WithPrompt)) is mine
+    assert default_prompt_template(Safe) is default_prompt_template(partial(ToolEnvironment, Safe, 5)) is TOOL_PROMPT
+    with pytest.raises(ValueError, match="prompt_template of Broken is '.*': set it to a PromptTemplate"):
+        default_prompt_template(Broken)
 
 
 def test_replies_are_read():
@@ -111,7 +111,7 @@ def test_what_a_tool_returns_is_shown_whatever_it_is(returned, shown):
         def rooms(self):
             return returned
 
-    rooms = ToolEnvironment(Rooms, 9, described="")
+    rooms = ToolEnvironment(Rooms, 9, tool_schemas="")
     rooms.reset()
     assert rooms.step(call("rooms")).observation == shown
     rooms.close()

@@ -275,7 +275,7 @@ def test_the_command():
     bad = run("letter_environment.py:RaisingEnvironment", "--task", '{"seed": 1}')
     assert bad.returncode == 1 and bad.stdout.startswith("error     ") and "the door is stuck" in bad.stdout
     for arguments, message in (
-        (["letter_environment"], "names no environment"),
+        (["letter_environment"], "is not the name of an environment"),
         (["nowhere:Environment"], "cannot be loaded"),
         (["letter_environment:Nothing"], "cannot be loaded"),
         (["letter_environment:LetterEnvironment", "--task", "{seed}"], "task {seed} is not valid JSON"),

@@ -127,10 +127,10 @@ def first_prompt(
     Raises:
         ValueError: when the environment fails, or there is no such template.
     """
-    from ...environments.adapters.trl_tools import prompt_of
+    from ...environments.adapters.trl_tools import default_prompt_template
     from ...prompts.template import PromptTemplate
 
-    template = load(prompt) if prompt else prompt_of(environment_factory)
+    template = load(prompt) if prompt else default_prompt_template(environment_factory)
     if not isinstance(template, PromptTemplate):
         raise ValueError(f"prompt is {prompt!r}, which is no PromptTemplate: name one")
     environment_factory = text_environment_factory(environment_factory, turns)

@@ -11,7 +11,12 @@ from typing import Any
 from ...environments.adapters.trl_tools import text_environment_factory
 from ...environments.contract import Observation
 from ...environments.contract_violations import where_raised
-from ...environments.validation import EnvironmentContractError, check_task_columns, checked_observation, checked_step
+from ...environments.validation import (
+    EnvironmentContractError,
+    check_task_columns,
+    validate_observation,
+    validate_step,
+)
 from ...utils.parser import Parser, json_object
 
 HOW = "Type an action or its number; an empty line ends the episode."
@@ -39,7 +44,7 @@ def _play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: i
     environment = environment_factory()
     reward, steps = 0.0, 0
     try:
-        observation = checked_observation(environment.reset(**task), "reset")
+        observation = validate_observation(environment.reset(**task), "reset")
         if observation.task:
             print(observation.task)
         print(HOW)
@@ -48,7 +53,7 @@ def _play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: i
             action = _ask(observation.admissible_actions or ())
             if action is None:
                 return reward, steps, "stopped"
-            result = checked_step(environment.step(action), "step")
+            result = validate_step(environment.step(action), "step")
             reward, steps, observation = reward + result.reward, steps + 1, result.observation
             if result.reward:
                 print(f"reward {result.reward:g}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...environments.loading import environment_name, environments_in, read_source
+from ...environments.loading import find_environments, read_source, resolve_environment_name
 from ...utils.parser import read_config
 from ..preflight import check_command
 from ..recipe_files import OWN_RECIPE, config_names, find_config, recipe_names, recipes_folder
@@ -130,7 +130,7 @@ def look_at(path: Path, flags: Sequence[str] = ()) -> Source:
         ValueError: when the file cannot be read, holds several environments, or neither trains nor holds one.
     """
     tree = read_source(path)
-    found = environments_in(tree)
+    found = find_environments(tree)
     if not starts_training(tree):
         if not found and "train" not in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}:
             raise ValueError(
@@ -188,7 +188,7 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
             return path, words
     if request.config is None and (beside := path.with_name("config.yaml")).is_file():
         request.config = str(beside)
-    own = ["--environment", environment_name(target), *_config_and_model(request)]
+    own = ["--environment", resolve_environment_name(target), *_config_and_model(request)]
     if (tasks := path.with_name("tasks.jsonl")).is_file() and "tasks" not in _keys(request.config):
         own += ["--tasks", str(tasks)]
     return own_recipe, own + arguments

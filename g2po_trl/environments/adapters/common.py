@@ -1,4 +1,4 @@
-"""What the adapters of other libraries' environments share: imports, chance, and facts of an episode."""
+"""Helpers shared by the adapters: optional imports, isolated randomness, info and state keys."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from ..validation import is_score
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """A library that comes with one of the package's extras.
+    """Return a module that one of the package's extras installs.
 
     Raises:
-        ImportError: naming the extra, when the library is not installed.
+        ImportError: if the library is not installed; names the extra.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # it is there, and lacks something of its own
+            raise  # the library is installed, one of its dependencies is not
         raise ImportError(f"{module} is not installed: {install_command(extra)}") from error
 
 
-class OwnRandomness:
-    """A private course of Python's and numpy's global generators.
+class PrivateRandomState:
+    """Private state of Python's and numpy's global random generators.
 
-    Games draw from `random` and `numpy.random` themselves; a worker plays several episodes in turn, and each must go
-    on as if it were alone. Inside `playing` the global generators are this object's, outside they are as they were.
+    Games draw from `random` and `numpy.random`, and a worker interleaves several episodes, which must not affect each
+    other. Inside `active` the global generators have this object's state; afterwards their previous state is restored.
     """
 
     def __init__(self) -> None:
         self._state: tuple[Any, Any] | None = None
 
     @contextlib.contextmanager
-    def playing(self, seed: int | None = None) -> Iterator[None]:
-        """Go on where the last `playing` ended, or begin again with `seed`."""
+    def active(self, seed: int | None = None) -> Iterator[None]:
+        """Continue from the state at the end of the last `active`, or start from `seed`."""
         outside = random.getstate(), np.random.get_state()
         if seed is not None:
             random.seed(seed)
@@ -59,9 +59,8 @@ class OwnRandomness:
             np.random.set_state(outside[1])
 
 
-def facts_of(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers, texts and truth values of a library's info. What is larger is left out, and so are scores that are
-    no numbers: evaluations report their means."""
+def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers, texts and booleans of a library's info, without scores that are not numbers."""
     facts = {}
     for name, value in info.items():
         if not isinstance(value, (str, int, float)) and not hasattr(value, "tolist"):
@@ -73,8 +72,8 @@ def facts_of(info: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-class History:
-    """Names the state of a game whose observations do not tell it: by all that was done and seen in its episode."""
+class HistoryKey:
+    """State key from all actions and observations of an episode, for games with partial observations."""
 
     def __init__(self, first: str):
         self._digest = hashlib.blake2b(first.encode("utf-8", "replace"), digest_size=8)

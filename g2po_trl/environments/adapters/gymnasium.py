@@ -1,4 +1,4 @@
-"""Gymnasium environments that observe and act in text, or have numbered actions and draw themselves as text.
+"""Gymnasium environments with text observations and actions, or with numbered actions and text rendering.
 
     environment_factory = partial(GymnasiumEnvironment, "my_game:MyTextGame-v0")
     environment_factory = partial(
@@ -22,7 +22,7 @@ from typing import Any
 
 from ...utils.json import to_plain
 from ..contract import Observation, StepResult, TextEnvironment
-from .common import OwnRandomness, facts_of, import_extra
+from .common import PrivateRandomState, import_extra, plain_info
 
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED = re.compile(r"\x1b\[(\d[\d;]*)m(.*?)\x1b\[0m", re.DOTALL)
@@ -59,9 +59,9 @@ class GymnasiumEnvironment(TextEnvironment):
         self.gymnasium = import_extra("gymnasium", "gymnasium")
         self.env_id, self.task = env_id, task
         self.actions_in_info, self.any_text = actions_in_info, any_text
-        self.randomness = OwnRandomness()
+        self.randomness = PrivateRandomState()
         try:
-            with self.randomness.playing(0):
+            with self.randomness.active(0):
                 self.env = self.gymnasium.make(env_id, **(make_options or {}))
         except self.gymnasium.error.UnregisteredEnv as error:
             raise ValueError(
@@ -70,7 +70,7 @@ class GymnasiumEnvironment(TextEnvironment):
             ) from error
         self._check_spaces()
         self.action_names = self._named_actions(action_names)
-        self._last: Observation | None = None  # of the episode that is played
+        self._last: Observation | None = None  # of the current episode; `None`: no episode is running
 
     def reset(self, seed: int = 0, **options: Any) -> Observation:
         """Start a task.
@@ -80,7 +80,7 @@ class GymnasiumEnvironment(TextEnvironment):
             **options: passed as Gymnasium's `options`, except `task_id` and `task_type`.
         """
         options = {k: v for k, v in options.items() if k not in ("task_id", "task_type") and v is not None}
-        with self.randomness.playing(seed):
+        with self.randomness.active(seed):
             self.env.action_space.seed(seed)
             self.env.observation_space.seed(seed)
             observation, info = self.env.reset(seed=seed, options=options or None)
@@ -88,21 +88,21 @@ class GymnasiumEnvironment(TextEnvironment):
         return self._last
 
     def step(self, action: str) -> StepResult:
-        """Play an action. One that is none in this state is answered, and the environment does not see it."""
+        """Play an action. An invalid action returns an error as observation and does not reach the environment."""
         if self._last is None:
-            raise RuntimeError("no episode is played: call reset before step")
+            raise RuntimeError("no episode is running: call reset before step")
         try:
             played = self.read_action(action)
         except ValueError as error:
             key = self._last.text if self._last.state_key is None else self._last.state_key
             refused = replace(self._last, text=f"{error}\n{self._last.text}", state_key=key)
             return StepResult(refused, info={"invalid_action": True})
-        with self.randomness.playing():
+        with self.randomness.active():
             observation, reward, terminated, truncated, info = self.env.step(played)
             self._last = seen = self._observed(observation, info)
         if terminated or truncated:
             self._last = None
-        facts = facts_of(info)
+        facts = plain_info(info)
         success = facts.get("success", facts.pop("is_success", None))
         if success is not None:
             facts["success"] = bool(success)
@@ -113,20 +113,19 @@ class GymnasiumEnvironment(TextEnvironment):
         self.env.close()
 
     def read_observation(self, observation: Any, info: Mapping[str, Any]) -> Observation | str:
-        """What the agent is shown: a text as it is; of anything else the environment's drawing, with the observation
-        as state key."""
+        """Return a text observation unchanged; otherwise the rendered text, with the observation as state key."""
         if isinstance(observation, str):
             return observation
         drawn = self.env.render()
         if not isinstance(drawn, str):
             raise TypeError(f"{self.env_id} renders {type(drawn).__name__}, not text: override read_observation")
-        return Observation(_colours_in_words(drawn), state_key=_short(json.dumps(to_plain(observation))))
+        return Observation(_colours_as_tags(drawn), state_key=_short(json.dumps(to_plain(observation))))
 
     def read_action(self, action: str) -> Any:
-        """The action of the action space that a text names.
+        """Return the element of the action space that a text names.
 
         Raises:
-            ValueError: if it names none. The agent sees the message as its next observation.
+            ValueError: if there is none. The agent sees the message as its next observation.
         """
         if self.action_names is not None:
             if action.strip() in self.action_names:
@@ -152,7 +151,7 @@ class GymnasiumEnvironment(TextEnvironment):
         if self.action_names is None:
             actions = None if self.actions_in_info is None else info[self.actions_in_info]
             return None if actions is None else list(actions)
-        mask = info.get("action_mask")  # as Taxi-v4 has it
+        mask = info.get("action_mask")  # e.g. of Taxi-v4
         return [name for i, name in enumerate(self.action_names) if mask is None or mask[i]]
 
     def _named_actions(self, names: Sequence[str] | None) -> list[str] | None:
@@ -180,16 +179,16 @@ class GymnasiumEnvironment(TextEnvironment):
             )
         if not isinstance(done, (spaces.Text, spaces.Discrete)) and mine.read_action is _BASE.read_action:
             raise ValueError(
-                f"action_space of {self.env_id} is {done}, which no text names: derive from GymnasiumEnvironment and "
-                "override read_action"
+                f"action_space of {self.env_id} is {done}, which has no text form: derive from GymnasiumEnvironment "
+                "and override read_action"
             )
 
 
 _BASE = GymnasiumEnvironment
 
 
-def _colours_in_words(drawn: str) -> str:
-    """Terminal colours as tags: in Gymnasium's drawings they say where the player is."""
+def _colours_as_tags(drawn: str) -> str:
+    """Return the text with terminal colours as tags: Gymnasium marks the player's position with them."""
 
     def tagged(match: re.Match) -> str:
         codes = [int(code) for code in match[1].split(";") if code]

@@ -1,4 +1,4 @@
-"""OpenEnv: servers as `TextEnvironment`s, and environments as apps that a server runs."""
+"""OpenEnv: remote servers as `TextEnvironment`s, and environments as server applications."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..pool.worker_process import withheld_variables
 from ..validation import factory_name
 from .trl_tools import is_tool_environment, text_environment_factory
 
-# Open sessions of this process by server: the least loaded is asked first.
+# Open sessions of this process by server: the least loaded server is used first.
 _SESSIONS: Counter[str] = Counter()
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _TEXT_FIELDS = ("text", "message", "output", "prompt", "content", "result", "observation")
 
 
 def read_observation(fields: Mapping[str, Any]) -> Observation:
-    """The `Observation` in the fields of a server's answer: all fields of a `g2po serve` server, the text of others.
+    """Return the `Observation` in a server's response: all fields from `g2po serve`, the text from other servers.
 
     Raises:
         ValueError: if no field contains a text.
@@ -42,15 +42,15 @@ def read_observation(fields: Mapping[str, Any]) -> Observation:
 class RemoteEnvironment(TextEnvironment):
     """An environment on an OpenEnv server.
 
-    Each `reset` takes the server with the fewest sessions of this process. If a server cannot be reached, the next one
-    is tried; if it is lost during an episode, the episode ends as an error.
+    Each `reset` uses the server with the fewest sessions of this process. If a server cannot be reached, the next one
+    is tried; if the connection is lost during an episode, the episode ends as an error.
 
     Args:
         base_urls: servers of the same environment, e.g. `["http://127.0.0.1:8000"]`.
         make_action: turns the action's text into the fields of the server's action. `None`: `{"text": action}`, as
             `g2po serve` expects it.
         read_observation: turns the fields of the server's observation into an `Observation`.
-        timeout: seconds to wait for an answer.
+        timeout: seconds to wait for a response.
         connect_timeout: seconds to wait for a connection.
 
     Raises:
@@ -74,13 +74,13 @@ class RemoteEnvironment(TextEnvironment):
         self.timeout, self.connect_timeout = timeout, connect_timeout
         self._client: Any = None
         self._url: str | None = None
-        self._avoid: set[str] = set()  # servers that failed us last
+        self._avoid: set[str] = set()  # servers that failed last
 
     def reset(self, **task) -> Observation:
-        """Start a task: the row goes to the server's `reset`. One that cannot be reached is passed over.
+        """Start a task on the first server that can be reached; the row becomes the arguments of its `reset`.
 
         Raises:
-            ConnectionError: when none can be.
+            ConnectionError: if no server can be reached.
         """
         errors = []
         for _ in self.base_urls:
@@ -93,31 +93,31 @@ class RemoteEnvironment(TextEnvironment):
             except _connection_errors() as error:
                 errors.append(f"{self._url}: {error!r}")
                 self._drop(failed=True)
-        raise ConnectionError(f"no server answers ({'; '.join(errors)}): start one with `g2po serve`")
+        raise ConnectionError(f"no server can be reached ({'; '.join(errors)}): start one with `g2po serve`")
 
     def step(self, action: str) -> StepResult:
         """Play an action on the server.
 
         Raises:
-            ConnectionError: when it is cut off.
+            ConnectionError: if the connection is lost.
         """
         if self._client is None:
             raise RuntimeError("call reset before step")
         try:
-            answer = self._client.step(self.make_action(action))
+            response = self._client.step(self.make_action(action))
         except _connection_errors() as error:
             url = self._url
             self._drop(failed=True)
-            raise ConnectionError(f"{url} was cut off in mid-episode: {error!r}") from error
-        fields = answer.observation
+            raise ConnectionError(f"{url} disconnected during an episode: {error!r}") from error
+        fields = response.observation
         truncated = bool(fields.get("truncated", False))
-        terminated = fields.get("terminated")  # other servers say `done` alone
+        terminated = fields.get("terminated")  # servers other than `g2po serve` send `done` only
         info = fields.get("info")
-        info = (info if isinstance(info, Mapping) else None) or answer.metadata or {}
+        info = (info if isinstance(info, Mapping) else None) or response.metadata or {}
         return StepResult(
             self.read_observation(fields),
-            float(answer.reward or 0.0),
-            terminated=bool(answer.done) and not truncated if terminated is None else bool(terminated),
+            float(response.reward or 0.0),
+            terminated=bool(response.done) and not truncated if terminated is None else bool(terminated),
             truncated=truncated,
             info=dict(info),
         )
@@ -128,7 +128,7 @@ class RemoteEnvironment(TextEnvironment):
     def _connect(self) -> None:
         from openenv.core.generic_client import GenericEnvClient
 
-        start = os.getpid() % len(self.base_urls)  # workers begin at different servers
+        start = os.getpid() % len(self.base_urls)  # so that workers start at different servers
         order = self.base_urls[start:] + self.base_urls[:start]
         self._url = min(order, key=lambda url: (url in self._avoid, _SESSIONS[url]))
         _SESSIONS[self._url] += 1
@@ -161,15 +161,17 @@ def make_app(
     max_turns: int | None = None,
     host: str | None = None,
 ):
-    """A FastAPI application that serves an environment over OpenEnv; each session plays in a worker process of its
-    own. Web pages are refused: a browser would let any page that is open play, and see the answers.
+    """Return a FastAPI application that serves an environment over OpenEnv, with one worker process per session.
+
+    Requests of web pages are rejected: a browser would let any open page play, and read the responses.
 
     Args:
         environment_factory: as passed to the trainer.
         max_sessions: maximum number of concurrent sessions; the server rejects more.
         environment_variables: see `EnvironmentPool`.
         max_turns: the trainer's `max_turns`; required for tool-based classes, and only for them.
-        host: the address it will listen on. One of this machine alone is asked by no other name. `None`: not known.
+        host: the address it will listen on. A loopback address accepts requests under its own names only. `None`:
+            unknown.
 
     Raises:
         ValueError: if one of the variables is not set, or `max_turns` does not fit the environment.
@@ -201,7 +203,7 @@ def make_app(
             self.pool: EnvironmentPool | None = None
 
         def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> TextObservation:
-            named = {"seed": seed, "episode_id": episode_id}  # OpenEnv's own names, and perhaps the task's
+            named = {"seed": seed, "episode_id": episode_id}  # OpenEnv's parameters may also be columns of the task
             task |= {name: value for name, value in named.items() if value is not None}
             if self.pool is None:
                 self.pool = EnvironmentPool(
@@ -232,15 +234,16 @@ def make_app(
                 self.pool.close()
 
     app = create_fastapi_app(Served, TextAction, TextObservation, max_concurrent_envs=max_sessions)
-    app.add_middleware(NoWebPages, names=_LOOPBACK if host in _LOOPBACK else None)
+    app.add_middleware(RejectBrowserRequests, names=_LOOPBACK if host in _LOOPBACK else None)
     return app
 
 
-class NoWebPages:
-    """ASGI middleware: answers 403 to what a web page sends, over HTTP or a WebSocket.
+class RejectBrowserRequests:
+    """ASGI middleware that rejects HTTP and WebSocket requests of web pages with 403.
 
     Args:
-        names: of the host that may be asked for; a page can give its own name this machine's address. `None`: any.
+        app: the application.
+        names: accepted host names, since a page's domain can resolve to this machine. `None`: any.
     """
 
     def __init__(self, app: Callable, names: Sequence[str] | None):
@@ -253,26 +256,26 @@ class NoWebPages:
         if scope["type"] == "lifespan" or not (b"origin" in headers or foreign):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+            await send({"type": "websocket.close", "code": 1008})  # closing before accepting sends 403
         else:
             await send({"type": "http.response.start", "status": 403, "headers": []})
             await send({"type": "http.response.body", "body": b"not for web pages"})
 
 
 def _as_text_environment(environment_factory: Callable[[], Any], max_turns: int | None) -> Callable:
-    """Classes in TRL's style are paid in their last turn: the server has to know which that is."""
-    name, in_trls_style = factory_name(environment_factory), is_tool_environment(environment_factory)
-    if in_trls_style and (max_turns is None or max_turns < 1):
+    """Return a factory of `TextEnvironment`s; tool-based classes need `max_turns` to return their reward."""
+    name, is_tool_based = factory_name(environment_factory), is_tool_environment(environment_factory)
+    if is_tool_based and (max_turns is None or max_turns < 1):
         raise ValueError(
-            f"max_turns is {max_turns}: {name} is a class in TRL's style, paid in its last turn at the latest; "
-            "give the trainer's max_turns"
+            f"max_turns is {max_turns}: {name} is a tool-based class, which returns its reward in the last turn; "
+            "pass the trainer's max_turns"
         )
-    if not in_trls_style and max_turns is not None:
+    if not is_tool_based and max_turns is not None:
         raise ValueError(
-            f"max_turns is {max_turns}: only classes in TRL's style take it, and {name} is none (the trainer ends its "
-            "episodes); leave it out"
+            f"max_turns is {max_turns}: only tool-based classes use it, and {name} is not one (the trainer ends its "
+            "episodes): remove it"
         )
-    return text_environment_factory(environment_factory, max_turns) if in_trls_style else environment_factory
+    return text_environment_factory(environment_factory, max_turns) if is_tool_based else environment_factory
 
 
 def _or_raise(result):

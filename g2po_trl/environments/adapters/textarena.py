@@ -2,8 +2,8 @@
 
     environment_factory = partial(TextArenaEnvironment, "FrozenLake-v0")      # dataset rows: {"seed": 1}
 
-TextArena shows a player the whole conversation. Here the agent is shown what is new: the rules are the task, which
-prompts repeat, and how far back a prompt tells of earlier steps is the trainer's `history_length`.
+TextArena shows a player the whole conversation. This adapter returns new messages only: the rules become the task,
+which prompts repeat, and the trainer's `history_length` decides how many earlier steps a prompt shows.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..contract import Observation, StepResult, TextEnvironment
-from .common import History, OwnRandomness, import_extra
+from .common import HistoryKey, PrivateRandomState, import_extra
 
-_VARIANTS = ("-raw", "-train")  # the same game, wrapped otherwise
+_VARIANTS = ("-raw", "-train")  # the same game in other wrappers
 STATE_KEYS = ("observation", "history")
 
 
@@ -53,14 +53,14 @@ class TextArenaEnvironment(TextEnvironment):
             env_id = env_id.removesuffix(variant)
         self.env_id, self.brackets = env_id, brackets
         self.actions = None if actions is None else list(actions)
-        self.remembers = state_key == "history"
-        self.randomness = OwnRandomness()
+        self.keys_by_history = state_key == "history"
+        self.randomness = PrivateRandomState()
         try:
-            with self.randomness.playing(0):
+            with self.randomness.active(0):
                 self.game = self.textarena.make(f"{env_id}-raw", **(make_options or {}))
-        except LookupError as error:  # NLTK's, of many lines
+        except LookupError as error:  # NLTK's message has many lines
             raise ValueError(
-                f"{env_id} needs NLTK's word lists, which are not here: python -m nltk.downloader words "
+                f"{env_id} needs NLTK's word lists, which are not installed: python -m nltk.downloader words "
                 "averaged_perceptron_tagger_eng"
             ) from error
         except SyntaxError as error:
@@ -72,13 +72,13 @@ class TextArenaEnvironment(TextEnvironment):
         self._playing = False
 
     def reset(self, seed: int = 0, task_id: Any = None, task_type: Any = None) -> Observation:
-        """Start the game that `seed` deals.
+        """Start the game of a seed.
 
         Raises:
-            ValueError: for a game of several players.
+            ValueError: if the game has several players.
         """
         failed: Exception | None = None
-        with self.randomness.playing(seed):
+        with self.randomness.active(seed):
             try:
                 self.game.reset(num_players=1, seed=seed)
             except (AssertionError, ValueError, AttributeError) as error:
@@ -88,29 +88,29 @@ class TextArenaEnvironment(TextEnvironment):
                     f"env_id is {self.env_id!r}, which is not a single-player game{f' ({failed})' if failed else ''}: "
                     "choose a single-player game, or write a TextEnvironment whose step plays the other players"
                 ) from failed
-            rules, text, key = self._news()
-        text = text or "The game begins."  # of some there is nothing to be seen but the rules
-        self.history = History(text)
+            rules, text, key = self._new_messages()
+        text = text or "The game begins."  # some games show only their rules
+        self.history = HistoryKey(text)
         self._playing = True
-        return Observation(text, self.history.key if self.remembers else key, self.actions, task=rules)
+        return Observation(text, self.history.key if self.keys_by_history else key, self.actions, task=rules)
 
     def step(self, action: str) -> StepResult:
-        """Play a move, whatever it is."""
+        """Play a move. Illegal moves also go to the game, which handles them."""
         if not self._playing:
-            raise RuntimeError("no episode is played: call reset before step")
+            raise RuntimeError("no episode is running: call reset before step")
         if self.brackets and "[" not in action and "]" not in action:
             action = f"[{action}]"
-        with self.randomness.playing():
+        with self.randomness.active():
             done, _ = self.game.step(action)
-            _, text, key = self._news()
+            _, text, key = self._new_messages()
         self.history.add(action, text)
-        key = self.history.key if self.remembers else key
+        key = self.history.key if self.keys_by_history else key
         if not done:
             return StepResult(Observation(text, key, self.actions))
         self._playing = False
         rewards, facts = self.game.close()
         reward, reason = rewards[0], facts[0].get("reason") or ""
-        if isinstance(reward, str):  # some games mix up an illegal move's reward and reason
+        if isinstance(reward, str):  # some games swap reward and reason of an illegal move
             reward, reason = reason.removeprefix("Invalid Move: "), f"Invalid Move: {reward}"
         reward = float(reward)
         info = {"success": reward >= 1, "reason": reason}
@@ -118,16 +118,17 @@ class TextArenaEnvironment(TextEnvironment):
             info |= {"success": False, "failure_reason": f"invalid_move: {reason}"}
         return StepResult(Observation(f"{text}\n{reason}".strip(), key), reward, terminated=True, info=info)
 
-    def _news(self) -> tuple[str, str, str | None]:
-        """The rules, what else was said since the last look, and the board."""
+    def _new_messages(self) -> tuple[str, str, str | None]:
+        """Return the rules, all other messages since the last call, and the board."""
         kinds = self.textarena.ObservationType
-        said: dict[str, list[str]] = {"rules": [], "rest": [], "board": []}
+        messages: dict[str, list[str]] = {"rules": [], "rest": [], "board": []}
         for _, message, kind in self.game.get_observation()[1]:
             if kind is kinds.PROMPT:
-                said["rules"].append(message)
-            elif isinstance(kind, kinds) and kind is not kinds.PLAYER_ACTION:  # some games mix up their echo's fields
-                said["rest"].append(message)
+                messages["rules"].append(message)
+            # Some games swap the fields of their echo, so that its kind is a text.
+            elif isinstance(kind, kinds) and kind is not kinds.PLAYER_ACTION:
+                messages["rest"].append(message)
                 if kind is kinds.GAME_BOARD:
-                    said["board"].append(message)
-        rules, rest, board = ("\n".join(messages).strip() for messages in said.values())
+                    messages["board"].append(message)
+        rules, rest, board = ("\n".join(texts).strip() for texts in messages.values())
         return rules, rest, board or None

@@ -6,13 +6,13 @@
             '''Turn the dial. …'''
         def get_reward(self) -> float: ...
 
-What `GRPOTrainer(environment_factory=Safe)` takes trains here unchanged: a reply with tool calls is a step, the tools'
-answer is the next observation, and the first reply without a call ends the episode, which then pays `get_reward()`.
-So does the last turn: an episode that is out of turns is paid for what it has reached, as in TRL.
+Classes for `GRPOTrainer(environment_factory=Safe)` train unchanged: a completion with tool calls is a step, the
+results of the tools are the next observation, and the first completion without a call ends the episode, whose reward
+is `get_reward()`. The last turn also ends it: an episode out of turns gets `get_reward()`, as in TRL.
 
-`reset`, tools, `get_reward` and `close` may be `async`: an environment has one event loop all its life, so that what
-`reset` opened lives in its tools. What a tool raises is its answer to the model, but for `BrokenEnvironmentError` and
-a lost connection (`ConnectionError`): the environment is at fault then, and its episode is an error.
+`reset`, tools, `get_reward` and `close` may be `async` and share one event loop per environment. The model sees an
+exception of a tool as its result, except `BrokenEnvironmentError` and `ConnectionError`, which end the episode as an
+error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import asyncio
 import functools
 import inspect
 import json
-import pkgutil
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from typing import Any
 from ...prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
 from ..contract import Observation, StepResult, TextEnvironment
+from ..validation import unwrap_factory
 
 _NOT_TOOLS = ("reset", "get_reward", "close")
 
@@ -39,15 +39,15 @@ class BrokenEnvironmentError(RuntimeError):
 
 
 def is_tool_environment(environment_factory: Callable) -> bool:
-    """Is it a class in TRL's style: `reset` and no `step`? Of a plain function nothing is known: wrap it yourself."""
-    made = unwrapped(environment_factory)
+    """Return whether it is a tool-based class: `reset` and no `step`. Plain functions never count; wrap them."""
+    made = unwrap_factory(environment_factory)
     return inspect.isclass(made) and callable(getattr(made, "reset", None)) and not hasattr(made, "step")
 
 
 def text_environment_factory(environment_factory: Callable[[], Any], max_turns: int) -> Callable[[], TextEnvironment]:
     """Return a factory of `TextEnvironment`s: tool-based classes are wrapped, other factories are returned unchanged.
 
-    Tools are described once, here. In each worker, that would import torch.
+    The tools are described here, since describing them in each worker would import torch.
 
     Args:
         environment_factory: a class with tool methods, or any factory of a `TextEnvironment`.
@@ -58,15 +58,8 @@ def text_environment_factory(environment_factory: Callable[[], Any], max_turns: 
     """
     if not is_tool_environment(environment_factory):
         return environment_factory
-    described = describe_tools(dict(_class_tools(unwrapped(environment_factory))))
-    return functools.partial(ToolEnvironment, environment_factory, max_turns, described)
-
-
-def unwrapped(environment_factory: Callable) -> Callable:
-    """What a factory calls in the end: a class or a function."""
-    while isinstance(environment_factory, functools.partial):
-        environment_factory = environment_factory.func
-    return environment_factory
+    tool_schemas = describe_tools(dict(_class_tools(unwrap_factory(environment_factory))))
+    return functools.partial(ToolEnvironment, environment_factory, max_turns, tool_schemas)
 
 
 def _tool_names(environment_class: type) -> list[str]:
@@ -74,7 +67,7 @@ def _tool_names(environment_class: type) -> list[str]:
 
 
 def _class_tools(environment_class: type) -> Iterator[tuple[str, Callable]]:
-    """The tools of a class without an instance: methods are bound to nothing, for their description alone."""
+    """Yield name and method of a class's tools, bound to a dummy object: enough for their schemas."""
     for name in _tool_names(environment_class):
         defined, found = inspect.getattr_static(environment_class, name), getattr(environment_class, name)
         if callable(found):
@@ -84,22 +77,22 @@ def _class_tools(environment_class: type) -> Iterator[tuple[str, Callable]]:
 class ToolEnvironment(TextEnvironment):
     """Wraps an environment with tool methods and `get_reward`, as TRL's `environment_factory` takes it.
 
-    The trainer wraps such classes itself; use this for those made by a function.
+    The trainer wraps classes itself; use this for environments constructed by a function.
 
     Args:
-        environment_factory: makes the environment.
+        environment_factory: constructs the environment.
         max_turns: completions per episode: the trainer's `max_turns`. The last one ends the episode, which then
             returns `get_reward()`.
-        described: the description of the tools in the prompt, from `describe_tools`. `None`: generated here, which
-            imports transformers and torch.
+        tool_schemas: the tools' schemas in the prompt, from `describe_tools`. `None`: generated here, which imports
+            transformers and torch.
 
     Raises:
         TypeError: if the environment has no `get_reward`, or no tool.
     """
 
-    prompt_template = "g2po_trl.prompts.tool_calls:TOOL_PROMPT"  # by its name: rooms import in one direction
+    prompt_template = TOOL_PROMPT
 
-    def __init__(self, environment_factory: Callable[[], Any], max_turns: int, described: str | None = None):
+    def __init__(self, environment_factory: Callable[[], Any], max_turns: int, tool_schemas: str | None = None):
         self._loop = asyncio.Runner()
         self.inner, self.max_turns = environment_factory(), max_turns
         name = type(self.inner).__name__
@@ -111,30 +104,29 @@ class ToolEnvironment(TextEnvironment):
             raise TypeError(
                 f"{name} has no tool: add one; all public methods except reset, get_reward and close are tools"
             )
-        self.described = describe_tools(self.tools) if described is None else described
-        self._told = HOW_TO_CALL.format(tools=self.described)
+        self.tool_schemas = describe_tools(self.tools) if tool_schemas is None else tool_schemas
+        self._instructions = HOW_TO_CALL.format(tools=self.tool_schemas)
 
     def reset(self, **row) -> Observation:
-        """Start a task. The row's `prompt` (a text, or chat messages) and the functions are told at every step."""
+        """Start a task. The tool schemas and the row's `prompt` (text or chat messages) are repeated at every step."""
         self._turns = 0
         prompt = row.get("prompt") or ""
         if not isinstance(prompt, str):
             prompt = "\n\n".join(_text(message["content"]) for message in prompt)
-        begun = self._await(self.inner.reset(**row))
-        return Observation("" if begun is None else _text(begun), task="\n\n".join(filter(None, [self._told, prompt])))
+        first = self._await(self.inner.reset(**row))
+        task = "\n\n".join(filter(None, [self._instructions, prompt]))
+        return Observation("" if first is None else _text(first), task=task)
 
     def step(self, action: str) -> StepResult:
-        """Make the calls of a reply, or end the episode."""
+        """Run the calls of a completion, or end the episode."""
         self._turns += 1
-        calls_something = OPEN_CALL in action
-        answer = self._call_all(action) if calls_something else ""
+        has_calls = OPEN_CALL in action
+        results = self._call_all(action) if has_calls else ""
         last = self._turns >= self.max_turns
-        if calls_something and not last:
-            return StepResult(answer)
+        if has_calls and not last:
+            return StepResult(results)
         reward = float(self._await(self.inner.get_reward()))
-        return StepResult(
-            answer, reward, terminated=True, info={"success": reward > 0, "out_of_turns": calls_something}
-        )
+        return StepResult(results, reward, terminated=True, info={"success": reward > 0, "out_of_turns": has_calls})
 
     def close(self) -> None:
         """Close the environment, then its event loop."""
@@ -155,7 +147,7 @@ class ToolEnvironment(TextEnvironment):
         return "\n".join(self._call(name, arguments) for name, arguments in calls)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What a tool raises is its answer, as in TRL, unless it says that the environment is at fault."""
+        """Return a tool's result, or its exception as text, as in TRL; errors of the environment propagate."""
         if name not in self.tools:
             return _error(f"there is no function {name!r}; there are {', '.join(self.tools)}")
         try:
@@ -167,10 +159,10 @@ class ToolEnvironment(TextEnvironment):
 
 
 def describe_tools(tools: Mapping[str, Callable]) -> str:
-    """Name, purpose and arguments of each tool as a line of JSON.
+    """Return each tool's JSON schema, one line per tool.
 
     Raises:
-        ValueError: for one that lacks a docstring or the type of an argument.
+        ValueError: for a tool that lacks a docstring or an argument type.
     """
     from transformers.utils import get_json_schema
 
@@ -186,31 +178,32 @@ def describe_tools(tools: Mapping[str, Callable]) -> str:
     return "\n".join(lines)
 
 
-def random_call(described: str, chance: random.Random) -> str:
-    """A call of some tool, each argument with some value of its type: what a player who knows nothing would say.
+def random_call(tool_schemas: str, rng: random.Random) -> str:
+    """Return a call of a random tool with random arguments of the right types.
 
     Args:
-        described: the tools, from `describe_tools`.
+        tool_schemas: the tools, from `describe_tools`.
+        rng: source of randomness.
     """
-    tool = json.loads(chance.choice(described.splitlines()))
-    arguments = {name: _some_value(about, chance) for name, about in tool["parameters"].get("properties", {}).items()}
+    tool = json.loads(rng.choice(tool_schemas.splitlines()))
+    arguments = {name: _random_value(schema, rng) for name, schema in tool["parameters"].get("properties", {}).items()}
     call = json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
     return f"{OPEN_CALL}{call}</tool_call>"
 
 
-def _some_value(about: Mapping[str, Any], chance: random.Random) -> Any:
-    if about.get("enum"):
-        return chance.choice(about["enum"])
-    kind = about.get("type", "string")
-    kind = chance.choice(kind) if isinstance(kind, list) else kind
+def _random_value(schema: Mapping[str, Any], rng: random.Random) -> Any:
+    if schema.get("enum"):
+        return rng.choice(schema["enum"])
+    kind = schema.get("type", "string")
+    kind = rng.choice(kind) if isinstance(kind, list) else kind
     return {
-        "integer": chance.randrange(10),
-        "number": float(chance.randrange(10)),
-        "boolean": chance.random() < 0.5,
+        "integer": rng.randrange(10),
+        "number": float(rng.randrange(10)),
+        "boolean": rng.random() < 0.5,
         "array": [],
         "object": {},
         "null": None,
-    }.get(kind, chance.choice("abcdefgh"))
+    }.get(kind, rng.choice("abcdefgh"))
 
 
 async def _awaited(value: Any) -> Any:
@@ -218,7 +211,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _text(content: Any) -> str:
-    """A text, the parts of a list of content blocks (of an image its kind alone), or the text of any other value."""
+    """Return a text: of content blocks the texts and the types of other blocks, of other values `str(content)`."""
     if isinstance(content, list) and content and all(map(_is_block, content)):
         return "\n".join(part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in content)
     return str(content)
@@ -233,23 +226,18 @@ def _error(message: str) -> str:
     return json.dumps({"error": message}, ensure_ascii=False)
 
 
-def prompt_of(environment_factory: Callable) -> PromptTemplate:
-    """The template of an environment for which none was chosen: its class's `prompt_template`, or where it has none,
-    `TOOL_PROMPT` for a class in TRL's style and `DEFAULT_PROMPT` for others. Of a plain function nothing is known.
+def default_prompt_template(environment_factory: Callable) -> PromptTemplate:
+    """Return the environment class's `prompt_template`.
+
+    Without one it is `TOOL_PROMPT` for a tool-based class, otherwise `DEFAULT_PROMPT`, also for plain functions.
 
     Raises:
-        ValueError: when its `prompt_template` is no template.
+        ValueError: if the attribute is not a `PromptTemplate`.
     """
-    made = unwrapped(environment_factory)
+    made = unwrap_factory(environment_factory)
     own = getattr(made, "prompt_template", None) if isinstance(made, type) else None
     if own is None:
         return TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT
-    try:
-        template = pkgutil.resolve_name(own) if isinstance(own, str) else own
-    except (ImportError, AttributeError, ValueError):
-        template = None
-    if not isinstance(template, PromptTemplate):
-        raise ValueError(
-            f"prompt_template of {made.__name__} is {own!r}: make it a PromptTemplate, or module:NAME of one"
-        )
-    return template
+    if not isinstance(own, PromptTemplate):
+        raise ValueError(f"prompt_template of {made.__name__} is {own!r}: set it to a PromptTemplate")
+    return own

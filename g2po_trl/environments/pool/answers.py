@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..contract import Observation, StepResult
-from ..validation import check_facts
+from ..validation import check_info
 from .channel import LARGEST
 
 _CODE = ("utf-8", "surrogatepass")  # in `info` there may be half a character
@@ -101,7 +101,7 @@ def _result(result: Any) -> Observation | StepResult | tuple[str, str] | None:
 
 
 def _observation(text: Any, state_key: Any, admissible_actions: Any, task: Any) -> Observation:
-    """As `checks.checked_observation`, for what was JSON."""
+    """As `checks.validate_observation`, for what was JSON."""
     texts = [one for one in (text, state_key, task) if one is not None]
     if text is None or type(admissible_actions) not in (list, type(None)):
         raise ValueError("it is no observation")
@@ -110,9 +110,9 @@ def _observation(text: Any, state_key: Any, admissible_actions: Any, task: Any) 
 
 
 def _step(observation: Observation, reward: Any, terminated: Any, truncated: Any, info: Any) -> StepResult:
-    """As `checks.checked_step`, for what was JSON."""
+    """As `checks.validate_step`, for what was JSON."""
     ends = type(terminated) is type(truncated) is bool
     if type(reward) is not float or not math.isfinite(reward) or not ends or type(info) is not dict:
         raise ValueError("it is no step")
-    check_facts(info, "a worker")
+    check_info(info, "a worker")
     return StepResult(observation, reward, terminated, truncated, info)

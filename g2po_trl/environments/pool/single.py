@@ -9,8 +9,8 @@ from typing import Any
 
 from ..adapters.trl_tools import ToolEnvironment
 from ..contract import Observation, StepResult, TextEnvironment
-from ..contract_violations import problems
-from ..validation import EnvironmentContractError, checked_step, factory_name
+from ..contract_violations import find_violations
+from ..validation import EnvironmentContractError, factory_name, validate_step
 from .pool import EnvironmentFailure, EnvironmentPool
 
 
@@ -32,16 +32,16 @@ class _Examined(TextEnvironment):
     def reset(self, **task) -> Observation | str:
         if task not in self.checked:
             self.checked.append(deepcopy(task))  # reset may change what it is given
-            if found := list(problems(self.factory, deepcopy(task))):
+            if found := list(find_violations(self.factory, deepcopy(task))):
                 raise EnvironmentContractError("\n".join(found))
         self.environment = self.environment or self.factory()
         return self.environment.reset(**task)
 
     def step(self, action: str) -> StepResult:
-        result = checked_step(self.environment.step(action), "step")
+        result = validate_step(self.environment.step(action), "step")
         if result.terminated or result.truncated:
             try:
-                again = checked_step(self.environment.step(action), "step").reward
+                again = validate_step(self.environment.step(action), "step").reward
             except Exception:  # to refuse is fine
                 again = 0.0
             result.info["paid_after_the_end"] = again
@@ -62,9 +62,9 @@ class RemoteProcessEnvironment:
             return _Examined(environment_factory, checked)
 
         examined.__name__ = factory_name(environment_factory)
-        self.described: str | None = None  # the tools of a class in TRL's style
+        self.tool_schemas: str | None = None  # the tools of a class in TRL's style
         if isinstance(environment_factory, partial) and environment_factory.func is ToolEnvironment:
-            self.described = (*environment_factory.args, None)[2]
+            self.tool_schemas = (*environment_factory.args, None)[2]
         self.pool = EnvironmentPool(examined, **options)
 
     def reset(self, **task: Any) -> Observation:

@@ -29,7 +29,7 @@ from typing import Any
 import cloudpickle
 
 from ..contract import Observation, StepResult
-from ..validation import EnvironmentContractError, checked_observation, checked_step, factory_name
+from ..validation import EnvironmentContractError, factory_name, validate_observation, validate_step
 from .answers import Answer, encode
 from .channel import WorkerEnd
 from .scratch import clear
@@ -67,7 +67,7 @@ class WorkerLoop:
         arguments = pickle.loads(task)
         environment = self.idle.pop() if self.idle else self.factory()
         with self._closed_on_failure(environment):
-            observation = checked_observation(
+            observation = validate_observation(
                 environment.reset(**arguments), f"{self.name}.reset", self.max_characters
             )
         self.playing[episode], self.seconds[episode] = environment, 0.0
@@ -76,7 +76,7 @@ class WorkerLoop:
     def step(self, episode: int, action: str):
         environment = self.playing.pop(episode)
         with self._closed_on_failure(environment):
-            result = checked_step(environment.step(action), f"{self.name}.step", self.max_characters)
+            result = validate_step(environment.step(action), f"{self.name}.step", self.max_characters)
         self.playing[episode] = environment
         return result
 
