@@ -110,15 +110,10 @@ class G2POConfig(GRPOConfig):
             into vLLM's weights, as TRL does, which rounds it, but generates faster. `None`: merged where vLLM computes
             in float32, or cannot serve it (a line says so); else beside the base.
         environment_reset_timeout, environment_step_timeout: seconds after which a reset or a step counts as failed.
-        environment_load_timeout: seconds a worker may take to import the environment. `None`: the limit of a reset,
-            but at least a minute.
-        environment_episode_timeout: seconds that reset and steps of one episode may take together. `None`: no limit.
-        environment_worker_resets: restart a worker process after this many resets, to bound memory leaks in
-            environments; checked before each rollout. `None`: never.
-        environment_worker_memory_mb: restart a worker process that exceeds this many megabytes; checked before each
-            rollout. `None`: never.
-        environment_variables: names of environment variables to pass to environments although they look like secrets
-            (`HF_TOKEN`, `OPENAI_API_KEY`, …). Others that do are withheld from environments.
+        environment_pool_kwargs: further limits of [`EnvironmentPool`], e.g. `{"max_worker_resets": 500}`:
+            `load_timeout` and `episode_timeout` in seconds; `max_worker_resets` and `max_worker_memory` (bytes), after
+            which a worker process is restarted; `environment_variables`, names of variables to pass although they look
+            like secrets (`HF_TOKEN`); `spread_groups`.
         task_error_patience: exclude a task after this many consecutive rollouts in which all its episodes ended in
             environment errors. Excluded tasks are listed when training ends.
         max_error_rate: stop the run if a larger fraction of a rollout's episodes ends in environment errors or before
@@ -218,20 +213,8 @@ class G2POConfig(GRPOConfig):
     )
     environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
     environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
-    environment_load_timeout: float | None = field(
-        default=None, metadata={"help": "Seconds the import of the environment may take."}
-    )
-    environment_episode_timeout: float | None = field(
-        default=None, metadata={"help": "Seconds an episode's reset and steps may take together."}
-    )
-    environment_worker_resets: int | None = field(
-        default=None, metadata={"help": "Resets after which a worker process is restarted."}
-    )
-    environment_worker_memory_mb: float | None = field(
-        default=None, metadata={"help": "Megabytes above which a worker process is restarted."}
-    )
-    environment_variables: list[str] | None = field(
-        default=None, metadata={"help": "Variables to pass to environments although they look like secrets."}
+    environment_pool_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Further limits of environment workers, as JSON."}
     )
     task_error_patience: int = field(
         default=2, metadata={"help": "Consecutive rollouts with only errors after which a task is excluded."}
@@ -266,7 +249,8 @@ class G2POConfig(GRPOConfig):
     collapse_patience: int = field(default=5, metadata={"help": "Log lines over which the two limits above average."})
 
     def __post_init__(self):
-        self.estimator_kwargs = as_mapping("estimator_kwargs", self.estimator_kwargs)
+        for name in ("estimator_kwargs", "environment_pool_kwargs"):
+            setattr(self, name, as_mapping(name, getattr(self, name)))
         self._check_estimator()
         check(self)
         if self.vllm_importance_sampling_mode is None:

@@ -142,10 +142,6 @@ def check(args: G2POConfig) -> None:
     for name in ("max_error_rate", "min_valid_action_ratio", "min_success_of_best"):
         _require(0 <= getattr(args, name) <= 1, name, getattr(args, name), "set it between 0 and 1")
     _require(args.task_error_patience >= 1, "task_error_patience", args.task_error_patience, "set it to 1 or more")
-    limits = ("load_timeout", "episode_timeout", "worker_resets", "worker_memory_mb")
-    for name in (f"environment_{limit}" for limit in limits):
-        value = getattr(args, name)
-        _require(value is None or value > 0, name, value, "set it above 0, or to None")
     for name in ("log_trajectories_every", "num_trajectories_logged"):
         _require(getattr(args, name) >= 0, name, getattr(args, name), "set it to 0 (none) or more")
     _require(args.collapse_patience >= 1, "collapse_patience", args.collapse_patience, "set it to 1 or more")

@@ -77,11 +77,7 @@ def make_player(
         num_workers=args.num_environment_workers,
         reset_timeout=args.environment_reset_timeout,
         step_timeout=args.environment_step_timeout,
-        load_timeout=args.environment_load_timeout,
-        episode_timeout=args.environment_episode_timeout,
-        max_worker_resets=args.environment_worker_resets,
-        max_worker_memory=(args.environment_worker_memory_mb or 0) * 2**20 or None,
-        environment_variables=args.environment_variables or (),
+        **(args.environment_pool_kwargs or {}),
     )
 
     def any_rank(flag: bool) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from trl import GRPOTrainer
 
 from .config import G2POConfig
 from .environments.contract import TextEnvironment
+from .environments.pool.pool import EnvironmentPool
 from .prompts.chat_template import get_chat_template
 from .update.batch import loss_scale
 
@@ -46,7 +49,35 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
             "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
             "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
         )
+    _check_pool_kwargs(args.environment_pool_kwargs or {})
     _check_writable(Path(args.output_dir))
+
+
+# Parameters of EnvironmentPool that are not among environment_pool_kwargs -> the remedy.
+_POOL_REMEDIES = {
+    "environment_factory": "pass it to the trainer",
+    "num_workers": "set num_environment_workers",
+    "reset_timeout": "set environment_reset_timeout",
+    "step_timeout": "set environment_step_timeout",
+    "max_observation_characters": "shorten observations in the environment, so that evaluations see the same",
+}
+
+
+def _check_pool_kwargs(kwargs: Mapping[str, Any]) -> None:
+    options = [name for name in signature(EnvironmentPool).parameters if name not in _POOL_REMEDIES]
+    for name, value in kwargs.items():
+        if name in _POOL_REMEDIES:
+            raise ValueError(f"environment_pool_kwargs has {name!r}: {_POOL_REMEDIES[name]} instead")
+        if name not in options:
+            near = difflib.get_close_matches(name, options, 1)
+            raise ValueError(
+                f"environment_pool_kwargs has {name!r}, which EnvironmentPool does not have; "
+                + (f"did you mean {near[0]!r}? " if near else "")
+                + f"its options are {', '.join(options)}"
+            )
+        is_limit = name in ("load_timeout", "episode_timeout", "max_worker_resets", "max_worker_memory")
+        if is_limit and value is not None and (not isinstance(value, (int, float)) or value <= 0):
+            raise ValueError(f"environment_pool_kwargs has {name}={value!r}: set it above 0, or to None")
 
 
 # Fields of agent training that are read whenever they are needed. TRL or the trainer's parts have read all others.

@@ -33,9 +33,7 @@ FILE = "run.json"
 _PLAY = (
     *("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences"),
     *("chat_template_kwargs", "repetition_penalty", "min_p", "generation_kwargs", "vllm_structured_outputs_regex"),
-    *("environment_reset_timeout", "environment_step_timeout", "environment_load_timeout"),
-    *("environment_episode_timeout", "environment_worker_resets", "environment_worker_memory_mb"),
-    "environment_variables",
+    *("environment_reset_timeout", "environment_step_timeout"),
 )
 _ESTIMATOR = (
     *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
@@ -179,6 +177,7 @@ def describe_run(
         "prompt": describe_prompt(prompt_template),
         "play": {
             **{name: getattr(args, name) for name in _PLAY},
+            **_limits_of_workers(args.environment_pool_kwargs or {}),
             **precision,
             "temperature": args.eval_temperature,
             "top_p": args.top_p if args.eval_top_p is None else args.eval_top_p,
@@ -187,6 +186,18 @@ def describe_run(
         "estimator": {"estimator_name": estimator, **{name: getattr(args, name) for name in _ESTIMATOR}},
         "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,
         "versions": installed_versions(),
+    }
+
+
+def _limits_of_workers(pool_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `g2po evaluate` that equal `environment_pool_kwargs`."""
+    memory = pool_kwargs.get("max_worker_memory")
+    return {
+        "environment_load_timeout": pool_kwargs.get("load_timeout"),
+        "environment_episode_timeout": pool_kwargs.get("episode_timeout"),
+        "environment_worker_resets": pool_kwargs.get("max_worker_resets"),
+        "environment_worker_memory_mb": memory and memory / 2**20,
+        "environment_variables": pool_kwargs.get("environment_variables"),
     }
 
 

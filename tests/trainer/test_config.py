@@ -2,11 +2,15 @@ import json
 import re
 
 import pytest
+from letter_environment import LetterEnvironment
 from transformers import HfArgumentParser
 
+from g2po_trl import PromptTemplate
 from g2po_trl.config import G2POConfig
 from g2po_trl.config_validation import REFUSED
 from g2po_trl.credit.estimators.registry import ESTIMATORS
+from g2po_trl.runs.run_json import describe_run
+from g2po_trl.trainer_validation import check_arguments
 
 CPU = {"bf16": False, "use_cpu": True, "report_to": "none"}
 
@@ -252,3 +256,28 @@ def test_estimator_kwargs_are_bound_beside_the_settings_of_the_run(tmp_path, est
     assert function.func is ESTIMATORS[estimator] and function.keywords.items() >= bound.items()
     assert function.keywords["invalid_action_penalty"] == 0.2
     assert ("step_weight" in function.keywords) == (estimator in ("g2po", "graphgpo"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"load_time": 9}, "does not have; did you mean 'load_timeout'"),
+        ({"num_workers": 2}, "has 'num_workers': set num_environment_workers instead"),
+        ({"max_worker_resets": 0}, "has max_worker_resets=0: set it above 0"),
+        ({"load_timeout": "9"}, "has load_timeout='9': set it above 0"),
+    ],
+)
+def test_environment_pool_kwargs_that_a_pool_refuses_are_named_before_a_model_is_loaded(tmp_path, options, message):
+    args = make(tmp_path, environment_pool_kwargs=options)
+    with pytest.raises(ValueError, match=f"environment_pool_kwargs .*{message}"):
+        check_arguments("no/model", args, {}, LetterEnvironment)
+
+
+def test_environment_pool_kwargs_are_the_options_of_an_evaluation(tmp_path):
+    args = make(tmp_path, environment_pool_kwargs='{"load_timeout": 9, "max_worker_memory": 2097152}')
+    check_arguments("no/model", args, {}, LetterEnvironment)
+    play = describe_run(
+        args, "no/model", LetterEnvironment, PromptTemplate("{observation}", "{observation}"), "g2po", {}
+    )["play"]
+    assert (play["environment_load_timeout"], play["environment_worker_memory_mb"]) == (9, 2.0)
+    assert play["environment_worker_resets"] is None

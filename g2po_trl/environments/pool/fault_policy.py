@@ -40,7 +40,8 @@ def end_lost(worker: WorkerProcess, fate: str, name: str, why: str = "") -> Work
         doing = f"{name}.{job.command} in slot {job.slot}"
     elif not worker.loaded:
         doing, limit = f"loading {name} in a worker", worker.load_limit
-        remedy = "; if its imports are only slow, raise environment_load_timeout (of a pool, load_timeout)"
+        remedy = "; if its imports are only slow, raise load_timeout (in environment_pool_kwargs; of g2po evaluate, "
+        remedy += "--environment-load-timeout)"
     message = f"{doing} took more than {limit:g} s; its worker was killed{remedy}"
     return WorkerFailure("timeout", message, job, worker.loaded)
 
