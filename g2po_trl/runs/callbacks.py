@@ -14,12 +14,12 @@ from transformers import TrainerCallback, TrainerState
 from .verdict import Tally, verdict
 
 if TYPE_CHECKING:
-    from ..config import G2POConfig
+    from trl import GRPOConfig
 
 from ..utils.iteration_log import IterationLog
 
 
-def callbacks_of(args: G2POConfig) -> list[TrainerCallback]:
+def callbacks_of(args: GRPOConfig) -> list[TrainerCallback]:
     """Those that the configuration asks for."""
     found: list[TrainerCallback] = []
     if not args.disable_tqdm:

@@ -17,12 +17,12 @@ from ..trajectory import Step, Trajectory
 from .summary import summarize
 
 if TYPE_CHECKING:
-    from ..config import G2POConfig
+    from trl import GRPOConfig
 
 _SHORT: dict[bool | None, list[str] | None] = {True: [""], False: ["another"], None: None}  # lists without the texts
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: G2POConfig) -> dict[str, float]:
+def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: GRPOConfig) -> dict[str, float]:
     """`episode/*` and `graph/*` of a rollout, all ranks' trajectories in whole groups.
 
     `episode/*` is about the episodes that are not held back for branches: as many of each task. More of them begin at

@@ -14,7 +14,7 @@ from .run_json import installed_versions
 from .summary import before_and_after_by_panel, format_table, is_reported
 
 if TYPE_CHECKING:
-    from ..config import G2POConfig
+    from trl import GRPOConfig
 
 PAPER = "https://arxiv.org/abs/2606.22995"
 CITATION = """@article{wang2026g2po,
@@ -60,7 +60,7 @@ def card_of(
 
 
 def build_model_card(
-    args: G2POConfig,
+    args: GRPOConfig,
     base_model: str | None,
     environment: str,
     facts: Mapping[str, str],

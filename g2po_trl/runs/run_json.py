@@ -27,7 +27,7 @@ from ..environments.loading import load
 from ..prompts.template import PromptTemplate
 
 if TYPE_CHECKING:
-    from ..config import G2POConfig
+    from trl import GRPOConfig
 
 FILE = "run.json"
 _PLAY = (
@@ -155,7 +155,7 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
 
 
 def describe_run(
-    args: G2POConfig,
+    args: GRPOConfig,
     model: str,
     environment_factory: Callable,
     prompt_template: PromptTemplate,
@@ -201,7 +201,7 @@ def _limits_of_workers(pool_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def identity_of(args: G2POConfig, tasks_hash: str, environment_factory: Callable) -> dict[str, Any]:
+def identity_of(args: GRPOConfig, tasks_hash: str, environment_factory: Callable) -> dict[str, Any]:
     """What must be the same for a run to be continued.
 
     The learning rate too: a checkpoint brings its schedule, and transformers would go on with that.
