@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
@@ -21,10 +20,10 @@ from .credit.state_keys import IGNORABLE
 from .engines.sampling import Sampling
 from .update.packing import LAYOUTS
 from .utils.masking import masked
+from .utils.trl_compat import ignore_deprecations
 
 _ITERATIONS_PER_CHECKPOINT = 10
-# TRL sets it by the name that transformers 5 deprecates: nothing a user could act on.
-warnings.filterwarnings("ignore", message="`gradient_checkpointing` is deprecated", category=FutureWarning)
+ignore_deprecations()
 
 
 @dataclass

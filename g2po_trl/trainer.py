@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
@@ -85,9 +84,7 @@ from .update.fsdp_precision import keep_outputs_exact
 from .update.iteration import Clock
 from .update.update import MicroBatches
 from .utils.json import atomic_write
-
-# TRL 1.16 asks a model for it at every rollout, under the name transformers 5 deprecates: nothing a user could act on.
-warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+from .utils.trl_compat import fsdp_plugin_of, is_any_model_prepared, name_or_path_of
 
 
 class G2POTrainer(GRPOTrainer):
@@ -195,7 +192,7 @@ class G2POTrainer(GRPOTrainer):
     def create_accelerator_and_postprocess(self) -> None:
         """The accelerator as transformers makes it; called before any model is prepared, the reference included."""
         super().create_accelerator_and_postprocess()
-        keep_outputs_exact(getattr(self.accelerator.state, "fsdp_plugin", None))
+        keep_outputs_exact(fsdp_plugin_of(self.accelerator))
 
     def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
         """The estimator and its name."""
@@ -240,7 +237,7 @@ class G2POTrainer(GRPOTrainer):
 
     def _policy_in_engine(self) -> AbstractContextManager[None]:
         """Around several `play` calls of one policy: the engine gets its weights once."""
-        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not self.accelerator._models:
+        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not is_any_model_prepared(self.accelerator):
             raise RuntimeError(
                 "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
                 "calling `evaluate` first"
@@ -488,7 +485,7 @@ class G2POTrainer(GRPOTrainer):
         self.tally.restart(is_whole=True)
         if self.rolling:
             self.rolling.drop()
-        origin, identity = self.model.config._name_or_path, self.run_identity()
+        origin, identity = name_or_path_of(self.model.config), self.run_identity()
         begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, identity, origin)
         checkpoint = on_main(self.accelerator, begin)
         try:

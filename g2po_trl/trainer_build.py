@@ -12,7 +12,6 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from transformers import GenerationConfig, PrinterCallback, ProgressCallback
 from trl import GRPOTrainer
-from trl.models import unwrap_model_for_generation
 
 from .config import G2POConfig
 from .credit.assignment import Credit
@@ -38,6 +37,7 @@ from .update.layout import Layout
 from .update.log_probs import Correction
 from .update.update import Update
 from .utils.sdpa import without_cudnn_attention
+from .utils.trl_compat import name_or_path_of, train_metrics_of, unwrap_model_for_generation
 
 
 def no_reward_function(**kwargs):
@@ -250,7 +250,7 @@ def make_iteration(trainer: GRPOTrainer) -> Iteration:
             for name in ("mode", "clip_min", "clip_max")
         },
     }
-    return Iteration(args.steps_per_generation, trainer.num_iterations, trainer._metrics["train"], prepared_with)
+    return Iteration(args.steps_per_generation, trainer.num_iterations, train_metrics_of(trainer), prepared_with)
 
 
 def make_update(trainer: GRPOTrainer) -> Update:
@@ -314,7 +314,7 @@ def precision_of(trainer: GRPOTrainer) -> dict[str, str | None]:
 
 def write_run(trainer: GRPOTrainer, step: int = 0) -> None:
     """run.json and the panels, before training. `step`: the run goes on after it."""
-    origin, template = trainer.model.config._name_or_path, trainer.prompt_template
+    origin, template = name_or_path_of(trainer.model.config), trainer.prompt_template
     panels = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
     described = describe_run(
         trainer.args, origin, trainer.environment_factory, template, trainer.estimator_name, precision_of(trainer)

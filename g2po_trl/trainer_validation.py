@@ -21,6 +21,7 @@ from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
 from .prompts.chat_template import get_chat_template
 from .update.batch import loss_scale
+from .utils.trl_compat import name_or_path_of
 
 
 def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:
@@ -120,7 +121,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     """
     if get_chat_template(trainer.processing_class) is None:
         raise ValueError(
-            f"the tokenizer of {trainer.model.config._name_or_path or 'the model'} has no chat template: use an "
+            f"the tokenizer of {name_or_path_of(trainer.model.config) or 'the model'} has no chat template: use an "
             "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class` "
             "(`g2po train environment.py`: --chat_template FILE)"
         )

@@ -17,10 +17,9 @@ import torch
 from accelerate.utils import is_peft_model
 from peft import PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
-from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer import grpo_trainer
 
+from ..utils.trl_compat import vllm_engine_options, vllm_generation_class
 from .adapter_weights import adapter_parameters, base_parameters, merged_parameters
 from .weight_folder import WeightFolder
 
@@ -43,11 +42,8 @@ def adapters_beside_the_base(merge: bool | None) -> Iterator[None]:
         merge: `True`: no room. `False`: an error where it cannot be served. `None`: merged there, with a line that
             says so, and where vLLM computes in float32, which loses nothing.
     """
-    found, grpo_trainer.VLLMGeneration = grpo_trainer.VLLMGeneration, partial(_AdapterGeneration, merge=merge)
-    try:
+    with vllm_generation_class(partial(_AdapterGeneration, merge=merge)):
         yield
-    finally:
-        grpo_trainer.VLLMGeneration = found
 
 
 class _AdapterGeneration(VLLMGeneration):
@@ -61,13 +57,9 @@ class _AdapterGeneration(VLLMGeneration):
         if self.mode != "colocate" or not is_peft_model(self.model) or not self._serves():
             super()._init_vllm()
             return
-        start = vllm_generation.LLM
         rank = next(room for room in RANKS if room >= self.model.active_peft_config.r)
-        vllm_generation.LLM = partial(start, enable_lora=True, max_lora_rank=rank, max_loras=1)
-        try:
+        with vllm_engine_options(enable_lora=True, max_lora_rank=rank, max_loras=1):
             super()._init_vllm()
-        finally:
-            vllm_generation.LLM = start
 
     def _serves(self) -> bool:
         if self.merge:

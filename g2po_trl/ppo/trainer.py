@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 from accelerate.utils import gather_object
-from trl.trainer.utils import get_config_model_id
 
 from ..config import G2POConfig
 from ..credit.graph import StateGraph
 from ..trainer import G2POTrainer
 from ..trajectory import Trajectory
 from ..update.balance import num_mini_batches
+from ..utils.trl_compat import get_config_model_id
 from .critic import Critic
 from .gae import gae, whiten
 

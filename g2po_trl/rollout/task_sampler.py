@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trl.trainer.utils import RepeatSampler
+from ..utils.trl_compat import RepeatSampler
 
 
 class TaskSampler(RepeatSampler):

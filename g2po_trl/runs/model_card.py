@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
-from trl.trainer.utils import get_config_model_id
 
+from ..utils.trl_compat import get_config_model_id
 from .run_json import installed_versions
 from .summary import before_and_after_by_panel, format_table, is_reported
 

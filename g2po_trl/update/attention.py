@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..utils.trl_compat import attention_of, is_stateful
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -70,8 +72,8 @@ def most_places(config) -> int | None:
 def why_padded(model: torch.nn.Module) -> str | None:
     """Why the causal language model can take but one sequence a row; `None` where it can take packed ones."""
     config = model.config.get_text_config()
-    attention = model.config._attn_implementation
-    if getattr(model, "_is_stateful", False):
+    attention = attention_of(model.config)
+    if is_stateful(model):
         return "the model carries a recurrent state from token to token"
     try:
         reaches(config)
@@ -147,7 +149,7 @@ def masks(body: torch.nn.Module, ends: torch.Tensor, positions: torch.Tensor) ->
     """`attention_mask` of packed rows for the model: a mask, or one by layer type."""
 
     def mask(reach: Reach) -> torch.Tensor | BlockMask:
-        if body.config._attn_implementation == "flex_attention":
+        if attention_of(body.config) == "flex_attention":
             return block_mask(ends, positions, reach)
         kind = ends.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else arithmetic(body)

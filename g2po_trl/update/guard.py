@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
 
+from ..utils.trl_compat import fsdp_plugin_of, set_sync_gradients
 from .layout import Layout
 
 ADVICE = "See 'The gradient is not finite' in docs/troubleshooting.md."
@@ -68,8 +69,8 @@ class GradientGuard:
         """Names of the parameters whose gradient of this micro-batch alone is not finite."""
         accelerator = self.accelerator
         model.zero_grad()
-        accelerator.gradient_state._set_sync_gradients(False)
-        sharded = getattr(accelerator.state, "fsdp_plugin", None) is not None
+        set_sync_gradients(accelerator, False)
+        sharded = fsdp_plugin_of(accelerator) is not None
         with nullcontext() if sharded else accelerator.no_sync(model):
             train(micro_batch)
         return non_finite(self._inside(model))

@@ -13,6 +13,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 
+from ..utils.trl_compat import attention_of, expose_body
 from .attention import arithmetic, limits, most_places, takes_packed, why_padded
 from .packing import Pack, RowLength, lay_out, packed_log_probs
 
@@ -57,10 +58,10 @@ class Layout:
         self.checked_length = 0  # the longest sequence at which the layout was found to be exact
         self._micro_batch: dict[str, torch.Tensor] | None = None
         for other in others:
-            _show_body(accelerator.unwrap_model(other))
+            expose_body(accelerator.unwrap_model(other))
         model = self._language_model(model)
-        _show_body(model)
-        config, attention = model.config.get_text_config(), model.config._attn_implementation
+        expose_body(model)
+        config, attention = model.config.get_text_config(), attention_of(model.config)
         if attention == "flex_attention" and accelerator.device.type in ("cpu", "mps"):
             raise ValueError(
                 "attn_implementation is 'flex_attention', which PyTorch does not train on a CPU: set it to 'sdpa' in "
@@ -207,22 +208,6 @@ class Layout:
     def _arithmetic(self, model: torch.nn.Module) -> torch.dtype:
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
         return mixed.get(self.accelerator.mixed_precision, arithmetic(self._language_model(model).base_model))
-
-
-def _show_body(model: torch.nn.Module) -> None:
-    """Make `base_model` the model without its LM head, which TRL's fused LM head calls, where it is the model itself.
-
-    Raises:
-        ValueError: where there is none.
-    """
-    if model.base_model is not model:
-        return
-    if not hasattr(model, "model"):
-        raise ValueError(
-            f"the model is a {type(model).__name__}, whose part without the LM head TRL does not find: load its text "
-            "model, and pass that"
-        )
-    model.base_model_prefix = "model"  # Llama4ForCausalLM names a part that it does not have
 
 
 def _lengths(micro_batch: dict[str, Any]) -> torch.Tensor:

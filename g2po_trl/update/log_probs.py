@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import use_adapter
 
+from ..utils.trl_compat import disable_gradient_checkpointing, use_adapter
 from .importance import SamplingStatistics, importance_ratio
 from .layout import Score
 

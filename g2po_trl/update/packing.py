@@ -16,13 +16,13 @@ own, and so are the loss and its gradient, up to the order of floating-point sum
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..utils.trl_compat import attention_of, fused_log_probs
 from .attention import masks, takes_packed
 
 LAYOUTS = ("shared", "packed", "padded")
@@ -196,11 +196,10 @@ def packed_log_probs(
         body: the model without its LM head, inside all wrappers.
         mask: (rows, C) of reply tokens; as many are set as are scored.
     """
-    with _only(body, layout["scored_from"]):
-        outputs = model(**_rows(body, layout), shift_labels=layout["scored_ids"][None], fused_lm_head=True)
-    return tuple(
-        None if scored is None else _in_rows(scored[0], mask) for scored in (outputs.log_probs, outputs.entropy)
+    log_probs, entropies = fused_log_probs(
+        model, body, _rows(body, layout), layout["scored_from"], layout["scored_ids"]
     )
+    return _in_rows(log_probs, mask), None if entropies is None else _in_rows(entropies, mask)
 
 
 def _rows(body: torch.nn.Module, layout: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -213,30 +212,13 @@ def _rows(body: torch.nn.Module, layout: dict[str, torch.Tensor]) -> dict[str, A
     ids, positions = layout["packed_ids"], layout.get("packed_positions")
     if positions is None:
         return {"input_ids": ids, "attention_mask": None}
-    if takes_packed(body.config._attn_implementation):  # one row; where positions begin anew, so does a sequence
+    if takes_packed(attention_of(body.config)):  # one row; where positions begin anew, so does a sequence
         return {"input_ids": ids.view(1, -1), "attention_mask": None, "position_ids": positions.view(1, -1)}
     return {
         "input_ids": ids,
         "attention_mask": masks(body, layout["packed_ends"], positions),
         "position_ids": positions,
     }
-
-
-@contextmanager
-def _only(body: torch.nn.Module, places: torch.Tensor):
-    """The body hands on the hidden states of these places alone, (1, M, H)."""
-
-    def choose(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
-        hidden = output.last_hidden_state
-        # With `device_map` the last layer may be on another device than the inputs.
-        output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[places.to(hidden.device)][None]
-        return output
-
-    handle = body.register_forward_hook(choose)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

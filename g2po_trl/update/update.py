@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 
 from ..utils.sdpa import without_cudnn_attention
+from ..utils.trl_compat import fsdp_plugin_of, set_sync_gradients
 from .batch import BatchingConfig, StepBatch, make_micro_batches
 from .guard import GradientGuard
 from .layout import Layout
@@ -154,10 +155,10 @@ class Update:
         # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
         if accelerator.is_fsdp2:  # transformers has switched it off, except in the last slice of a step
             model.set_requires_gradient_sync(True)
-        fsdp = getattr(accelerator.state, "fsdp_plugin", None) is not None
+        fsdp = fsdp_plugin_of(accelerator) is not None
         for index, micro_batch in enumerate(micro_batches):
             last = index == len(micro_batches) - 1
-            accelerator.gradient_state._set_sync_gradients(ends_step and last)
+            set_sync_gradients(accelerator, ends_step and last)
             with (
                 nullcontext() if last or fsdp else accelerator.no_sync(model),
                 self.guard.around(model, ends_step and last),

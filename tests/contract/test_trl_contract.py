@@ -2,18 +2,26 @@
 
 import inspect
 import re
+import warnings
+from types import SimpleNamespace
 
 import pytest
-from transformers import Trainer
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from transformers import PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Trainer
 from trl import GRPOConfig, GRPOTrainer
+from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import RepeatSampler, add_fused_lm_head, use_adapter
+from trl.trainer import grpo_trainer
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head, get_config_model_id, use_adapter
 
 from g2po_trl.engines.trl_vllm import REQUESTS_AT_A_TIME
 from g2po_trl.update.importance import MODES
+from g2po_trl.utils import trl_compat
 
 # What TRL's loss reads from a micro-batch, and who puts it there.
 WRITTEN_BY_US = {
@@ -60,6 +68,10 @@ def test_keys_the_loss_reads():
         ("init_hf_repo", ["self", "token", "private"]),
         ("save_model", ["self", "output_dir", "_internal_call"]),
         ("create_model_card", ["self", "model_name", "dataset_name", "tags"]),
+        ("_clip_grad_norm", ["self", "model"]),
+        ("_get_grad_norm", ["self", "model", "grad_norm"]),
+        ("create_accelerator_and_postprocess", ["self"]),
+        ("log", ["self", "logs", "start_time"]),
     ],
 )
 def test_methods_we_override_or_call(method, parameters):
@@ -135,6 +147,7 @@ def test_the_prefix_cache_of_trls_vllm_wrapper():
         ),
         (disable_gradient_checkpointing, ["model", "gradient_checkpointing_kwargs"]),
         (use_adapter, ["model", "adapter_name"]),
+        (get_config_model_id, ["config"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -201,3 +214,90 @@ def test_refused_options_still_exist():
 
     for name in REFUSED:
         assert name in GRPOConfig.__dataclass_fields__ or hasattr(GRPOConfig, name), name
+
+
+# -- g2po_trl.utils.trl_compat ---------------------------------------------------------------------------------------
+
+
+def tiny_model():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=20, num_key_value_heads=1, **sizes)).eval()
+
+
+def test_every_name_of_trl_compat_is_there():
+    assert [name for name in trl_compat.__all__ if not hasattr(trl_compat, name)] == []
+
+
+def test_ignore_deprecations_ignores_what_trl_causes_and_nothing_else():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trl_compat.ignore_deprecations()
+        for name in ("gradient_checkpointing", "is_gradient_checkpointing", "use_cache"):
+            warnings.warn(f"`{name}` is deprecated", FutureWarning, stacklevel=1)
+    assert [str(warning.message) for warning in caught] == ["`use_cache` is deprecated"]
+    assert "is_gradient_checkpointing" in inspect.getsource(PreTrainedModel), "transformers has removed the name"
+    assert "gradient_checkpointing" in GRPOConfig.__dataclass_fields__
+
+
+def test_train_metrics_of_is_the_dictionary_that_log_reads():
+    trainer = SimpleNamespace(_metrics={"train": {}, "eval": {}})
+    assert trl_compat.train_metrics_of(trainer) is trainer._metrics["train"]
+
+
+def test_fused_log_probs_are_those_of_the_logits():
+    plain, fused = tiny_model(), tiny_model()
+    add_fused_lm_head(fused, outputs=("log_probs", "entropy"))
+    ids = torch.arange(12).reshape(2, 6)
+    places, labels = torch.tensor([0, 4, 7]), torch.tensor([3, 5, 9])
+    inputs = {"input_ids": ids, "attention_mask": None}
+    found, entropies = trl_compat.fused_log_probs(fused, fused.base_model, inputs, places, labels)
+    logits = plain(**inputs).logits.reshape(12, -1)[places].log_softmax(-1)
+    torch.testing.assert_close(found, logits.gather(1, labels[:, None])[:, 0])
+    torch.testing.assert_close(entropies, -(logits.exp() * logits).sum(-1))
+    assert not fused.base_model._forward_hooks
+
+
+def test_expose_body_names_the_part_without_the_lm_head():
+    model = tiny_model()
+    model.base_model_prefix = "missing"
+    assert model.base_model is model, "transformers then takes the whole model"
+    trl_compat.expose_body(model)
+    assert model.base_model is model.model
+
+
+def test_trl_calls_its_vllm_by_global_names():
+    original = grpo_trainer.VLLMGeneration
+    with trl_compat.vllm_generation_class(len):
+        assert grpo_trainer.VLLMGeneration is len
+    assert grpo_trainer.VLLMGeneration is original
+    assert "self.vllm_generation = VLLMGeneration(" in inspect.getsource(GRPOTrainer)
+    assert "self.llm = LLM(" in inspect.getsource(VLLMGeneration._init_vllm)
+
+
+def test_vllm_engine_options_are_added_and_taken_off(monkeypatch):
+    monkeypatch.setattr(vllm_generation, "LLM", dict, raising=False)
+    with trl_compat.vllm_engine_options(enable_lora=True):
+        assert vllm_generation.LLM(model="m") == {"enable_lora": True, "model": "m"}
+    assert vllm_generation.LLM is dict
+
+
+def test_private_attributes_of_a_model_and_its_config(tmp_path):
+    model = tiny_model()
+    assert trl_compat.attention_of(model.config) == "sdpa"
+    assert "_is_stateful" in vars(PreTrainedModel) and not trl_compat.is_stateful(model)
+    assert trl_compat.name_or_path_of(PretrainedConfig()) == ""
+    model.save_pretrained(tmp_path)
+    assert trl_compat.name_or_path_of(Qwen2ForCausalLM.from_pretrained(tmp_path).config) == str(tmp_path)
+
+
+def test_private_attributes_of_an_accelerator():
+    accelerator = Accelerator(cpu=True)
+    for sync in (False, True):
+        trl_compat.set_sync_gradients(accelerator, sync)
+        assert accelerator.sync_gradients is sync
+    assert trl_compat.fsdp_plugin_of(accelerator) is None
+    assert "self.fsdp_plugin = fsdp_plugin" in inspect.getsource(AcceleratorState)
+    before = trl_compat.is_any_model_prepared(accelerator)
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    assert (before, trl_compat.is_any_model_prepared(accelerator)) == (False, True)

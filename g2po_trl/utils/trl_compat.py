@@ -1,0 +1,170 @@
+"""Non-public parts of TRL, transformers and accelerate that training depends on, each behind one name.
+
+Written for TRL 1.16, transformers 5.23 and accelerate 1.15; `tests/contract` checks each against the installed
+versions. Further code that depends on TRL's inside: `trainer` (overridden methods), `engines/trl_vllm` (its vLLM
+wrapper), `config_validation` (refused options) and `update/batch` (how each loss averages).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PretrainedConfig, Trainer
+from trl.models import unwrap_model_for_generation
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import RepeatSampler, get_config_model_id, use_adapter
+
+__all__ = [
+    "RepeatSampler",
+    "attention_of",
+    "disable_gradient_checkpointing",
+    "expose_body",
+    "fsdp_plugin_of",
+    "fused_log_probs",
+    "get_config_model_id",
+    "ignore_deprecations",
+    "is_any_model_prepared",
+    "is_stateful",
+    "name_or_path_of",
+    "set_sync_gradients",
+    "train_metrics_of",
+    "unwrap_model_for_generation",
+    "use_adapter",
+    "vllm_engine_options",
+    "vllm_generation_class",
+]
+
+
+def ignore_deprecations() -> None:
+    """Ignore warnings about deprecated names that TRL 1.16, not the user, reads from transformers 5.
+
+    `GRPOConfig` sets `gradient_checkpointing`; `GRPOTrainer` reads `is_gradient_checkpointing` at every rollout.
+    """
+    for name in ("gradient_checkpointing", "is_gradient_checkpointing"):
+        warnings.filterwarnings("ignore", message=f"`{name}` is deprecated", category=FutureWarning)
+
+
+# -- TRL -----------------------------------------------------------------------------------------------------------
+
+
+def train_metrics_of(trainer: Trainer) -> dict[str, list[float]]:
+    """Return the dictionary whose means `GRPOTrainer.log` logs in training mode and then clears (`_metrics`)."""
+    return trainer._metrics["train"]
+
+
+def fused_log_probs(
+    model: torch.nn.Module, body: torch.nn.Module, inputs: dict[str, Any], places: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return log-probabilities and entropies, (M,) each, from TRL's fused LM head at chosen places alone.
+
+    Depends on `trl.trainer.utils.add_fused_lm_head`: with `fused_lm_head=True` the model scores `shift_labels` against
+    `last_hidden_state` of its `base_model`, which a hook reduces to the places.
+
+    Args:
+        model: a causal language model with TRL's fused LM head, or a wrapper of it.
+        body: the model without its LM head, inside all wrappers.
+        inputs: what the model is called with, in rows of L tokens.
+        places: (M,) places in the flattened rows. labels: (M,) token ids to score there.
+    """
+
+    def choose(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
+        hidden = output.last_hidden_state
+        # With `device_map` the last layer may be on another device than the inputs.
+        output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[places.to(hidden.device)][None]
+        return output
+
+    handle = body.register_forward_hook(choose)
+    try:
+        outputs = model(**inputs, shift_labels=labels[None], fused_lm_head=True)
+    finally:
+        handle.remove()
+    return outputs.log_probs[0], None if outputs.entropy is None else outputs.entropy[0]
+
+
+def expose_body(model: torch.nn.Module) -> None:
+    """Make `base_model` the model without its LM head, which TRL's fused LM head calls, where it is the model itself.
+
+    Raises:
+        ValueError: if the model has no such part under the name `model`.
+    """
+    if model.base_model is not model:
+        return
+    if not hasattr(model, "model"):
+        raise ValueError(
+            f"the model is a {type(model).__name__}, whose part without the LM head TRL does not find: load its text "
+            "model, and pass that"
+        )
+    model.base_model_prefix = "model"  # Llama4ForCausalLM names a part that it does not have
+
+
+@contextmanager
+def vllm_generation_class(replacement: Callable[..., Any]) -> Iterator[None]:
+    """Let a `GRPOTrainer` created inside start its vLLM by `replacement`, in place of TRL's `VLLMGeneration`.
+
+    Depends on `trl.trainer.grpo_trainer` calling the class by its global name.
+    """
+    from trl.trainer import grpo_trainer
+
+    original, grpo_trainer.VLLMGeneration = grpo_trainer.VLLMGeneration, replacement
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = original
+
+
+@contextmanager
+def vllm_engine_options(**options: Any) -> Iterator[None]:
+    """Add arguments to the `vllm.LLM` that TRL's `VLLMGeneration` creates inside; TRL passes on none of a user's.
+
+    Depends on `trl.generation.vllm_generation` calling the class by its global name.
+    """
+    from trl.generation import vllm_generation
+
+    original = vllm_generation.LLM
+    vllm_generation.LLM = partial(original, **options)
+    try:
+        yield
+    finally:
+        vllm_generation.LLM = original
+
+
+# -- transformers --------------------------------------------------------------------------------------------------
+
+
+def attention_of(config: PretrainedConfig) -> str:
+    """Return the attention implementation a model uses, after transformers has chosen one (`_attn_implementation`)."""
+    return config._attn_implementation
+
+
+def is_stateful(model: torch.nn.Module) -> bool:
+    """Return whether the model carries a recurrent state from token to token (`_is_stateful`)."""
+    return getattr(model, "_is_stateful", False)
+
+
+def name_or_path_of(config: PretrainedConfig) -> str:
+    """Return the id or path that a model was loaded from, "" if it was not (`_name_or_path`)."""
+    return config._name_or_path
+
+
+# -- accelerate ----------------------------------------------------------------------------------------------------
+
+
+def set_sync_gradients(accelerator: Accelerator, sync: bool) -> None:
+    """Set whether the next backward pass ends an optimizer step (`GradientState._set_sync_gradients`)."""
+    accelerator.gradient_state._set_sync_gradients(sync)
+
+
+def fsdp_plugin_of(accelerator: Accelerator) -> Any:
+    """Return the plugin of FSDP, `None` without FSDP: the state has the attribute only with it."""
+    return getattr(accelerator.state, "fsdp_plugin", None)
+
+
+def is_any_model_prepared(accelerator: Accelerator) -> bool:
+    """Return whether the accelerator has prepared, and so sharded, a model (`_models`)."""
+    return bool(accelerator._models)
