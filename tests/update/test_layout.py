@@ -3,6 +3,7 @@
 import itertools
 import logging
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from benchmarks.gpu.work import synthetic_trajectories
 from g2po_trl.trainer_build import make_update
 from g2po_trl.update import attention, layout
 from g2po_trl.update.batch import StepBatch
-from g2po_trl.update.packing import LAYOUTS, RowLength, _only, lay_out, make_packs, most_tokens, row_width
+from g2po_trl.update.packing import LAYOUTS, RowLength, lay_out, make_packs, most_tokens, row_width
+from g2po_trl.utils.trl_compat import fused_log_probs
 
 
 @pytest.fixture
@@ -285,9 +287,13 @@ def test_a_model_on_several_devices():
     hidden, places = torch.zeros(1, 6, 4, device="meta"), Moved([1, 2, 4])
     body = torch.nn.Module()
     body.forward = lambda: type("Output", (), {"last_hidden_state": hidden})()
-    with _only(body, places):
-        assert body().last_hidden_state.shape == (1, 3, 4)
-    assert places.moved_to == hidden.device
+
+    def model(shift_labels, fused_lm_head):
+        assert fused_lm_head and shift_labels.shape == (1, 3)
+        return SimpleNamespace(log_probs=body().last_hidden_state[..., 0], entropy=None)
+
+    log_probs, _ = fused_log_probs(model, body, {}, places, torch.zeros(3, dtype=torch.long))
+    assert log_probs.shape == (3,) and places.moved_to == hidden.device
 
 
 class Moved(list):
