@@ -78,7 +78,7 @@ class SimulatedPool:
         self.times = MeasuredTimes()
         self.recorded: dict[str, Recorded] = {}
         self.live: dict[int, list[Any]] = {}  # by slot: name of what is recorded, its worker, its group, turns played
-        self.owing: set[int] = set()
+        self.pending: set[int] = set()
         self.answers: dict[int, Observation | StepResult] = {}
         self.working = 0.0  # seconds, of all workers
         self._jobs: list[deque] = [deque() for _ in range(costs.workers)]  # the first is under way
@@ -90,7 +90,10 @@ class SimulatedPool:
     # As the loops call it.
 
     def begin(
-        self, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None, family: Hashable = None
+        self,
+        tasks: Sequence[Mapping[str, Any]],
+        groups: Sequence[Hashable] | None = None,
+        retry_group: Hashable = None,
     ) -> list[int]:
         groups = [object() for _ in tasks] if groups is None else groups
         load, hosts = [0] * self.costs.workers, {}
@@ -114,17 +117,17 @@ class SimulatedPool:
 
     def send(self, actions: Mapping[int, str]) -> None:
         for slot in actions:
-            if slot in self.owing or slot not in self.live:
-                raise ValueError(f"slot {slot} owes an answer, or has no live episode")
+            if slot in self.pending or slot not in self.live:
+                raise ValueError(f"slot {slot} has a pending answer, or no running episode")
             name, _, _, turn = self.live[slot]
             self._submit(slot, STEP, self.recorded[name].waits[turn], self.costs.step)
 
     def receive(self, timeout: float | None = 0.0) -> dict[int, Any]:
         until = math.inf if timeout is None else self.clock.now + timeout
         self._run(self.clock.now)
-        while not self.answers and self.owing and self.next_event <= until:
+        while not self.answers and self.pending and self.next_event <= until:
             self._run(self.next_event)
-        if not self.answers and self.owing:
+        if not self.answers and self.pending:
             self.clock.now = max(self.clock.now, until)
         answers, self.answers = self.answers, {}
         return answers
@@ -133,7 +136,7 @@ class SimulatedPool:
         for slot in [*self.live, *self.answers] if slots is None else list(slots):
             self.live.pop(slot, None)
             self.answers.pop(slot, None)
-            self.owing.discard(slot)
+            self.pending.discard(slot)
 
     # On the clock.
 
@@ -142,7 +145,7 @@ class SimulatedPool:
         return self._events[0][0] if self._events else math.inf
 
     def _submit(self, slot: int, kind: str, wait: float, work: float) -> None:
-        self.owing.add(slot)
+        self.pending.add(slot)
         episode, worker = self.live[slot], self.live[slot][1]
         self._jobs[worker].append((slot, episode, kind, wait, work))
         if len(self._jobs[worker]) == 1:
@@ -173,7 +176,7 @@ class SimulatedPool:
             if self._jobs[worker]:
                 self._start(worker, now)
             if self.live.get(slot) is episode:
-                self.owing.discard(slot)
+                self.pending.discard(slot)
                 self.answers[slot] = self._answer(slot, kind)
         self.clock.now = max(self.clock.now, until)
 

@@ -27,7 +27,7 @@ class _LocalPool:
     def __init__(self, make_environment: Callable[[], TextEnvironment], size: int):
         self.environments = [make_environment() for _ in range(size)]
 
-    def begin(self, tasks: Sequence[dict[str, Any]], groups: Sequence[Any], family: Any = None) -> list[int]:
+    def begin(self, tasks: Sequence[dict[str, Any]], groups: Sequence[Any], retry_group: Any = None) -> list[int]:
         self.answers = dict(enumerate(e.reset(**task) for e, task in zip(self.environments, tasks)))
         return list(self.answers)
 

@@ -11,7 +11,7 @@ from ..environments.adapters.trl_tools import text_environment_factory
 from ..environments.contract import TextEnvironment
 from ..environments.contract_violations import where_raised
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
-from ..environments.pool.single import FailedError, RemoteProcessEnvironment
+from ..environments.pool.single import EnvironmentFailedError, RemoteProcessEnvironment
 from ..environments.validation import check_task_columns
 from ..rollout.replay import rehearse
 from .random_episodes import LEVELS, Finding, Played, findings_of, learnable, play_at_random
@@ -93,7 +93,7 @@ def _learnable(
 ) -> list[Finding]:
     """Can a model learn here? As far as episodes can be played at all."""
     findings = []
-    with suppress(FailedError):  # random episodes meet it, and say so
+    with suppress(EnvironmentFailedError):  # random episodes meet it, and say so
         findings += _admissible(environment, tasks[0])
     played = play_at_random(environment, tasks, episodes, turns, rng)
     findings += _failed(played.failures)
@@ -129,7 +129,7 @@ def _contract(
     for task, there in zip(tasks, starts):
         try:
             here = environment.reset(**task)
-        except FailedError as failed:
+        except EnvironmentFailedError as failed:
             shown = f" (task {task})" if len(tasks) > 1 else ""
             for text in _said(failed.failure).splitlines():
                 findings.setdefault(text, Finding("error", f"{text}{shown}"))

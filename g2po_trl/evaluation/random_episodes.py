@@ -12,7 +12,7 @@ from typing import Any
 from ..credit.graph import StateGraph
 from ..environments.adapters.trl_tools import random_call
 from ..environments.pool.pool import EnvironmentFailure
-from ..environments.pool.single import FailedError, RemoteProcessEnvironment
+from ..environments.pool.single import EnvironmentFailedError, RemoteProcessEnvironment
 from ..trajectory import Step, Trajectory
 
 LEVELS = ("error", "warning", "ok")
@@ -55,7 +55,7 @@ def play_at_random(
         for _ in range(episodes):
             try:
                 group.append(_episode(environment, task, str(number), turns, rng, played))
-            except FailedError as failed:
+            except EnvironmentFailedError as failed:
                 played.failures.append(failed.failure)
                 if failed.failure.kind != "exception" and failed.failure.kind != "invalid":
                     return played  # every episode may take a time limit

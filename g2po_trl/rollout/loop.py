@@ -99,11 +99,11 @@ class Loop:
             groups: group of each task, see `EnvironmentPool.begin`.
             more: returns further episodes that may begin by now, each once. Default: there are none.
         """
-        family = object()
+        retry_group = object()
 
         def begin(new: Sequence[Episode]) -> None:
             if new:
-                self.begin(new, [tasks[e.number] for e in new], [groups[e.number] for e in new], family)
+                self.begin(new, [tasks[e.number] for e in new], [groups[e.number] for e in new], retry_group)
 
         try:
             begin(episodes)
@@ -126,11 +126,11 @@ class Loop:
         episodes: Sequence[Episode],
         tasks: Sequence[dict[str, Any]],
         groups: Sequence[Any],
-        family: object = None,
+        retry_group: object = None,
     ) -> None:
         """Reset an environment for each episode, beside those that are live; see `EnvironmentPool.begin`."""
         clock = time.perf_counter()
-        slots = self.pool.begin(tasks, groups, family)
+        slots = self.pool.begin(tasks, groups, retry_group)
         if not self.live.keys().isdisjoint(slots):
             self.pool.end(slots)
             raise RuntimeError(_GONE)

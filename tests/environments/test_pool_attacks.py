@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
-from g2po_trl.environments.pool.answers import Answer, NoAnswerError, decode, encode
+from g2po_trl.environments.pool.answers import Answer, InvalidAnswerError, decode, encode
 
 # The worker's socket, as code finds it that was given nothing.
 SOCKET = """
@@ -114,7 +114,7 @@ def test_a_pickle_is_not_loaded(executing, tmp_path):
     executing.reset([{"number": 0}, {"number": 1}])
     loaded = pickle.dumps((0.0, "mark", Runs(f"touch {tmp_path / 'ran'}")))
     results = executing.step({0: f"{SOCKET}write({framed(loaded)!r})", 1: "pass"})
-    assert results[0].kind == "crash" and "no answer of a worker" in results[0].message
+    assert results[0].kind == "crash" and "an invalid message" in results[0].message
     assert results[1].observation.text == "1 step 1"
     assert not (tmp_path / "ran").exists(), "the trainer ran it"
 
@@ -217,7 +217,7 @@ def test_answers_arrive_as_they_were_sent(result):
     ],
 )
 def test_what_is_no_answer_is_refused(message):
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(InvalidAnswerError):
         decode(message)
 
 

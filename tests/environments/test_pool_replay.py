@@ -114,7 +114,7 @@ def test_when_all_steps_hang_three_limits_pass():
             "timeout",
             "took more than 3 s; its worker was killed; if its imports are only slow, raise",
         ),
-        ("os._exit(4)", "crash", "exit status 4) when it was loaded"),
+        ("os._exit(4)", "crash", "exit status 4) while it was loading"),
     ],
 )
 def test_what_happens_at_import_is_said_and_nothing_waits_for_ever(tmp_path, monkeypatch, statement, kind, message):

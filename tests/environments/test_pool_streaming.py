@@ -17,9 +17,9 @@ from g2po_trl.environments.pool.placement import (
     RESET,
     STEP,
     MeasuredTimes,
-    divided,
+    keep_groups,
     place_episodes,
-    together,
+    split_groups,
 )
 
 held = []
@@ -121,9 +121,9 @@ def test_episodes_are_opened_and_ended_while_others_play(pool):
     assert pool.begin([{"name": "f"}]) == [4], "slot 3 is not free before its last answer was taken"
     last = received(pool, [3, 4])
     assert last[3].terminated and pool.begin([{"name": "g"}]) == [3]
-    with pytest.raises(ValueError, match="slot 3 owes an answer: take it by receive"):
+    with pytest.raises(ValueError, match="slot 3 has a pending answer: receive it"):
         pool.send({0: "go", 3: "go"})
-    with pytest.raises(ValueError, match="slot 9 has no live episode"):
+    with pytest.raises(ValueError, match="slot 9 has no running episode"):
         pool.step({0: "go", 9: "go"})
     assert texts(received(pool, [3])) == {3: "g begins"}
     pool.send({1: "go"})
@@ -243,7 +243,7 @@ def test_an_interrupted_receive_leaves_no_answers_behind(pool):
     with pytest.raises(KeyboardInterrupt), interrupted(0.3):
         pool.receive(timeout=None)
     assert pool.receive(timeout=None) == {}
-    with pytest.raises(ValueError, match="slot 1 has no live episode"):
+    with pytest.raises(ValueError, match="slot 1 has no running episode"):
         pool.send({1: "go"})
     assert pool.begin([{"name": "b"}]) == [0]
     assert texts(received(pool, [0])) == {0: "b begins"}
@@ -307,8 +307,8 @@ def test_the_episodes_of_a_worker_that_has_grown_move():
 
 
 def test_new_episodes_go_to_idle_workers_and_to_their_groups():
-    assert together(["a", "a", "b"], 3, load=[2, 0, 1], hosts={"b": 0}) == [1, 1, 0]
-    assert divided(["a"] * 4, 3, load=[3, 0, 1]) == [1, 1, 1, 2] and divided(["a"], 2, load=[5, 4]) == [1]
+    assert keep_groups(["a", "a", "b"], 3, load=[2, 0, 1], hosts={"b": 0}) == [1, 1, 0]
+    assert split_groups(["a"] * 4, 3, load=[3, 0, 1]) == [1, 1, 1, 2] and split_groups(["a"], 2, load=[5, 4]) == [1]
     times = MeasuredTimes()
     for kind, seconds in ((FIRST_RESET, 60.0), (RESET, 0.1), (STEP, 0.01)):
         for _ in range(1000):

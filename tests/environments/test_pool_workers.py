@@ -15,9 +15,9 @@ from g2po_trl.environments.pool.placement import (
     RESET,
     STEP,
     MeasuredTimes,
-    divided,
+    keep_groups,
     place_episodes,
-    together,
+    split_groups,
 )
 from g2po_trl.environments.pool.worker_process import withheld_variables
 
@@ -137,11 +137,11 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_behind(tmp_path, monkeyp
 
 
 def test_groups_stay_together_and_are_divided_by_hand():
-    assert together([5, 5, 5, 2, 2, 7], 2) == [0, 0, 0, 1, 1, 1]
-    assert divided([5, 5, 5, 2, 2, 7], 2) == [0, 0, 0, 1, 1, 1]
-    assert divided([0] * 8, 8) == list(range(8)) and divided([0] * 3, 8) == [0, 1, 2]
-    assert divided([0, 1] * 4, 4) == [0, 2, 0, 2, 1, 3, 1, 3]
-    assert divided([], 2) == together([], 2) == []
+    assert keep_groups([5, 5, 5, 2, 2, 7], 2) == [0, 0, 0, 1, 1, 1]
+    assert split_groups([5, 5, 5, 2, 2, 7], 2) == [0, 0, 0, 1, 1, 1]
+    assert split_groups([0] * 8, 8) == list(range(8)) and split_groups([0] * 3, 8) == [0, 1, 2]
+    assert split_groups([0, 1] * 4, 4) == [0, 2, 0, 2, 1, 3, 1, 3]
+    assert split_groups([], 2) == keep_groups([], 2) == []
 
 
 def times_of(**seconds):
@@ -162,7 +162,7 @@ def times_of(**seconds):
 )
 def test_measured_times_decide_where_a_group_is_played(groups, workers, first, step, apart):
     times = times_of(first=first, again=first / 100, step=step)
-    plans = {True: divided(groups, workers), False: together(groups, workers)}
+    plans = {True: split_groups(groups, workers), False: keep_groups(groups, workers)}
     assert place_episodes(groups, workers, times) == plans[apart] != plans[not apart]
     assert place_episodes(groups, workers, times, spread_groups=not apart) == plans[not apart]
 

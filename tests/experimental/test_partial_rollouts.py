@@ -100,7 +100,7 @@ def test_rollouts_in_a_row(encode, kind, streams, ahead):
 
         def watched(*arguments):
             slots = begin(*arguments)
-            most.append(len(pool._fleet.episodes))
+            most.append(len(pool._scheduler.episodes))
             return slots
 
         pool.begin = watched
@@ -173,7 +173,7 @@ def test_ctrl_c_while_environments_come_to_rest(encode):
     tasks = [{"task_id": str(n), "turns": n} for n in (2, 3, 4)]
     with EnvironmentPool(partial(Slow, 0.2), num_workers=2) as pool:
         rollouts, rolling = roll(pool, make_actor(encode), tasks, 1)
-        assert pool._fleet.owing
+        assert pool._scheduler.pending
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -249,7 +249,7 @@ def test_after_an_error_open_tasks_come_first(encode):
         with pytest.raises(ZeroDivisionError):
             rolling.play([tasks[3]] * 3 + [tasks[1]] * 3, Sampling(max_tokens=8), 1)
         (waiting,) = rolling.state()
-        assert not pool._fleet.episodes and len(waiting) == 4
+        assert not pool._scheduler.episodes and len(waiting) == 4
         assert [task["task_id"] for task in rolling.queue][:2] == ["3", "1"]
         actor.engine.answer = answer
         for rank, number in ((0, 1), (1, 2)):  # of as many processes as before, or more

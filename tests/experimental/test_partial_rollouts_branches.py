@@ -50,7 +50,7 @@ def test_branches_of_failed_groups(encode, kind, ahead):
 
         def watched(*arguments):
             slots = begin(*arguments)
-            most.append(len(pool._fleet.episodes))
+            most.append(len(pool._scheduler.episodes))
             return slots
 
         pool.begin = watched
@@ -116,7 +116,7 @@ def test_a_rule_that_fails(encode):
         rolling = make_rolling(pool, actor, tasks, rule=lambda groups, budget: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             next(rollouts_of(rolling, tasks, 1))
-        assert not pool._fleet.episodes and not rolling.groups
+        assert not pool._scheduler.episodes and not rolling.groups
         assert len(rolling.queue) == 4 and [task["task_id"] for task in rolling.queue][:2] == ["0", "1"]
         rolling.branching.choose = choose
         _, played, _ = next(rollouts_of(rolling, tasks, 1))

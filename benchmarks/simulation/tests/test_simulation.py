@@ -24,7 +24,7 @@ def test_the_loops_play_what_is_recorded_one_rollout_after_the_other(loop, wait)
         members = [member for group in groups for member in group]
         assert found["steps"] == sum(member.turns for member in members)
         assert rank.engine.tokens - before == sum(sum(member.replies) for member in members)
-        assert not rank.pool.owing and not rank.pool.answers
+        assert not rank.pool.pending and not rank.pool.answers
         waits = sum(sum(member.waits) for member in members)
         resets = found["environments"] - waits - found["steps"] * FAST.step
         assert len(members) * FAST.reset <= resets <= len(members) * FAST.first_reset

@@ -1,1 +1,1 @@
-"""The pool: worker processes that play environments, and what happens when one fails."""
+"""The pool: worker processes that run environments, and recovery from their failures."""

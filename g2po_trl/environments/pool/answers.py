@@ -1,9 +1,9 @@
-"""What a worker answers, as bytes.
+"""Encode and decode the answers of workers.
 
-Code that a model wrote may run in a worker, so nothing here is unpickled: an answer is JSON, it names its job by a
-number that cannot be guessed, and the pool checks it as the worker has done before.
+Code written by a model may run in a worker, so the pool unpickles nothing: an answer is JSON, names its job by an
+unguessable number, and is validated again by the pool.
 
-An answer is `[job, seconds, mark, result]`. Its result is `null`, `[kind, message]`, or
+An answer is `[job, seconds, digest, result]`. Its result is `null`, `[kind, message]`, or
 `{"seen": […], "step": [reward, terminated, truncated, info]}`.
 """
 
@@ -16,46 +16,46 @@ from typing import Any, NoReturn
 
 from ..contract import Observation, StepResult
 from ..validation import check_info
-from .channel import LARGEST
+from .channel import MAX_MESSAGE_BYTES
 
-_CODE = ("utf-8", "surrogatepass")  # in `info` there may be half a character
-KINDS = ("exception", "timeout", "invalid", "lost")  # of failures that a worker tells of
+_CODE = ("utf-8", "surrogatepass")  # `info` may contain lone surrogates
+KINDS = ("exception", "timeout", "invalid", "lost")  # of failures that a worker reports
 
 
-class NoAnswerError(ValueError):
-    """A worker has said what no worker says."""
+class InvalidAnswerError(ValueError):
+    """A worker sent a message that is not a valid answer."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker says to a job.
+    """A worker's answer to a job.
 
     Args:
-        job: the number that its job came with.
-        seconds: it has taken.
-        mark: of the result, see `worker.mark`; `None`: of a failure.
-        result: `(kind, message)` of a failure; `None`: it was played again, and is what it was.
+        job: the number of the job.
+        seconds: duration of the job.
+        digest: of the result, see `worker.digest`; `None` for a failure.
+        result: `(kind, message)` of a failure; `None`: a replay with the expected digest.
     """
 
     job: int
     seconds: float
-    mark: str | None
+    digest: str | None
     result: Observation | StepResult | tuple[str, str] | None
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+def _reject_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode
-_from_text = json.JSONDecoder(parse_constant=_refuse).decode
+_from_text = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
 def encode(answer: Answer) -> bytes:
-    """The answer as a worker sends it.
+    """Return the answer as bytes.
 
     Raises:
-        ValueError: when it has no JSON, as a number of 5,000 digits, or is too large.
+        ValueError: if it cannot be written as JSON, such as a number of 5,000 digits, or is too large.
     """
     result = answer.result
     if isinstance(result, (Observation, StepResult)):
@@ -65,27 +65,27 @@ def encode(answer: Answer) -> bytes:
             fields["step"] = [result.reward, result.terminated, result.truncated, result.info]
         fields["seen"] = [seen.text, seen.state_key, seen.admissible_actions, seen.task]
         result = fields
-    message = _to_text([answer.job, answer.seconds, answer.mark, result]).encode(*_CODE)
-    if len(message) > LARGEST:
-        raise ValueError(f"it has {len(message):,} bytes, more than {LARGEST:,}")
+    message = _to_text([answer.job, answer.seconds, answer.digest, result]).encode(*_CODE)
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"it has {len(message):,} bytes, more than {MAX_MESSAGE_BYTES:,}")
     return message
 
 
 def decode(message: bytes) -> Answer:
-    """What `encode` made into these bytes. They may come from anybody.
+    """Return the answer in bytes from an untrusted process.
 
     Raises:
         NoAnswerError: for all other bytes.
     """
     try:
-        job, seconds, mark, result = _from_text(message.decode(*_CODE))
+        job, seconds, digest, result = _from_text(message.decode(*_CODE))
         if type(job) is not int or type(seconds) is not float or not math.isfinite(seconds) or seconds < 0:
-            raise ValueError("it has no job, or no time")
-        if mark is not None and type(mark) is not str:
-            raise ValueError("its mark is none")
-        return Answer(job, seconds, mark, _result(result))
+            raise ValueError("job or duration is invalid")
+        if digest is not None and type(digest) is not str:
+            raise ValueError("the digest is invalid")
+        return Answer(job, seconds, digest, _result(result))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise NoAnswerError(f"{error!r:.200}") from error
+        raise InvalidAnswerError(f"{error!r:.200}") from error
 
 
 def _result(result: Any) -> Observation | StepResult | tuple[str, str] | None:
@@ -94,25 +94,25 @@ def _result(result: Any) -> Observation | StepResult | tuple[str, str] | None:
     if isinstance(result, list):
         kind, text = result
         if kind not in KINDS or type(text) is not str:
-            raise ValueError("it is no failure")
+            raise ValueError("the failure is invalid")
         return kind, text
     seen = _observation(*result["seen"])
     return _step(seen, *result["step"]) if "step" in result else seen
 
 
 def _observation(text: Any, state_key: Any, admissible_actions: Any, task: Any) -> Observation:
-    """As `checks.validate_observation`, for what was JSON."""
-    texts = [one for one in (text, state_key, task) if one is not None]
+    """Validate an observation from JSON, like `validation.validate_observation`."""
+    texts = [part for part in (text, state_key, task) if part is not None]
     if text is None or type(admissible_actions) not in (list, type(None)):
-        raise ValueError("it is no observation")
-    "".join([*texts, *(admissible_actions or ())]).encode()  # all are texts, and whole ones
+        raise ValueError("the observation is invalid")
+    "".join([*texts, *(admissible_actions or ())]).encode()  # raises unless all are strings without lone surrogates
     return Observation(text, state_key, admissible_actions, task)
 
 
 def _step(observation: Observation, reward: Any, terminated: Any, truncated: Any, info: Any) -> StepResult:
-    """As `checks.validate_step`, for what was JSON."""
+    """Validate a step from JSON, like `validation.validate_step`."""
     ends = type(terminated) is type(truncated) is bool
     if type(reward) is not float or not math.isfinite(reward) or not ends or type(info) is not dict:
-        raise ValueError("it is no step")
+        raise ValueError("the step is invalid")
     check_info(info, "a worker")
     return StepResult(observation, reward, terminated, truncated, info)

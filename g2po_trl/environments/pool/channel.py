@@ -1,4 +1,4 @@
-"""Messages between the pool and a worker: bytes over a socket, with their length in front."""
+"""Length-prefixed messages between the pool and a worker, over a socket."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import struct
 from collections import deque
 
 LENGTH = struct.Struct("!Q")
-PIECE = 1 << 16  # bytes that are read at once
-PIECES = 16  # that are read of a worker at a time: one that writes without end holds up nobody
-LARGEST = 1 << 28  # bytes of a message from a worker
-_FULL = bytes(PIECE)
+CHUNK_BYTES = 1 << 16  # per read
+MAX_CHUNKS = 16  # per call, so that a worker that never stops writing does not block the pool
+MAX_MESSAGE_BYTES = 1 << 28  # of a worker's message
+_FULL_CHUNK = bytes(CHUNK_BYTES)
 
 
-def whole_messages(received: bytearray) -> list[bytes]:
-    """Take the messages that have arrived in whole."""
+def split_messages(received: bytearray) -> list[bytes]:
+    """Remove the complete messages from the buffer and return them."""
     messages = []
     while len(received) >= LENGTH.size:
         end = LENGTH.size + LENGTH.unpack_from(received)[0]
@@ -28,29 +28,29 @@ def whole_messages(received: bytearray) -> list[bytes]:
 
 
 class Channel:
-    """The pool's end. Neither sending nor receiving waits, so that no worker holds the pool up.
+    """The pool's end of a connection. Sending and receiving never block.
 
-    `garbled`: the worker announces a message that is larger than any, so that nothing more can be made out.
+    `corrupt`: the worker announced a message above `MAX_MESSAGE_BYTES`, so the stream cannot be parsed further.
     """
 
     def __init__(self, connection: socket.socket):
         connection.setblocking(False)
         self._connection = connection
         self._outgoing, self._incoming = bytearray(), bytearray()
-        self.moved = 0  # bytes, in both directions
-        self.garbled = False
+        self.bytes_transferred = 0  # bytes, in both directions
+        self.corrupt = False
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     @property
     def unsent(self) -> int:
-        """Bytes the worker has not taken yet: call `flush` when the socket can be written to."""
+        """Bytes not sent yet: call `flush` when the socket is writable."""
         return len(self._outgoing)
 
     @property
-    def unfinished(self) -> int:
-        """Bytes of the message that has not arrived in whole."""
+    def partial_bytes(self) -> int:
+        """Bytes received of an incomplete message."""
         return len(self._incoming)
 
     def send(self, message: bytes) -> None:
@@ -58,56 +58,59 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes now."""
+        """Send as many bytes as the socket accepts now."""
         try:
             while self._outgoing:
                 sent = self._connection.send(self._outgoing)
-                self.moved += sent
+                self.bytes_transferred += sent
                 del self._outgoing[:sent]
         except BlockingIOError:
             pass
-        except OSError:  # the worker has ended: what it does not answer will tell
+        except OSError:  # the worker ended; `receive` detects it
             self._outgoing.clear()
 
     def receive(self) -> list[bytes]:
-        """The messages that have arrived in whole. There may be more to read.
+        """Return the complete messages received by now. More may be readable.
 
         Raises:
-            EOFError: when there are none and none will come.
+            EOFError: if there are none and the connection is closed.
         """
         ended = False
         try:
-            received = _FULL
-            for _ in range(PIECES):
-                if len(received) < PIECE:
+            received = _FULL_CHUNK
+            for _ in range(MAX_CHUNKS):
+                if len(received) < CHUNK_BYTES:
                     break
-                received = self._connection.recv(PIECE)
-                self.moved += len(received)
+                received = self._connection.recv(CHUNK_BYTES)
+                self.bytes_transferred += len(received)
                 self._incoming += received
             ended = not received
         except BlockingIOError:
             pass
         except OSError:
             ended = True
-        messages = whole_messages(self._incoming)
+        messages = split_messages(self._incoming)
         if len(self._incoming) >= LENGTH.size:
-            self.garbled = LENGTH.unpack_from(self._incoming)[0] > LARGEST
+            self.corrupt = LENGTH.unpack_from(self._incoming)[0] > MAX_MESSAGE_BYTES
         if ended and not messages:
             raise EOFError
         return messages
 
     def close(self) -> None:
-        """Dismiss the worker: without a word, it would take the pool for dead."""
+        """Dismiss the worker with an empty message and close the connection.
+
+        Without that message the worker would assume that the pool died.
+        """
         if not self._outgoing:
             with contextlib.suppress(OSError):
                 self._connection.send(LENGTH.pack(0))
         self._connection.close()
 
 
-class WorkerEnd:
-    """The worker's end. Sending waits: a worker has nothing to do that the pool does not take.
+class WorkerChannel:
+    """The worker's end of a connection. Sending blocks.
 
-    What the process starts or forks does not have it.
+    Child and forked processes do not inherit it.
     """
 
     def __init__(self, descriptor: int):
@@ -120,17 +123,17 @@ class WorkerEnd:
         self._connection.sendall(LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes:
-        """The next message, however long it takes.
+        """Wait for the next message and return it.
 
         Raises:
-            EOFError: when the pool has gone.
+            EOFError: if the pool has ended.
         """
         while not self._arrived:
             self._read(0)
         return self._arrived.popleft()
 
     def arrived(self) -> list[bytes]:
-        """All messages that have arrived by now."""
+        """Return all messages received by now."""
         self._read(socket.MSG_DONTWAIT)
         messages = list(self._arrived)
         self._arrived.clear()
@@ -138,13 +141,13 @@ class WorkerEnd:
 
     def _read(self, flags: int) -> None:
         try:
-            received = _FULL
-            while len(received) == PIECE:
-                received = self._connection.recv(PIECE, flags)
+            received = _FULL_CHUNK
+            while len(received) == CHUNK_BYTES:
+                received = self._connection.recv(CHUNK_BYTES, flags)
                 self._incoming += received
                 flags = socket.MSG_DONTWAIT
             if not received:
                 raise EOFError
         except BlockingIOError:
             pass
-        self._arrived += whole_messages(self._incoming)
+        self._arrived += split_messages(self._incoming)

@@ -1,4 +1,4 @@
-"""Lost workers: how one was lost and through which job, and when an episode that it took along is given up."""
+"""Policy for lost workers: how a worker failed, in which job, and when its episodes are given up."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from .episode_log import PooledEpisode
-from .worker_process import Job, WorkerProcess, how_it_ended
+from .worker_process import Job, WorkerProcess, describe_exit
 
-MAX_LOST_WORKERS = 20  # that an episode loses before it has its answer; then it is given up
-MAX_TIMEOUTS = 3  # of those, lost because a time limit passed
-MAX_LOST_RESETS = 2  # of equal tasks; then the others of them are not tried
+MAX_LOST_WORKERS = 20  # per answer; then the episode is given up
+MAX_TIMEOUTS = 3  # among them by a time limit
+MAX_LOST_RESETS = 2  # of equal tasks in a retry group; then the other episodes of the task are not tried
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """A worker that was lost: how, and through which job, if through one."""
+    """Loss of a worker: its kind and message, the running job if any, and whether the environment was loaded."""
 
     kind: str
     message: str
@@ -24,18 +24,26 @@ class WorkerFailure:
     loaded: bool
 
 
-def end_lost(worker: WorkerProcess, fate: str, name: str, why: str = "") -> WorkerFailure:
-    """End a worker of the environment `name` that hangs (`"timeout"`), died (`"crash"`) or says what no worker says
-    (`"garbled"`: `why` tells what)."""
-    job = worker.owed[0] if worker.owed and worker.begun else None
+def end_failed_worker(worker: WorkerProcess, failure_kind: str, name: str, why: str = "") -> WorkerFailure:
+    """End a failed worker and return its failure.
+
+    Args:
+        worker: the worker.
+        failure_kind: `"timeout"`, `"crash"`, or `"corrupt"` for an invalid message.
+        name: the environment's name, for messages.
+        why: what is wrong with the message.
+    """
+    job = worker.pending_jobs[0] if worker.pending_jobs and worker.job_started else None
     status = worker.end()
-    if fate != "timeout":
-        how = "it closed its connection" if status is None else how_it_ended(status)
-        did = f"died ({how})" if fate == "crash" else f"was killed, since it sent no answer of a worker ({why}),"
-        when = f"during {job.command} of slot {job.slot}" if job else "before it took up a job"
-        when = when if worker.loaded else "when it was loaded"
-        return WorkerFailure("crash", f"the worker process of {name} {did} {when}", job, worker.loaded)
-    doing, limit, remedy = f"a worker of {name} takes up no job: it", worker.owed[0].limit, ""
+    if failure_kind != "timeout":
+        how = "it closed its connection" if status is None else describe_exit(status)
+        event = f"died ({how})"
+        if failure_kind == "corrupt":
+            event = f"was killed, since it sent an invalid message ({why}),"
+        when = f"during {job.command} of slot {job.slot}" if job else "before it started a job"
+        when = when if worker.loaded else "while it was loading"
+        return WorkerFailure("crash", f"the worker process of {name} {event} {when}", job, worker.loaded)
+    doing, limit, remedy = f"a worker of {name} starts no job: it", worker.pending_jobs[0].limit, ""
     if job:
         doing = f"{name}.{job.command} in slot {job.slot}"
     elif not worker.loaded:
@@ -46,66 +54,71 @@ def end_lost(worker: WorkerProcess, fate: str, name: str, why: str = "") -> Work
     return WorkerFailure("timeout", message, job, worker.loaded)
 
 
-class LostResets:
-    """Resets through which workers were lost, by what was reset: tasks that are not tried for ever."""
+class FailedResets:
+    """Resets that ended their workers, by retry group and task, to stop retrying them."""
 
     def __init__(self):
-        self._losses: dict[tuple[Hashable, bytes], list[WorkerFailure]] = defaultdict(list)
+        self._failures: dict[tuple[Hashable, bytes], list[WorkerFailure]] = defaultdict(list)
 
-    def add(self, episode: PooledEpisode, loss: WorkerFailure) -> None:
-        self._losses[episode.family, episode.pickled].append(loss)
-        while len(self._losses) > 1000:  # families that are over, of a pool that is never reset
-            self._losses.pop(next(iter(self._losses)))
+    def add(self, episode: PooledEpisode, failure: WorkerFailure) -> None:
+        self._failures[episode.retry_group, episode.pickled].append(failure)
+        while len(self._failures) > 1000:  # old retry groups, in a pool that never empties
+            self._failures.pop(next(iter(self._failures)))
 
     def clear(self) -> None:
-        self._losses.clear()
+        self._failures.clear()
 
-    def enough(self, episode: PooledEpisode) -> WorkerFailure | None:
-        """The last of those for which this episode's reset is not tried."""
-        losses = self._losses.get((episode.family, episode.pickled), ())
-        return losses[-1] if len(losses) >= MAX_LOST_RESETS and not episode.marks else None
+    def last_failure(self, episode: PooledEpisode) -> WorkerFailure | None:
+        """Return the failure because of which this episode's reset is not tried; `None`: it is tried."""
+        failures = self._failures.get((episode.retry_group, episode.pickled), ())
+        return failures[-1] if len(failures) >= MAX_LOST_RESETS and not episode.digests else None
 
 
-def given_up(episode: PooledEpisode, loss: WorkerFailure) -> str | None:
-    """Count a loss that was not this episode's fault while it owed an answer. Why does it fail, if it does?"""
+def why_give_up(episode: PooledEpisode, failure: WorkerFailure) -> str | None:
+    """Count a worker failure caused by another job; return why the episode is given up, or `None`.
+
+    An empty text is a reason without further explanation.
+    """
     episode.lost_workers += 1
-    episode.timeouts += loss.kind == "timeout"
-    episode.moves += loss.job is None
-    if loss.job is None and (episode.moves > 1 or (loss.kind == "timeout" and not loss.loaded)):
+    episode.timeouts += failure.kind == "timeout"
+    episode.reassignments += failure.job is None
+    if failure.job is None and (episode.reassignments > 1 or (failure.kind == "timeout" and not failure.loaded)):
         return ""
     if episode.lost_workers >= MAX_LOST_WORKERS or episode.timeouts >= MAX_TIMEOUTS:
-        return "given up, for one worker was lost after another: "
+        return "given up after several lost workers: "
     return None
 
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """See `EnvironmentPool`.
+    """Limits of a worker, as documented in `EnvironmentPool`.
 
-    An old worker that has live episodes plays them to their ends, beside the one that takes its place; of `workers`
-    only some do so at once, since they hold memory. A big one ends as soon as it owes no answer: its live episodes are
-    played again elsewhere.
+    A worker over `max_resets` finishes its running episodes while its replacement starts; since both use memory, a
+    quarter of the workers do so at a time. A worker over `max_memory` ends once it has no pending jobs, and its
+    episodes are replayed in other workers.
     """
 
     max_resets: int | None = None
     max_memory: float | None = None
 
-    def is_old(self, worker: WorkerProcess, live: int, leaving: int, workers: int) -> bool:
-        """Is it to be replaced for its age?
+    def is_old(self, worker: WorkerProcess, live: int, draining: int, workers: int) -> bool:
+        """Return whether the worker has reached `max_resets` and may be replaced now.
 
         Args:
-            live: episodes that it plays.
-            leaving: workers that leave already.
+            worker: the worker.
+            live: number of its running episodes.
+            draining: number of workers that are being replaced.
+            workers: number of workers of the pool.
         """
         old = self.max_resets is not None and worker.resets >= self.max_resets
-        return old and (not live or leaving < max(1, workers // 4))
+        return old and (not live or draining < max(1, workers // 4))
 
     def too_big(self, worker: WorkerProcess, live: int) -> str:
-        """Why it is to be replaced for its size, if it is. Looks once in as many resets as it plays episodes."""
-        if self.max_memory is None or worker.resets - worker.looked_at < max(1, live):
+        """Return why the worker exceeds its memory limit, or an empty text; checked once per `live` resets."""
+        if self.max_memory is None or worker.resets - worker.resets_at_memory_check < max(1, live):
             return ""
-        worker.looked_at = worker.resets
+        worker.resets_at_memory_check = worker.resets
         memory = worker.memory()
         if memory <= self.max_memory:
             return ""
-        return f"its worker was replaced: it held {memory:,} bytes, and max_worker_memory is {self.max_memory:,.0f}"
+        return f"its worker was replaced: it used {memory:,} bytes, and max_worker_memory is {self.max_memory:,.0f}"

@@ -1,9 +1,10 @@
-"""Which worker plays which episode.
+"""Assign episodes to workers.
 
-What a game costs to prepare is often paid once a worker, so members of a group belong together. But a worker plays one
-step at a time, and where steps are slow a group in one worker leaves the others idle. Measured times decide.
+Preparing a game often costs time once per worker, which favours one worker per group. But a worker plays one step at a
+time, so with slow steps a group in one worker leaves the others idle. Measured times decide.
 
-`load` is always the number of live episodes of each worker, and `hosts` the worker that plays most of a group.
+Throughout, `load` is the number of running episodes of each worker, and `hosts` maps a group to the worker that plays
+most of its episodes.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 FIRST_RESET, RESET, STEP = "first reset of a group in a worker", "reset", "step"
-WORTHWHILE = 0.95  # groups are divided when that takes less than this share of the time
+SPLIT_BELOW = 0.95  # groups are split if that takes less than this share of the time
 
 
 class MeasuredTimes:
-    """Mean seconds of resets and steps; recent ones count more. Begins with a guess, which any measurement outweighs
-    soon: preparing a game costs 1 s, resetting it again 0.1 s, each of 20 steps 10 ms."""
+    """Running means of the seconds of resets and steps.
+
+    The initial guess has the weight of one episode or two: 1 s to prepare a game, 0.1 s to reset it again, 10 ms for
+    each of 20 steps.
+    """
 
     def __init__(self):
         self._sums = {FIRST_RESET: (1.0, 1.0), RESET: (0.1, 1.0), STEP: (0.4, 40.0)}  # seconds, number
@@ -28,7 +32,7 @@ class MeasuredTimes:
         self._sums[kind] = total + seconds, number + 1
 
     def age(self) -> None:
-        """Let what was measured so far count half."""
+        """Halve the weight of all measurements so far."""
         self._sums = {kind: (total / 2, number / 2) for kind, (total, number) in self._sums.items()}
 
     def mean(self, kind: str) -> float:
@@ -39,32 +43,30 @@ class MeasuredTimes:
     def steps_per_episode(self) -> float:
         return self._sums[STEP][1] / (self._sums[FIRST_RESET][1] + self._sums[RESET][1])
 
-    def of_plan(
+    def busiest_seconds(
         self,
         homes: Sequence[int],
         groups: Sequence[Hashable],
         load: Sequence[int] = (),
         hosts: Mapping[Hashable, int] | None = None,
     ) -> float:
-        """Seconds until these episodes are played, by the busiest of their workers: of the episodes that it plays
-        already a half is left, on average."""
+        """Return the seconds that the busiest worker needs for these episodes and half of its running ones."""
         steps = self.steps_per_episode * self.mean(STEP)
         seconds = Counter({worker: number * steps / 2 for worker, number in enumerate(load)})
-        begun = {(home, group) for group, home in (hosts or {}).items()}
+        prepared = {(home, group) for group, home in (hosts or {}).items()}
         for home, group in zip(homes, groups):
-            seconds[home] += steps + self.mean(RESET if (home, group) in begun else FIRST_RESET)
-            begun.add((home, group))
+            seconds[home] += steps + self.mean(RESET if (home, group) in prepared else FIRST_RESET)
+            prepared.add((home, group))
         return max((seconds[home] for home in set(homes)), default=0.0)
 
 
-def together(
+def keep_groups(
     groups: Sequence[Hashable],
     workers: int,
     load: Sequence[int] = (),
     hosts: Mapping[Hashable, int] | None = None,
 ) -> list[int]:
-    """The worker of each episode, when all of a group have the same: the one that plays the group already, or else, in
-    order of appearance, the least busy."""
+    """Return the worker of each episode with whole groups: the group's host, else the least busy worker."""
     load, home = list(load) or [0] * workers, {}
     for group, size in Counter(groups).items():
         home[group] = (hosts or {}).get(group, load.index(min(load)))
@@ -72,8 +74,8 @@ def together(
     return [home[group] for group in groups]
 
 
-def divided(groups: Sequence[Hashable], workers: int, load: Sequence[int] = ()) -> list[int]:
-    """The same, when all workers get equally busy: groups one after the other, cut into parts."""
+def split_groups(groups: Sequence[Hashable], workers: int, load: Sequence[int] = ()) -> list[int]:
+    """Return the worker of each episode with equally busy workers: groups in order, split into parts."""
     appeared = {group: place for place, group in enumerate(dict.fromkeys(groups))}
     order = sorted(range(len(groups)), key=lambda place: appeared[groups[place]])
     homes = [0] * len(groups)
@@ -90,21 +92,26 @@ def place_episodes(
     load: Sequence[int] = (),
     hosts: Mapping[Hashable, int] | None = None,
 ) -> list[int]:
-    """The worker of each episode.
+    """Return the worker of each episode.
 
     Args:
-        spread_groups: divide groups, or keep them together; `None`: what is expected to take less time.
+        groups: group of each episode.
+        workers: number of workers.
+        times: measured times.
+        spread_groups: split groups, or keep them whole. `None`: the choice with the lower expected time.
+        load: see above.
+        hosts: see above.
     """
-    whole, parts = together(groups, workers, load, hosts), divided(groups, workers, load)
+    whole, parts = keep_groups(groups, workers, load, hosts), split_groups(groups, workers, load)
     if spread_groups is None:
-        spread_groups = times.of_plan(parts, groups, load, hosts) < WORTHWHILE * times.of_plan(
+        spread_groups = times.busiest_seconds(parts, groups, load, hosts) < SPLIT_BELOW * times.busiest_seconds(
             whole, groups, load, hosts
         )
     return parts if spread_groups else whole
 
 
 def least_busy(load: Sequence[int], number: int) -> list[int]:
-    """Workers for a number of episodes that belong nowhere."""
+    """Return workers for `number` episodes, each the least busy at its turn."""
     queue = [(episodes, worker) for worker, episodes in enumerate(load)]
     heapq.heapify(queue)
     homes = []

@@ -1,8 +1,7 @@
-"""The episodes of a pool and the workers that play them: what is asked goes out at once, answers are taken as they
-come, and what a lost worker played is played again in another.
+"""Schedule the episodes of a pool on its workers, and replay the episodes of a lost worker in another one.
 
-There are no rounds. A worker does its jobs in the order in which they were sent; how long an answer takes depends on
-the jobs before it in its own worker alone. Each episode has its own count of workers lost while it waits.
+There are no rounds: jobs are sent at once and answers collected as they arrive. A worker runs its jobs in order, so
+the time of an answer depends only on earlier jobs of the same worker. Lost workers are counted per episode.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..contract import Observation, StepResult
-from .answers import Answer, NoAnswerError
+from .answers import Answer, InvalidAnswerError
 from .episode_log import EnvironmentFailure, PooledEpisode
-from .fault_policy import LostResets, WorkerFailure, WorkerLimits, end_lost, given_up
+from .fault_policy import FailedResets, WorkerFailure, WorkerLimits, end_failed_worker, why_give_up
 from .listener import Listener
 from .placement import FIRST_RESET, RESET, MeasuredTimes, least_busy, place_episodes
 from .scratch import sweep
@@ -29,12 +28,16 @@ Received = Observation | StepResult | EnvironmentFailure
 
 
 class WorkerScheduler:
-    """Workers and the live episodes they play.
+    """Scheduler of running episodes on worker processes.
 
     Args:
-        setup: what a worker makes its environments from.
-        withheld: environment variables workers do not get.
-        name: of the environment, in messages.
+        setup: the pickled environment factory and its limits, sent to each worker.
+        withheld: names of environment variables that workers do not get.
+        num_workers: number of workers.
+        reset_timeout, step_timeout, load_timeout: limits in seconds.
+        name: the environment's name, for messages.
+        limits: when workers are replaced.
+        spread_groups: as in `EnvironmentPool`.
     """
 
     def __init__(
@@ -53,87 +56,92 @@ class WorkerScheduler:
         self.setup, self.withheld, self.name = setup, withheld, name
         self.reset_timeout, self.step_timeout, self.load_timeout = reset_timeout, step_timeout, load_timeout
         self.limits, self.spread_groups = limits, spread_groups
-        self.workers: list[WorkerProcess | None] = [None] * num_workers  # that take new episodes
-        self.episodes: dict[int, PooledEpisode] = {}  # the live ones, by slot
-        self.owing: set[int] = set()  # slots of those that owe an answer
-        self.answers: dict[int, Received] = {}  # that nobody has taken yet, in the order they came
+        self.workers: list[WorkerProcess | None] = [None] * num_workers  # accept new episodes
+        self.episodes: dict[int, PooledEpisode] = {}  # running, by slot
+        self.pending: set[int] = set()  # slots with a pending answer
+        self.answers: dict[int, Received] = {}  # not collected yet, in order of arrival
         self.times = MeasuredTimes()
-        self.replayed = 0  # episodes that were played again and went on
-        self.recycled = 0  # workers replaced for their age or size
-        self.in_service: list[WorkerProcess] = []  # these, and those that leave when their episodes have ended
-        self._processes: list[WorkerProcess] = []  # and those that are being ended
+        self.replayed = 0  # episodes that continued after a replay
+        self.recycled = 0  # workers replaced for their resets or memory
+        self.in_service: list[WorkerProcess] = []  # including draining workers
+        self._processes: list[WorkerProcess] = []  # including workers that are being ended
         self._listener = Listener()
-        self._lost_resets = LostResets()
+        self._failed_resets = FailedResets()
         self._numbers = itertools.count()
-        self._opened = 0  # episodes since times were aged
+        self._opened = 0  # episodes since the times were aged
         self.close = weakref.finalize(self, _close, self._processes, self._listener, os.getpid())
 
     def fileno(self) -> int:
         return self._listener.fileno()
 
-    # What is asked.
-
     def begin(
         self,
         tasks: Sequence[tuple[Mapping[str, Any], bytes]],
         groups: Sequence[Hashable],
-        families: Sequence[Hashable],
+        retry_groups: Sequence[Hashable],
     ) -> list[int]:
-        """Open an episode of each task, given with its pickle, in the first free slots; they owe their resets."""
-        with self._undisturbed():
+        """Open an episode per task, given with its pickle, and return their slots, the first free ones."""
+        with self._dropping_pending_on_error():
             if not self.episodes:
-                self._lost_resets.clear()
-            if self._opened >= len(self.episodes):  # as many as play at a time
+                self._failed_resets.clear()
+            if self._opened >= len(self.episodes):  # about once per full set of episodes
                 self._opened = 0
                 self.times.age()
             self._opened += len(tasks)
-            self._recycle()
+            self._replace_workers()
             load, hosts = self._load(), self._hosts()
             homes = place_episodes(groups, len(self.workers), self.times, self.spread_groups, load, hosts)
             free = (slot for slot in itertools.count() if slot not in self.episodes and slot not in self.answers)
             episodes = [
-                PooledEpisode(next(self._numbers), slot, *task, group, family)
-                for slot, task, group, family in zip(free, tasks, groups, families)
+                PooledEpisode(next(self._numbers), slot, *task, group, retry_group)
+                for slot, task, group, retry_group in zip(free, tasks, groups, retry_groups)
             ]
             self.episodes |= {episode.slot: episode for episode in episodes}
-            self.owing |= {episode.slot for episode in episodes}
-            self._submit(self._tried(episodes), dict(zip((episode.slot for episode in episodes), homes)))
+            self.pending |= {episode.slot for episode in episodes}
+            self._submit(
+                self._without_failing_tasks(episodes), dict(zip((episode.slot for episode in episodes), homes))
+            )
             return [episode.slot for episode in episodes]
 
     def send(self, actions: Mapping[int, str]) -> None:
-        """Ask live episodes that owe nothing for the answer to an action."""
-        with self._undisturbed():
+        """Send actions to running episodes without a pending answer."""
+        with self._dropping_pending_on_error():
             for slot, action in actions.items():
                 self.episodes[slot].action = action
-            self.owing |= actions.keys()
+            self.pending |= actions.keys()
             self._submit([self.episodes[slot] for slot in actions])
 
     def end(self, slots: Iterable[int]) -> None:
-        """End live episodes, and forget answers that nobody took."""
+        """End running episodes and drop their answers."""
         for slot in slots:
             self.answers.pop(slot, None)
-            self.owing.discard(slot)
+            self.pending.discard(slot)
             episode = self.episodes.pop(slot, None)
             if episode is not None and episode.worker is not None:
-                episode.worker.ended.append(episode.number)
-        self._dismiss_leaving()
+                episode.worker.ended_episodes.append(episode.number)
+        self._end_drained_workers()
 
     def _submit(self, episodes: Sequence[PooledEpisode], homes: Mapping[int, int] | None = None) -> None:
-        """Send what these episodes owe; those without a worker have one then, by slot the one of `homes`."""
-        moved = [episode for episode in episodes if episode.worker is None]
-        if moved and homes is None:
-            homes = dict(zip((episode.slot for episode in moved), least_busy(self._load(), len(moved))))
-        for index in sorted({homes[episode.slot] for episode in moved}):
-            if self.workers[index] is None:  # all start before the first, still busy with starting, is spoken to
+        """Send the pending jobs of episodes, after assigning a worker to episodes without one.
+
+        Args:
+            episodes: episodes with pending jobs.
+            homes: slot -> index of the worker. `None`: the least busy workers.
+        """
+        unassigned = [episode for episode in episodes if episode.worker is None]
+        if unassigned and homes is None:
+            homes = dict(zip((episode.slot for episode in unassigned), least_busy(self._load(), len(unassigned))))
+        for index in sorted({homes[episode.slot] for episode in unassigned}):
+            if self.workers[index] is None:  # all start before the first job is sent, in parallel
                 self.workers[index] = self._start()
-        played = {(episode.worker, episode.group) for episode in self.episodes.values()} if moved else set()
+        played = {(episode.worker, episode.group) for episode in self.episodes.values()} if unassigned else set()
         jobs: dict[WorkerProcess, list[Job]] = defaultdict(list)
         for episode in episodes:
             if episode.worker is None:
                 episode.worker = self.workers[homes[episode.slot]]
                 kind = RESET if (episode.worker, episode.group) in played else FIRST_RESET
                 played.add((episode.worker, episode.group))
-                jobs[episode.worker] += episode.from_the_start(self.reset_timeout, self.step_timeout, kind)
+                jobs[episode.worker] += episode.replay_jobs(self.reset_timeout, self.step_timeout, kind)
             if episode.action is not None:
                 jobs[episode.worker].append(episode.step(episode.action, self.step_timeout))
         for worker, of_worker in jobs.items():
@@ -141,7 +149,7 @@ class WorkerScheduler:
             self._listener.sent(worker)
 
     def _start(self) -> WorkerProcess:
-        self._processes[:] = [worker for worker in self._processes if not worker.gone]
+        self._processes[:] = [worker for worker in self._processes if not worker.has_ended]
         worker = WorkerProcess(self.setup, self.withheld, self.load_timeout)
         self._processes.append(worker)
         self.in_service.append(worker)
@@ -149,36 +157,35 @@ class WorkerScheduler:
         return worker
 
     def _load(self) -> list[int]:
-        """Live episodes of each worker."""
+        """Return the number of running episodes of each worker."""
         load = Counter(episode.worker for episode in self.episodes.values())
         return [load[worker] if worker is not None else 0 for worker in self.workers]
 
     def _hosts(self) -> dict[Hashable, int]:
-        """The worker that plays most of a group."""
+        """Return the worker that plays most episodes of each group."""
         indices = {worker: index for index, worker in enumerate(self.workers) if worker is not None}
         members = Counter((e.group, indices[e.worker]) for e in self.episodes.values() if e.worker in indices)
         return {group: index for (group, index), _ in reversed(members.most_common())}
 
-    # What is answered.
-
     def wait(self, timeout: float | None, slots: Sequence[int] | None = None) -> bool:
-        """Take what has been answered. Are there answers, of all of these slots if some are given?
+        """Wait for answers; return whether there is any, or one for each of the given slots.
 
         Args:
-            timeout: seconds to wait for them, if they are owed. `None`: as long as it takes.
+            timeout: seconds to wait while answers are pending. `None`: no limit.
+            slots: slots to wait for. `None`: any slot.
         """
         until = float("inf") if timeout is None else time.monotonic() + timeout
-        with self._undisturbed():
+        with self._dropping_pending_on_error():
             patience = 0.0
             while True:
                 self._listen(patience)
                 done = bool(self.answers) if slots is None else all(slot in self.answers for slot in slots)
                 patience = until - time.monotonic()
-                if done or not self.owing or patience <= 0:
+                if done or not self.pending or patience <= 0:
                     return done
 
-    def take(self, slots: Sequence[int] | None = None) -> dict[int, Received]:
-        """The answers there are, or those of the given slots."""
+    def collect(self, slots: Sequence[int] | None = None) -> dict[int, Received]:
+        """Remove and return all answers, or the answers of the given slots."""
         if slots is None:
             answers = dict(self.answers)
             self.answers.clear()
@@ -186,30 +193,30 @@ class WorkerScheduler:
         return {slot: self.answers.pop(slot) for slot in slots}
 
     def _listen(self, patience: float) -> None:
-        for worker, said, fate in self._listener.listen(self.in_service, patience):
-            why = "a message larger than any"
+        for worker, messages, failure_kind in self._listener.listen(self.in_service, patience):
+            why = "a message above the maximum size"
             try:
-                for message in said:
-                    self._hear(worker, message)
-            except NoAnswerError as error:
-                fate, why = "garbled", str(error)
-            if fate:
-                self._lose(worker, fate, why)
-            elif worker.leaving:
-                self._dismiss_leaving()
+                for message in messages:
+                    self._on_message(worker, message)
+            except InvalidAnswerError as error:
+                failure_kind, why = "corrupt", str(error)
+            if failure_kind:
+                self._on_worker_failure(worker, failure_kind, why)
+            elif worker.draining:
+                self._end_drained_workers()
 
-    def _hear(self, worker: WorkerProcess, message: bytes) -> None:
-        """The answer to a worker's next job, if the message is one.
+    def _on_message(self, worker: WorkerProcess, message: bytes) -> None:
+        """Deliver the answer in a worker's message, if there is one.
 
         Raises:
-            NoAnswerError: when it is nothing that a worker says.
+            InvalidAnswerError: for an unexpected message.
         """
-        told = worker.take(message)
-        if told is None:
+        delivered = worker.handle(message)
+        if delivered is None:
             return
-        job, answer = told
-        episode = self._owing_of(job)
-        if episode is None:  # also what was asked after a failure
+        job, answer = delivered
+        episode = self._pending_episode(job)
+        if episode is None:  # the episode has ended or failed
             return
         result = answer.result
         if not job.expected and not _answers(job, answer):
@@ -219,124 +226,125 @@ class WorkerScheduler:
             hidden = [name for name in self.withheld if name in text]
             if hidden:
                 text += f"\nworkers do not get {', '.join(hidden)}: name it in environment_variables"
-            self._settle(episode, episode.lost(text) if job.expected else episode.failure(kind, text))
+            self._deliver(episode, episode.replay_failure(text) if job.expected else episode.failure(kind, text))
         elif not job.expected:
             self.times.add(job.kind, answer.seconds)
-            self.replayed += episode.note(job, answer.mark)
-            self._settle(episode, result)
+            self.replayed += episode.record(job, answer.digest)
+            self._deliver(episode, result)
 
-    def _owing_of(self, job: Job | None) -> PooledEpisode | None:
-        """The live episode that a job is of, if it owes an answer."""
+    def _pending_episode(self, job: Job | None) -> PooledEpisode | None:
+        """Return the running episode of a job if its answer is pending."""
         episode = self.episodes.get(job.slot) if job else None
-        return episode if episode and episode.number == job.episode and job.slot in self.owing else None
+        return episode if episode and episode.number == job.episode and job.slot in self.pending else None
 
-    def _settle(self, episode: PooledEpisode, answer: Received) -> None:
-        self.owing.discard(episode.slot)
+    def _deliver(self, episode: PooledEpisode, answer: Received) -> None:
+        self.pending.discard(episode.slot)
         self.answers[episode.slot] = answer
         failed = isinstance(answer, EnvironmentFailure)
         if failed or (isinstance(answer, StepResult) and (answer.terminated or answer.truncated)):
             del self.episodes[episode.slot]
             if failed and episode.worker is not None:
-                episode.worker.ended.append(episode.number)
-        elif episode.worker.outgrown:
-            episode.move(episode.worker.outgrown)
+                episode.worker.ended_episodes.append(episode.number)
+        elif episode.worker.over_memory:
+            episode.reassign(episode.worker.over_memory)
 
-    # What goes wrong.
+    def _on_worker_failure(self, worker: WorkerProcess, failure_kind: str, why: str) -> None:
+        """End a failed worker, fail the episode of its running job, and reassign its other episodes.
 
-    def _lose(self, worker: WorkerProcess, fate: str, why: str) -> None:
-        """A worker hangs, died or talks nonsense. The episode it was at fails, the others that owe an answer are
-        played elsewhere, and so are those that owe none, when they are next asked."""
-        self._leave_service(worker)
-        loss = end_lost(worker, fate, self.name, why)
-        blamed = self._owing_of(loss.job)
-        owing = {episode.slot: episode for job in worker.owed if (episode := self._owing_of(job))}
+        Episodes with a pending answer are replayed now, other episodes at their next action.
+        """
+        self._retire(worker)
+        failure = end_failed_worker(worker, failure_kind, self.name, why)
+        blamed = self._pending_episode(failure.job)
+        pending = {episode.slot: episode for job in worker.pending_jobs if (episode := self._pending_episode(job))}
         for episode in self.episodes.values():
             if episode.worker is worker:
-                episode.move(loss.message)
+                episode.reassign(failure.message)
         if blamed:
-            del owing[blamed.slot]
-            if loss.job.command == "reset" and loss.job.expected is None:
-                self._lost_resets.add(blamed, loss)
-            self._fail(blamed, loss, again=loss.job.expected is not None)
+            del pending[blamed.slot]
+            if failure.job.command == "reset" and failure.job.expected is None:
+                self._failed_resets.add(blamed, failure)
+            self._fail(blamed, failure, in_replay=failure.job.expected is not None)
         waiting = []
-        for episode in self._tried(owing.values()):
-            why = given_up(episode, loss)
+        for episode in self._without_failing_tasks(pending.values()):
+            why = why_give_up(episode, failure)
             if why is None:
                 waiting.append(episode)
             else:
-                self._fail(episode, loss, why, again=not why and bool(episode.marks))
+                self._fail(episode, failure, why, in_replay=not why and bool(episode.digests))
         self._submit(waiting)
 
-    def _tried(self, episodes: Iterable[PooledEpisode]) -> list[PooledEpisode]:
-        """Without those, which fail, whose task was reset in vain too often."""
-        tried = []
+    def _without_failing_tasks(self, episodes: Iterable[PooledEpisode]) -> list[PooledEpisode]:
+        """Return the episodes to try; fail new episodes of tasks whose resets ended too many workers."""
+        accepted = []
         for episode in episodes:
-            loss = self._lost_resets.enough(episode)
-            if loss is None:
-                tried.append(episode)
+            failure = self._failed_resets.last_failure(episode)
+            if failure is None:
+                accepted.append(episode)
             else:
-                self._fail(episode, loss, "not tried, for this task was reset in vain before: ")
-        return tried
+                self._fail(episode, failure, "not tried, since resets of this task failed before: ")
+        return accepted
 
-    def _fail(self, episode: PooledEpisode, loss: WorkerFailure, why: str = "", again: bool = False) -> None:
-        """Answer for an episode that a loss ends; `again`: while it was played again, as its first time was not."""
-        self._settle(episode, episode.lost(loss.message) if again else episode.failure(loss.kind, why + loss.message))
+    def _fail(self, episode: PooledEpisode, failure: WorkerFailure, why: str = "", in_replay: bool = False) -> None:
+        """Deliver the failure of an episode. `in_replay`: it happened while the episode was replayed."""
+        if in_replay:
+            self._deliver(episode, episode.replay_failure(failure.message))
+        else:
+            self._deliver(episode, episode.failure(failure.kind, why + failure.message))
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """After Ctrl-C, or when no worker can be started, nothing that is owed may answer what is asked next."""
+    def _dropping_pending_on_error(self) -> Iterator[None]:
+        """On any exception, drop pending requests so that late answers are not mistaken for new ones."""
         try:
             yield
         except BaseException:
             self.end([*self.episodes, *self.answers])
-            busy = [worker for worker in self.in_service if worker.owed]
+            busy = [worker for worker in self.in_service if worker.pending_jobs]
             for worker in busy:
-                self._leave_service(worker)
+                self._retire(worker)
                 worker.end(wait=0.0)
             for worker in busy:
                 worker.end()
             raise
 
-    # Who leaves.
-
-    def _recycle(self) -> None:
-        """Replace workers that are old or big."""
+    def _replace_workers(self) -> None:
+        """Replace workers over their limits of resets or memory."""
         live = Counter(episode.worker for episode in self.episodes.values())
-        leaving = sum(worker.leaving for worker in self.in_service)
+        draining = sum(worker.draining for worker in self.in_service)
         for index, worker in enumerate(self.workers):
             if worker is None:
                 continue
-            worker.outgrown = self.limits.too_big(worker, live[worker])
-            if not worker.outgrown and not self.limits.is_old(worker, live[worker], leaving, len(self.workers)):
+            worker.over_memory = self.limits.too_big(worker, live[worker])
+            if not worker.over_memory and not self.limits.is_old(worker, live[worker], draining, len(self.workers)):
                 continue
-            self.workers[index], worker.leaving = None, True
+            self.workers[index], worker.draining = None, True
             self.recycled += 1
-            leaving += live[worker] > 0
+            draining += live[worker] > 0
             for episode in self.episodes.values():
-                if worker.outgrown and episode.worker is worker and episode.slot not in self.owing:
-                    episode.move(worker.outgrown)
-        self._dismiss_leaving()
+                if worker.over_memory and episode.worker is worker and episode.slot not in self.pending:
+                    episode.reassign(worker.over_memory)
+        self._end_drained_workers()
 
-    def _dismiss_leaving(self) -> None:
-        """End workers that leave and play nothing any more."""
-        leaving = [worker for worker in self.in_service if worker.leaving and not worker.owed]
-        if leaving:
+    def _end_drained_workers(self) -> None:
+        """End draining workers without running episodes."""
+        draining = [worker for worker in self.in_service if worker.draining and not worker.pending_jobs]
+        if draining:
             live = {episode.worker for episode in self.episodes.values()}
-            for worker in leaving:
+            for worker in draining:
                 if worker not in live:
-                    self._leave_service(worker)
+                    self._retire(worker)
                     worker.end(patience=2.0, wait=0.0)
 
-    def _leave_service(self, worker: WorkerProcess) -> None:
+    def _retire(self, worker: WorkerProcess) -> None:
         self._listener.remove(worker)
         self.in_service = [other for other in self.in_service if other is not worker]
         self.workers = [None if other is worker else other for other in self.workers]
 
 
 def _answers(job: Job, answer: Answer) -> bool:
-    """Is it an answer to this job, or tells of its failure?"""
+    """Return whether an answer has the type that its job requires."""
     wanted = StepResult if job.command == "step" else Observation
-    return isinstance(answer.result, tuple) or (isinstance(answer.result, wanted) and answer.mark is not None)
+    return isinstance(answer.result, tuple) or (isinstance(answer.result, wanted) and answer.digest is not None)
 
 
 def _close(processes: list[WorkerProcess], listener: Listener, owner: int) -> None:

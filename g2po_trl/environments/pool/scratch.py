@@ -1,8 +1,8 @@
-"""A worker's temporary folder, and what the worker leaves behind there and among the processes.
+"""A worker's temporary folder, and the removal of files and processes that a worker leaves behind.
 
-The folder is the worker's TMPDIR, and so of everything an environment starts: that is how programs are found that
-have left the worker's process group. Who holds the folder's lock is alive; what is left when all were killed at once
-is swept later.
+The folder is the TMPDIR of the worker and of all programs that an environment starts, which identifies programs that
+left the worker's process group. A running worker holds a lock on its folder; folders without a lock are swept when the
+next pool starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "g2po-scratch-"
 
 
 def make_scratch() -> tuple[str, int]:
-    """A folder, and a descriptor: as long as a process has it open, nobody sweeps the folder."""
+    """Return a new folder and a descriptor that locks it against `sweep` while it is open."""
     import fcntl
 
     while True:
@@ -26,10 +26,10 @@ def make_scratch() -> tuple[str, int]:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # just being swept
+        except BlockingIOError:  # `sweep` holds the lock
             os.close(descriptor)
             continue
-        except OSError:  # a file system without locks, where nothing is swept either
+        except OSError:  # a file system without locks, where `sweep` removes nothing
             pass
         if os.path.isdir(folder):
             return folder, descriptor
@@ -37,7 +37,7 @@ def make_scratch() -> tuple[str, int]:
 
 
 def sweep() -> None:
-    """Remove folders whose workers and trainers were killed, and end what these have left running."""
+    """Remove folders of killed workers, and kill the processes they left running."""
     import fcntl
 
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -50,10 +50,10 @@ def sweep() -> None:
 
 
 def clear(folders: Sequence[str]) -> None:
-    """Remove the folders of workers, and kill whatever else has one of them as its TMPDIR, but for this process."""
+    """Remove folders of workers, and kill other processes whose TMPDIR is one of them."""
     import psutil
 
-    for _ in range(3):  # what is killed may just have started another
+    for _ in range(3):  # a killed process may have started another one
         found = False
         for pid in psutil.pids() if folders else ():
             with contextlib.suppress(psutil.Error, OSError):

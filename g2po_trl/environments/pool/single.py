@@ -1,4 +1,4 @@
-"""One environment in a worker process, called as if it were here: how `g2po_trl.cli.commands.check` looks at it."""
+"""One environment in a worker process with a synchronous interface, for `g2po check`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from ..validation import EnvironmentContractError, factory_name, validate_step
 from .pool import EnvironmentFailure, EnvironmentPool
 
 
-class FailedError(Exception):
-    """An environment did not do what was asked of it."""
+class EnvironmentFailedError(Exception):
+    """An environment failed; `failure` is the `EnvironmentFailure`."""
 
     def __init__(self, failure: EnvironmentFailure):
         self.failure = failure
 
 
-class _Examined(TextEnvironment):
-    """In a worker: an environment whose contract is checked when it is reset to a task for the first time, and whose
-    last action is played once more, to see what that pays. All that the check finds is one error, a line each; the
-    next reset to the task plays it."""
+class _CheckedEnvironment(TextEnvironment):
+    """Environment in a worker that checks its contract at the first reset of each task.
+
+    The violations are one error, a line each; the next reset of the task plays it. The last action of an episode is
+    repeated after its end, to see whether that returns a reward.
+    """
 
     def __init__(self, environment_factory: Callable[[], TextEnvironment], checked: list[dict[str, Any]]):
         self.factory, self.environment, self.checked = environment_factory, None, checked
 
     def reset(self, **task) -> Observation | str:
         if task not in self.checked:
-            self.checked.append(deepcopy(task))  # reset may change what it is given
+            self.checked.append(deepcopy(task))  # reset may change its arguments
             if found := list(find_violations(self.factory, deepcopy(task))):
                 raise EnvironmentContractError("\n".join(found))
         self.environment = self.environment or self.factory()
@@ -42,7 +44,7 @@ class _Examined(TextEnvironment):
         if result.terminated or result.truncated:
             try:
                 again = validate_step(self.environment.step(action), "step").reward
-            except Exception:  # to refuse is fine
+            except Exception:  # raising is acceptable
                 again = 0.0
             result.info["paid_after_the_end"] = again
         return result
@@ -53,19 +55,22 @@ class _Examined(TextEnvironment):
 
 
 class RemoteProcessEnvironment:
-    """One environment in a worker, as if it were here, but with time limits."""
+    """One environment in a worker process, with time limits.
+
+    `tool_schemas`: the schemas of a tool-based class's tools, else `None`.
+    """
 
     def __init__(self, environment_factory: Callable[[], TextEnvironment], **options: Any):
-        checked: list[dict[str, Any]] = []  # in the worker: an environment that fails is not used again
+        checked: list[dict[str, Any]] = []  # kept in the worker, since a failed environment is not used again
 
-        def examined() -> TextEnvironment:
-            return _Examined(environment_factory, checked)
+        def checked_factory() -> TextEnvironment:
+            return _CheckedEnvironment(environment_factory, checked)
 
-        examined.__name__ = factory_name(environment_factory)
-        self.tool_schemas: str | None = None  # the tools of a class in TRL's style
+        checked_factory.__name__ = factory_name(environment_factory)
+        self.tool_schemas: str | None = None
         if isinstance(environment_factory, partial) and environment_factory.func is ToolEnvironment:
             self.tool_schemas = (*environment_factory.args, None)[2]
-        self.pool = EnvironmentPool(examined, **options)
+        self.pool = EnvironmentPool(checked_factory, **options)
 
     def reset(self, **task: Any) -> Observation:
         return self._answer(self.pool.reset([task])[0])
@@ -75,7 +80,7 @@ class RemoteProcessEnvironment:
 
     def _answer(self, answer: Any) -> Any:
         if isinstance(answer, EnvironmentFailure):
-            raise FailedError(answer)
+            raise EnvironmentFailedError(answer)
         return answer
 
     def __enter__(self) -> RemoteProcessEnvironment:

@@ -1,4 +1,4 @@
-"""A worker process, seen from the pool: how it is started, spoken to and ended."""
+"""A worker process, seen from the pool: starting it, sending jobs, reading answers, ending it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from typing import Any
 import psutil
 
 from ...utils.masking import is_secret_variable
-from .answers import Answer, NoAnswerError, decode
-from .channel import PIECE, Channel
+from .answers import Answer, InvalidAnswerError, decode
+from .channel import CHUNK_BYTES, Channel
 from .scratch import clear, make_scratch
 
-# sys.path goes as an argument: as PYTHONPATH it would go on to every Python that an environment starts.
+# sys.path is an argument, since every Python that an environment starts would inherit PYTHONPATH.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from g2po_trl.environments.pool.worker import main; main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
@@ -33,14 +33,14 @@ _PROGRAM = (
 
 
 def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
-    """Environment variables of this process that look like a secret by their names, but for those passed.
+    """Return the names of environment variables that look like secrets, except those in `passed`.
 
     Raises:
-        ValueError: when a name to be passed is not set.
+        ValueError: if a variable in `passed` is not set.
     """
     unknown = sorted(set(passed) - set(os.environ))
     if unknown:
-        raise ValueError(f"environment_variables names {', '.join(unknown)}, not set here: export it, or leave it out")
+        raise ValueError(f"environment_variables names {', '.join(unknown)}, not set here: export it, or remove it")
     return sorted(name for name in os.environ if is_secret_variable(name) and name not in passed)
 
 
@@ -49,12 +49,14 @@ class Job:
     """One reset or step.
 
     Args:
-        episode: number of the episode; no two have the same.
-        argument: of a reset the pickled task, of a step the action.
-        expected: the mark of its answer when it is played again.
-        limit: seconds it may take.
-        kind: which times it is to be measured with.
-        number: its answer's, too. What runs in a worker and is no part of it cannot guess the number.
+        episode: unique number of the episode.
+        slot: slot of the episode.
+        command: `"reset"` or `"step"`.
+        argument: the pickled task of a reset, or the action of a step.
+        expected: the digest of its answer if it is a replay, else `None`.
+        limit: time limit in seconds.
+        kind: kind of job, for the measured times.
+        number: repeated in the answer; unguessable, so that other code in the worker cannot forge an answer.
     """
 
     episode: int
@@ -68,10 +70,10 @@ class Job:
 
 
 def pickled(value: Any) -> bytes:
-    """The value, as it is sent.
+    """Return the pickled value.
 
     Raises:
-        ValueError: when it cannot be.
+        ValueError: if it cannot be pickled.
     """
     try:
         return pickle.dumps(value)
@@ -82,25 +84,24 @@ def pickled(value: Any) -> bytes:
 
 
 class WorkerProcess:
-    """One process, its channel, and the jobs it still owes an answer for, in the order it works on them.
+    """One process, its channel, and its pending jobs in order.
 
-    More jobs can be sent at any time. The one that it works on has its time limit from when the answer before was
-    taken; whatever the process says or takes in is a sign of life, so that it does not suffer for a pool that seldom
-    listens.
+    Jobs can be sent at any time. The time limit of the running job starts when the previous answer is read. Any
+    traffic resets the deadline, so a slow poller does not time out a healthy worker.
 
     Args:
-        setup: its first message.
-        withheld: environment variables it does not get.
-        load_limit: seconds importing the environment may take.
+        setup: the first message.
+        withheld: names of environment variables that the process does not get.
+        load_limit: seconds for importing the environment.
 
     Raises:
-        OSError: when the process cannot be started; nothing of it is left then.
+        OSError: if the process cannot be started.
     """
 
     def __init__(self, setup: bytes, withheld: Sequence[str], load_limit: float):
-        self.scratch, lock = make_scratch()  # goes with the worker, however that ends
+        self.scratch, lock = make_scratch()  # removed when the worker ends
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as started:
-            started.callback(os.close, lock)  # the worker has it
+            started.callback(os.close, lock)  # the worker keeps its own copy
             on_failure.callback(clear, [self.scratch])
             ours, theirs = socket.socketpair()
             on_failure.callback(ours.close)
@@ -108,16 +109,16 @@ class WorkerProcess:
                 self.process = self._start([theirs.fileno(), lock], withheld)
             on_failure.pop_all()
         self.channel = Channel(ours)
-        self.owed: deque[Job] = deque()
-        self.loaded = False  # has it loaded the environment's class?
-        self._untouched: deque[int] = deque()  # numbers of jobs in the messages that it has not taken up
-        self._taken_up = 0  # jobs that are left of the message it has taken up
-        self._heard = 0  # bytes of an unfinished answer when they were last a sign of life
-        self.ended: list[int] = []  # episodes it is to be told of with the next jobs
-        self.leaving = False  # does it only play what it has?
-        self.outgrown = ""  # why its episodes have to move elsewhere
-        self.resets, self.looked_at = 0, 0  # and how many of them when its memory was looked at
-        self.hung_up: float | None = None  # when it closed the channel
+        self.pending_jobs: deque[Job] = deque()
+        self.loaded = False  # the environment factory
+        self._unstarted_lists: deque[int] = deque()  # numbers of jobs in the lists that it has not started
+        self._started_jobs = 0  # jobs left of the list that it has started
+        self._progress_bytes = 0  # bytes of a partial answer when it last reset the deadline
+        self.ended_episodes: list[int] = []  # sent with the next jobs
+        self.draining = False  # accepts no new episodes
+        self.over_memory = ""  # why its episodes must be reassigned
+        self.resets, self.resets_at_memory_check = 0, 0  # the latter: resets at the last memory check
+        self.disconnected_at: float | None = None  # time at which it closed the channel
         self._ending: threading.Thread | None = None
         self.load_limit = load_limit
         self.deadline = time.monotonic() + load_limit
@@ -128,14 +129,14 @@ class WorkerProcess:
             raise OSError("environments run in POSIX process groups, which Windows does not have: use WSL")
         path = json.dumps([folder or os.getcwd() for folder in sys.path])
         variables = {name: value for name, value in os.environ.items() if name not in withheld}
-        # -P: modules come from where the trainer takes them, not from a copy in the current folder.
+        # -P: modules are imported from the trainer's path, not from a copy in the current folder.
         try:
             return subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROGRAM, path, *map(str, descriptors), self.scratch],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,  # input() raises instead of reading the trainer's terminal
                 env={**variables, "OMP_NUM_THREADS": "1", "TMPDIR": self.scratch},
-                process_group=0,  # what an environment starts ends with its worker
+                process_group=0,  # processes that an environment starts end with the worker
             )
         except OSError as error:
             raise OSError(
@@ -146,75 +147,74 @@ class WorkerProcess:
 
     def send(self, jobs: Sequence[Job]) -> None:
         jobs_sent = [(job.number, job.episode, job.command, job.argument, job.expected) for job in jobs]
-        message = pickled((self.ended, jobs_sent))
-        self.ended = []
-        idle = not self.owed
-        self.owed += jobs
-        self._untouched.append(len(jobs))
+        message = pickled((self.ended_episodes, jobs_sent))
+        self.ended_episodes = []
+        idle = not self.pending_jobs
+        self.pending_jobs += jobs
+        self._unstarted_lists.append(len(jobs))
         self.resets += sum(job.command == "reset" for job in jobs)
         if idle and self.loaded:
-            self._start_next()
+            self._restart_deadline()
         self.channel.send(message)
 
     def flush(self) -> None:
-        """Send more of what it did not take at once."""
-        moved = self.channel.moved
+        """Send unsent bytes; progress resets the deadline of a worker without a running job."""
+        before = self.channel.bytes_transferred
         self.channel.flush()
-        if self.channel.moved > moved and self.loaded and not self.begun:
-            self._start_next()
+        if self.channel.bytes_transferred > before and self.loaded and not self.job_started:
+            self._restart_deadline()
 
     def receive(self) -> list[bytes]:
-        """What it says.
+        """Return the messages received by now.
 
         Raises:
-            EOFError: it has ended.
+            EOFError: if the worker has ended.
         """
         messages = self.channel.receive()
-        unfinished = self.channel.unfinished
-        if messages or unfinished < self._heard:
-            self._heard = 0
-        if unfinished >= self._heard + (PIECE if self._heard else 1):  # a long answer; not one that comes in drops
-            self._heard = unfinished
-            self._start_next()
+        partial_bytes = self.channel.partial_bytes
+        if messages or partial_bytes < self._progress_bytes:
+            self._progress_bytes = 0
+        if partial_bytes >= self._progress_bytes + (CHUNK_BYTES if self._progress_bytes else 1):
+            self._progress_bytes = partial_bytes  # single bytes of an answer do not reset the deadline
+            self._restart_deadline()
         return messages
 
-    def take(self, message: bytes) -> tuple[Job, Answer] | None:
-        """A job and its answer; `None` when a message says that it has loaded the environment, or else that it begins
-        with the jobs of the next message.
+    def handle(self, message: bytes) -> tuple[Job, Answer] | None:
+        """Return the job and answer in a message; `None` if it reports loading or the start of a list of jobs.
 
         Raises:
-            NoAnswerError: when it makes no sense now. What else the worker says is then worth nothing.
+            InvalidAnswerError: if the message is unexpected. The worker's further messages are then unusable.
         """
-        told = None
+        delivered = None
         if message:
             answer = decode(message)
-            if not self.begun or answer.job != self.owed[0].number:
-                raise NoAnswerError("an answer that nobody is owed")
-            told = self.owed.popleft(), answer
-            self._taken_up -= 1
+            if not self.job_started or answer.job != self.pending_jobs[0].number:
+                raise InvalidAnswerError("an answer to no pending job")
+            delivered = self.pending_jobs.popleft(), answer
+            self._started_jobs -= 1
         elif self.loaded:
-            if self.begun or not self._untouched:
-                raise NoAnswerError("it takes up jobs that it was not given")
-            self._taken_up = self._untouched.popleft()
+            if self.job_started or not self._unstarted_lists:
+                raise InvalidAnswerError("a start of jobs that were not sent")
+            self._started_jobs = self._unstarted_lists.popleft()
         self.loaded = True
-        self._start_next()
-        return told
+        self._restart_deadline()
+        return delivered
 
     @property
-    def begun(self) -> bool:
-        """Has it begun with the next job? Until then none can have killed it."""
-        return self._taken_up > 0
+    def job_started(self) -> bool:
+        """Whether the next job is running; if not, no job can have killed the worker."""
+        return self._started_jobs > 0
 
-    def _start_next(self) -> None:
-        """Its next job has its time from now on."""
-        if self.loaded and self.owed:
-            self.deadline = time.monotonic() + self.owed[0].limit
+    def _restart_deadline(self) -> None:
+        """Start the time limit of the next job."""
+        if self.loaded and self.pending_jobs:
+            self.deadline = time.monotonic() + self.pending_jobs[0].limit
 
     def is_dead(self) -> bool:
         return self.process.poll() is not None
 
     def memory(self) -> int:
-        """Resident bytes of the process and of what it started; 0 when it has died."""
+        """Return the resident bytes of the process and its children; 0 if it has died."""
         try:
             process = psutil.Process(self.process.pid)
             return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
@@ -222,12 +222,11 @@ class WorkerProcess:
             return 0
 
     def end(self, patience: float = 0.0, wait: float = 0.1) -> int | None:
-        """Close the channel, and kill the process unless it ends by itself in time, and whatever it started or left.
+        """Close the channel and end the process, its children and its files; return its exit status if it has ended.
 
-        What takes longer than `wait` seconds goes on in a thread: nobody waits for a process that takes its time.
-
-        Returns:
-            Its exit status, if it has one by now.
+        Args:
+            patience: seconds for the process to end by itself before it is killed.
+            wait: seconds to wait here; the rest happens in a thread.
         """
         if self._ending is None:
             self.channel.close()
@@ -243,7 +242,7 @@ class WorkerProcess:
     def _stop(self, patience: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # no process of the group is left
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the process group is empty
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()  # it may have left its group
         self.process.wait()
@@ -253,19 +252,19 @@ class WorkerProcess:
         return self._ending is None
 
     @property
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         return self._ending is not None and not self._ending.is_alive()
 
 
 def end_all(workers: list[WorkerProcess], owner: int) -> None:
-    """End all workers at the same time, unless this process is a fork of the one that plays with them.
+    """End all workers at the same time, unless this process is a fork of their owner.
 
-    No thread is started: it may be the interpreter's end.
+    No thread is started, since the interpreter may be shutting down.
     """
     if os.getpid() != owner:
         return
     for worker in workers:
-        worker.channel.close()  # all learn it at the same time
+        worker.channel.close()  # all at once, so that they end in parallel
     deadline = time.monotonic() + 2.0
     for worker in workers:
         patience = max(0.0, deadline - time.monotonic())
@@ -277,8 +276,8 @@ def end_all(workers: list[WorkerProcess], owner: int) -> None:
     workers.clear()
 
 
-def how_it_ended(status: int) -> str:
-    """An exit status in words."""
+def describe_exit(status: int) -> str:
+    """Return a description of an exit status."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -288,5 +287,5 @@ def how_it_ended(status: int) -> str:
 
 
 def usable_cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
