@@ -49,8 +49,8 @@ class G2POConfig(GRPOConfig):
             to 0: returns use the values of the states that followed, which is less noisy if state keys show all that
             matters, and wrong if they do not; see `g2po_trl.credit.values`. `g2po report` tests a run's keys.
         advantage_estimator: `"g2po"`, or a baseline: `"gigpo"`, `"grpo"` (whole episodes), `"rloo"` (leave-one-out,
-            never scaled), `"graphgpo"`, `"hgpo"`, `"crbc"`; docs/method.md has their equations. An `advantage_fn`
-            given to the trainer replaces it, and the options of the built-in estimators are then refused.
+            never scaled), `"graphgpo"`, `"hgpo"`, `"crbc"`, `"rewardflow"`; docs/method.md has their equations. An
+            `advantage_fn` given to the trainer replaces it; the options of the built-in estimators are then refused.
         estimator_kwargs: options of the estimator, which are the parameters of its function; docs/method.md lists
             them. G2PO: `node_centric`, `edge_centric` and `aggregate`, `False` in the paper's ablations, and
             `episode_statistics`, `"trajectory"` (the paper's equations) or `"step"` (the released code; long episodes

@@ -9,6 +9,7 @@ from letter_graphs import HAND, episode, graph_of, random_groups
 
 from g2po_trl import Trajectory, crbc, episode_advantage, gigpo, graphgpo, grpo, hgpo, node_advantage
 from g2po_trl.credit.estimators.graphgpo import success_distance
+from g2po_trl.credit.estimators.rewardflow import propagated_rewards, rewardflow
 
 SCALES = [True, False]
 
@@ -81,6 +82,24 @@ def slow_graphgpo(group, scale, weight, omega) -> list[float]:
     return [a + weight * x for a, steps in zip(slow_episode(group, scale), parts) for x in steps]
 
 
+def slow_rewardflow(group, scale, weight, decay) -> list[float]:
+    """V by breadth-first search from each end of a trajectory, backwards over the set of edges."""
+    edges = {edge for t, steps in zip(group, transitions(group)) if whole(t) for edge in steps}
+    worth = {end: 0.0 for edge in edges for end in edge}
+    for number, trajectory in enumerate(group):
+        if not (whole(trajectory) and trajectory.steps):
+            continue
+        seen, level = {("end", number)}, 0
+        reached = set(seen)
+        while reached:
+            for node in reached:
+                worth[node] = max(worth[node], decay**level * trajectory.reward)
+            reached = {node for node, after in edges if after in reached} - seen
+            seen, level = seen | reached, level + 1
+    parts = slow_comparison(group, worth, scale, 1) if worth else [[0.0] * len(t.steps) for t in group]
+    return [a + weight * x for a, steps in zip(slow_episode(group, scale), parts) for x in steps]
+
+
 def slow_hgpo(group, scale, gamma, history, alpha) -> list[float]:
     def contexts(trajectory, j):
         keys = [step.key for step in trajectory.steps]
@@ -146,6 +165,11 @@ def test_equal_to_slow_implementations(seed, scale):
     graph = graph_of(*groups, gamma=gamma)
     for name, actual, slow in (
         ("graphgpo", graphgpo(graph, weight, scale, omega=omega), lambda g: slow_graphgpo(g, scale, weight, omega)),
+        (
+            "rewardflow",
+            rewardflow(graph, weight, scale, decay=omega),
+            lambda g: slow_rewardflow(g, scale, weight, omega),
+        ),
         ("hgpo", hgpo(graph, scale, 0.0, history, alpha), lambda g: slow_hgpo(g, scale, gamma, history, alpha)),
         (
             "crbc",
@@ -181,6 +205,22 @@ def test_graphgpo_by_hand():
     expected = np.array([4, 4, -4]) / (np.sqrt(32) + 1e-6) + np.array([1.5, 0, -1.5]) / (np.sqrt(4.5) + 1e-6)
     np.testing.assert_allclose(graphgpo(graph, omega=0.5), expected, rtol=1e-12)
     np.testing.assert_allclose(graphgpo(graph, 2.0, False), [4 + 0.792, 4, -4 - 0.792], rtol=1e-12)  # 0.8, 0.008
+
+
+def test_rewardflow_by_hand():
+    """k is worth 4 at decay 1/2, h 2: the two ways out of h lead to 4 and 0."""
+    graph = graph_of(HAND)
+    assert propagated_rewards(graph, 0.5).tolist() == [2, 4, 8, 0]
+    np.testing.assert_array_equal(rewardflow(graph, scale_by_std=False, decay=0.5), [4 + 2, 4, -4 - 2])
+    with pytest.raises(ValueError, match="decay is 1.0: set it above 0 and below 1"):
+        rewardflow(graph, decay=1.0)
+
+
+def test_rewardflow_takes_the_largest_discounted_reward():
+    """From a the near reward of 4 is worth 2, the far one of 10 is worth 1.25 at decay 1/2, and 5.12 at 0.8."""
+    graph = graph_of([episode("a", 4.0), episode("abc", 10.0)])
+    assert propagated_rewards(graph, 0.5).tolist() == [2, 2.5, 5, 4, 10]
+    np.testing.assert_allclose(propagated_rewards(graph, 0.8)[0], 5.12)
 
 
 def test_hgpo_by_hand():

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from g2po_trl import StateGraph, Step, Trajectory, crbc, g2po, gigpo, graphgpo, grpo, hgpo, rloo
+from g2po_trl.credit.estimators.rewardflow import rewardflow
 
 GOLDEN_ADVANTAGES = Path(__file__).parents[3] / "shared" / "golden" / "g2po_advantages.json"
 RELEASED = {"invalid_action_penalty": 0.1, "episode_statistics": "step"}
@@ -23,6 +24,8 @@ ESTIMATORS = {
     "rloo with penalty": lambda graph: rloo(graph, invalid_action_penalty=0.1),
     "graphgpo": graphgpo,
     "graphgpo with step statistics": lambda graph: graphgpo(graph, **RELEASED),
+    "rewardflow": rewardflow,
+    "rewardflow with step statistics": lambda graph: rewardflow(graph, **RELEASED),
     "hgpo": hgpo,
     "hgpo unscaled, long history": lambda graph: hgpo(graph, False, 0.1, history_length=5, depth_exponent=2.0),
     "crbc": crbc,

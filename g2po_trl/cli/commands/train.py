@@ -39,7 +39,7 @@ batch       --num_generations N        episodes of one task, a group
                                        groups an iteration = processes x both / num_generations
             --max_tokens_per_micro_batch N   memory of the update
 learning    --learning_rate X  --beta X (KL)  --gamma X  --value_lambda X  --step_advantage_weight X
-            --advantage_estimator g2po|gigpo|grpo|rloo|graphgpo|hgpo|crbc
+            --advantage_estimator g2po|gigpo|grpo|rloo|graphgpo|hgpo|crbc|rewardflow
 episodes    --max_turns N  --history_length N  --max_prompt_length N  --max_completion_length N
             --temperature X  --eval_temperature X  --invalid_action_penalty X
 generation  --use_vllm --vllm_mode colocate|server  --vllm_gpu_memory_utilization X  --vllm_servers URL …

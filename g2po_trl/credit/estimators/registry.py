@@ -18,6 +18,7 @@ from .gigpo import gigpo
 from .graphgpo import graphgpo
 from .grpo import grpo
 from .hgpo import hgpo
+from .rewardflow import rewardflow
 from .rloo import rloo
 
 ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
@@ -28,6 +29,7 @@ ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
     "graphgpo": graphgpo,
     "hgpo": hgpo,
     "crbc": crbc,
+    "rewardflow": rewardflow,
 }
 COMPARE_EPISODES = frozenset({"grpo", "rloo"})  # keys of states make no difference to them
 USE_NODE_VALUES = frozenset({"g2po"})  # `value_lambda` makes no difference to others
