@@ -1,7 +1,7 @@
 """Credit: the trajectories of a group go in, one number a step comes out.
 
-The way through it: state keys → `StateGraph` → values of its nodes → advantages. numpy and xxhash are all it needs: no
-torch, no trainer, nothing else of this package but `Trajectory`, so that any framework can use it (docs/elsewhere.md).
+State keys → `StateGraph` → values of its nodes → advantages (`estimators`). Needs numpy, xxhash and `Trajectory` only,
+so that any framework can use it (docs/elsewhere.md).
 """
 
 from .estimators.common import episode_advantage

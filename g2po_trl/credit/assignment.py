@@ -1,4 +1,4 @@
-"""A rollout's trajectories go in, an advantage for each of its steps comes out."""
+"""From a rollout's trajectories to the graph of all ranks, and back to the advantages of one rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_simil
 
 
 class Credit:
-    """State keys -> graph -> values -> advantages, with the settings of a run. The same on every rank.
+    """Settings of a run for state keys, graph and estimator. The same on every rank.
 
     Args:
         estimator: `StateGraph -> array(num_steps)`; `None` where advantages come from elsewhere (PPO's critic).
-        num_generations: members of a group.
+        gamma: discount.
+        num_generations: trajectories of a group.
         value_lambda: λ of the node values, see `StateGraph.from_groups`.
-        state_key: `Step -> str`, in place of the environment's key or the observation. state_key_ignores,
-            state_similarity: see `G2POConfig`.
-        gather: a list of each rank -> the lists of all, joined. `list` for one rank.
+        state_key: `Step -> str`, in place of the environment's key or the observation.
+        state_key_ignores: details that keys leave out, see `NormalisedKey`.
+        state_similarity: similarity from which keys are merged, see `merge_similar`.
+        gather: concatenates a list over all ranks. `list` for one rank.
     """
 
     def __init__(
@@ -41,9 +43,9 @@ class Credit:
         self.state_similarity, self.gather = state_similarity, gather
 
     def records(self, trajectories: Sequence[Trajectory], groups: Sequence[Hashable]) -> list[TrajectoryRecord]:
-        """What all ranks' graph is made of: each rank brings its trajectories, in order of their groups' numbers.
+        """Return the records of all ranks' trajectories, each rank's in the order of the groups' numbers.
 
-        Sets the steps' `state_key` where they are not the environment's own.
+        Sets `state_key` of the steps if keys are configured.
         """
         if self.state_key is not None:
             assign_keys(trajectories, self.state_key)
@@ -53,7 +55,7 @@ class Credit:
         return self.gather([record(trajectory) for trajectory in trajectories])
 
     def graph_of_rank(self, groups: Sequence[Sequence[Trajectory]]) -> StateGraph:
-        """The graph of a rank's own groups, with mean returns. Changes no step, and gathers nothing."""
+        """Return the graph of a rank's own groups, with mean returns. Changes no step and gathers nothing."""
         if self.state_key is not None:
             groups = [
                 [replace(t, steps=[replace(s, state_key=self.state_key(s)) for s in t.steps]) for t in group]
@@ -62,15 +64,15 @@ class Credit:
         return StateGraph.from_groups(groups, self.gamma)
 
     def graph(self, records: Sequence[TrajectoryRecord]) -> StateGraph:
-        """The graph of all ranks' groups, with the values that are asked for."""
+        """Return the graph of all ranks' groups, with values of the configured `value_lambda`."""
         return StateGraph.from_records(groups_of(records, self.num_generations), self.gamma, self.value_lambda)
 
 
 def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list[Sequence[TrajectoryRecord]]:
-    """The groups of a rollout's records, gathered over all ranks: `num_generations` in a row.
+    """Return the groups of all ranks' records: `num_generations` consecutive ones each.
 
     Raises:
-        RuntimeError: when a group would hold several tasks.
+        RuntimeError: if a group has several tasks.
     """
     groups = [records[i : i + num_generations] for i in range(0, len(records), num_generations)]
     for group in groups:
@@ -85,10 +87,10 @@ def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list
 def advantages_of_rank(
     advantages: np.ndarray, records: Sequence[TrajectoryRecord], first: int, count: int
 ) -> np.ndarray:
-    """Those of the steps of `count` trajectories, from the `first` of all ranks' `records` on.
+    """Return the advantages of `count` trajectories, from number `first` of all ranks' `records` on.
 
     Raises:
-        ValueError: for advantages that are not one finite number a step of all ranks.
+        ValueError: unless `advantages` has one finite number for each step of all ranks.
     """
     lengths = [len(record.keys) for record in records]
     check_advantages(advantages, sum(lengths))
@@ -97,7 +99,11 @@ def advantages_of_rank(
 
 
 def check_advantages(advantages: np.ndarray, num_steps: int) -> None:
-    """Raises ValueError for what is not one finite number a step."""
+    """Check that there is one finite number a step.
+
+    Raises:
+        ValueError: otherwise.
+    """
     if advantages.shape != (num_steps,):
         raise ValueError(
             f"advantage_fn returned shape {advantages.shape}; it must return one number a step: ({num_steps},)"

@@ -1,27 +1,27 @@
-"""The state graph: what the trajectories of a group have in common.
+"""The state graph of a group of trajectories: its nodes are states, its edges are steps.
 
     trajectory 0   hall ──▶ kitchen ──▶ fridge ──▶ ◉ 10
     trajectory 1   hall ──▶ kitchen ──▶ hall ──▶ bedroom ──▶ ◉ 0
 
-A *node* is a state that some trajectory of a group was in, an *edge* is one step: from the node it was taken in to the
-node it led to. Here the group has four nodes; `hall` is visited three times, and each trajectory ends in a terminal
-node (◉) of its own, which is worth what the episode paid.
+A *node* is a state that a trajectory of the group visited. An *edge* is a step, from the node in which it was taken
+to the next node. This group has four nodes; `hall` is visited three times. Each trajectory ends in a terminal
+node (◉) of its own, of value R, the episode's reward.
 
-- Two steps are in the same node when they belong to the same group and their keys (`Step.key`) are equal. Groups never
+- Two steps are in the same node if they belong to the same group and their keys (`Step.key`) are equal. Groups never
   mix: the same text under two tasks is two nodes.
-- Keys are compared by a 128-bit hash, so a rank can send its part of a group without the texts.
-- A step's return is gamma^(T-j+1) R: the last step (j = T) has gamma R. A node's value is the mean return over all
-  its visits, each visit of a loop included; with `value_lambda` < 1 it is the mean of lambda-returns, which take over
-  from the values of the states that followed (`values.py`).
+- Keys are compared by a 128-bit hash, so that ranks exchange no texts.
+- The return of step j is gamma^(T-j+1) R, hence gamma R of the last step (j = T). The value of a node is the mean
+  return over all its visits, each visit of a loop included (the paper's V). With `value_lambda` < 1 it is the mean of
+  lambda-returns, see `values.py`.
 - A trajectory without steps has no node. If it failed with a `failure_reason` (its first prompt could not be made to
   fit), it counts in A_EP's statistics with its reward; otherwise it is refused.
 - A *branch* is an episode that continues an earlier one of its group, its *parent*, from the state before some step.
   Its steps are those after that point; they are visits like others. The parent's steps up to there have one more way
   on, and their return is the mean over all of them. A_EP compares whole episodes, without branches.
-- Trajectories with outcome `"error"` or `"lost"` keep their place in the arrays, so that arrays line up with
-  the input, but are in no node (-1), have return 0 and are masked out by `counted`. Nothing else depends on them.
+- Trajectories with outcome `"error"` or `"lost"` keep their place in the arrays, but are in no node (-1), have return 0
+  and are masked out by `counted`.
 
-The graph is built from trajectories, before any batching: no padding or copies of rows ever enter it.
+The graph is built from trajectories, before any batching: it contains no padding and no copies of rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .values import lambda_returns, lambda_values
 
 @dataclass(frozen=True)
 class TrajectoryRecord:
-    """What a graph needs of a trajectory: small and picklable, to gather groups that are spread over ranks.
+    """The data of a trajectory that a graph needs: small and picklable, for groups that are spread over ranks.
 
     Args:
         task_id: id of the task.
@@ -65,13 +65,13 @@ class TrajectoryRecord:
 
     @property
     def counted(self) -> bool:
-        """`Trajectory.counted`."""
+        """Whether the trajectory has a result, as `Trajectory.counted`."""
         return self.outcome not in UNCOUNTED
 
 
 def record(trajectory: Trajectory, with_actions: bool = False) -> TrajectoryRecord:
-    """The record of a trajectory."""
-    # Written out, and not by `Step.key`: most of the time from trajectories to advantages is spent here.
+    """Return the record of a trajectory, with its keys and, if `with_actions`, its actions hashed."""
+    # `Step.key` is inlined: most of the time from trajectories to advantages is spent here.
     digest = xxhash.xxh3_128_digest
     keys = [step.observation if step.state_key is None else step.state_key for step in trajectory.steps]
     return TrajectoryRecord(
@@ -173,7 +173,7 @@ class StateGraph:
     def from_records(
         cls, groups: Sequence[Sequence[TrajectoryRecord]], gamma: float = 0.95, value_lambda: float = 1.0
     ) -> StateGraph:
-        """The same from records. Raises the same errors as `from_groups`."""
+        """Build the graph of groups of records. Raises the same errors as `from_groups`."""
         _check(groups, gamma, value_lambda)
         records = [r for group in groups for r in group]
         lengths = np.array([len(r.keys) for r in records], dtype=np.int64)
@@ -193,7 +193,7 @@ class StateGraph:
         valid = np.fromiter(chain.from_iterable(r.valid for r in records), dtype=bool, count=len(trajectory))
         steps_left = lengths[trajectory] - position  # T - j + 1
         returns = np.where(counted, gamma**steps_left * rewards[trajectory], 0.0)
-        _add_ways_on(returns, parent, start, lengths, trajectory_counted, gamma)
+        _average_continuations(returns, parent, start, lengths, trajectory_counted, gamma)
 
         keys = np.frombuffer(b"".join(chain.from_iterable(r.keys for r in records)), dtype=np.uint64).reshape(-1, 2)
         node = np.full(len(trajectory), -1)
@@ -285,15 +285,14 @@ class StateGraph:
         return np.where(self.counted, np.where(last, self.rewards[self.trajectory], following), 0.0)
 
     def statistics(self) -> dict[str, float]:
-        """The logged statistics, over the counted steps.
+        """Return the logged statistics, over the counted steps.
 
         Returns:
             `nodes`: nodes of all groups.
             `mean_group_size`: mean number of visits of a node.
-            `singleton_step_fraction`: fraction of steps in a node visited once, whose action is compared with no
-                other.
+            `singleton_step_fraction`: fraction of steps in nodes with one visit, which are compared with no other.
             `value_std_within_node`: root mean square distance of a step's return from the mean of its node, in units
-                of reward: what a finer key could still explain.
+                of reward. A finer key could explain at most this.
         """
         num_steps = int(self.counted.sum())
         if num_steps == 0:
@@ -309,8 +308,8 @@ class StateGraph:
 
 
 def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Node of each step, numbered by first visit, and group of each node; `keys` is (steps, 2) uint64."""
-    order = np.lexsort((keys[:, 1], keys[:, 0], group))  # stable: equal keys stay in order of their visit
+    """Return the node of each step, numbered by first visit, and the group of each node; `keys` is (S, 2) uint64."""
+    order = np.lexsort((keys[:, 1], keys[:, 0], group))  # stable: equal keys stay in the order of their visits
     rows = np.column_stack([group.astype(np.uint64), keys])[order]
     starts = np.append(True, (rows[1:] != rows[:-1]).any(axis=1))[: len(rows)]
     first_visit = order[starts]
@@ -321,7 +320,7 @@ def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.n
     return node, group[np.sort(first_visit)]
 
 
-def _add_ways_on(
+def _average_continuations(
     returns: np.ndarray,
     parent: np.ndarray,
     start: np.ndarray,
@@ -329,13 +328,13 @@ def _add_ways_on(
     counted: np.ndarray,
     gamma: float,
 ) -> None:
-    """Where a trajectory was continued by branches, the return of its steps before is the mean over all ways on."""
+    """Set the returns of steps before branches, in place, to the mean over all continuations."""
     first = np.cumsum(lengths) - lengths
     branches = [m for m in np.flatnonzero(parent >= 0) if counted[m] and counted[parent[m]] and lengths[m]]
     points: dict[tuple[int, int], list[int]] = {}
     for m in branches:
         points.setdefault((int(parent[m]), int(start[m])), []).append(int(m))
-    # From the ends: a branch comes after its parent, and a later point changes what an earlier one continues with.
+    # Backwards: a branch comes after its parent, and a later point changes the returns before it.
     for m, position in sorted(points, reverse=True):
         here = first[m] + position
         ways = [returns[here], *(returns[first[branch]] for branch in points[m, position])]

@@ -1,4 +1,4 @@
-"""Credit for other frameworks: lists in, one array an episode out, and from steps to tokens (docs/elsewhere.md)."""
+"""Advantages for other frameworks: lists in, one array an episode out, and from steps to tokens (docs/elsewhere.md)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def step_advantages(
     estimator: Callable[[StateGraph], np.ndarray] = g2po,
     **graph_options: Any,
 ) -> list[np.ndarray]:
-    """The advantage of every step of M episodes, given in any order.
+    """Return the advantage of every step of M episodes, given in any order.
 
     Args:
         keys: for each episode, the state key of each step.
-        rewards: (M,) total reward of each episode. `None`: no result; its advantages are 0, and it is in no
-            comparison.
+        rewards: (M,) total reward of each episode. `None`: no result. Its advantages are 0, and it is compared with
+            no other.
         groups: (M,) episodes with equal values are of the same task and are compared.
         valid: for each episode, whether each step's completion had the required format. Default: all.
         estimator: any `StateGraph -> (S,)`; set its options by `functools.partial`.

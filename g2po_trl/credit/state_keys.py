@@ -1,14 +1,14 @@
-"""What counts as one state: the keys that make nodes of the graph.
+"""State keys: steps with equal keys are in the same node of the graph.
 
-By default a step's key is what its environment says (`Observation.state_key`), or else its observation, letter by
-letter. Three ways to see more states as equal, in this order:
+The default key of a step is the environment's (`Observation.state_key`), or else the text of the observation. Three
+options merge more states, and are applied in this order:
 
-- the user's own function `Step -> str` (`state_key` of the trainer);
-- a normaliser, `NormalisedKey`: numbers, the order of lists, letter case (`state_key_ignores` of the configuration);
-- `merge_similar`: texts of a group that share most of their words become one node (`state_similarity`).
+- a function `Step -> str` (`state_key` of the trainer);
+- `NormalisedKey`, which ignores numbers, the order of lists or letter case (`state_key_ignores` of the configuration);
+- `merge_similar`, which merges keys of a group that share most of their words (`state_similarity`).
 
-Merging states of different worth costs more than it gains (docs/benchmarks.md), and "the drawer 1 is open" and "the
-drawer 1 is closed" are nearly the same text. Look at `graph/value_std_within_node` when keys get coarser.
+Merging states of different value costs more than it gains (docs/benchmarks.md): "the drawer 1 is open" and "the drawer
+1 is closed" are nearly the same text. Watch `graph/value_std_within_node` with coarser keys.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NormalisedKey:
         list_order: sort lists: items with articles ("a mug 1, a plate 2 and some bread"), items in square brackets,
             and consecutive lines that begin with a bullet or a number.
         case: ignore letter case.
-        key: what is normalised. `None`: the step's own key.
+        key: `Step -> str`, the key to normalise. `None`: the step's own key.
     """
 
     numbers: bool = True
@@ -64,7 +64,7 @@ class NormalisedKey:
 
 
 def make_state_key(state_key: Callable[[Step], str] | None, ignores: Iterable[str] | None) -> Callable | None:
-    """The user's function and the normaliser in one; `None` when keys stay as they are."""
+    """Return the user's function with the normaliser applied to it; `None` if keys are not changed."""
     if not ignores:
         return state_key
     return NormalisedKey(**{name: name in ignores for name in IGNORABLE}, key=state_key)
@@ -74,7 +74,7 @@ def assign_keys(trajectories: Iterable[Trajectory], key: Callable[[Step], str]) 
     """Write `key(step)` into every step's `state_key`.
 
     Raises:
-        TypeError: when it is no text.
+        TypeError: if it is not a string.
     """
     for trajectory in trajectories:
         for step in trajectory.steps:
@@ -88,7 +88,7 @@ def assign_keys(trajectories: Iterable[Trajectory], key: Callable[[Step], str]) 
 
 
 def keys_of_groups(trajectories: Iterable[Trajectory], groups: Iterable[int]) -> dict[int, set[str]]:
-    """The distinct keys of each group; trajectories without a result are in no graph and left out."""
+    """Return the distinct keys of each group, without trajectories that are not counted."""
     keys: dict[int, set[str]] = {}
     for trajectory, group in zip(trajectories, groups):
         if trajectory.counted:
@@ -102,12 +102,13 @@ def merge_similar_keys(
     threshold: float,
     gathered: Sequence[Mapping[int, Iterable[str]]] | None = None,
 ) -> None:
-    """Make near-duplicates within a group one node: each step's key becomes its representative's.
+    """Replace each step's key by its representative within the group, in place.
 
     Args:
+        trajectories: of this rank.
         groups: group of each trajectory.
         threshold: see `merge_similar`.
-        gathered: `keys_of_groups` of every rank, when groups are spread over ranks.
+        gathered: `keys_of_groups` of every rank, if groups are spread over ranks.
     """
     parts = [keys_of_groups(trajectories, groups)] if gathered is None else gathered
     merged = {
@@ -120,22 +121,23 @@ def merge_similar_keys(
 
 
 def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
-    """Each distinct text's representative.
+    """Return the representative of each distinct text.
 
-    In sorted order, a text joins the most similar representative before it when their similarity is at least
-    `threshold`, and else becomes one. So the result depends on the texts alone, and every text is similar to its
+    In sorted order, a text joins the most similar representative before it if their similarity is at least
+    `threshold`, and else becomes a representative. The result depends on the texts alone. Every text is similar to its
     representative; two texts of a node may be less similar to each other.
 
-    Similarity is the share of common word pairs (Jaccard). Candidates come from MinHash and locality-sensitive hashing
-    (the `datasketch` library), so that the cost grows with the number of distinct texts, not with its square; a pair
-    above the threshold is missed with small probability, the smaller the more similar.
+    Similarity is the fraction of common word pairs (Jaccard). Candidates come from MinHash and locality-sensitive
+    hashing (the `datasketch` library), so that the cost grows linearly with the number of distinct texts. A pair above
+    the threshold is missed with a small probability.
 
     Args:
+        texts: keys of a group.
         threshold: in (0, 1]; 1 leaves all texts apart.
 
     Raises:
-        ValueError: for another threshold.
-        ImportError: when datasketch is not installed.
+        ValueError: if `threshold` is out of range.
+        ImportError: if datasketch is not installed.
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"state_similarity is {threshold}: set it above 0 and at most 1 (1: equal keys only)")
@@ -147,7 +149,7 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
     except ImportError as error:
         raise ImportError("state_similarity below 1 needs datasketch: pip install datasketch") from error
 
-    # Recall matters, so less similar texts are proposed too: the exact comparison finds them out.
+    # A lower threshold here, for recall: the exact comparison below rejects the rest.
     index = MinHashLSH(threshold=0.8 * threshold, num_perm=_PERMUTATIONS, weights=(0.05, 0.95))
     pairs_of = [word_pairs(text) for text in texts]
     sketches = MinHash.bulk([[pair.encode("utf-8", "replace") for pair in pairs] for pairs in pairs_of])
@@ -164,13 +166,13 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
 
 
 def word_pairs(text: str) -> set[str]:
-    """Neighbouring words of a text, its ends included."""
+    """Return the pairs of neighbouring words of a text, its ends included."""
     words = ["", *_WORD.findall(text.lower()), ""]
     return {f"{first} {second}" for first, second in zip(words, words[1:])}
 
 
 def similarity(pairs: set[str], others: set[str]) -> float:
-    """Jaccard: common by all."""
+    """Return the Jaccard similarity: common pairs / all pairs."""
     common = len(pairs & others)
     return common / (len(pairs) + len(others) - common)
 
@@ -180,9 +182,9 @@ def _sorted_items(items: Iterable[str]) -> list[str]:
 
 
 def _sort_lists(text: str) -> str:
-    """Clauses whose end is a list: "you see a mug 1, a plate 2, and some bread", two or more items with articles.
+    """Sort the list at the end of each clause: "you see a mug 1, a plate 2, and some bread".
 
-    In time linear in the text's length: what an environment or a model writes must not stop the trainer.
+    A list has two or more items with articles. Takes time linear in the length, whatever the environment writes.
     """
     ends = [cut.start() for cut in _CUT.finditer(text) if cut["end"]]
     starts = [0, *(end + 1 for end in ends)]

@@ -3,13 +3,13 @@
     G_j = γ [(1 − λ) V(s_{j+1}) + λ G_{j+1}]      V(s) = mean of G over the visits of s      V = G = R at the end
 
 λ = 1 is the paper: G is the discounted return, V its mean (Monte Carlo). λ = 0 is the fixed point of the group's
-transitions, V(s) = γ · mean V(s'), what batch TD(0) converges to (the certainty-equivalence estimate): a state reached
-once that led to one visited twenty times is worth what that one is worth. In between, a share λ of what really
-followed is kept, which protects against keys that hide what matters.
+transitions, V(s) = γ · mean V(s'), to which batch TD(0) converges (the certainty-equivalence estimate): a state
+visited once takes over the value of the state that followed, which may have been visited twenty times. Values of λ in between
+weigh the returns that followed with λ, which protects against state keys that hide relevant differences.
 
-Unlike TD learning nothing is learned over time: the equations of each group are solved, exactly. Small groups by
-elimination, many at a time; large ones by sweeps, whose time grows with the steps and not with the cube of the nodes,
-and by elimination where sweeps would take longer: long episodes with loops and little discount.
+The equations of each group are solved, not learned over time. Small groups are solved by elimination, many at a time.
+Large groups are solved by sweeps, whose time grows with the steps instead of the cube of the nodes; or by elimination
+if sweeps would take longer, as in long episodes with loops and little discount.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Measured: from here on sweeps are faster. And how many coefficients are held at a time (128 MB); a group that needs
-# more is only swept.
+# Number of nodes from which sweeps are faster (measured), and maximum number of coefficients in memory (128 MB). Groups
+# that need more are only swept.
 _LARGE = 250
 _COEFFICIENTS = 16_000_000
-# Measured, in units of a step's part of a sweep: a call of numpy, and elimination by the cube of the nodes.
+# Cost of a numpy call, and of elimination per cubed node, in units of a sweep's cost per step (measured).
 _CALL, _CUBE = 150, 1 / 300
-# A sweep that changes no value by more than this share of the largest reward is the last; weights below it are left
-# out.
+# Sweeps end when no value changes by more than this fraction of the largest reward. Smaller weights are left out.
 _NEGLIGIBLE = 1e-14
 
 
@@ -37,10 +36,9 @@ def lambda_values(
     gamma: float,
     value_lambda: float,
 ) -> np.ndarray:
-    """Values of all nodes for λ < 1.
+    """Return the values of all nodes for λ < 1.
 
-    Shapes: S steps, those of a trajectory one after the other, trajectories of a group one after the other; N nodes;
-    M trajectories.
+    Shapes: S steps, ordered by group, trajectory and position; N nodes; M trajectories.
 
     Args:
         node: (S,) node of a step.
@@ -74,12 +72,13 @@ def lambda_values(
 
 
 def lambda_returns(next_values: np.ndarray, last: np.ndarray, gamma: float, value_lambda: float) -> np.ndarray:
-    """G of each step, from the value of the node it led to (R for a last step).
+    """Return the lambda-return G of each step.
 
     Args:
-        next_values: (S,) V(s_{j+1}), steps of a trajectory one after the other.
+        next_values: (S,) V(s_{j+1}), or R for a last step; ordered by trajectory and position.
         last: (S,) bool, the last step of each trajectory.
-        gamma, value_lambda: γ and λ.
+        gamma: γ.
+        value_lambda: λ.
 
     Returns:
         (S,) float64.
@@ -91,14 +90,14 @@ def lambda_returns(next_values: np.ndarray, last: np.ndarray, gamma: float, valu
 
 
 def _from_the_end(last: np.ndarray) -> list[np.ndarray]:
-    """The steps before the last of all trajectories, then those before them, and so on."""
+    """Return, for k = 1, 2, …, the indices of the k-th steps before the last ones."""
     ends = np.flatnonzero(last)
     before = np.diff(ends, prepend=-1) - 1  # steps of each trajectory before its last
     return [(ends - k)[before >= k] for k in range(1, before.max(initial=0) + 1)]
 
 
 def _batches(nodes: np.ndarray) -> Iterator[np.ndarray]:
-    """Groups that have nodes, those of like size together: a batch is padded to its largest."""
+    """Yield batches of groups with similar numbers of nodes, since a batch is padded to its largest group."""
     order = np.argsort(nodes, kind="stable")[::-1]
     order = order[nodes[order] > 0]
     while len(order):
@@ -110,9 +109,9 @@ def _batches(nodes: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _eliminate(worth, node, next_node, node_group, groups, gamma, value_lambda) -> None:
-    """Solve the equations of `groups`, whose steps are given.
+    """Solve the equations of `groups`, in place, by elimination.
 
-    Written out, G_j = Σ_k γ (γλ)^k (1 − λ) V(s_{j+1+k}) + γ (γλ)^(T−j) R: a coefficient for each state that followed.
+    With G_j = Σ_k γ (γλ)^k (1 − λ) V(s_{j+1+k}) + γ (γλ)^(T−j) R, each later state has a coefficient.
     """
     num_nodes = len(node_group)
     number_of = np.full(node_group[-1] + 1, -1)
@@ -130,13 +129,13 @@ def _eliminate(worth, node, next_node, node_group, groups, gamma, value_lambda) 
     shares = gamma * (gamma * value_lambda) ** np.arange(left.max() + 1)
     constant = np.bincount(row, shares[left] * worth[next_node[np.arange(len(node)) + left]], minlength=size)
 
-    # The steps followed by most come first: those with a state k steps on are the first `count[k]`.
+    # Steps with more successors come first: the first `count[k]` have a state k steps later.
     order = np.argsort(-left, kind="stable")
     count = np.searchsorted(-left[order], -np.arange(len(shares)))
     count = count[: np.count_nonzero((shares > _NEGLIGIBLE) & (count > 0))]
     first, column_of_next = row[order] * width, column[np.minimum(next_node, num_nodes - 1)]
     coefficients = np.zeros(size * width)
-    for some in _runs(count):  # long episodes have many: never all at once
+    for some in _runs(count):  # in parts: long episodes have many
         place = np.concatenate([first[: count[k]] + column_of_next[order[: count[k]] + k] for k in some])
         coefficients += np.bincount(place, np.repeat((1 - value_lambda) * shares[some], count[some]), size * width)
     visits = np.bincount(row, minlength=size)
@@ -147,24 +146,24 @@ def _eliminate(worth, node, next_node, node_group, groups, gamma, value_lambda) 
 
 
 def _runs(count: np.ndarray) -> list[np.ndarray]:
-    """The places of `count` in runs whose counts add up to about `_COEFFICIENTS` at most."""
+    """Return the indices of `count` in runs whose counts add up to about `_COEFFICIENTS` at most."""
     if not len(count):
         return []
     return np.split(np.arange(len(count)), np.flatnonzero(np.diff(np.cumsum(count) // _COEFFICIENTS)) + 1)
 
 
 def _sweep(worth, node, next_node, node_group, solvable, gamma, value_lambda) -> list[int]:
-    """Repeat the equations until they hold. Every state has a way to an end, so they close in, at gamma = 1 too.
+    """Solve the equations by iteration, in place. It converges for gamma = 1, too: every state leads to an end.
 
     Returns:
-        The groups, `solvable` ones, for which that would take longer than elimination: their values are unfinished.
+        The `solvable` groups for which elimination is faster. Their values are unfinished.
     """
     num_nodes = len(node_group)
     numbers, node = np.unique(node, return_inverse=True)
     group = node_group[numbers]
     visits = np.bincount(node)
     last = next_node >= num_nodes
-    # The value of a state visited once is the lambda-return from it: a chain of such states takes one sweep.
+    # The value of a state visited once equals its lambda-return: a chain of such states takes one sweep.
     visits_of_next = np.bincount(numbers, visits, minlength=num_nodes)[np.minimum(next_node, num_nodes - 1)]
     own = gamma * np.where(last, 0.0, np.where(visits_of_next == 1, 1.0, value_lambda))
     share = gamma - own

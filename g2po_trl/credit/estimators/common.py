@@ -55,6 +55,7 @@ def compare(
     """Return each step's value, standardised within its set of steps.
 
     Args:
+        graph: S steps.
         values: (S,) one number a step.
         sets: (S,) number of a step's set. A set lies within one group.
         scale_by_std: divide by the standard deviation of the set.

@@ -30,7 +30,9 @@ def crbc(
     Args:
         graph: S steps. Its values and its discount are not used.
         value_weight: w.
-        scale_by_std, invalid_action_penalty, episode_statistics: as in `g2po`.
+        scale_by_std: as in `g2po`.
+        invalid_action_penalty: as in `g2po`.
+        episode_statistics: as in `g2po`.
         gamma: discount of the values.
         least_std: lower bound of the standard deviation, as a fraction of the group's largest reward. The default is
             g2po-trl's; the authors' value is not published.

@@ -27,7 +27,10 @@ def graphgpo(
 
     Args:
         graph: S steps.
-        step_weight, scale_by_std, invalid_action_penalty, episode_statistics: as in `g2po`.
+        step_weight: as in `g2po`.
+        scale_by_std: as in `g2po`.
+        invalid_action_penalty: as in `g2po`.
+        episode_statistics: as in `g2po`.
         omega: discount for each further step to a success, in (0, 1). The authors use 0.1 for ALFWorld, 0.2 for
             WebShop and 0.8 for Sokoban.
 
