@@ -347,8 +347,10 @@ class G2POConfig(GRPOConfig):
 
     @property
     def optimizer_steps_per_iteration(self) -> int:
-        """Steps that transformers counts (`global_step`) between two rollouts. Each is one of the optimizer, or with
-        `mini_batch_size` one pass over the rollout."""
+        """Steps that transformers counts (`global_step`) between two rollouts.
+
+        A step is an optimizer step or, with `mini_batch_size`, a pass over the rollout.
+        """
         return max(1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps)
 
     @property

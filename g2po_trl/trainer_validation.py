@@ -1,4 +1,4 @@
-"""What `G2POTrainer` refuses: arguments, models, fields that were changed too late, rollouts that teach nothing."""
+"""Checks of `G2POTrainer`: arguments, models, fields changed after they were read, rollouts without results."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from .utils.trl_compat import name_or_path_of
 
 
 def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:
-    """What can be refused before anything is loaded.
+    """Check the trainer's arguments before anything is loaded.
 
     Raises:
-        TypeError: for another trainer's arguments. ValueError: for what does not go together.
+        TypeError: for arguments of other trainers.
+        ValueError: for arguments that exclude each other.
     """
     if not isinstance(args, G2POConfig):
         raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
@@ -81,7 +82,7 @@ def _check_pool_kwargs(kwargs: Mapping[str, Any]) -> None:
             raise ValueError(f"environment_pool_kwargs has {name}={value!r}: set it above 0, or to None")
 
 
-# Fields of agent training that are read whenever they are needed. TRL or the trainer's parts have read all others.
+# Fields of agent training that are read whenever they are needed. TRL or the trainer's parts read all others once.
 _READ_LATE = {
     *("top_p", "top_k", "min_p", "repetition_penalty", "stop_sequences", "mask_truncated_completions"),
     *("eval_temperature", "other_eval_temperatures", "eval_top_p", "eval_top_k", "eval_seed", "max_error_rate"),
@@ -91,20 +92,24 @@ _READ_ONCE = ("output_dir", "per_device_train_batch_size", "gradient_accumulatio
 
 
 def settings_of_parts(args: G2POConfig) -> dict[str, Any]:
-    """What the parts are made with, to be compared with later."""
+    """Return the fields that the trainer's parts read once, for `check_unchanged`."""
     names = {field.name for field in fields(args)} - {field.name for field in fields(TrainingArguments)} - _READ_LATE
     values = {name: getattr(args, name) for name in (*sorted(names), *_READ_ONCE)}
     return {name: copy(value) if isinstance(value, (dict, list)) else value for name, value in values.items()}
 
 
 def settings_of_optimizer(args: G2POConfig) -> dict[str, Any]:
-    """What the optimizer is made with, when training begins for the first time."""
+    """Return the fields that the optimizer reads when training begins, for `check_unchanged`."""
     names = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args")
     return {name: getattr(args, name) for name in names}
 
 
 def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
-    """Raises ValueError for a field that was changed since: no part would take notice, and run.json would be wrong."""
+    """Check that fields were not changed after they were read: they would have no effect, and run.json be wrong.
+
+    Raises:
+        ValueError: for the first changed field.
+    """
     for name, value in made_with.items():
         if getattr(args, name) != value:
             raise ValueError(
@@ -114,10 +119,10 @@ def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:
-    """What can be refused once TRL has made its trainer.
+    """Check tokenizer, model, sharding, schedule and dataset once TRL's constructor has run.
 
     Raises:
-        ValueError: naming what cannot be trained, and the remedy.
+        ValueError: for the first that cannot be trained with, with the remedy.
     """
     if get_chat_template(trainer.processing_class) is None:
         raise ValueError(
@@ -145,7 +150,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
 
 
 def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> None:
-    """Refuse a schedule of DeepSpeed's engine: it would count mini-batches, where `max_steps` counts rollouts.
+    """Refuse a schedule of DeepSpeed's engine: it counts mini-batches, while `max_steps` counts rollouts.
 
     Raises:
         ValueError: with `mini_batch_size` and a learning rate that is not constant.
@@ -162,13 +167,15 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
 
 
 def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
-    """Stop a run whose trajectories teach nothing. All ranks call it together.
+    """Stop a run in which too many trajectories have no result. All ranks call it together.
 
     Args:
-        records: of all ranks' trajectories. own_errors: of this rank's.
+        records: records of all ranks' trajectories.
+        own_errors: error texts of this rank's trajectories.
+        max_error_rate: fraction of trajectories.
 
     Raises:
-        RuntimeError: when more than `max_error_rate` of them are errors, or ended before their first step.
+        RuntimeError: if more than `max_error_rate` of them are errors, or ended before their first step.
     """
     records = [r for r in records if r.parent is None]
     not_begun = [r.failure_reason for r in records if r.counted and not r.keys]

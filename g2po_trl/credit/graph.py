@@ -18,8 +18,8 @@ node (◉) of its own, of value R, the episode's reward.
 - A *branch* is an episode that continues an earlier one of its group, its *parent*, from the state before some step.
   Its steps are those after that point; they are visits like others. The parent's steps up to there have one more way
   on, and their return is the mean over all of them. A_EP compares whole episodes, without branches.
-- Trajectories with outcome `"error"` or `"lost"` keep their place in the arrays, but are in no node (-1), have return 0
-  and are masked out by `counted`.
+- Trajectories with outcome `"error"` or `"lost"` keep their place in the arrays, but are in no node (-1), have return
+  0 and are masked out by `counted`.
 
 The graph is built from trajectories, before any batching: it contains no padding and no copies of rows.
 """

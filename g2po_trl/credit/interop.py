@@ -1,4 +1,4 @@
-"""Advantages for other frameworks: lists in, one array an episode out, and from steps to tokens (docs/elsewhere.md)."""
+"""Advantages for other frameworks: lists in, an array an episode out; from steps to tokens (docs/elsewhere.md)."""
 
 from __future__ import annotations
 

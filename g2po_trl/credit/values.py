@@ -4,8 +4,8 @@
 
 λ = 1 is the paper: G is the discounted return, V its mean (Monte Carlo). λ = 0 is the fixed point of the group's
 transitions, V(s) = γ · mean V(s'), to which batch TD(0) converges (the certainty-equivalence estimate): a state
-visited once takes over the value of the state that followed, which may have been visited twenty times. Values of λ in between
-weigh the returns that followed with λ, which protects against state keys that hide relevant differences.
+visited once takes over the value of the state that followed, which may have been visited twenty times. In between,
+returns that followed have weight λ, which protects against state keys that hide relevant differences.
 
 The equations of each group are solved, not learned over time. Small groups are solved by elimination, many at a time.
 Large groups are solved by sweeps, whose time grows with the steps instead of the cube of the nodes; or by elimination
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Number of nodes from which sweeps are faster (measured), and maximum number of coefficients in memory (128 MB). Groups
-# that need more are only swept.
+# Number of nodes from which sweeps are faster (measured), and maximum number of coefficients in memory (128 MB);
+# larger groups are only swept.
 _LARGE = 250
 _COEFFICIENTS = 16_000_000
 # Cost of a numpy call, and of elimination per cubed node, in units of a sweep's cost per step (measured).

@@ -96,16 +96,20 @@ class Critic:
         """Regress values on returns, `epochs` times over all rows, `mini_batches` updates each.
 
         Args:
-            prompts, old_values, returns: rows of *all* processes, in the same order on each.
-            clip_range: a value that has moved further than this from its old one, away from its return, is left
-                alone: the loss is half the larger of (V - R)^2 and (clip(V) - R)^2. `None`: plain squared error.
+            prompts: token ids of the rows of *all* processes, in the same order on each.
+            old_values: (rows,) values before the update.
+            returns: (rows,) targets.
+            clip_range: values that moved further than this from their old ones, away from their returns, have no
+                gradient: the loss is half the larger of (V - R)^2 and (clip(V) - R)^2. `None`: squared error.
+            epochs: number of passes over all rows.
+            mini_batches: updates per epoch.
             rng: in the same state on every process.
 
         Returns:
-            Means over updates: `loss`, `clip_fraction` (share of rows whose value left the range), `grad_norm`.
+            Means over updates: `loss`, `clip_fraction` (fraction of rows whose value left the range), `grad_norm`.
 
         Raises:
-            FloatingPointError: for a gradient that is not finite, on every process; the weights are as they were.
+            FloatingPointError: for a gradient that is not finite, on every process. The weights are unchanged.
         """
         lengths = [(len(prompt), 0) for prompt in prompts]
         sums, updates = np.zeros(3), 0

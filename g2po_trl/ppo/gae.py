@@ -6,11 +6,14 @@ import numpy as np
 
 
 def gae(rewards: np.ndarray, values: np.ndarray, lengths: np.ndarray, gamma: float, lam: float) -> np.ndarray:
-    """Generalised advantage estimation over the turns of episodes.
+    """Return generalised advantage estimates over the turns of episodes (Schulman et al., 2016).
 
     Args:
-        rewards, values: (S,) of each step, over trajectories, then steps.
+        rewards: (S,) reward of each step, ordered by trajectory and position.
+        values: (S,) value of each step's prompt.
         lengths: (M,) steps of each trajectory; they sum to S.
+        gamma: discount.
+        lam: λ.
 
     Returns:
         (S,) A_j = sum_k (gamma lam)^k delta_{j+k} within the step's trajectory.

@@ -7,7 +7,7 @@ of the group's graph. A turn is the unit of time:
     A_j     = delta_j + gamma lambda A_{j+1}           generalised advantage estimation (Schulman et al., 2016)
     R_j     = A_j + V(s_j)                             what the critic learns
 
-An episode that ran out of turns has ended: it was a failure, and nothing is bootstrapped from its last state.
+An episode that reached `max_turns` is a failure: its last state is not bootstrapped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .gae import gae, whiten
 
 @dataclass
 class PPOConfig(G2POConfig):
-    """Arguments of [`PPOTrainer`]: those of `G2POConfig` but the estimator's, and
+    """Arguments of [`PPOTrainer`]: fields of `G2POConfig` without the estimator's, and fields of the critic.
 
     Args:
         gae_lambda: `lambda` of generalised advantage estimation: 1 uses the discounted return, 0 the one-step target.
@@ -105,8 +105,9 @@ class PPOConfig(G2POConfig):
 
 
 class PPOTrainer(G2POTrainer):
-    """Proximal policy optimization with a critic, for each step of an episode. Arguments are those of `G2POTrainer`,
-    without `advantage_fn`.
+    """Proximal policy optimization with a critic, for each step of an episode.
+
+    Arguments are those of `G2POTrainer`, without `advantage_fn`.
 
     Raises:
         ValueError: if the model is sharded (FSDP, DeepSpeed); every process holds the whole critic.
@@ -157,7 +158,7 @@ class PPOTrainer(G2POTrainer):
         return None, "ppo"
 
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """Values of the prompts -> advantages; then the critic learns from what was played."""
+        """Return the advantages by the critic's values, then fit the critic to the rollout."""
         args, started = self.args, time.perf_counter()
         steps = [step for trajectory in trajectories for step in trajectory.steps]
         prompts = [step.prompt_ids for step in steps]

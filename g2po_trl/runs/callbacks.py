@@ -76,7 +76,7 @@ class IterationProgressCallback(TrainerCallback):
         print_line(" | ".join(parts))
 
     def _left(self, state: TrainerState) -> str:
-        """The time left, by the mean of the optimizer steps so far, evaluations between them included."""
+        """Return the time left, estimated by the mean time of an optimizer step, evaluations included."""
         if self._first is None or not self._first[1] < state.global_step < state.max_steps:
             return ""
         began, step = self._first
@@ -137,7 +137,7 @@ class CollapseStoppingCallback(TrainerCallback):
                 print_line(f"Stopping at step {state.global_step}: {reason} (over {self.patience} log lines).")
 
     def _means(self, log_history: list[dict], name: str) -> list[float]:
-        """Moving means of a metric, one for each place with `patience` values behind it."""
+        """Return the moving means of a metric over `patience` log lines."""
         values = [entry[name] for entry in log_history if entry.get(name) is not None]
         return [sum(values[i - self.patience : i]) / self.patience for i in range(self.patience, len(values) + 1)]
 
@@ -201,7 +201,7 @@ def duration(seconds: float, rough: bool = False) -> str:
 
 
 def _given(name: str, value: float | None) -> list[str]:
-    """A part of a line that is left out where there is no such number."""
+    """Return a part of a line; empty without a value."""
     return [] if value is None or math.isnan(value) else [f"{name} {_percent(value).strip()}"]
 
 

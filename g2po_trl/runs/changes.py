@@ -1,4 +1,4 @@
-"""A run that was resumed with other settings: what changed at which step, and what an earlier step was trained with.
+"""Changes of settings when a run is resumed: what changed at which step, and the settings of an earlier step.
 
 `run.json` describes the newest part of a run. Its `parts` say where each part began and what was otherwise before:
 
@@ -14,15 +14,15 @@ from typing import Any
 
 from ..utils.json import to_json
 
-# Where a run is and how it was started, not what it is trained with.
+# Entries and fields about the place and start of a run, which do not affect training.
 _NOT_SETTINGS = {"parts", "run_id", "identity"}
 _NOT_FIELDS = {"output_dir", "logging_dir", "resume_from_checkpoint", "overwrite", "eval_on_start", "run_name"}
-_NOT_FIELDS |= {"hub_token"}  # never written, and each version has another word for that
-_OF_VERSION = ("trainer", "play", "estimator", "prompt")  # a name that only one side has is another version's
+_NOT_FIELDS |= {"hub_token"}  # masked, in a way that depends on the version
+_OF_VERSION = ("trainer", "play", "estimator", "prompt")  # names on one side only come from another version
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What two descriptions of a run differ in: "section.name" -> [value before, value after], `None` for none."""
+    """Return how two descriptions of a run differ: "section.name" -> [value before, value after], `None` for none."""
     before, after = (json.loads(to_json(one)) for one in (before, after))
     changed = {}
     for section in sorted({*before} & {*after} - _NOT_SETTINGS):
@@ -41,9 +41,9 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, li
 
 
 def next_parts(run: Mapping[str, Any], step: int, description: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a run that goes on after `step` as `description` says.
+    """Return the parts of a run that is resumed after `step` with the settings of `description`.
 
-    Parts that began later are left behind: the run goes on from before them.
+    Parts that began after `step` are dropped.
     """
     parts = [part for part in parts_of(run) if part["first_step"] <= step]
     changed = changes(settings_at(run, step), description)
@@ -51,12 +51,12 @@ def next_parts(run: Mapping[str, Any], step: int, description: Mapping[str, Any]
 
 
 def parts_of(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a run, at least one."""
+    """Return the parts of a run, at least one."""
     return list(run.get("parts") or [{"first_step": 1}])
 
 
 def settings_at(run: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """The description of a run as it was at an optimizer step, counted from 1."""
+    """Return the description of a run at an optimizer step, counted from 1."""
     description = deepcopy(dict(run))
     for part in reversed(parts_of(run)):
         if part["first_step"] <= step:
@@ -72,13 +72,13 @@ def settings_at(run: Mapping[str, Any], step: int) -> dict[str, Any]:
 
 
 def description_at(run: Mapping[str, Any], iteration: int) -> dict[str, Any]:
-    """What an iteration was rolled out with: a run's description as of the iteration's first step."""
+    """Return the description of a run at the first step of an iteration, counted from 1."""
     steps = run.get("optimizer_steps_per_iteration") or 1
     return settings_at(run, (iteration - 1) * steps + 1)
 
 
 def told(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each field that changed, with its old and its new value; one that is in several sections once."""
+    """Yield a line for each changed field with its old and new value, once for a field in several sections."""
     for part in parts:
         seen = set()
         for name, (before, after) in part.get("changed", {}).items():

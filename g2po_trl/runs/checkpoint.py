@@ -30,14 +30,15 @@ _LATEST = ("true", "latest", "last")
 
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str | Path) -> str | None:
-    """The folder to resume from, or `None` to start anew.
+    """Return the folder to resume from; `None` to start from scratch.
 
     Args:
         resume_from_checkpoint: a folder; `True` or "latest": the newest in `output_dir`, which must have one; "auto":
             the newest if there is one; `None` or `False`: none.
+        output_dir: folder of the run.
 
     Raises:
-        ValueError: when there is no such checkpoint.
+        ValueError: if there is no such checkpoint.
     """
     wanted = str(resume_from_checkpoint).lower()
     if wanted in ("none", "false", ""):
@@ -83,16 +84,16 @@ def save_rollout_state(
 
 
 def run_id_of(checkpoint: str | Path) -> str | None:
-    """The run that a checkpoint belongs to; `None` if it does not say: an older version's, or another trainer's."""
+    """Return the id of a checkpoint's run; `None` in checkpoints of older versions and other trainers."""
     path = Path(checkpoint, _STATE)
     return json.loads(path.read_text(encoding="utf-8")).get("run_id") if path.is_file() else None
 
 
 def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """What `save_rollout_state` wrote: the state, and this rank's micro-batches (empty when none were to come).
+    """Return what `save_rollout_state` wrote: the state, and this rank's pending micro-batches.
 
     Raises:
-        ValueError: for a checkpoint that another trainer wrote.
+        ValueError: for a checkpoint of another trainer.
     """
     folder = Path(folder)
     if not (folder / _STATE).is_file():
@@ -113,8 +114,14 @@ def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], l
 
 
 def check_complete(folder: str | Path) -> None:
-    """Raises ValueError for a checkpoint of the model alone: transformers would go on with a new optimizer and the
-    learning rate of the first step, without a word."""
+    """Check that a checkpoint has more than the model.
+
+    Without optimizer and schedule, transformers would silently resume with a new optimizer and the learning rate of
+    the first step.
+
+    Raises:
+        ValueError: for a checkpoint of the model alone.
+    """
     if not any(Path(folder).glob("rng_state*.pth")):
         raise ValueError(
             f"{str(folder)!r} cannot be continued: it was saved with save_only_model=True and has no optimizer state. "
@@ -155,10 +162,10 @@ class FileCheckpointable(Protocol):
     """A part of a run that keeps files of its own in a checkpoint, e.g. weights."""
 
     def save(self, folder: str) -> None:
-        """Called on the main process."""
+        """Write the state; called on the main process."""
 
     def load(self, folder: str) -> None:
-        """Called on every rank."""
+        """Restore the state; called on every rank."""
 
 
 class RunState:
@@ -181,11 +188,14 @@ class RunState:
         is_main: bool = True,
         run_id: str | None = None,
     ) -> None:
-        """Write it all into a checkpoint's folder.
+        """Write the states of all parts into a checkpoint's folder.
 
         Args:
-            identity: what must be the same when the run goes on. slices: micro-batches that are still to be trained.
-            run_id: of the run that the checkpoint belongs to.
+            folder: of the checkpoint.
+            identity: settings that must be equal when the run is resumed.
+            slices: pending micro-batches.
+            is_main: whether this is the main process.
+            run_id: id of the run.
         """
         state = {name: part.state() for name, part in self.parts.items()}
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(slices)}
@@ -225,7 +235,7 @@ class AtomicCheckpoint:
         self.is_open = False
 
     def folder(self, run_dir: str) -> str:
-        """The folder to write into instead."""
+        """Return the folder to write into instead."""
         return os.path.join(run_dir, STAGING) if self.is_open else run_dir
 
     @contextmanager
@@ -259,13 +269,15 @@ class AtomicCheckpoint:
 
 @contextmanager
 def files_moved_in(folder: str | Path, is_main: bool, wait: Callable[[], None] | None = None) -> Iterator[Path]:
-    """A folder to write a model into, whose files the main process then moves to `folder`.
+    """Yield a folder to write a model into, whose files the main process then moves to `folder`.
 
-    No file there is ever half written; weights come last, the index of several files after them. A README.md that is
-    there stays.
+    Files in `folder` are never half written. Weights are moved last, and after them their index. An existing README.md
+    is kept.
 
     Args:
-        wait: for the other ranks, where they write, too.
+        folder: destination.
+        is_main: whether this is the main process.
+        wait: waits for the other ranks if they write, too.
     """
     folder = Path(folder)
     apart = folder / STAGING / "model"

@@ -96,7 +96,7 @@ def _warn_of_failed_pushes(push_in_progress: Any) -> None:
 
 
 def _write_gitignore(folder: str | Path) -> None:
-    """What stays here when the folder is pushed."""
+    """Write the .gitignore of files that are not pushed."""
     with atomic_write(Path(folder, ".gitignore")) as file:
         file.writelines(f"{name}\n" for name in _NOT_PUSHED)
 

@@ -1,4 +1,4 @@
-"""Numbers that are logged about a rollout and an update."""
+"""Logged metrics of rollouts and evaluations."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SHORT: dict[bool | None, list[str] | None] = {True: [""], False: ["another"], N
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: GRPOConfig) -> dict[str, float]:
-    """`episode/*` and `graph/*` of a rollout, all ranks' trajectories in whole groups.
+    """Return `episode/*` and `graph/*` of a rollout: all ranks' trajectories in whole groups.
 
-    `episode/*` is about the episodes that are not held back for branches: as many of each task. More of them begin at
-    the beginning where a group has won, so that all of those together would be too good.
+    `episode/*` leaves out episodes that are held back for branches. Groups with successes have more episodes from the
+    beginning, so that all of them together would overestimate success.
     """
     size, first = args.num_generations, args.num_generations - args.num_branches
     summary = summarize([played for place, played in enumerate(trajectories) if place % size < first])
@@ -39,11 +39,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args:
 def advantage_metrics(
     graph: StateGraph, advantages: np.ndarray, estimator: Callable[[StateGraph], np.ndarray] | None
 ) -> dict[str, float]:
-    """`advantage/*`: mean absolute values over the steps of episodes that came to a result.
+    """Return `advantage/*`: mean absolute advantages over the counted steps.
 
     Args:
-        advantages: (S,) what steps are trained with.
-        estimator: what computed them; with `g2po`, also those of the parts it adds up. A branch has no A_EP.
+        graph: S steps.
+        advantages: (S,) advantages of the update.
+        estimator: of the run. For `g2po`, its terms A_EP (without branches), A_NC and A_EC are logged, too.
     """
     options = estimator.keywords if isinstance(estimator, partial) and estimator.func is g2po else None
     parts = {"": (advantages, graph.counted)}
@@ -65,7 +66,7 @@ def advantage_metrics(
 
 
 def branch_metrics(trajectories: Sequence[Trajectory], stats: RolloutStats) -> dict[str, float]:
-    """What `branch_share` adds to the log."""
+    """Return the metrics of branches."""
     branches = [played for played in trajectories if played.parent is not None]
     return {
         "rollout/branches": len(branches),
@@ -80,10 +81,13 @@ def gather_rollout(
     times: Mapping[str, float],
     gather: Callable[[list], list],
 ) -> tuple[list[Trajectory], RolloutStats, dict[str, float]]:
-    """All ranks' trajectories, without their texts; what they cost; the times of the slowest rank.
+    """Return all ranks' trajectories without texts, the sum of their statistics, and the slowest rank's times.
 
     Args:
-        gather: a list of each rank -> the lists of all, joined.
+        trajectories: of this rank.
+        stats: of this rank.
+        times: seconds by name, of this rank.
+        gather: concatenates a list over all ranks.
     """
     ranks = gather([([_without_texts(trajectory) for trajectory in trajectories], stats, times)])
     everyone = [trajectory for played, _, _ in ranks for trajectory in played]
@@ -92,7 +96,7 @@ def gather_rollout(
 
 
 def _without_texts(trajectory: Trajectory) -> Trajectory:
-    """What `summarize` needs of a trajectory, small enough to gather."""
+    """Return a trajectory without its texts, for `summarize`."""
     steps = [
         Step("", "", s.valid, admissible_actions=_SHORT[s.admissible], policy_version=s.policy_version)
         for s in trajectory.steps
@@ -111,7 +115,7 @@ def _without_texts(trajectory: Trajectory) -> Trajectory:
 
 
 def evaluation_metrics(summary: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """A panel's summary as metrics: `eval_success_rate`, `eval_success_rate/<task_type>`, …"""
+    """Return a panel's summary as metrics: `eval_success_rate`, `eval_success_rate/<task_type>`, and so on."""
     numbers = {name: value for name, value in summary.items() if not isinstance(value, dict)}
     metrics = {f"{prefix}_{name}": float(value) for name, value in numbers.items()}
     by_type = summary["success_rate_by_type"].items()

@@ -1,4 +1,4 @@
-"""The model card: what was trained on what, how well it does, and how to load it."""
+"""The model card: training, results, and how to load the model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "
 def card_of(
     trainer: Any, tags: Sequence[str] = (), model_name: str | None = None, dataset_name: str | None = None
 ) -> ModelCard:
-    """The card of what a `G2POTrainer` has trained."""
+    """Return the model card of a `G2POTrainer`."""
     args, model, tasks = trainer.args, trainer.model, trainer.train_dataset
     facts = {"Training tasks": f"{len(tasks)} (`{trainer.tasks_hash}`)", **trainer.card_facts}
     if is_peft_model(model):
@@ -75,16 +75,24 @@ def build_model_card(
     architecture: str | None = None,
     verdict: str | None = None,
 ) -> ModelCard:
-    """The card of a trained agent.
+    """Return the model card of a trained agent.
 
     Args:
-        base_model: id or path of what was trained. A path is named, but not linked.
-        environment: the class the agent acted in. facts: what it was trained on. estimator: what gave the advantages.
+        args: configuration of the run.
+        base_model: id or path of the initial model. A path is named, but not linked.
+        environment: name of the environment's class.
+        facts: rows of the table of data.
         is_adapter: the weights are a PEFT adapter.
-        evaluations: the run's evaluations, oldest first; the first and the last of each panel are shown, or of the
-            reported one.
+        estimator: name of the estimator.
+        optimizer_steps: number of optimizer steps.
+        evaluations: the run's evaluations, oldest first. The first and the last one of each panel are shown, or of the
+            panel "report".
+        tags: of the model on the Hub.
+        model_name: title. `None`: name of `output_dir`.
+        dataset_name: of the tasks.
+        repo_id: of the model on the Hub.
         architecture: the class of the model, as its configuration names it. `None`: a language model.
-        verdict: why there was nothing to learn from, if that is so.
+        verdict: why there was nothing to learn from, if so.
     """
     on_hub = bool(base_model) and not Path(base_model).exists()
     name = model_name or Path(args.output_dir).name
@@ -173,7 +181,7 @@ Versions: {versions}.
 
 
 def _describe_adapter(config) -> str:
-    """A PEFT configuration in a line: kind, and rank, alpha and modules where it has them."""
+    """Return a PEFT configuration as a line: kind, rank, alpha and modules, as far as it has them."""
     modules = config.target_modules if hasattr(config, "target_modules") else None
     modules = ", ".join(sorted(modules)) if isinstance(modules, (set, list)) else modules
     parts = {"r": getattr(config, "r", None), "alpha": getattr(config, "lora_alpha", None), "modules": modules}

@@ -88,16 +88,17 @@ class RunFolder:
         """Take the folder for this run and lock it, on the main process. `release` gives the lock back.
 
         Args:
-            overwrite: delete another run that is here.
-            identity: what must be the same for a run to be continued.
+            resume_from_checkpoint: see `find_checkpoint`.
+            overwrite: delete the run that the folder holds.
+            identity: settings that must be equal when a run is resumed.
             model: where the weights came from.
 
         Returns:
-            The checkpoint to go on from, or `None` to start anew.
+            The checkpoint to resume from, or `None` to start from scratch.
 
         Raises:
-            ValueError: when another process writes here, when another run is here, when the checkpoint is another
-                run's, when there is none that was asked for, and when the model is in this very folder.
+            ValueError: if another process writes here, another run is here, the checkpoint belongs to another run or
+                does not exist, or the initial model is in this folder.
         """
         self._hold()
         try:
@@ -223,10 +224,12 @@ class RunFolder:
         panels: Mapping[str, Sequence[Mapping[str, Any]]],
         step: int = 0,
     ) -> None:
-        """run.json, see `run_description`, without what looks like a secret, and the panels' rows.
+        """Write run.json, without anything that looks like a secret, and the panels' rows.
 
         Args:
-            step: the run goes on after it. What changes there is printed, and kept in run.json, see `changes`.
+            description: see `describe_run`.
+            panels: rows of each panel.
+            step: the run is resumed after this step. Changes are printed and kept in run.json, see `changes`.
         """
         description = masked({**description, **self.settings})
         before = read_run(self.path) if step and (self.path / FILE).is_file() else {}
@@ -264,10 +267,15 @@ class RunFolder:
         trajectories: Sequence[Trajectory],
         rows: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Write an evaluation down, its trajectories beside it.
+        """Write an evaluation and its trajectories.
 
         Args:
-            rows: the panel's, each once.
+            name: of the panel.
+            step: optimizer step.
+            temperature: of sampling.
+            summary: see `summarize`.
+            trajectories: of the evaluation.
+            rows: of the panel, each once.
         """
         entry = {
             "name": name,
@@ -295,11 +303,11 @@ class RunFolder:
             self.write_evaluations()
 
     def write_evaluations(self) -> None:
-        """The file holds this run's evaluations and no others: not those a killed run made after its checkpoint."""
+        """Write this run's evaluations, without any that a killed run made after its checkpoint."""
         write_json_lines(self.path / "evaluations.jsonl", self.evaluations)
 
     def state(self) -> list[dict[str, Any]]:
-        """What a checkpoint keeps: the evaluations so far."""
+        """Return the evaluations so far."""
         return self.evaluations
 
     def restore(self, state: list[dict[str, Any]]) -> None:
@@ -333,7 +341,7 @@ class RunFolder:
 
 
 def _global_step(state: Path) -> int | None:
-    """The step of a trainer_state.json; `None` if it cannot be read."""
+    """Return the step in a trainer_state.json; `None` if it cannot be read."""
     try:
         return int(json.loads(state.read_bytes())["global_step"])
     except (ValueError, KeyError, TypeError):

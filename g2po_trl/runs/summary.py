@@ -62,7 +62,7 @@ def summarize(trajectories: Sequence[Trajectory], task_types: Sequence[str | Non
 
 
 def at_temperature(panel: str, temperature: float) -> str:
-    """The name of a panel's evaluations at one of `other_eval_temperatures`."""
+    """Return the name of a panel's evaluations at one of `other_eval_temperatures`."""
     return f"{panel}_t{temperature:g}".replace(".", "_")
 
 
@@ -81,10 +81,10 @@ def check_other_panels(panel: str, temperatures: Sequence[float], panels: Collec
 
 
 def before_and_after(evaluations: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The first and the last evaluation of the panel that a run reports.
+    """Return the first and the last evaluation of the reported panel.
 
-    That is the panel "report", where there is one: the best checkpoint was chosen on another. Else it is the panel of
-    the last evaluation.
+    The reported panel is "report" if there is one, since the best checkpoint was chosen on another. Otherwise it is
+    the panel of the last evaluation.
     """
     names = [entry["name"] for entry in evaluations]
     name = REPORT if REPORT in names else names[-1]
@@ -117,7 +117,7 @@ def at_other_temperatures(evaluations: Sequence[dict[str, Any]], panel: str, tem
 
 
 def _comparable(of_panel: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The last, before it the first of the same tasks at the same temperature: a resume may have changed them."""
+    """Return the last evaluation, and before it the first one of the same tasks at the same temperature."""
     last = of_panel[-1]
     alike = (one for one in of_panel if all(one.get(name) == last.get(name) for name in ("panel", "temperature")))
     return next(alike), last
@@ -171,7 +171,7 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
 
 
 def _row_of_all(label: str, name: str, summaries: Sequence[dict[str, Any]]) -> list[tuple[str, list[float], int]]:
-    """A row of percentages, if every summary has the number."""
+    """Return a row of percentages if every summary has the number."""
     return [(label, [s[name] for s in summaries], 100)] if all(name in s for s in summaries) else []
 
 

@@ -102,11 +102,11 @@ class Tally:
         self.__init__(is_whole=is_whole)
 
     def state(self) -> dict[str, int | bool]:
-        """What a checkpoint keeps. Plain data."""
+        """Return the counts as plain data."""
         return asdict(self)
 
     def restore(self, state: Mapping[str, int | bool]) -> None:
-        """Take up what `state` gave."""
+        """Restore the counts that `state` returned."""
         self.__init__(**state)
 
 
@@ -114,7 +114,8 @@ def verdict(tally: Tally, estimator_name: str = "g2po") -> str | None:
     """Return why there was nothing to learn from and what to do next, in a paragraph; `None` if that cannot be said.
 
     Args:
-        estimator_name: see `g2po_trl.credit.estimators.registry`.
+        tally: counts over the run.
+        estimator_name: name in tables, see `estimator_name` of `credit.estimators.registry`.
     """
     compares = _COMPARES.get(estimator_name.split(" ")[0].rstrip(","))
     if not tally.is_whole or not tally.episodes:
