@@ -19,7 +19,7 @@ from pathlib import Path
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
-from g2po_recipes.cold_start.sft import TeachingArguments, model_to_teach, parse_teaching_arguments, run_teaching
+from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, parse_teaching_arguments, run_teaching
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -41,7 +41,7 @@ def main() -> None:
     root = Path(script_args.cache_dir).expanduser() / f"alfworld-{script_args.game_size}-{script_args.game_seed}"
     folder, number = root / f"train-{script_args.num_games}", script_args.num_games
     try:
-        to_teach = model_to_teach(script_args, args, model_args)
+        to_teach = load_base_model(script_args, args, model_args)
         games = generate_games(folder, "train", number, seed=script_args.game_seed, size=script_args.game_size)
         factory = partial(
             AlfworldEnvironment, games, hidden_actions=tuple(script_args.hidden_actions), intro=script_args.intro

@@ -21,7 +21,7 @@ from g2po_envs.webshop.demonstrations import demonstrate
 from g2po_envs.webshop.environment import WebshopEnvironment
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
-from g2po_recipes.cold_start.sft import TeachingArguments, model_to_teach, parse_teaching_arguments, run_teaching
+from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, parse_teaching_arguments, run_teaching
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
@@ -36,7 +36,7 @@ class ScriptArguments(TeachingArguments):
 def main() -> None:
     script_args, args, model_args = parse_teaching_arguments(ScriptArguments, DEFAULT_CONFIG, PROMPTS)
     try:
-        to_teach = model_to_teach(script_args, args, model_args)
+        to_teach = load_base_model(script_args, args, model_args)
         source = ShopSource(seed=script_args.shop_seed)
         # As the expert sees it: small letters, products by their place.
         factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)

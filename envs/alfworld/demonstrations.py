@@ -35,7 +35,7 @@ _TASKS = (  # the sentences of alfworld.gen.goal_library
 
 @dataclass(frozen=True)
 class Goal:
-    """What a task's sentence asks for. `verb`: what must be done to the object before it is put down."""
+    """The goal in a task's sentence. `verb`: how the object must be changed before it is put down."""
 
     kind: str
     place: str | None = None
@@ -59,7 +59,7 @@ def _kind(name: str) -> str:
 
 @dataclass
 class House:
-    """Where everything is, kept up to date by the actions that were played."""
+    """Positions of all objects, updated by the actions played."""
 
     receptacles: list[str]
     place_of: dict[str, str]
@@ -70,7 +70,7 @@ class House:
 
     @classmethod
     def scout(cls, environment: TextEnvironment, task: dict[str, Any]) -> House:
-        """Look into every corner of the room, reading."""
+        """Visit and open every place of the room, and record its content."""
         start = _observation(environment.reset(**task))
         receptacles = [a.removeprefix("go to ") for a in start.admissible_actions if a.startswith("go to ")]
         house = cls(receptacles, {}, set())
@@ -84,7 +84,7 @@ class House:
         return house
 
     def apply(self, action: str) -> None:
-        """Take note of an admissible action that was played."""
+        """Update the house after an admissible action."""
         verb, *rest = action.split(" ")
         first, second = " ".join(rest[:2]), " ".join(rest[3:])
         if verb == "go":
@@ -151,7 +151,7 @@ class Expert:
         return self._at(house, actions, set(wanted.values()), takes)
 
     def _at(self, house: House, actions: Sequence[str], places: set[str], doings: Sequence[str]) -> str:
-        """One of `doings` if it can be done, else open what is closed here, else go to one of `places`."""
+        """Return one of `doings` if admissible, else open the closed place here, else go to one of `places`."""
         possible = [action for action in doings if action in actions]
         if possible:
             return possible[0]
@@ -198,12 +198,18 @@ def demonstrate(
     carelessness: Sequence[float] = (0.1, 0.3, 0.5),
     impossible: float = 0.0,
 ) -> list[Demonstration]:
-    """Play each task `episodes` times as the careless walker; every state visited, with the expert's answer.
+    """Return every state that a careless walker visits in each task, with the expert's action.
 
     Args:
-        carelessness: shares of the walker's turns in which it does not follow the expert; an episode draws one.
-        impossible: share of the walker's turns in which it tries what cannot be done, so that there is an answer to
-            "Nothing happens.", too.
+        environment: plays the tasks.
+        tasks: arguments of `reset`.
+        episodes: episodes per task.
+        seed: seed of the walker.
+        max_turns: turns per episode.
+        history_length: past steps of a demonstration.
+        expert_class: the expert.
+        carelessness: shares of turns in which the walker ignores the expert; one is drawn per episode.
+        impossible: share of turns with an inapplicable action, so that states after "Nothing happens." are included.
     """
     shown = []
     for number, task in enumerate(tasks):
@@ -254,13 +260,13 @@ class _Walk:
 
 
 def _careless(actions: Sequence[str], rng: random.Random) -> str:
-    """Somewhere else, or anything at all."""
+    """Return a random action, often a move to another place."""
     ways = [action for action in actions if action.startswith("go to ")]
     return rng.choice(ways if ways and rng.random() < 0.5 else actions)
 
 
 def _impossible(house: House, goal: Goal, rng: random.Random) -> str:
-    """What a model that does not read would try: the task's words, and numbers it has seen elsewhere."""
+    """Return an action of a model that ignores the prompt: the task's words with arbitrary numbers."""
     number, here = rng.randint(1, 3), house.here or house.receptacles[0]
     return rng.choice(
         (

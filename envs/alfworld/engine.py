@@ -34,7 +34,7 @@ class CorruptGameError(ValueError):
 
 
 def read_game(path: str) -> dict[str, Any]:
-    """The content of a `game.tw-pddl` file, checked for the fields that playing needs."""
+    """Return the content of a `game.tw-pddl` file after checking the required fields."""
     try:
         with open(path, encoding="utf-8") as file:
             game = json.load(file)
@@ -49,13 +49,13 @@ def read_game(path: str) -> dict[str, Any]:
 
 
 def task_text(grammar: str) -> str:
-    """The goal in words, as the game's grammar says it, without the final full stop."""
+    """Return the goal in words from the game's grammar, without the final full stop."""
     match = re.search(r'Your task is to: (.*?)\.?\s*"\s*\}', grammar)
     return match.group(1).strip() if match else ""
 
 
 class State:
-    """One state of a game: what can be done in it, and what is known to follow."""
+    """One state of a game, with its commands and the known transitions."""
 
     __slots__ = ("actions", "admissible", "edges", "parent", "won")
 
@@ -103,11 +103,11 @@ class Game:
         self.start = self._here = self._state(None)
 
     def plan(self) -> list[str]:
-        """Commands that win from the start; empty when there is no way. Only right after loading."""
+        """Return commands that win from the start, empty if there are none. Call it right after loading."""
         return self._facts.replan(self._entities)
 
     def follow(self, state: State, command: str) -> tuple[str, State]:
-        """Feedback and next state of a command. A command that cannot be done changes nothing."""
+        """Return feedback and next state of a command; an inapplicable command changes nothing."""
         edge = state.edges.get(command)
         if edge is None:
             if command not in state.actions:
@@ -141,7 +141,7 @@ class Game:
         self._here = goal
 
     def _state(self, parent: tuple[State, Any] | None) -> State:
-        """The state that the engine is in: a known one, or a new one."""
+        """Return the engine's current state, known or new."""
         key = frozenset(self._read_facts() ^ self._at_start)  # what is different: a small set
         state = self._states.get(key)
         if state is None:
@@ -157,7 +157,7 @@ class Game:
         return set().union(*read)
 
     def _applicable(self) -> Iterator[Any]:
-        """The engine's actions here, in its order; objects are made once an operator."""
+        """Return the engine's applicable actions in its order; each operator's object is constructed once."""
         library, seen = self._engine.library, set()
         operators = (self._engine.Operator * library.get_applicable_operators_count())()
         library.get_applicable_operators(operators)
@@ -233,7 +233,7 @@ class GameCache:
         self._games: OrderedDict[str, Game] = OrderedDict()
 
     def get(self, key: str, read: Callable[[], dict[str, Any]]) -> Game:
-        """The game under `key`; `read()` gives its content when it is not held."""
+        """Return the game under `key`; `read()` returns its content if it is not cached."""
         if key not in self._games:
             self._games[key] = Game(read())
         self._games.move_to_end(key)

@@ -61,7 +61,7 @@ class AlfworldEnvironment(TextEnvironment):
         self._session: engine.Session | None = None
 
     def reset(self, task_id: str, **ignored_columns) -> Observation:
-        """Start the game with this id. Cheap for a game that this process played before."""
+        """Start the game with this id; cheap for a cached game."""
         path = self.manifest.path(task_id)
         try:
             game = engine.GAMES.get(task_id, lambda: self._read(task_id, path))
@@ -76,7 +76,7 @@ class AlfworldEnvironment(TextEnvironment):
         return self._observe(text if self.intro else _room(text))
 
     def step(self, action: str) -> StepResult:
-        """Play an action; one that cannot be done here is answered with "Nothing happens."."""
+        """Play an action; an inapplicable action returns "Nothing happens."."""
         if self._session is None:
             raise RuntimeError("call reset before step")
         text = self._session.step(action)
@@ -100,7 +100,7 @@ class AlfworldEnvironment(TextEnvironment):
         return game
 
     def _enter(self, text: str) -> None:
-        """Take up the key of the state that this text led to."""
+        """Update the state key after this text."""
         state = "\n".join((text, *self._session.admissible))
         if self.key == "memory":
             if change := _CHANGE.match(text):
@@ -118,5 +118,5 @@ class AlfworldEnvironment(TextEnvironment):
 
 
 def _room(intro: str) -> str:
-    """The engine's welcome without its title and without the task."""
+    """Return the engine's welcome without its title and without the task."""
     return intro.split("\n\n", 1)[-1].rsplit("\n\nYour task is to:", 1)[0]

@@ -69,18 +69,18 @@ class Room:
 
 
 def layout_hash(receptacle_types) -> str:
-    """Name of a room's furniture: the types and how many of each."""
+    """Return a hash of a room's furniture: the types and their numbers."""
     furniture = " ".join(f"{kind}:{number}" for kind, number in sorted(Counter(receptacle_types).items()))
     return hashlib.sha256(furniture.encode()).hexdigest()[:16]
 
 
 def layout_of_game(game: dict) -> str:
-    """The layout of a game file's content."""
+    """Return the layout of a game file's content."""
     return layout_hash(re.findall(r"\(receptacleType [^?\s]+ (\w+)Type\)", game["pddl_problem"]))
 
 
 def split_of_layout(layout: str) -> str:
-    """The one split that may use a layout."""
+    """Return the split that a layout belongs to."""
     at = int(layout, 16) / 16 ** len(layout)
     for split, share in SPLITS.items():
         if at < share:
@@ -178,7 +178,7 @@ def _put_in_place(scratch: Path, directory: Path, made_of: dict) -> None:
 
 
 def _solved_games(planners: Planners, split: str, size: str, seed: int) -> Iterator[tuple[Room, dict]]:
-    """Different, solvable games without end. Rooms are drawn here, so that their order depends on nothing else."""
+    """Yield distinct solvable games. Rooms are drawn here, so that their order does not depend on the planners."""
     rooms = {}
 
     def candidates() -> Iterator[dict]:
@@ -200,7 +200,7 @@ def _solved_games(planners: Planners, split: str, size: str, seed: int) -> Itera
 
 
 def draw_room(rng: random.Random, split: str, size: str, task_type: str) -> Room:
-    """A random room of a split whose task is possible and not done yet."""
+    """Return a random room of a split with a possible task that is not done yet."""
     while True:
         room = _draw(rng, SIZES[size], task_type)
         if room is not None and split_of_layout(room.layout) == split:
@@ -208,7 +208,7 @@ def draw_room(rng: random.Random, split: str, size: str, task_type: str) -> Room
 
 
 def _draw(rng: random.Random, size: Size, task_type: str) -> Room | None:
-    """One attempt: `None` when what was drawn cannot hold the task."""
+    """Return a random room; `None` if the task does not fit in it."""
     tool = TOOLS.get(task_type)
     lit = task_type == "look_at_obj_in_light"
     kinds = [
@@ -271,7 +271,7 @@ def _receptacle_id(furniture: str, number: int) -> str:
 
 
 def _tasks(task_type: str, types: list[str], at_hand: list[str]) -> list[tuple[str, str]]:
-    """Possible (object, place) pairs: the place can hold it, and it can lie somewhere else at first."""
+    """Return (object, place) pairs where the place can hold the object, which can start elsewhere."""
     needed = {
         "pick_clean_then_place_in_recep": "cleanable",
         "pick_heat_then_place_in_recep": "heatable",
@@ -291,7 +291,7 @@ def _tasks(task_type: str, types: list[str], at_hand: list[str]) -> list[tuple[s
 
 
 def room_to_game(room: Room, rng: random.Random) -> dict:
-    """The content of the room's game file, without a walkthrough."""
+    """Return the content of the room's game file, without a walkthrough."""
     from alfworld.gen.goal_library import gdict
 
     lamp = room.task_type == "look_at_obj_in_light"
@@ -309,7 +309,7 @@ def room_to_game(room: Room, rng: random.Random) -> dict:
 
 @lru_cache(1)
 def _shipped() -> tuple[str, str]:
-    """PDDL domain and grammar of the installed alfworld package."""
+    """Return PDDL domain and grammar of the installed alfworld package."""
     from importlib.resources import files
 
     data = files("alfworld") / "data"
@@ -317,7 +317,7 @@ def _shipped() -> tuple[str, str]:
 
 
 def _problem(room: Room) -> str:
-    """The problem up to its goal."""
+    """Return the PDDL problem up to its goal."""
     things = sorted({thing for thing, _ in room.objects.values()})
     # The domain's actions name these types: they must exist in every problem.
     furniture = sorted({*room.receptacles.values(), "SinkBasin", "Microwave", "Fridge"})
@@ -353,7 +353,7 @@ def _problem(room: Room) -> str:
 
 
 def _write(directory: Path, number: int, room: Room, game: dict) -> None:
-    """In the official layout: a folder named after the task, a trial in it."""
+    """Write a game in the official folder layout: task, then trial."""
     lamp = room.task_type == "look_at_obj_in_light"
     folder = directory / f"{room.task_type}-{room.target}-None-{room.place}-{number}" / f"trial_{game_id(game)}"
     folder.mkdir(parents=True)

@@ -49,7 +49,7 @@ class InstalledEngine:
         Rule.parse_conjunctive_query = staticmethod(query)
 
     def new_facts(self, problem: str, logic: Any, planning: bool) -> Any:
-        """The engine's own initial state. Its second translation serves planning alone and is else left out."""
+        """Return the engine's initial state, without the second translation unless planning needs it."""
         import fast_downward
 
         if planning:
@@ -110,7 +110,7 @@ class _PlayOnly:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Around the translator, which overwrites `sys.argv` and swaps stdout: put both back, whatever happens."""
+    """Restore `sys.argv` and stdout after the translator, which replaces both."""
     argv, stdout = sys.argv, sys.stdout
     collecting = gc.isenabled()
     gc.disable()  # a translation makes many small objects and drops few: collecting them costs a third of its time
@@ -123,7 +123,7 @@ def guarded() -> Iterator[None]:
 
 
 def _fresh(symbol: Any) -> Any:
-    """A copy of a grammar symbol down to the symbols inside it, for contexts of its own."""
+    """Return a deep copy of a grammar symbol, so that it has separate contexts."""
     new = copy.copy(symbol)
     for name in ("symbol", "expression"):
         inner = getattr(new, name, None)

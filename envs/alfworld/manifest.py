@@ -31,7 +31,7 @@ _LEFT_OUT = ("movable", "Sliced")
 
 
 def game_id(game: dict) -> str:
-    """Id of a game by what is played: the problem and the grammar, which holds the task's wording."""
+    """Return a game's id, a hash of its problem and grammar, which contains the task's wording."""
     content = f"{game['pddl_problem']}\0{game['grammar']}"
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -91,11 +91,11 @@ class Manifest:
 
     @property
     def hash(self) -> str:
-        """Name of the set of games, independent of where they lie."""
+        """Hash of the set of games, independent of their paths."""
         return hashlib.sha256("\n".join(sorted(self.games)).encode()).hexdigest()[:12]
 
     def rows(self) -> list[dict[str, str]]:
-        """Dataset rows: what `AlfworldEnvironment.reset` needs, and the task type for tables."""
+        """Return dataset rows: arguments of `AlfworldEnvironment.reset`, and the task type."""
         return [{"task_id": task_id, "task_type": task_type} for task_id, (task_type, _) in self.games.items()]
 
     def path(self, task_id: str) -> str:
@@ -105,7 +105,7 @@ class Manifest:
             raise KeyError(f"no game {task_id!r} in manifest {self.hash} ({len(self.games)} games)") from None
 
     def merged(self, *others: Manifest) -> Manifest:
-        """One manifest that knows the games of all: for an environment that trains and evaluates."""
+        """Return a manifest of all games, for an environment that trains and evaluates."""
         games, skipped = dict(self.games), Counter(self.skipped)
         for other in others:
             games.update(other.games)
@@ -113,11 +113,11 @@ class Manifest:
         return Manifest(dict(sorted(games.items())), dict(skipped))
 
     def without(self, other: Manifest) -> Manifest:
-        """The games that are not among another's."""
+        """Return the games that another manifest lacks."""
         return Manifest({name: game for name, game in self.games.items() if name not in other.games}, self.skipped)
 
     def summary(self) -> str:
-        """One line: how many games of which type, what was left out, the hash."""
+        """Return one line with the number of games by type, skipped games and the hash."""
         types = ", ".join(
             f"{number} {kind}" for kind, number in sorted(Counter(k for k, _ in self.games.values()).items())
         )
@@ -140,7 +140,7 @@ class Manifest:
 
 
 def _task_type(path: Path) -> str:
-    """From `traj_data.json` beside the game, else from the name of a folder above it."""
+    """Return the task type from `traj_data.json`, else from the name of a parent folder."""
     try:
         described = json.loads((path.parent / "traj_data.json").read_text())["task_type"]
     except FileNotFoundError:

@@ -28,7 +28,7 @@ _KNOWN = Path(__file__).with_name("official_games.json")
 
 
 class OfficialGamesError(ValueError):
-    """The games are not the official ones, or not all of them."""
+    """The games differ from the official ones, or some are missing."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,22 @@ class Release:
 
 
 def data_directory() -> Path:
-    """Where ALFWorld keeps its data: $ALFWORLD_DATA, else ~/.cache/alfworld."""
+    """Return ALFWorld's data directory: $ALFWORLD_DATA, else ~/.cache/alfworld."""
     return Path(os.environ.get("ALFWORLD_DATA", "~/.cache/alfworld")).expanduser()
 
 
 def official_games(split: str, directory: str | Path | None = None, release: Release | None = None) -> Manifest:
-    """The whole split: `train`, or one of the fixed panels `valid_seen` and `valid_unseen`.
+    """Return all games of a split.
 
     Args:
-        directory: ALFWorld's data directory; `None`: `data_directory()`.
+        split: `train`, or one of the fixed panels `valid_seen` and `valid_unseen`.
+        directory: ALFWorld's data directory. `None`: `data_directory()`.
+        release: expected numbers and ids. `None`: the bundled ones.
 
     Raises:
-        ValueError: for another split.
-        FileNotFoundError: when the games are not there; the message says how to get them.
-        OfficialGamesError: when they are not the official ones, or not those of the first time.
+        ValueError: for an unknown split.
+        FileNotFoundError: if the games are missing; the message contains the download command.
+        OfficialGamesError: if the games differ from the official ones, or from the recorded ones.
     """
     release = release or Release.load()
     if split not in release.numbers:
@@ -88,7 +90,7 @@ def official_games(split: str, directory: str | Path | None = None, release: Rel
 
 
 def record(directory: str | Path, release: Release | None = None) -> dict:
-    """Check all splits; write down versions and manifests, once."""
+    """Check all splits; write versions and manifests, once."""
     release, root = release or Release.load(), Path(directory)
     games = {split: official_games(split, root, release) for split in release.numbers}
     found = {

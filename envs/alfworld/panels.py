@@ -40,16 +40,20 @@ def load_panel(
     intro: bool | None = None,
     size: str = "tiny",
 ) -> Panel:
-    """A panel by name.
+    """Return a panel by name.
 
     Args:
         name: "valid_seen", "valid_unseen" or "train" of the official games; "tiny", the default recipe's held-out
-            generated games, played as the tiny model was taught; "generated" and "generated-report", held-out games
-            of any `size`, and others to report what those chose; or a folder of games.
-        number, seed, size, cache_dir: of generated games.
-        compact: for a folder: play as the tiny model was taught.
-        hidden_actions, intro: of `AlfworldEnvironment`.
-        key: of `AlfworldEnvironment`: what tells states apart in the trajectories that are written.
+            generated games in the tiny model's setting; "generated", held-out games of any `size`, and
+            "generated-report", further ones to report a choice made on them; or a folder of games.
+        number: number of generated games.
+        seed: seed of generated games.
+        compact: use the tiny model's setting for a folder.
+        cache_dir: folder of generated games.
+        key: see `AlfworldEnvironment`.
+        hidden_actions: see `AlfworldEnvironment`.
+        intro: see `AlfworldEnvironment`.
+        size: size of generated games.
     """
     if name in ("tiny", "generated", "generated-report"):
         from g2po_envs.alfworld.games import generate_games, report_games

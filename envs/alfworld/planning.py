@@ -20,7 +20,7 @@ from queue import SimpleQueue
 
 
 def solve(game: dict) -> list[str] | None:
-    """Commands that win the game, verified by playing them; `None` when it cannot be won."""
+    """Return commands that win the game, verified by playing them; `None` if it cannot be won."""
     from g2po_envs.alfworld.engine import Game, Session
 
     loaded = Game(game, planning=True)
@@ -53,7 +53,7 @@ class Planners:
         self._threads = ThreadPoolExecutor(num_workers)
 
     def solve(self, games: Iterable[dict]) -> Iterator[tuple[dict, list[str] | None]]:
-        """(game, walkthrough or `None`) in the order given; only a few games are taken ahead of the caller."""
+        """Yield (game, walkthrough or `None`) in order, reading only a few games ahead."""
         games = iter(games)
         ahead = [(game, self._threads.submit(self._ask, game)) for game in islice(games, 2 * len(self._workers))]
         while ahead:

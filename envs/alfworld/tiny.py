@@ -13,10 +13,10 @@ HISTORY_LENGTH = 2
 
 
 def tiny_model_path() -> Path:
-    """Folder of the model and its tokenizer, for `from_pretrained`. Its README says how it was made."""
+    """Return the folder of the model and its tokenizer, for `from_pretrained`; its README describes the training."""
     return Path(__file__).parent / "tiny_model"
 
 
 def tiny_environment(manifest: Manifest, key: str = "released") -> AlfworldEnvironment:
-    """The environment as the tiny model was taught in it; to be used with `ALFWORLD_COMPACT_PROMPT`."""
+    """Return the environment in which the tiny model was trained; use it with `ALFWORLD_COMPACT_PROMPT`."""
     return AlfworldEnvironment(manifest, hidden_actions=HIDDEN_ACTIONS, intro=False, key=key)

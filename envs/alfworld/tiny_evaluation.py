@@ -13,7 +13,7 @@ from g2po_envs.tiny.commands import evaluate_model
 
 
 def load_tasks(args: argparse.Namespace):
-    """The games of a folder."""
+    """Return the environment factory and rows of a folder's games."""
     games = Manifest.scan(args.games)
     return partial(tiny_environment, games), games.rows()
 

@@ -74,7 +74,7 @@ class AppworldEnvironment(TextEnvironment):
         self._server: AppworldServer | None = None
 
     def reset(self, task_id: str, **ignored_columns) -> Observation:
-        """Open the task's world, in a new server when the old one should not have another."""
+        """Open the task's world, in a new server if the old one is over its limits."""
         if self._server is not None and not self._server.fresh:
             self._server.close()
             self._server = None
@@ -123,7 +123,7 @@ class AppworldEnvironment(TextEnvironment):
             self._server = None
 
     def _run(self, code: str) -> str:
-        """What the code printed, or why it did not run."""
+        """Return the output of the code, or why it did not run."""
         word = next((word for word in self.refused if word.lower() in code.lower()), None)
         if word is not None:
             return f"Execution failed. {word!r} is not allowed in your code."
@@ -135,7 +135,7 @@ class AppworldEnvironment(TextEnvironment):
         return self._server.call(name, left, task_id=self.task_id, **arguments)
 
     def _lost_to_endless_code(self) -> StepResult:
-        """The server did not survive it, and the world was the server's."""
+        """Return the failed step after code that ended the server and its world."""
         self.close()
         limit = f"{int(self.code_timeout)} seconds"
         text = f"Execution failed. Traceback:\nExecution timed out after {limit}. The world had to be closed."
@@ -148,8 +148,7 @@ class AppworldEnvironment(TextEnvironment):
 
 
 def called_functions(code: str) -> list[str]:
-    """Names of the apps' functions that a piece of code calls (`apis.app.function(…)`), in order; none if it is no
-    Python."""
+    """Return the app functions that code calls (`apis.app.function(…)`), in order; none for invalid Python."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError):

@@ -27,10 +27,16 @@ def load_panel(
     key: str = "output",
     code_timeout: float = 40.0,
 ) -> Panel:
-    """A dataset of AppWorld ("train", "dev", "test_normal", "test_challenge") of an installation.
+    """Return a panel of an AppWorld dataset.
 
     Args:
-        difficulties: only tasks of these; none: all. refused, key, code_timeout: see `AppworldEnvironment`.
+        name: "train", "dev", "test_normal" or "test_challenge".
+        installation: folder of the installation.
+        max_turns: turns per episode.
+        difficulties: difficulties of the tasks. Empty: all.
+        refused: see `AppworldEnvironment`.
+        key: see `AppworldEnvironment`.
+        code_timeout: see `AppworldEnvironment`.
     """
     place = Installation(installation)
     place.check()

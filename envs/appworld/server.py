@@ -52,7 +52,7 @@ class Installation:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of its processes: nothing of ours, no token, no password."""
+        """Environment variables of its processes, without secrets of this process."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         cache = str(Path(self.directory, "cache"))
         # What code prints of a set must not depend on the server: a state is returned to by running its code again.
@@ -60,7 +60,7 @@ class Installation:
         return {**kept, **same, "HOME": cache, "APPWORLD_ROOT": str(self.root), "APPWORLD_CACHE": cache}
 
     def check(self) -> None:
-        """Raises FileNotFoundError when something is missing, with what to do."""
+        """Raise `FileNotFoundError` with a remedy if a part is missing."""
         for path, what in ((self.python, "virtual environment"), (self.root / "data" / "tasks", "data")):
             if not path.exists():
                 raise FileNotFoundError(
@@ -68,13 +68,15 @@ class Installation:
                 )
 
     def task_ids(self, dataset: str, difficulties: Collection[int] = ()) -> list[str]:
-        """Ids of a dataset ("train", "dev", "test_normal", "test_challenge"), in order of its file.
+        """Return the task ids of a dataset in order of its file.
 
         Args:
-            difficulties: only tasks of these (AppWorld says 1, 2 or 3 of each); none: all.
+            dataset: "train", "dev", "test_normal" or "test_challenge".
+            difficulties: difficulties of the tasks, 1 to 3. Empty: all.
 
         Raises:
-            FileNotFoundError: when there is no such dataset. ValueError: when no task is so difficult.
+            FileNotFoundError: if the dataset does not exist.
+            ValueError: if no task has one of the difficulties.
         """
         path = self.root / "data" / "datasets" / f"{dataset}.txt"
         if not path.is_file():
@@ -93,11 +95,11 @@ class Installation:
 
 
 class AppworldServerError(RuntimeError):
-    """A server died, did not answer in time, or refused."""
+    """A server died, timed out, or rejected a call."""
 
 
 class AppworldTimeoutError(AppworldServerError):
-    """A server did not answer in time."""
+    """A server timed out."""
 
 
 class AppworldServer:
@@ -148,7 +150,7 @@ class AppworldServer:
 
     @property
     def memory(self) -> int:
-        """Resident bytes of the server and what it started."""
+        """Return the resident bytes of the server and its child processes."""
         try:
             process = psutil.Process(self.process.pid)
             return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
@@ -157,18 +159,20 @@ class AppworldServer:
 
     @property
     def fresh(self) -> bool:
-        """May it open another world?"""
+        """Whether it may open another world."""
         return self.process.poll() is None and self.worlds < self.max_worlds and self.memory < self.max_memory
 
     def call(self, name: str, timeout: float | None = None, /, **arguments: Any) -> Any:
-        """POST to one of the server's functions and give its output.
+        """Call one of the server's functions over HTTP and return its output.
 
         Args:
-            timeout: seconds to wait; `None`: `call_timeout`.
+            name: name of the function.
+            timeout: seconds to wait. `None`: `call_timeout`.
+            **arguments: arguments of the function.
 
         Raises:
-            AppworldTimeoutError: when it does not answer in time; it is then killed.
-            AppworldServerError: when it has died, or refuses.
+            AppworldTimeoutError: if it times out; the server is then killed.
+            AppworldServerError: if it has died or rejects the call.
         """
         timeout = self.call_timeout if timeout is None else timeout
         try:
@@ -193,12 +197,12 @@ class AppworldServer:
         return json.loads(content)["output"]
 
     def close(self) -> None:
-        """Kill the process. It holds nothing that is to be kept."""
+        """Kill the process; it has no state to save."""
         self._connection.close()
         self._finalizer()
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
-        """Wait until it listens."""
+        """Wait until the server accepts connections."""
         deadline = time.monotonic() + timeout
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         while self.process.poll() is None and time.monotonic() < deadline:

@@ -61,7 +61,7 @@ def _run(what: str, installation: Installation, command: Sequence) -> None:
 
 
 def _network_variables() -> dict[str, str]:
-    """How this machine reaches package registries: pip's own settings and proxies."""
+    """Return the environment variables of pip and of network proxies."""
     return {
         name: value
         for name, value in os.environ.items()

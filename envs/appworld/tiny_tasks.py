@@ -55,7 +55,7 @@ def write(path: Path, content) -> None:
 
 
 def make_databases(docs) -> int:
-    """The state all tasks start from; gives the person's id."""
+    """Create the initial state of all tasks and return the person's id."""
     home = DATA / "base_dbs"
     home.mkdir(parents=True)
     models = ModelCollection.load(

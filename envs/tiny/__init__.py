@@ -1,1 +1,1 @@
-"""How the tiny models are made that recipes start from: tokenizer, architecture, supervised start, evaluation."""
+"""Training of the bundled tiny models: tokenizer, architecture, supervised fine-tuning, evaluation."""

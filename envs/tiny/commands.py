@@ -1,4 +1,4 @@
-"""The two commands of a tiny model: make it, and see how it plays."""
+"""The two commands of a tiny model: train it and evaluate it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_model(
     recipe: Recipe,
     make_demonstrations: Callable[[], list[Demonstration]],
 ) -> None:
-    """`--output FOLDER`: demonstrations, tokenizer, training; saves the model and its tokenizer."""
+    """Train a tiny model from demonstrations and save it with its tokenizer in `--output FOLDER`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the model and its tokenizer")
     parser.add_argument("--seed", type=int, default=0)
@@ -46,10 +46,13 @@ def evaluate_model(
     load_tasks: Callable[[argparse.Namespace], tuple[Callable[[], TextEnvironment], Sequence[dict[str, Any]]]],
     max_turns: int,
 ) -> None:
-    """`MODEL`: plays each task once for each temperature and prints a line of JSON.
+    """Play each task once per temperature and print a line of JSON.
 
     Args:
-        parser: with the environment's own arguments. load_tasks: these -> environment factory, rows.
+        parser: parser with the environment's own arguments.
+        course: the model's course.
+        load_tasks: parsed arguments -> environment factory and rows.
+        max_turns: turns per episode.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

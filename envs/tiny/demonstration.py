@@ -1,4 +1,4 @@
-"""What an expert would do, in a state somebody got into."""
+"""An expert's action in a state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from g2po_trl.utils.json import write_json_lines
 class Demonstration:
     """One prompt's contents and the expert's action.
 
-    `actions`: what is listed; `others`: what else might have been done, where the list does not say it in full.
+    `actions`: the listed actions; `others`: further possible actions, if the list is incomplete.
     """
 
     task: str
@@ -27,11 +27,11 @@ class Demonstration:
 
 
 def save(path: Path, demonstrations: Iterable[Demonstration]) -> None:
-    """One demonstration a line."""
+    """Write one demonstration per line, as JSON."""
     write_json_lines(path, map(asdict, demonstrations))
 
 
 def load(path: Path) -> list[Demonstration]:
-    """Read what `save` wrote."""
+    """Return the demonstrations that `save` wrote."""
     with path.open(encoding="utf-8") as file:
         return [Demonstration(**json.loads(line)) for line in file]

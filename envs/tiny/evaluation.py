@@ -1,6 +1,6 @@
-"""How well a tiny model plays: the real rollout, in this process.
+"""Evaluate a tiny model with the real rollout, in this process.
 
-What a training run measures is the trainer's own evaluation; this is for making the model, where there is no trainer.
+Training runs use the trainer's evaluation; this is for training the model itself, without a trainer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _LocalPool:
         return answers
 
     def end(self, slots: Iterable[int]) -> None:
-        """Nothing holds them."""
+        """Do nothing: episodes use no resources of the pool."""
 
 
 def play(
@@ -55,7 +55,7 @@ def play(
     batch_size: int = 48,
     max_completion_length: int = 24,
 ) -> list[Trajectory]:
-    """One episode of each row's task."""
+    """Return one trajectory per row."""
     torch.manual_seed(seed)
     width = max_completion_length + 512  # of a prompt, about
     engine = TransformersEngine(tokenizer, [tokenizer.eos_token_id], lent(model), batch_tokens=batch_size * width)
@@ -65,7 +65,7 @@ def play(
 
 
 def summarize(trajectories: Sequence[Trajectory], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Success (also by task type), mean turns, share of well-formed and of admissible replies."""
+    """Return success rates (also by task type), mean turns, and ratios of well-formed and admissible completions."""
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     scores = [t.info["score"] for t in trajectories if "score" in t.info]
     by_type = defaultdict(list)

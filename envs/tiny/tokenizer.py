@@ -25,15 +25,16 @@ CHAT_TEMPLATE = (
 def train_tokenizer(
     texts: Iterable[str], vocab_size: int, words: Sequence[str], pieces: Sequence[str]
 ) -> Qwen2Tokenizer:
-    """Train on `texts`.
+    """Return a tokenizer trained on texts.
 
     Args:
-        vocab_size: at most so many tokens.
-        words: made to be one token each, with their leading space if they have one.
-        pieces: the same for what the class would split: numbers, separators.
+        texts: training texts.
+        vocab_size: maximum number of tokens.
+        words: words that become one token each, with their leading space if they have one.
+        pieces: further single tokens that the class would split, such as numbers and separators.
 
     Raises:
-        ValueError: when `vocab_size` does not suffice for the words.
+        ValueError: if `vocab_size` is too small for the words.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer

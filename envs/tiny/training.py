@@ -35,7 +35,7 @@ REPLY = "<think></think><action>{action}</action><|im_end|>"
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training.
+    """One phase of training.
 
     Args:
         noise: share of labels that are any admissible action.
@@ -52,7 +52,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes a tiny model of its demonstrations, but for the seed."""
+    """Architecture and training phases of a tiny model."""
 
     phases: tuple[Phase, ...]
     vocab_size: int = 1024  # at most
@@ -66,7 +66,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Course:
-    """What is taught: how a state is told, and how it is shown differently each time.
+    """Prompts of the training samples, and their random variation.
 
     Args:
         template, history_length: of the prompt, as in the rollout.
@@ -78,7 +78,7 @@ class Course:
     vary: Callable[[Demonstration, random.Random], Demonstration]
 
     def message(self, shown: Demonstration) -> str:
-        """The user message of the prompt, as the rollout builds it."""
+        """Return the user message of the rollout's prompt."""
         (message,) = self.template.messages(
             shown.observation,
             task=shown.task,
@@ -89,17 +89,17 @@ class Course:
         return message["content"]
 
     def prompt(self, shown: Demonstration, tokenizer: Qwen2Tokenizer) -> str:
-        """The prompt as the model reads it."""
+        """Return the rendered prompt."""
         messages = [{"role": "user", "content": self.message(shown)}]
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
     def texts(self, demonstrations: Iterable[Demonstration]) -> Iterator[str]:
-        """What a tokenizer is trained on."""
+        """Return the texts that a tokenizer is trained on."""
         return (f"user\n{self.message(shown)}\nassistant\n" for shown in demonstrations)
 
 
 def build_model(recipe: Recipe, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    """A Qwen2 with heads of 32, tied embeddings and fresh weights."""
+    """Return a Qwen2 model with heads of size 32, tied embeddings and random weights."""
     heads = recipe.hidden_size // 32
     config = Qwen2Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
@@ -136,7 +136,7 @@ def samples(
     batch: int,
     seed: int,
 ) -> Iterator[dict[str, list[int]]]:
-    """Endless training samples, each time in other words; neighbours of similar length share a batch."""
+    """Yield training samples endlessly, varied each time; samples of similar length share a batch."""
     rng = random.Random(f"{seed}-{phase.name}")
     deck: list[Demonstration] = []
     while phase.repeat:
@@ -165,7 +165,7 @@ def samples(
 
 
 def _repetition(rng: random.Random, vocabulary: int, length: int = 60, parts: int = 10) -> dict[str, list[int]]:
-    """Random tokens, then parts of them in any order. The first token of a part cannot be known, the others can."""
+    """Return random tokens followed by parts of them; all but the first token of a part are predictable."""
     tokens = [rng.randrange(vocabulary) for _ in range(length)]
     ids, labels = list(tokens), [-100] * length
     for _ in range(parts):
@@ -183,10 +183,15 @@ def teach(
     seed: int,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> tuple[Qwen2ForCausalLM, Qwen2Tokenizer]:
-    """Tokenizer and model from demonstrations.
+    """Return a model and its tokenizer, trained on demonstrations.
 
     Args:
-        make_tokenizer: texts, largest vocabulary -> tokenizer.
+        course: prompts and variations.
+        demonstrations: the expert's actions.
+        make_tokenizer: texts and maximum vocabulary size -> tokenizer.
+        recipe: architecture and phases.
+        seed: determines the result.
+        callbacks: callbacks of the SFTTrainer.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)

@@ -1,5 +1,4 @@
-"""WebShop without Java: the official text environment's pages, search and rewards, over the official data files or an
-invented shop."""
+"""WebShop without Java: the official pages, search and rewards, on official data or a synthetic shop."""
 
 from .catalogue import Catalogue, Product
 from .environment import WebshopEnvironment

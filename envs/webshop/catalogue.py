@@ -66,7 +66,10 @@ class Catalogue:
         return SearchIndex([p.asin for p in products], [p.contents for p in products])
 
     def search(self, query: str, chance: random.Random | None = None) -> list[str]:
-        """Asins for a query, best first. `<q> words` and `<c> word` list by query and category; `<r>` draws."""
+        """Return the asins for a query, best first.
+
+        `<q> words` and `<c> word` list products by query and category; `<r>` draws random ones.
+        """
         words = query.split(" ")
         tag, rest = words[0], " ".join(words[1:]).strip()
         if tag == "<q>":
@@ -90,12 +93,14 @@ class Catalogue:
         """Read the official files `items_shuffle*.json`, `items_ins_v2*.json` and `items_human_ins.json`.
 
         Args:
-            rng: draws the price of products with a range of prices, one draw each in order of the file; `None`: seed
-                0.
-            number: read only the first so many items.
+            items: file of products.
+            attributes: file of attributes and synthetic goals.
+            human_instructions: file of human goals.
+            rng: draws prices from price ranges, one draw per product in order of the file. `None`: seed 0.
+            number: number of items to read. `None`: all.
 
         Raises:
-            ValueError: for a file that is not what it should be, naming it and the item.
+            ValueError: for a file in another format; names the file and the item.
         """
         return cls.from_records(
             _read_json(items, list)[:number],
@@ -114,7 +119,7 @@ class Catalogue:
         rng: random.Random,
         name: str = "catalogue",
     ) -> Catalogue:
-        """The same from what the files hold; `name` is said in errors."""
+        """Return a catalogue from the content of the files; `name` appears in errors."""
         products: dict[str, Product] = {}
         for position, record in enumerate(items):
             try:
@@ -153,7 +158,7 @@ def _product(record: Mapping[str, Any], about: Mapping, instructions: Iterable, 
 
 
 def _prices(text: str | None) -> tuple[list[float], str]:
-    """ "$10 - $20.5" -> [10.0, 20.5] and how the shop shows it."""
+    """Return the prices in a text like "$10 - $20.5", and their display text."""
     if not text:
         return [NO_PRICE], f"${NO_PRICE}"
     prices = [float(re.sub(r"[^\d.]", "", part)) for part in text.split("$")[1:]][:2]

@@ -25,8 +25,10 @@ _BETWEEN = "' [SEP] '"
 
 
 class Expert:
-    """The action that leads to the best purchase among the first results, on any page of a visit. Products go by their
-    place (`WebshopEnvironment(plain=True)`)."""
+    """Expert that leads to the best purchase among the first results, from any page of a visit.
+
+    Products are named by their place (`WebshopEnvironment(plain=True)`).
+    """
 
     def __init__(self, environment: WebshopEnvironment):
         self.shop, self._nouns = environment.shop, environment.nouns
@@ -57,12 +59,12 @@ class Expert:
         return f"click[{missing[0]}]" if missing else "click[buy now]"
 
     def _target(self) -> tuple[str, float]:
-        """The first of the best products found, and what it would be worth."""
+        """Return the first of the best products found, and its score."""
         found = self.shop.catalogue.search(" ".join(self.shop.query))[: PAGES * PER_PAGE]
         return max(((asin, self._best(asin)[1]) for asin in found), key=lambda pair: pair[1], default=("", 0.0))
 
     def _best(self, asin: str) -> tuple[dict[str, str], float]:
-        """The options to choose of a product, and what it would be worth with them."""
+        """Return the best options of a product, and its score with them."""
         product, goal = self.shop.catalogue.products[asin], self.shop.goal
         wanted = goal.options.values() if isinstance(goal.options, Mapping) else goal.options
         options = {
@@ -72,7 +74,7 @@ class Expert:
 
 
 def searches(shop: Shop) -> list[str]:
-    """Ways to say what is looked for, the fullest first."""
+    """Return search queries for the goal, the most complete first."""
     goal = shop.goal
     words = [[*goal.attributes, goal.query], [goal.query], [goal.attributes[0], goal.query], list(goal.attributes)]
     return list(dict.fromkeys(f"search[{' '.join(some)}]" for some in words))
@@ -81,7 +83,7 @@ def searches(shop: Shop) -> list[str]:
 def demonstrate(
     environment: WebshopEnvironment, tasks: Iterable[dict[str, Any]], seed: int, max_turns: int = 12
 ) -> list[Demonstration]:
-    """Shop once for each task as the careless shopper; every page seen, with the expert's answer."""
+    """Return each page that a careless shopper visits in each task, with the expert's action."""
     shown = []
     for number, task in enumerate(tasks):
         shown += _walk(environment, task, random.Random(f"{seed}-{number}"), max_turns)
@@ -109,15 +111,17 @@ def _walk(
 
 
 def _careless(actions: Sequence[str], rng: random.Random) -> str:
-    """Any product, or anything at all but ending the visit."""
+    """Return a random action that does not end the visit, often a product."""
     actions = [action for action in actions if action != "click[buy now]"]
     products = [action for action in actions if _NUMBER.fullmatch(action)]
     return rng.choice(products if products and rng.random() < 0.7 else actions)
 
 
 def vary(demonstration: Demonstration, rng: random.Random) -> Demonstration:
-    """The same with 1 to 6 of the products of a page of results, most of the time: to find one of two is where finding
-    one of ten begins."""
+    """Return the demonstration, usually with only 1 to 6 of the products on a page of results.
+
+    Finding one of two products is learned before finding one of ten.
+    """
     first, products = _products_of(demonstration.observation)
     if not products or rng.random() < 0.3:
         return demonstration
@@ -135,7 +139,7 @@ def vary(demonstration: Demonstration, rng: random.Random) -> Demonstration:
 
 
 def _products_of(page: str) -> tuple[list[str], list[list[str]]]:
-    """What a page of results begins with, and (place, title, price) of its products."""
+    """Return the start of a page of results, and (place, title, price) of its products."""
     parts = page[1:-1].split(_BETWEEN)
     start = parts.index("next >") + 1 if "next >" in parts else len(parts)
     return parts[:start], [parts[i : i + 3] for i in range(start, len(parts), 3)]

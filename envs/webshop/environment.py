@@ -51,7 +51,7 @@ class WebshopEnvironment(TextEnvironment):
         self.shop: Shop | None = None  # the visit under way
 
     def reset(self, task_id: str, **ignored_columns) -> Observation:
-        """Send the shopper for a goal."""
+        """Start the visit for a goal."""
         catalogue, goals = self.source.load()
         if task_id not in goals:
             raise KeyError(f"no goal {task_id!r} in this shop ({len(goals)} goals): was it made from another source?")
@@ -59,7 +59,7 @@ class WebshopEnvironment(TextEnvironment):
         return self._observe()
 
     def step(self, action: str) -> StepResult:
-        """Play `search[words]` or `click[target]`; anything else changes nothing."""
+        """Play `search[words]` or `click[target]`; other actions change nothing."""
         if self.shop is None:
             raise RuntimeError("call reset before step")
         place = _PLACE.fullmatch(action) if self.plain else None

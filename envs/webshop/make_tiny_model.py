@@ -44,12 +44,12 @@ PIECES = ("' [SEP] '", ": ", "search[", "click[", "]", *(f"{pair:02d}" for pair 
 
 
 def make_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
-    """The shop's words are one token each, pairs of digits, and what frames them."""
+    """Return a tokenizer with one token per word of the shop, pair of digits and separator."""
     return train_tokenizer(texts, vocab_size, [way for word in vocabulary() for way in (word, f" {word}")], PIECES)
 
 
 def make_demonstrations(shops: int = 40, goals: int = 190) -> list[Demonstration]:
-    """Shop in some invented shops, for so many goals in each."""
+    """Return demonstrations from several synthetic shops."""
     shown = []
     for seed in range(SHOP_SEED, SHOP_SEED + shops):
         source = ShopSource(seed=seed)

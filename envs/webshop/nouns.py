@@ -12,13 +12,13 @@ from functools import cache, lru_cache
 
 @lru_cache(maxsize=1 << 16)
 def textblob_nouns(title: str) -> tuple[str, ...]:
-    """By TextBlob's pattern tagger, whose lexicon comes with the package."""
+    """Return the nouns found by TextBlob's pattern tagger, whose lexicon comes with the package."""
     return tuple(word.lower() for word, tag in _pattern_tagger().tag(title) if tag.startswith("NN"))
 
 
 @lru_cache(maxsize=1 << 16)
 def spacy_nouns(title: str) -> tuple[str, ...]:
-    """By spaCy's `en_core_web_sm`, as officially.
+    """Return the nouns found by spaCy's `en_core_web_sm`, as in the official engine.
 
     Raises:
         OSError: when the model is not installed.

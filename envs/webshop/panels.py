@@ -29,16 +29,19 @@ def load_panel(
     partial_reward: bool = False,
     nouns: str = "textblob",
 ) -> Panel:
-    """A panel by name.
+    """Return a panel by name.
 
     Args:
-        name: "tiny", the default recipe's held-out goals in the invented shop; "invented", any of them; or the folder
-            of the official data.
-        number: goals; `None`: 192 of the invented shop, 500 of the official one.
-        skip: so many goals before them, which chose a checkpoint.
-        plain, partial_reward, nouns: of `WebshopEnvironment`.
-        size, goals: of the official data (`ShopSource.official`).
-        seed: of the invented shop, of prices and price limits.
+        name: "tiny", the default recipe's held-out goals in the synthetic shop; "invented", any goals of that shop; or
+            the folder of the official data.
+        number: number of goals. `None`: 192 of the synthetic shop, 500 of the official one.
+        size: see `ShopSource.official`.
+        goals: see `ShopSource.official`.
+        seed: seed of the synthetic shop, of prices and price limits.
+        skip: number of preceding goals to skip, e.g. goals that selected a checkpoint.
+        plain: see `WebshopEnvironment`.
+        partial_reward: see `WebshopEnvironment`.
+        nouns: see `WebshopEnvironment`.
     """
     tiny, invented = name == "tiny", name in ("tiny", "invented")
     source = ShopSource(goals=goals, seed=seed) if invented else ShopSource.official(name, size, goals, seed)

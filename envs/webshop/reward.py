@@ -1,4 +1,4 @@
-"""What a purchase is worth: how much of what was asked for it has.
+"""The reward of a purchase: the share of the requested properties that it has.
 
 score = r_type (attributes had + options had + [price within the limit]) / (attributes + options asked for + 1)
 """
@@ -33,10 +33,13 @@ def score(
     nouns: Callable[[str], Sequence[str]],
     corrected: bool = False,
 ) -> tuple[float, dict]:
-    """The reward of buying a product, and its parts.
+    """Return the reward of buying a product, and its parts.
 
     Args:
-        options: chosen, group -> value.
+        product: the product.
+        price: its price.
+        goal: the goal.
+        options: chosen options, group -> value.
         nouns: title -> its nouns, in lower case and in order.
         corrected: compare the options of a synthetic goal by their values, as those of human goals are. Officially a
             chosen value is compared with the pair (group, value): what was asked for is then not always recognised,
@@ -65,7 +68,7 @@ def score(
 
 
 def _kind(product: Product, goal: Goal, nouns: Callable[[str], Sequence[str]]) -> dict:
-    """Is it the kind of thing that was asked for? By the shop's query and category, and by the nouns of the titles."""
+    """Compare the product's kind with the goal's, by query, category and the nouns of the titles."""
     query_match = product.query == goal.query
     levels, goal_levels = ({level.strip() for level in p.product_category.split("›")} for p in (product, goal))
     category_match = len(levels & goal_levels) >= 2
@@ -92,7 +95,7 @@ def _has_attribute(product: Product, attribute: str) -> bool:
 
 
 def _wanted_options(goal: Goal, corrected: bool) -> list[str]:
-    """What each option asked for is compared as.
+    """Return the text with which each requested option is compared.
 
     A synthetic goal's pair (group, value) is compared whole, as the official engine does, unless one of the two is a
     colour.

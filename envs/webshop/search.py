@@ -25,7 +25,7 @@ _stem = snowballstemmer.stemmer("porter").stemWord
 
 
 def analyse(text: str) -> list[str]:
-    """A text's terms: words in lower case, without possessives and stop words, stemmed (Porter)."""
+    """Return a text's terms: words in lower case, without possessives and stop words, stemmed (Porter)."""
     terms = []
     for word in split_words(text.lower()):
         word = word[:-2] if word.endswith(_POSSESSIVE) else word
@@ -71,7 +71,7 @@ class SearchIndex:
         self._rank[order] = np.arange(len(self.names))
 
     def search(self, query: str, limit: int = 50) -> list[str]:
-        """Names of the best documents that share a term with the query, best first."""
+        """Return the names of the best documents that share a term with the query, best first."""
         scores = np.zeros(len(self.names))
         found = np.zeros(len(self.names), dtype=bool)
         for word, times in Counter(analyse(query)).items():
@@ -90,7 +90,7 @@ class SearchIndex:
 
 
 def _kept_length(length: int) -> int:
-    """What Lucene's one-byte code makes of a length (SmallFloat.intToByte4): exact below 40, then 4 bits."""
+    """Return a length after Lucene's one-byte code (SmallFloat.intToByte4): exact below 40, then 4 bits."""
     if length < 40:
         return length
     rest = length - 24

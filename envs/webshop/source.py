@@ -58,7 +58,7 @@ class ShopSource:
     def official(
         cls, directory: str | Path, size: str = "small", goals: str = "synthetic", seed: int = 0
     ) -> ShopSource:
-        """The official data in `directory`: the "small" set of 1,000 products, or the "full" one.
+        """Return the official data in `directory`: the "small" set of 1,000 products, or the "full" one.
 
         Raises:
             ValueError: for another size.
@@ -75,13 +75,14 @@ class ShopSource:
         return cls(str(paths[0]), str(paths[1]), people, goals=goals, seed=seed)
 
     def load(self) -> tuple[Catalogue, dict[str, Goal]]:
-        """The shop and its goals by id, made once a process."""
+        """Return the shop and its goals by id, cached per process."""
         return _load(self)
 
     def rows(self, split: str, number: int | None = None) -> list[dict[str, str]]:
-        """Dataset rows of a split (`task_id`, `task_type`), in an order that depends on the goals alone.
+        """Return dataset rows of a split (`task_id`, `task_type`), in an order that depends only on the goals.
 
         Args:
+            split: "train" or the held-out split.
             number: the first so many, one of each product before a second of any.
 
         Raises:
@@ -105,7 +106,7 @@ class ShopSource:
         return int.from_bytes(digest, "big") / 2**64 < self.held_out_share
 
     def summary(self, rows: Sequence[dict[str, str]]) -> str:
-        """One line: how many goals of which category, and their hash."""
+        """Return one line with the number of goals by category, and their hash."""
         kinds = Counter(row["task_type"] for row in rows)
         names = hashlib.sha256("\n".join(sorted(row["task_id"] for row in rows)).encode()).hexdigest()[:12]
         return f"{len(rows)} goals ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}); manifest {names}"

@@ -43,17 +43,18 @@ def _words() -> tuple[list[_Kind], list[str]]:
 
 
 def vocabulary() -> list[str]:
-    """The words things are described, asked for and chosen with, in small letters, sorted; not the brands."""
+    """Return the sorted lower-case words of descriptions, instructions and options, without brands."""
     kinds, _ = _words()
     told = [text for k in kinds for text in (k.name, k.query, *k.attributes, *k.parts, *sum(k.options.values(), []))]
     return sorted({word for text in told for word in re.findall("[a-z]+", text.lower())})
 
 
 def make_records(products: int = 300, seed: int = 0) -> tuple[list[dict], dict[str, dict], dict[str, list[dict]]]:
-    """Contents of the three official files: items, attributes with synthetic goals, human-style instructions.
+    """Return the contents of the three official files: items, attributes with goals, human-style instructions.
 
     Args:
-        products: how many, spread evenly over 20 kinds of things.
+        products: number of products, spread evenly over 20 kinds.
+        seed: determines the shop.
 
     Raises:
         ValueError: for fewer than one of each kind.

@@ -11,10 +11,10 @@ HISTORY_LENGTH = 8  # past actions, without the pages: what was chosen so far
 
 
 def tiny_model_path() -> Path:
-    """Folder of the model and its tokenizer, for `from_pretrained`. Its README says how it was made."""
+    """Return the folder of the model and its tokenizer, for `from_pretrained`; its README describes the training."""
     return Path(__file__).parent / "tiny_model"
 
 
 def tiny_environment(source: ShopSource) -> WebshopEnvironment:
-    """The environment as the tiny model was taught in it; to be used with `WEBSHOP_COMPACT_PROMPT`."""
+    """Return the environment in which the tiny model was trained; use it with `WEBSHOP_COMPACT_PROMPT`."""
     return WebshopEnvironment(source, plain=True)

@@ -12,7 +12,7 @@ from g2po_envs.webshop.tiny import tiny_environment
 
 
 def load_tasks(args: argparse.Namespace):
-    """The default recipe's held-out goals, or those of another shop."""
+    """Return the environment and the held-out goals of the default recipe, or of another shop."""
     source = ShopSource(seed=args.shop_seed)
     return partial(tiny_environment, source), source.rows("held-out", 192)
 

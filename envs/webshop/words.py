@@ -59,7 +59,7 @@ _TOKEN = regex.compile(rf"{_WORD}|{_EMOJI}|{_ALONE}", regex.V1)
 
 
 def split_words(text: str) -> Iterator[str]:
-    """A text's words, in order."""
+    """Return a text's words, in order."""
     place = 0
     while place < len(text):
         found = _TOKEN.search(text, place, place + 2 * _LONGEST)

@@ -1,1 +1,1 @@
-"""A start for reinforcement learning: demonstrations of an expert, learned by supervised fine-tuning."""
+"""Cold start: supervised fine-tuning on demonstrations of an expert, before reinforcement learning."""

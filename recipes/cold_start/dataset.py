@@ -1,4 +1,4 @@
-"""Lessons of a cold start: an expert's answers to prompts of the rollout, and whether they teach what is played."""
+"""Training samples of a cold start, and a check that they match the prompts of the rollout."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl.prompts.template import PromptTemplate, last_steps
 from g2po_trl.prompts.tokenization import ChatEncoder
 
-REPLY = "<think></think><action>{action}</action>"
+COMPLETION = "<think></think><action>{action}</action>"
 
 
-def as_dataset(demonstrations: Iterable[Demonstration], template: PromptTemplate, history_length: int) -> Dataset:
-    """Prompts as the rollout builds them, and the expert's replies, in the columns of TRL's SFTTrainer."""
+def build_dataset(demonstrations: Iterable[Demonstration], template: PromptTemplate, history_length: int) -> Dataset:
+    """Return a dataset for TRL's SFTTrainer: the rollout's prompts, with the expert's actions as completions."""
     rows = []
     for shown in demonstrations:
         messages = template.messages(
@@ -26,55 +26,59 @@ def as_dataset(demonstrations: Iterable[Demonstration], template: PromptTemplate
             history=last_steps(shown.history, history_length),
             steps_taken=shown.steps_taken,
         )
-        reply = [{"role": "assistant", "content": REPLY.format(action=shown.expert)}]
-        rows.append({"prompt": messages, "completion": reply})
+        completion = [{"role": "assistant", "content": COMPLETION.format(action=shown.expert)}]
+        rows.append({"prompt": messages, "completion": completion})
     return Dataset.from_list(rows)
 
 
-def check_lessons(
-    lessons: Dataset,
+def validate_samples(
+    samples: Dataset,
     trained: Sequence[Mapping[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
     template: PromptTemplate,
-    ends: Collection[int],
+    stop_token_ids: Collection[int],
     max_length: int | None = None,
 ) -> None:
-    """Compare what is trained with what is played.
+    """Check that TRL's training tokens match the prompts and completions of the rollout.
 
     Args:
-        lessons: see `as_dataset`. trained: their `input_ids`, as TRL makes them.
-        ends: tokens that end a reply.
-        max_length: tokens to which TRL cuts a lesson.
+        samples: see `build_dataset`.
+        trained: rows with the `input_ids` that TRL makes of the samples.
+        tokenizer: the model's tokenizer.
+        template: the prompt template of the rollout.
+        stop_token_ids: tokens that end a completion.
+        max_length: maximum tokens of a sample in TRL. `None`: no limit.
 
     Raises:
-        ValueError: where lessons were left out or cut, or the chat template writes something else than the prompt of
-            play, the reply and its end.
+        ValueError: if samples were dropped or truncated, or the chat template does not give the rollout's prompt, the
+            completion and its end.
     """
-    if len(trained) < len(lessons):
-        longer = len(lessons) - len(trained)
-        raise ValueError(f"max_length is {max_length}, and the prompts of {longer} lessons are longer: set it to null")
+    if len(trained) < len(samples):
+        longer = len(samples) - len(trained)
+        raise ValueError(f"max_length is {max_length}, and the prompts of {longer} samples are longer: set it to null")
     encode = ChatEncoder(tokenizer)
-    for lesson, row in zip(lessons, trained):
-        prompt, text = encode(lesson["prompt"])
+    for sample, row in zip(samples, trained):
+        prompt, text = encode(sample["prompt"])
         begins = list(row["input_ids"][: len(prompt)]) == prompt
-        reply = row["input_ids"][len(prompt) :]
-        end = next((place for place, token in enumerate(reply) if token in ends), None)
+        completion = row["input_ids"][len(prompt) :]
+        end = next((place for place, token in enumerate(completion) if token in stop_token_ids), None)
         if max_length is not None and len(row["input_ids"]) >= max_length and not (begins and end is not None):
-            raise ValueError(f"max_length is {max_length}, and a lesson is longer: set it to null")
+            raise ValueError(f"max_length is {max_length}, and a sample is longer: set it to null")
         if not begins:
             raise ValueError(
-                "chat_template: with the reply, it does not begin as the prompt of play does, which ends in "
-                f"{text[-40:]!r}. Take a model whose template writes replies as they are"
+                "chat_template: a prompt with its completion does not begin with the rollout's prompt, which ends in "
+                f"{text[-40:]!r}. Use a model whose template keeps completions unchanged"
             )
         if end is None:
             raise ValueError(
-                f"chat_template: no token that ends a reply ({tokenizer.convert_ids_to_tokens(sorted(ends))}) comes "
-                f"after {encode.decode(reply)[-40:]!r}. Add the template's own end of turn to eos_token_id of the "
-                "model's generation_config.json"
+                "chat_template: no token that ends a completion "
+                f"({tokenizer.convert_ids_to_tokens(sorted(stop_token_ids))}) "
+                f"follows {encode.decode(completion)[-40:]!r}. Add the template's end of turn to eos_token_id of "
+                "the model's generation_config.json"
             )
-        read = encode.decode(reply[:end])
+        read = encode.decode(completion[:end])
         if not template.read(read, text[-64:]).valid:
             raise ValueError(
-                f"chat_template: of the reply {lesson['completion'][0]['content']!r} it writes {read!r} after "
-                f"{text[-40:]!r}, which is not well-formed. Take a model whose template writes replies as they are"
+                f"chat_template: the completion {sample['completion'][0]['content']!r} becomes {read!r} after "
+                f"{text[-40:]!r}, which is not well-formed. Use a model whose template keeps completions unchanged"
             )

@@ -1,8 +1,8 @@
-"""A cold start: a language model is shown an expert's answers until it plays well enough to learn from rewards.
+"""Cold start: supervised fine-tuning on an expert's actions until the model can learn from rewards.
 
-Reinforcement learning needs a policy that writes replies in the required format and wins now and then. A small
-pretrained model does neither. Some hundred single answers of an expert on training games teach SmolLM2-135M the
-format, and to win one game in three (docs/pretrained.md). What is best is then left for it to find out.
+Reinforcement learning needs a policy that writes completions in the required format and sometimes succeeds. A small
+pretrained model does neither. A few hundred actions of an expert on training games teach SmolLM2-135M the format, and
+to succeed in one game of three (docs/pretrained.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_recipes.cold_start.dataset import as_dataset, check_lessons
+from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
 from g2po_recipes.cold_start.smollm2 import NAME as SMOLLM2
 from g2po_recipes.cold_start.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
@@ -39,23 +39,27 @@ from g2po_trl.trajectory import Trajectory, write_jsonl
 from g2po_trl.utils.json import write_json
 from g2po_trl.utils.sdpa import without_cudnn_attention
 
-_NOT_HERE = {
-    "load_in_4bit": "teaching takes whole weights. Leave it out; --use_peft saves memory.",
-    "load_in_8bit": "teaching takes whole weights. Leave it out; --use_peft saves memory.",
-    "packing": "a lesson has a row of its own. Leave it out.",
-    "push_to_hub": "a start is not published. Leave it out; `hf upload` takes its folder.",
+_UNSUPPORTED = {
+    "load_in_4bit": "fine-tuning needs unquantised weights. Remove it; --use_peft saves memory.",
+    "load_in_8bit": "fine-tuning needs unquantised weights. Remove it; --use_peft saves memory.",
+    "packing": "each sample is a separate row. Remove it.",
+    "push_to_hub": "the model is not uploaded. Remove it; use `hf upload` with its folder.",
 }
 
 
 @dataclass
-class Exam:
-    """The games by which a start is judged, and when to stop.
+class SuccessEvaluation:
+    """Evaluation episodes during fine-tuning, and the success rate that ends it.
 
     Args:
-        environment_factory, rows: whose episodes are played, each once.
-        template, history_length, max_turns, sampling: how.
-        target: share of them to win; teaching ends when it is reached.
-        every: optimizer steps between two exams.
+        environment_factory: constructs the environment.
+        rows: tasks, each played once.
+        template, history_length: of prompts, as in the rollout.
+        max_turns: turns per episode.
+        sampling: sampling of completions.
+        target: success rate at which fine-tuning ends.
+        every: optimizer steps between evaluations.
+        batch_tokens: maximum tokens of a generation batch.
     """
 
     environment_factory: Callable[[], Any]
@@ -74,10 +78,10 @@ class Exam:
         if self.every < 1:
             raise ValueError(f"exam_steps is {self.every!r}: set it to at least 1")
 
-    def sit(
+    def evaluate(
         self, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool, seed: int
     ) -> tuple[dict[str, Any], list[Trajectory]]:
-        """Play, in evaluation mode and with random numbers of its own: the summary, and all episodes."""
+        """Play all tasks in evaluation mode with a separate random state; return the summary and the trajectories."""
         was_training, cache = model.training, model.config.use_cache
         model.eval()
         model.config.use_cache = True
@@ -93,18 +97,22 @@ class Exam:
         return summarize(trajectories, [row.get("task_type") for row in self.rows]), trajectories
 
 
-class ExamCallback(TrainerCallback):
-    """Holds an exam every so many steps and at the end, says how it went, and ends what has reached its target.
+class SuccessEvalCallback(TrainerCallback):
+    """Evaluates every `evaluation.every` steps and at the end, and stops training at the target success rate.
 
     The episodes are written to output_dir/exams, the results to output_dir/exams/results.json.
 
     Args:
-        num_samples: at most, where the number of epochs is what ends teaching.
+        exam: the evaluation.
+        tokenizer: the model's tokenizer.
+        pool: runs the environment.
+        samples_per_step: samples per optimizer step.
+        num_samples: total samples if the number of epochs ends training, else `None`.
     """
 
     def __init__(
         self,
-        exam: Exam,
+        exam: SuccessEvaluation,
         tokenizer: PreTrainedTokenizerBase,
         pool: EnvironmentPool,
         samples_per_step: int,
@@ -118,17 +126,17 @@ class ExamCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         self.started, known = time.perf_counter(), Path(args.output_dir, "exams", "results.json")
         if state.global_step and known.is_file():
-            self.results = [one for one in json.loads(known.read_text()) if one["step"] <= state.global_step]
+            self.results = [result for result in json.loads(known.read_text()) if result["step"] <= state.global_step]
             self.started -= self.results[-1]["seconds"] if self.results else 0.0
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         last = state.global_step >= state.max_steps
         if state.global_step % self.exam.every and not last:
             return
-        began = time.perf_counter()
-        summary, trajectories = self.exam.sit(model, self.tokenizer, self.pool, args.seed)
+        started = time.perf_counter()
+        summary, trajectories = self.exam.evaluate(model, self.tokenizer, self.pool, args.seed)
         write_jsonl(Path(args.output_dir, "exams", f"exam-{state.global_step:06d}.jsonl"), trajectories)
-        took = time.perf_counter() - began
+        duration = time.perf_counter() - started
         samples = state.global_step * self.samples_per_step
         samples = samples if self.num_samples is None else min(samples, self.num_samples)
         elapsed = time.perf_counter() - self.started
@@ -137,7 +145,7 @@ class ExamCallback(TrainerCallback):
         print(
             f"step {state.global_step:>4} | {samples} samples | success {summary['success_rate']:.1%} of "
             f"{summary['episodes']} games | well-formed {summary['valid_action_ratio']:.1%} | "
-            f"turns {summary['turns']:.1f} | exam {took:.0f} s | elapsed {elapsed:.0f} s",
+            f"turns {summary['turns']:.1f} | exam {duration:.0f} s | elapsed {elapsed:.0f} s",
             flush=True,
         )
         if failed := summary["error_rate"] + summary["lost_rate"]:
@@ -149,60 +157,65 @@ class ExamCallback(TrainerCallback):
 def teach(
     model: torch.nn.Module | str,
     args: SFTConfig,
-    lessons: Dataset,
-    exam: Exam,
+    samples: Dataset,
+    exam: SuccessEvaluation,
     processing_class: PreTrainedTokenizerBase,
     peft_config: Any = None,
     checkpoint: str | None = None,
 ) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
-    """Supervised fine-tuning until the exam is passed or the lessons are over.
+    """Fine-tune until the evaluation reaches its target or the samples are used up.
 
     Args:
-        lessons: prompt and completion, see `as_dataset`; the loss is on the completion.
-        checkpoint: a folder from which to go on.
+        model: a model or its name.
+        args: TRL's arguments.
+        samples: prompts and completions, see `build_dataset`; the loss is on the completions.
+        exam: the evaluation.
+        processing_class: the model's tokenizer.
+        peft_config: configuration of an adapter. `None`: full fine-tuning.
+        checkpoint: folder to resume from.
 
     Returns:
-        The model, an adapter merged into it; and every exam's summary with its `step` and `samples`.
+        The model with a merged adapter, and the summary of each evaluation with its `step` and `samples`.
 
     Raises:
-        ValueError: when what is trained is not what is played, see `check_lessons`.
+        ValueError: if the samples do not match the rollout's prompts, see `validate_samples`.
     """
     trainer = SFTTrainer(
         model=model,
         args=args,
-        train_dataset=lessons,
+        train_dataset=samples,
         processing_class=processing_class,
         peft_config=peft_config,
     )
-    taught = trainer.accelerator.unwrap_model(trainer.model)
-    ends = ends_of_turn(processing_class, taught)
-    check_lessons(lessons, trainer.train_dataset, processing_class, exam.template, ends, args.max_length)
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    stop_token_ids = ends_of_turn(processing_class, trained)
+    validate_samples(samples, trainer.train_dataset, processing_class, exam.template, stop_token_ids, args.max_length)
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    most = int(len(lessons) * args.num_train_epochs) if args.max_steps <= 0 else None
+    most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None
     with EnvironmentPool(exam.environment_factory) as pool:
-        callback = ExamCallback(exam, processing_class, pool, per_step, most)
+        callback = SuccessEvalCallback(exam, processing_class, pool, per_step, most)
         trainer.add_callback(callback)
         with without_cudnn_attention():
             trainer.train(resume_from_checkpoint=checkpoint)
     if peft_config is not None:
-        taught = taught.merge_and_unload()
-    return taught, callback.results
+        trained = trained.merge_and_unload()
+    return trained, callback.results
 
 
 @dataclass
 class TeachingArguments:
-    """What the recipes that teach have in common. Any of these is a flag and a YAML key."""
+    """Arguments of all cold-start recipes; each is a flag and a YAML key."""
 
-    num_demonstrations: int = field(default=768, metadata={"help": "Answers of the expert to show, at most."})
-    target_success: float = field(default=0.3, metadata={"help": "Share of the exam's tasks to win; then it ends."})
+    num_demonstrations: int = field(default=768, metadata={"help": "Maximum number of expert actions to train on."})
+    target_success: float = field(default=0.3, metadata={"help": "Success rate of an exam at which training ends."})
     exam_steps: int = field(default=24, metadata={"help": "Optimizer steps between two exams."})
-    num_exam_tasks: int = field(default=24, metadata={"help": "Training tasks of an exam; none of them was shown."})
+    num_exam_tasks: int = field(default=24, metadata={"help": "Tasks of an exam, excluded from the demonstrations."})
     prompt: str = field(default="compact", metadata={"help": "'full' or 'compact'."})
     history_length: int = field(default=2, metadata={"help": "Past turns in a prompt."})
     max_turns: int = field(default=15, metadata={"help": "Turns of an exam's episode."})
-    max_completion_length: int = field(default=32, metadata={"help": "Tokens of an exam's reply."})
-    temperature: float = field(default=1.0, metadata={"help": "Of an exam's replies."})
-    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Where tasks and SmolLM2 are kept."})
+    max_completion_length: int = field(default=32, metadata={"help": "Maximum tokens of a completion in an exam."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of an exam."})
+    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of tasks and SmolLM2."})
 
     def __post_init__(self):
         for name in ("num_demonstrations", "num_exam_tasks", "max_turns", "max_completion_length"):
@@ -213,10 +226,10 @@ class TeachingArguments:
                 raise ValueError(f"{name} is {getattr(self, name)}: set it to at least 0")
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Tasks to show, and tasks of the exam.
+        """Return the tasks of demonstrations and the tasks of evaluations.
 
         Raises:
-            ValueError: when there are too few.
+            ValueError: if there are too few tasks.
         """
         if not 0 < self.num_exam_tasks < len(rows):
             raise ValueError(
@@ -227,8 +240,8 @@ class TeachingArguments:
         return rows[self.num_exam_tasks :], rows[: self.num_exam_tasks]
 
     def exam(self, environment_factory: Callable[[], Any], rows: Sequence[dict[str, Any]], template: PromptTemplate):
-        """The exam that these arguments ask for."""
-        return Exam(
+        """Return the evaluation that these arguments describe."""
+        return SuccessEvaluation(
             environment_factory,
             rows,
             template,
@@ -243,13 +256,15 @@ class TeachingArguments:
 def parse_teaching_arguments(
     script_type: type[TeachingArguments], default_config: Path, prompts: Collection[str]
 ) -> tuple[TeachingArguments, SFTConfig, ModelConfig]:
-    """Command line and YAML of a recipe that teaches.
+    """Return the arguments in the command line and YAML file of a cold-start recipe.
 
     Args:
-        prompts: those that `prompt` may name.
+        script_type: the recipe's arguments.
+        default_config: YAML file used if `--config` is not given.
+        prompts: accepted values of `prompt`.
 
     Raises:
-        SystemExit: after `--help`, and for what is not known or has no such value.
+        SystemExit: after `--help`, and for unknown options or values.
     """
     try:
         script_args, args, model_args = parse_arguments((script_type, SFTConfig, ModelConfig), default_config)
@@ -260,20 +275,22 @@ def parse_teaching_arguments(
     return script_args, args, model_args
 
 
-def model_to_teach(
+def load_base_model(
     script_args: TeachingArguments, args: SFTConfig, model_args: ModelConfig
 ) -> tuple[str, PreTrainedTokenizerBase]:
-    """What is taught, a folder or a Hub id, and its tokenizer; asked for before anything else takes time.
+    """Return the base model, a folder or a Hub id, and its tokenizer.
+
+    Called first, so that invalid options fail before any work.
 
     Raises:
-        ValueError: for options that have no meaning here, and an output_dir with another teaching's checkpoints.
-        OSError, ImportError: when no model is to be had.
+        ValueError: for unsupported options, and an output_dir with the checkpoints of another fine-tuning.
+        OSError, ImportError: if the model is not available.
     """
-    for name, meaning in _NOT_HERE.items():
+    for name, meaning in _UNSUPPORTED.items():
         if getattr(model_args if hasattr(model_args, name) else args, name):
             raise ValueError(f"{name} is set: {meaning}")
     if args.world_size > 1:
-        raise ValueError(f"world_size is {args.world_size}: teaching runs in one process, on one device")
+        raise ValueError(f"world_size is {args.world_size}: fine-tuning runs in one process, on one device")
     if Path(args.output_dir, "run.json").is_file():
         raise ValueError(f"output_dir is {args.output_dir!r}, which holds a training run: pass another --output_dir")
     left = find_checkpoint("auto", args.output_dir)
@@ -290,30 +307,35 @@ def run_teaching(
     script_args: TeachingArguments,
     args: SFTConfig,
     model_args: ModelConfig,
-    to_teach: tuple[str, PreTrainedTokenizerBase],
+    base_model: tuple[str, PreTrainedTokenizerBase],
     shown: Sequence[Demonstration],
-    exam: Exam,
+    exam: SuccessEvaluation,
 ) -> None:
-    """What a recipe does with its demonstrations: draw some, teach, save the model and how it went.
+    """Sample demonstrations, fine-tune, and save the model and its evaluations.
 
     Args:
-        to_teach: see `model_to_teach`.
+        script_args: the recipe's arguments.
+        args: TRL's arguments.
+        model_args: the model's arguments.
+        base_model: see `load_base_model`.
+        shown: all demonstrations.
+        exam: the evaluation.
 
     Raises:
-        ValueError: when there are fewer than `num_demonstrations`, or the model's template does not suit.
+        ValueError: if there are fewer than `num_demonstrations`, or the chat template does not fit.
     """
-    name, tokenizer = to_teach
+    name, tokenizer = base_model
     if len(shown) < script_args.num_demonstrations:
         raise ValueError(
             f"num_demonstrations is {script_args.num_demonstrations}, and the training tasks give {len(shown)}: "
             "set it lower, or take more tasks"
         )
     drawn = random.Random(args.seed).sample(list(shown), script_args.num_demonstrations)
-    lessons = as_dataset(drawn, exam.template, exam.history_length)
-    print(f"{len(lessons)} answers of the expert; exam: {len(exam.rows)} tasks of which none was shown", flush=True)
+    samples = build_dataset(drawn, exam.template, exam.history_length)
+    print(f"{len(samples)} answers of the expert; exam: {len(exam.rows)} tasks of which none was shown", flush=True)
 
     output, checkpoint = Path(args.output_dir), find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-    (output / "teaching.json").unlink(missing_ok=True)  # what says that a start is complete
+    (output / "teaching.json").unlink(missing_ok=True)  # marks a complete fine-tuning
     if checkpoint is None:
         shutil.rmtree(output / "exams", ignore_errors=True)
     else:
@@ -324,15 +346,15 @@ def run_teaching(
         "attn_implementation": model_args.attn_implementation,
         **(args.model_init_kwargs or {}),
     }
-    disable_progress_bar()  # of each file transformers writes
-    model, results = teach(name, args, lessons, exam, tokenizer, get_peft_config(model_args), checkpoint)
-    if args.bf16:  # what passed through it was; vLLM then runs in bfloat16, too
+    disable_progress_bar()  # one per file that transformers writes
+    model, results = teach(name, args, samples, exam, tokenizer, get_peft_config(model_args), checkpoint)
+    if args.bf16:  # the training precision, so that vLLM also runs in bfloat16
         model = model.to(torch.bfloat16)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     last = results[-1]
     about = {"model": model_args.model_name_or_path or SMOLLM2, "seed": args.seed, "seconds": last["seconds"]}
-    source = Path(name, "source.json")  # where SmolLM2's weights are from
+    source = Path(name, "source.json")  # written with SmolLM2's weights
     about |= {"source": json.loads(source.read_text())} if source.is_file() else {}
     write_json(output / "teaching.json", {**about, "exams": results}, indent=1)
     while left := find_checkpoint("auto", output):

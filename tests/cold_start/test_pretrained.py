@@ -14,7 +14,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
-from g2po_recipes.cold_start.dataset import as_dataset
+from g2po_recipes.cold_start.dataset import build_dataset
 from g2po_recipes.cold_start.smollm2 import smollm2_in_cache
 from g2po_trl import G2POConfig, G2POTrainer, read_jsonl
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -55,7 +55,7 @@ def test_prompts_are_encoded_as_the_tokenizer_does(shown, tokenizer):
     texts = {}
     for template, history in ((ALFWORLD_COMPACT_PROMPT, 2), (ALFWORLD_PROMPT, 5)):
         encode = ChatEncoder(tokenizer, None)
-        lessons = as_dataset(shown[:600], template, history)
+        lessons = build_dataset(shown[:600], template, history)
         for row in lessons:
             ids, _ = encode(row["prompt"])
             text = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
@@ -68,7 +68,7 @@ def test_prompts_are_encoded_as_the_tokenizer_does(shown, tokenizer):
 def sequences(shown, tokenizer):
     """Prompts and replies of two episodes; the tokens of a reply are scored."""
     found, scored = [], []
-    for row in as_dataset(shown[:14], ALFWORLD_COMPACT_PROMPT, 2):
+    for row in build_dataset(shown[:14], ALFWORLD_COMPACT_PROMPT, 2):
         prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
         ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         reply = tokenizer(row["completion"][0]["content"] + "<|im_end|>", add_special_tokens=False)["input_ids"]

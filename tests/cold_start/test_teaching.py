@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_recipes.cold_start.dataset import as_dataset, check_lessons
-from g2po_recipes.cold_start.sft import Exam, TeachingArguments, model_to_teach, run_teaching, teach
+from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
+from g2po_recipes.cold_start.sft import SuccessEvaluation, TeachingArguments, load_base_model, run_teaching, teach
 from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
@@ -30,7 +30,7 @@ SHOWN = [Demonstration("go", hall, [], [], 0, letter) for hall in HALLS for lett
 def exam(**options):
     options = {"target": 1.0, "every": 2, "rows": [{"seed": seed} for seed in range(16)]} | options
     options = {"template": LETTER_PROMPT, "history_length": 2, "max_turns": 3} | options
-    return Exam(LetterEnvironment, sampling=Sampling(1.0, max_tokens=2), **options)
+    return SuccessEvaluation(LetterEnvironment, sampling=Sampling(1.0, max_tokens=2), **options)
 
 
 def arguments(folder, **options):
@@ -41,7 +41,7 @@ def arguments(folder, **options):
 
 @pytest.fixture
 def reply_is_a_letter(monkeypatch):
-    monkeypatch.setattr("g2po_recipes.cold_start.dataset.REPLY", "{action}")
+    monkeypatch.setattr("g2po_recipes.cold_start.dataset.COMPLETION", "{action}")
 
 
 def trained_on(lessons, tokenizer, folder, model, **options):
@@ -62,7 +62,7 @@ def test_lessons_are_the_prompts_of_the_rollout(tiny_model_dir, tmp_path):
         Player(pool, actor, 3).play([{"seed": 1}])
     walk = [("hall 1", []), ("kitchen", [("hall 1", "b")])]
     shown = [Demonstration("go", room, None, history, len(history), "b") for room, history in walk]
-    rows = trained_on(as_dataset(shown, LETTER_PROMPT, 2), tokenizer, tmp_path, tiny_model_dir)
+    rows = trained_on(build_dataset(shown, LETTER_PROMPT, 2), tokenizer, tmp_path, tiny_model_dir)
     assert len(read) == len(rows) == 2
     for ids, row in zip(read, rows):
         assert row["input_ids"][: len(ids)] == list(ids), "what is read in training is what is read in play"
@@ -84,9 +84,13 @@ ENDLESS = (
 @pytest.mark.parametrize(
     ("template", "options", "message"),
     [
-        (THOUGHTS, {}, r"chat_template: with the reply, it does not begin as the prompt of play does, .*<think>"),
-        (ENDLESS, {}, "chat_template: no token that ends a reply"),
-        (None, {"max_length": 52}, "max_length is 52, and a lesson is longer: set it to null"),
+        (
+            THOUGHTS,
+            {},
+            r"chat_template: a prompt with its completion does not begin with the rollout's prompt, .*<think>",
+        ),
+        (ENDLESS, {}, "chat_template: no token that ends a completion"),
+        (None, {"max_length": 52}, "max_length is 52, and a sample is longer: set it to null"),
     ],
 )
 def test_lessons_that_teach_something_else(tiny_model_dir, tmp_path, template, options, message):
@@ -94,18 +98,18 @@ def test_lessons_that_teach_something_else(tiny_model_dir, tmp_path, template, o
     tokenizer.chat_template = template or tokenizer.chat_template
     args = arguments(tmp_path, **({"max_length": None} | options))
     with pytest.raises(ValueError, match=message):
-        teach(str(tiny_model_dir), args, as_dataset(SHOWN, prompt, 2), exam(template=prompt), tokenizer)
+        teach(str(tiny_model_dir), args, build_dataset(SHOWN, prompt, 2), exam(template=prompt), tokenizer)
 
 
 def test_lessons_that_were_left_out():
-    lessons = as_dataset(SHOWN, DEFAULT_PROMPT, 2)
-    with pytest.raises(ValueError, match="max_length is 7, and the prompts of 2 lessons are longer"):
-        check_lessons(lessons, [{}] * (len(lessons) - 2), build_tokenizer(), DEFAULT_PROMPT, set(), 7)
+    lessons = build_dataset(SHOWN, DEFAULT_PROMPT, 2)
+    with pytest.raises(ValueError, match="max_length is 7, and the prompts of 2 samples are longer"):
+        validate_samples(lessons, [{}] * (len(lessons) - 2), build_tokenizer(), DEFAULT_PROMPT, set(), 7)
 
 
 def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, reply_is_a_letter, capsys):
     tokenizer = build_tokenizer()
-    lessons = as_dataset(SHOWN * 16, LETTER_PROMPT, 2)
+    lessons = build_dataset(SHOWN * 16, LETTER_PROMPT, 2)
     _, results = teach(str(tiny_model_dir), arguments(tmp_path), lessons, exam(target=0.9, every=6), tokenizer)
     assert results[-1]["success_rate"] >= 0.9 > results[0]["success_rate"]
     exams = [read_jsonl(path) for path in sorted((tmp_path / "exams").glob("*.jsonl"))]
@@ -116,7 +120,7 @@ def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, reply_i
 
 def test_exams_change_nothing(tiny_model_dir, tmp_path, reply_is_a_letter):
     """Weights are the same however often it was examined: their random numbers are their own."""
-    tokenizer, lessons, found = build_tokenizer(), as_dataset(SHOWN, LETTER_PROMPT, 2), []
+    tokenizer, lessons, found = build_tokenizer(), build_dataset(SHOWN, LETTER_PROMPT, 2), []
     for every in (1, 100):
         torch.manual_seed(every)
         model, results = teach(
@@ -134,7 +138,7 @@ def test_exams_change_nothing(tiny_model_dir, tmp_path, reply_is_a_letter):
 def test_an_adapter_is_merged(tiny_model_dir, tmp_path, reply_is_a_letter):
     from peft import LoraConfig
 
-    lessons = as_dataset(SHOWN, LETTER_PROMPT, 2)
+    lessons = build_dataset(SHOWN, LETTER_PROMPT, 2)
     adapter = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
     model, _ = teach(
         str(tiny_model_dir), arguments(tmp_path), lessons, exam(every=100), build_tokenizer(), peft_config=adapter
@@ -152,7 +156,7 @@ def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, re
     args, told = arguments(tmp_path / "start", max_steps=2), TeachingArguments(num_demonstrations=16)
     args.bf16 = bf16
     model_args = ModelConfig(str(tiny_model_dir), dtype="float32")
-    run_teaching(told, args, model_args, model_to_teach(told, args, model_args), SHOWN, exam())
+    run_teaching(told, args, model_args, load_base_model(told, args, model_args), SHOWN, exam())
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
     assert {weight.dtype for weight in saved.parameters()} == {torch.bfloat16 if bf16 else torch.float32}
     assert saved.config.dtype == saved.dtype
@@ -171,20 +175,20 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, reply_is_a_lette
 
     def run(folder, **options):
         args = arguments(folder, **({"save_strategy": "steps", "save_steps": 2} | options))
-        run_teaching(told, args, model_args, model_to_teach(told, args, model_args), SHOWN, exam(rows=[{"seed": 0}]))
+        run_teaching(told, args, model_args, load_base_model(told, args, model_args), SHOWN, exam(rows=[{"seed": 0}]))
 
-    sit = Exam.sit
+    evaluate = SuccessEvaluation.evaluate
 
     def interrupted(self, *args):
         if list(parts.glob("exams/exam-*")):
             raise Interrupted
-        return sit(self, *args)
+        return evaluate(self, *args)
 
     run(whole)
-    monkeypatch.setattr(Exam, "sit", interrupted)
+    monkeypatch.setattr(SuccessEvaluation, "evaluate", interrupted)
     with pytest.raises(Interrupted):
         run(parts)
-    monkeypatch.setattr(Exam, "sit", sit)
+    monkeypatch.setattr(SuccessEvaluation, "evaluate", evaluate)
     assert not (parts / "teaching.json").exists()
     with pytest.raises(ValueError, match="holds checkpoint-2 of a teaching that was stopped: pass --resume_from"):
         run(parts)
@@ -201,7 +205,7 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, reply_is_a_lette
 
 
 def test_samples_are_counted_by_steps_where_these_end_it(tiny_model_dir, tmp_path, reply_is_a_letter):
-    lessons = as_dataset(SHOWN[:8], LETTER_PROMPT, 2)
+    lessons = build_dataset(SHOWN[:8], LETTER_PROMPT, 2)
     once = exam(every=100, rows=[{"seed": 0}])
     _, results = teach(str(tiny_model_dir), arguments(tmp_path, max_steps=3), lessons, once, build_tokenizer())
     assert results[-1]["samples"] == 24
@@ -238,4 +242,4 @@ def test_options_without_a_meaning_are_refused_before_games_are_made(tmp_path, o
     args, model_args = arguments(tmp_path), ModelConfig("nothing")
     setattr(model_args if hasattr(model_args, option) else args, option, True)
     with pytest.raises(ValueError, match=f"{option} is set: "):
-        model_to_teach(TeachingArguments(), args, model_args)
+        load_base_model(TeachingArguments(), args, model_args)
