@@ -47,7 +47,7 @@ g2po evaluate --model runs/coin --seeds 3
   environment), `FILE.py:Class`, `module:Class`, and all but `serve` the address of an OpenEnv server. `tasks.jsonl`
   next to the file is its tasks.
 - `g2po train FILE.py` looks at the source. A file that makes a trainer or calls `run_recipe` is a script: it is run,
-  gets all flags, and one that does not look at its command line is warned about them. Any other file with one
+  gets all flags, and one that does not read its command line is warned about them. Any other file with one
   environment is an environment, also with an `if __name__ == "__main__"` block, which is not run. It is trained by
   `recipes/train_environment.py`, with `config.yaml` from the same folder. A file that is neither is an error.
 - What can be seen without a model is refused in a second, before torch is imported: flags and keys that are not

@@ -1,10 +1,10 @@
-"""Teach a language model the reply's format and the beginnings of ALFWorld, as a start for reinforcement learning.
+"""Fine-tune a language model on an expert's actions in ALFWorld, as a start for reinforcement learning.
 
     g2po teach alfworld                                  # SmolLM2-135M, two CPU cores or a small GPU
     g2po teach alfworld --model Qwen/Qwen2.5-0.5B-Instruct --use_peft true
 
-An expert plays training games, and the model learns its answers, one at a time in any order, until it wins
-`--target_success` of other training games. Then: g2po train alfworld --config smollm2-135m
+An expert plays training games, and the model is trained on single actions in random order until it reaches a success
+rate of `--target_success` on other training games. Then: g2po train alfworld --config smollm2-135m
 
 Any field of `ScriptArguments`, TRL's `SFTConfig` and `ModelConfig` is a flag and a YAML key; flags win.
 """
@@ -27,10 +27,12 @@ PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
 
 @dataclass
 class ScriptArguments(TeachingArguments):
-    num_games: int = field(default=320, metadata={"help": "Training games to generate, as the training recipe."})
+    num_games: int = field(default=320, metadata={"help": "Training games to generate, as in the training recipe."})
     game_size: str = field(default="tiny", metadata={"help": "Size of generated games."})
     game_seed: int = field(default=0, metadata={"help": "Seed of generated games."})
-    intro: bool = field(default=False, metadata={"help": "First observation: the whole welcome, or the room alone."})
+    intro: bool = field(
+        default=False, metadata={"help": "First observation: the whole welcome (true) or the room alone (false)."}
+    )
     hidden_actions: list[str] = field(
         default_factory=lambda: ["help"], metadata={"help": "First words of actions left out of the list."}
     )

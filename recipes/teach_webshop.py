@@ -1,10 +1,10 @@
-"""Teach a language model the reply's format and the beginnings of WebShop, as a start for reinforcement learning.
+"""Fine-tune a language model on an expert's actions in WebShop, as a start for reinforcement learning.
 
     g2po teach webshop                                  # SmolLM2-135M, two CPU cores or a small GPU
     g2po teach webshop --model Qwen/Qwen2.5-0.5B-Instruct --use_peft true
 
-An expert plays training goals, and the model learns its answers, one at a time in any order, until it wins
-`--target_success` of other training goals. Then: g2po train webshop --config smollm2-135m
+An expert plays training goals, and the model is trained on single actions in random order until it reaches a success
+rate of `--target_success` on other training goals. Then: g2po train webshop --config smollm2-135m
 
 Any field of `ScriptArguments`, TRL's `SFTConfig` and `ModelConfig` is a flag and a YAML key; flags win.
 """
@@ -29,8 +29,8 @@ PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
 
 @dataclass
 class ScriptArguments(TeachingArguments):
-    num_goals: int = field(default=320, metadata={"help": "Training goals, as the training recipe."})
-    shop_seed: int = field(default=0, metadata={"help": "Seed of the invented shop."})
+    num_goals: int = field(default=320, metadata={"help": "Training goals, as in the training recipe."})
+    shop_seed: int = field(default=0, metadata={"help": "Seed of the synthetic catalogue."})
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     try:
         to_teach = load_base_model(script_args, args, model_args)
         source = ShopSource(seed=script_args.shop_seed)
-        # As the expert sees it: small letters, products by their place.
+        # The expert reads lower-case texts and clicks products by position.
         factory = partial(WebshopEnvironment, source, partial_reward=True, plain=True)
         to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
         exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])

@@ -1,13 +1,13 @@
 """Train an agent on ALFWorld by G2PO.
 
     accelerate launch recipes/train_alfworld.py        # a tiny model, generated games, CPU
-    python -m g2po_envs.alfworld.official               # gets the official games, once; then the paper's run:
+    python -m g2po_envs.alfworld.official               # downloads the official games, once; then the paper's run:
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_alfworld.py \
         --config recipes/alfworld/qwen2.5-1.5b.yaml
 
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
-`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one. Exit code 3: all went well, but the
-Hub did not take the model.
+`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one. Exit code 3: the model was trained
+and saved, but not pushed to the Hub.
 """
 
 import os
@@ -44,8 +44,8 @@ class ScriptArguments:
     report_games: str | None = field(
         default=None,
         metadata={
-            "help": "Games of the reported panel, a folder or official ones. None: with load_best_model_at_end other "
-            "games than those that choose the checkpoint, else eval_games."
+            "help": "Games of the reported panel, a folder or official ones. None: eval_games, or with "
+            "load_best_model_at_end, which chooses a checkpoint on eval_games, other games."
         },
     )
     game_size: str = field(default="tiny", metadata={"help": "Size of generated games."})
@@ -62,15 +62,15 @@ class ScriptArguments:
     )
     key: str = field(
         default="released",
-        metadata={"help": "What tells states apart: 'released' (the paper's code), or 'memory' (and what was done)."},
+        metadata={"help": "State key: 'released' (as in the paper's code), or 'memory' (with the actions so far)."},
     )
     eval_before: bool = field(
-        default=True, metadata={"help": "Evaluate the model before training too; false where its numbers are known."}
+        default=True, metadata={"help": "Evaluate before training too; false if the model's success is known."}
     )
 
 
 def load_games(directory: str | None, split: str, number: int, script_args: ScriptArguments) -> Manifest:
-    """The games in `directory`, official ones, or generated ones."""
+    """Return the games in `directory`, official ones, or generated ones."""
     if directory and directory.startswith(PREFIX):
         return official_games(directory.removeprefix(PREFIX))
     if directory is None:
@@ -81,10 +81,10 @@ def load_games(directory: str | None, split: str, number: int, script_args: Scri
 
 
 def load_report_games(script_args: ScriptArguments, args: G2POConfig, held_out: Manifest) -> Manifest | None:
-    """The games that are reported, none of which has chosen the checkpoint; `None` where none is chosen.
+    """Return the reported games if a checkpoint is chosen on `held_out`; `None` if `held_out` is reported.
 
     Raises:
-        ValueError: when there are no such games.
+        ValueError: if there are no other games than `held_out`.
     """
     directory = script_args.report_games
     if directory is None and not args.load_best_model_at_end:
@@ -98,12 +98,12 @@ def load_report_games(script_args: ScriptArguments, args: G2POConfig, held_out: 
         raise ValueError("report_games is None: the best checkpoint is chosen on eval_games, name others to report on")
     games = load_games(directory, "held-out", script_args.num_eval_games, script_args)
     if shared := len(games) - len(games.without(held_out)):
-        raise ValueError(f"report_games and eval_games share {shared} games: what chooses cannot be reported")
+        raise ValueError(f"report_games and eval_games share {shared} games: report games that choose no checkpoint")
     return games
 
 
 def describe_panel(script_args: ScriptArguments, reported: Manifest | None) -> dict:
-    """The arguments of `g2po_trl.evaluation.evaluate` that play the reported panel."""
+    """Return the arguments with which `g2po evaluate` plays the reported panel."""
     directory = script_args.eval_games if reported is None else script_args.report_games
     options = {"hidden_actions": script_args.hidden_actions, "intro": script_args.intro, "key": script_args.key}
     if directory is None and reported is not None and script_args.eval_games is not None:

@@ -1,9 +1,9 @@
-"""The same as train_alfworld.py by PPO with a critic, the actor-critic baseline.
+"""Train an agent on ALFWorld by PPO with a critic, the actor-critic baseline.
 
     accelerate launch recipes/train_alfworld_ppo.py
 
-Takes the flags of train_alfworld.py, without the estimator's, and the fields of `PPOConfig`. The critic is a second
-model as large as the policy, with its own optimizer, whole on every process (one process or DDP).
+Takes the flags of train_alfworld.py except the estimator's, and the fields of `PPOConfig`. The critic is a second
+model of the policy's size with its own optimizer, not sharded (one process or DDP).
 """
 
 from train_alfworld import DEFAULT_CONFIG, main

@@ -3,7 +3,7 @@
     python -m g2po_envs.appworld.setup ~/.cache/g2po_trl/appworld                                  # once
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_appworld.py \
         --config recipes/appworld/qwen2.5-7b.yaml
-    accelerate launch recipes/train_appworld.py          # a tiny model, tasks of our own: does it all run here?
+    accelerate launch recipes/train_appworld.py          # a tiny model and bundled tasks, to test the installation
 
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
 `--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
@@ -33,17 +33,17 @@ class ScriptArguments:
     appworld: str = field(
         default="~/.cache/g2po_trl/appworld", metadata={"help": "Folder that `g2po_envs.appworld.setup` made."}
     )
-    tiny: bool = field(default=False, metadata={"help": "Set up and play a few tasks of our own, in APPWORLD-tiny."})
+    tiny: bool = field(default=False, metadata={"help": "Set up and play a few bundled tasks, in APPWORLD-tiny."})
     train_split: str = field(default="train", metadata={"help": "Tasks to train on."})
     eval_split: str = field(default="dev", metadata={"help": "Tasks of the fixed panel."})
-    difficulties: list[int] = field(default_factory=list, metadata={"help": "Only tasks of these; none: all."})
-    refused: list[str] = field(default_factory=list, metadata={"help": "Code with one of these texts is not run."})
-    code_timeout: float = field(default=40.0, metadata={"help": "Seconds a piece of code may run."})
+    difficulties: list[int] = field(default_factory=list, metadata={"help": "Difficulties of tasks. Empty: all."})
+    refused: list[str] = field(default_factory=list, metadata={"help": "Texts; code that contains one is not run."})
+    code_timeout: float = field(default=40.0, metadata={"help": "Maximum seconds of a piece of code."})
     report_split: str | None = field(
         default=None,
         metadata={
-            "help": "Tasks of the reported panel. None: test_normal with load_best_model_at_end, as eval_split picks "
-            "the checkpoint; else eval_split."
+            "help": "Tasks of the reported panel. None: eval_split, or with load_best_model_at_end, which chooses a "
+            "checkpoint on eval_split, test_normal."
         },
     )
     key: str = field(default="output", metadata={"help": "A state is its 'output', or 'output and calls'."})
@@ -67,7 +67,7 @@ def main() -> None:
             report_split = script_args.report_split or ("test_normal" if args.load_best_model_at_end else None)
             reported = installation.task_ids(report_split) if report_split else []
             if set(reported) & set(held_out):
-                raise SystemExit(f"report_split is {report_split!r}: what eval_split chooses cannot be reported on it")
+                raise SystemExit(f"report_split is {report_split!r}: it shares tasks with eval_split, which chooses")
         except (FileNotFoundError, ValueError) as error:
             raise SystemExit(str(error)) from error
     if args.environment_step_timeout <= script_args.code_timeout + STEP_GRACE:

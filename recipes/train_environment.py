@@ -1,9 +1,9 @@
-"""Train an agent on an environment of your own by G2PO. `g2po train my_game.py` calls it.
+"""Train an agent on your own environment by G2PO; `g2po train my_game.py` runs this script.
 
     accelerate launch recipes/train_environment.py --environment my_game.py:MyGame --tasks tasks.jsonl \
         --config config.yaml
 
-The environment is what `g2po check` takes too: `module:Class`, `file.py:Class` or an OpenEnv server's address.
+The environment is named as for `g2po check`: `module:Class`, `file.py:Class` or an OpenEnv server's address.
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
 `--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
 """
@@ -36,7 +36,7 @@ class ScriptArguments:
     )
     tasks: str | None = field(
         default=None,
-        metadata={"help": "File with one task a line, as JSON: the arguments of the environment's reset."},
+        metadata={"help": "File with one task per line, as JSON: the arguments of the environment's reset."},
     )
     eval_tasks: str | None = field(default=None, metadata={"help": "File with the held-out tasks. None: of `tasks`."})
     num_eval_tasks: int | None = field(
@@ -52,13 +52,13 @@ class ScriptArguments:
 
 
 def load_tasks(script_args: ScriptArguments) -> tuple[list[dict], list[dict]]:
-    """The tasks to train on and the held-out ones.
+    """Return the training tasks and the held-out tasks.
 
     Raises:
-        ValueError: when there are none of a kind.
+        ValueError: if either is empty.
     """
     if script_args.tasks is None:
-        raise ValueError("tasks is None: pass --tasks FILE, one task a line, as JSON")
+        raise ValueError("tasks is None: pass --tasks FILE, one task per line, as JSON")
     return split_tasks(script_args.tasks, script_args.eval_tasks, script_args.num_eval_tasks)
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     if script_args.prompt is not None:
         prompt_template = load(script_args.prompt)
         if not isinstance(prompt_template, PromptTemplate):
-            raise SystemExit(f"prompt is {script_args.prompt!r}, which is no PromptTemplate: name one")
+            raise SystemExit(f"prompt is {script_args.prompt!r}, which is not a PromptTemplate: name one")
     checkpoint = starting_point(args)
     args.eval_on_start = checkpoint is None
 

@@ -1,6 +1,6 @@
 """Train an agent on WebShop by G2PO.
 
-    accelerate launch recipes/train_webshop.py         # a tiny model in an invented shop, CPU
+    accelerate launch recipes/train_webshop.py         # a tiny model in a synthetic catalogue, CPU
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_webshop.py \
         --config recipes/webshop/qwen2.5-1.5b.yaml --shop $WEBSHOP_DATA                    # the paper's run
 
@@ -31,29 +31,33 @@ NOUNS = {"textblob": textblob_nouns, "spacy": spacy_nouns}
 
 @dataclass
 class ScriptArguments:
-    shop: str | None = field(default=None, metadata={"help": "Folder of the official data. None: an invented shop."})
+    shop: str | None = field(
+        default=None, metadata={"help": "Folder of the official data. None: a synthetic catalogue."}
+    )
     shop_size: str = field(default="small", metadata={"help": "Of the official data: 'small' (1,000) or 'full'."})
     goals: str = field(default="synthetic", metadata={"help": "'synthetic' or 'human' (written by people)."})
-    shop_seed: int = field(default=0, metadata={"help": "Seed of the invented shop, of prices and price limits."})
+    shop_seed: int = field(
+        default=0, metadata={"help": "Seed of the synthetic catalogue, of prices and price limits."}
+    )
     num_goals: int | None = field(default=None, metadata={"help": "Training goals. None: all."})
-    num_eval_goals: int = field(default=192, metadata={"help": "Goals of the fixed panel, of other products."})
+    num_eval_goals: int = field(default=192, metadata={"help": "Held-out goals, of other products."})
     num_report_goals: int | None = field(
         default=None,
         metadata={
-            "help": "Goals of the reported panel, other than those of the fixed one. None: if load_best_model_at_end, "
-            "as many as num_eval_goals, which then choose the checkpoint; else the fixed panel is reported."
+            "help": "Goals of the reported panel. None: the held-out goals are reported, or with "
+            "load_best_model_at_end, which chooses a checkpoint on them, num_eval_goals other goals."
         },
     )
     prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
-    partial_reward: bool = field(default=False, metadata={"help": "Pay for the score, not only for a full one."})
+    partial_reward: bool = field(default=False, metadata={"help": "Reward partial scores too, not only a full score."})
     plain: bool = field(
-        default=False, metadata={"help": "Small letters, and products clicked by their place: for tiny models."}
+        default=False, metadata={"help": "Lower-case texts, and products clicked by position: for tiny models."}
     )
     nouns: str = field(default="textblob", metadata={"help": "Tagger of the score: 'textblob' or 'spacy'."})
 
 
 def choose(name: str, value: str, choices: dict):
-    """The choice called `value`."""
+    """Return `choices[value]`, or exit with an error that lists the choices."""
     if value not in choices:
         raise SystemExit(f"{name} is {value!r}: choose one of {', '.join(choices)}")
     return choices[value]

@@ -48,8 +48,11 @@ _DEBUG_VALUES = ("underflow_overflow", "tpu_metrics_debug")  # of transformers' 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command.
 
+    Args:
+        argv: command and arguments. Default: the command line.
+
     Raises:
-        SystemExit: 1 after an error, 2 for arguments that make no sense, 130 after Ctrl-C, else as the command says.
+        SystemExit: 1 after an error, 2 for invalid arguments, 130 after Ctrl-C, else the command's exit code.
     """
     argv, debug = _without_debug(list(sys.argv[1:] if argv is None else argv))
     name, *rest = argv or ["--help"]
@@ -79,36 +82,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        _fail(f"g2po {name}", _in_words(error))
+        _fail(f"g2po {name}", _describe(error))
 
 
 def _without_debug(argv: list[str]) -> tuple[list[str], bool]:
-    """The arguments without `--debug`, unless it is transformers' option of this name, which has a value."""
+    """Return the arguments without `--debug`, and whether it was there; transformers' `--debug VALUE` stays."""
     for at, word in enumerate(argv):
         if word == "--debug" and (argv[at + 1 : at + 2] or [""])[0] not in _DEBUG_VALUES:
             return argv[:at] + argv[at + 1 :], True
     return argv, False
 
 
-def _in_words(error: Exception) -> str:
-    """What to print of an error: what it says, and of one that nobody foresaw where its traceback is kept."""
+def _describe(error: Exception) -> str:
+    """Return the text to print; the traceback of an unexpected error is written to a file, which the text names."""
     from ..utils.extras import missing_extra
 
-    if isinstance(error, ImportError) and (said := missing_extra(error)):
-        return said
-    if isinstance(error, OSError) and (said := _of_system(error)):
-        return said
+    if isinstance(error, ImportError) and (text := missing_extra(error)):
+        return text
+    if isinstance(error, OSError) and (text := _describe_os_error(error)):
+        return text
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-    if _foreseen(error):
+    if _is_expected(error):
         return str(error) if isinstance(error, (ValueError, RuntimeError, TypeError)) else f"{kind}{error}"
-    _sweep()
+    _remove_old_tracebacks()
     with tempfile.NamedTemporaryFile("w", prefix=_PREFIX, suffix=".txt", delete=False, encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
     return f"{kind}{error}\nThe traceback is in {file.name}; --debug prints it."
 
 
-def _foreseen(error: Exception) -> bool:
-    """Was it raised on purpose, by a `raise` of g2po-trl's own code? Its words are for the user then."""
+def _is_expected(error: Exception) -> bool:
+    """Return whether a `raise` statement of g2po-trl raised the error, so that its text is meant for the user."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -119,8 +122,8 @@ def _foreseen(error: Exception) -> bool:
     return ours and linecache.getline(file, trace.tb_lineno).lstrip().startswith("raise ")
 
 
-def _of_system(error: OSError) -> str | None:
-    """A sentence about a full disk, a folder that cannot be written, or a model that is not to be had."""
+def _describe_os_error(error: OSError) -> str | None:
+    """Return the text about a full disk, a folder that cannot be written, or a missing model; else `None`."""
     what = error.filename or "the output"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
@@ -129,24 +132,24 @@ def _of_system(error: OSError) -> str | None:
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
         return f"{what} cannot be opened or written ({error.strerror}): choose another folder"
-    said = str(error)
-    if any(words in said for words in ("couldn't connect to", "is not a valid model identifier", "Can't load ")):
-        first = said.strip().splitlines()[0]
-        return f"the model is neither a folder nor to be had from the Hub: {first} Without network: --model FOLDER"
+    text = str(error)
+    if any(words in text for words in ("couldn't connect to", "is not a valid model identifier", "Can't load ")):
+        first = text.strip().splitlines()[0]
+        return f"the model is neither a folder nor available from the Hub: {first} Without network: --model FOLDER"
     return None
 
 
-def _sweep() -> None:
-    """Remove tracebacks of a week ago."""
+def _remove_old_tracebacks() -> None:
+    """Remove tracebacks older than a week."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*.txt"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > 7 * 24 * 3600:
                 path.unlink()
 
 
-def _fail(who: str, message: str, code: int = 1) -> None:
+def _fail(command: str, message: str, code: int = 1) -> None:
     rank = os.environ.get("RANK")
-    print(f"{who}: error: {f'(rank {rank}) ' if rank else ''}{message}", file=sys.stderr)
+    print(f"{command}: error: {f'(rank {rank}) ' if rank else ''}{message}", file=sys.stderr)
     sys.exit(code)
 
 

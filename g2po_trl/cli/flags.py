@@ -1,7 +1,7 @@
 """The flags of a recipe, read from the source of its dataclasses.
 
-TRL's parser is made from the classes themselves, whose import takes seconds: a typo would be told after all of it.
-This one has the same flags, since it reads the same classes: those of the recipe, of g2po_trl, TRL and transformers.
+TRL's parser needs the classes themselves, whose import takes seconds. This parser has the same flags and reports a
+typo at once: it reads the source of the same classes, of the recipe, g2po_trl, TRL and transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..utils.parser import describe_unknown
 
 @dataclass(frozen=True)
 class Field:
-    """A dataclass's field; its default is `...` where it is computed. `options`: what its metadata tells argparse."""
+    """A dataclass's field. `default`: `...` if it is computed. `options`: arguments of argparse in its metadata."""
 
     name: str
     annotation: str
@@ -36,7 +36,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _module_path(name: str) -> Path | None:
-    """The file of a module, of which only the package on top is looked up: nothing is imported."""
+    """Return the file of a module without importing it."""
     top, *rest = name.split(".")
     spec = find_spec(top)
     if spec is None or spec.origin is None:
@@ -57,10 +57,10 @@ def _imported_from(node: ast.ImportFrom, path: Path) -> Path | None:
 
 
 def find_class(path: Path, name: str) -> tuple[Path, ast.ClassDef]:
-    """The class that a file calls `name`, and the file that defines it.
+    """Return the file that defines the class called `name` in `path`, and the class.
 
     Raises:
-        LookupError: when it is not found.
+        LookupError: if it is not found.
     """
     tree = _tree(path)
     for node in tree.body:
@@ -75,7 +75,7 @@ def find_class(path: Path, name: str) -> tuple[Path, ast.ClassDef]:
 
 
 def fields_of(path: Path, name: str) -> dict[str, Field]:
-    """The fields that `name(…)` takes, inherited ones first, as dataclasses order them."""
+    """Return the fields of a dataclass by name, inherited ones first."""
     path, found = find_class(path, name)
     fields: dict[str, Field] = {}
     for base in reversed(found.bases):
@@ -104,7 +104,7 @@ def fields_of(path: Path, name: str) -> dict[str, Field]:
 
 
 def _options(value: ast.expr | None) -> dict[str, Any]:
-    """The literals of `field(…)`, and of the dictionary that is its metadata."""
+    """Return the literal arguments of `field(…)`, with the literals in its metadata."""
     if not isinstance(value, ast.Call):
         return {"default": _literal(value)}
     options = {word.arg: _literal(word.value) for word in value.keywords if word.arg}
@@ -123,7 +123,7 @@ def _literal(node: ast.expr | None) -> Any:
 
 
 def as_bool(text: str) -> bool:
-    """As transformers reads it.
+    """Return the truth value of a flag's text, with transformers' spellings.
 
     Raises:
         ArgumentTypeError: for any other text.
@@ -137,7 +137,7 @@ def as_bool(text: str) -> bool:
 
 
 class FlagsError(ValueError):
-    """A flag or a key that is not known, or has no such value."""
+    """A flag or a key is unknown, or its value is invalid."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -146,7 +146,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(fields: Sequence[Field]) -> argparse.ArgumentParser:
-    """A parser of what TRL's takes; what it returns holds only what was given."""
+    """Return a parser with the flags of TRL's parser, whose namespace contains only the given ones."""
     parser = _Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
     for one in fields:
         names = [f"--{one.name}", *([f"--{one.name.replace('_', '-')}"] if "_" in one.name else []), *one.aliases]
@@ -167,7 +167,7 @@ def make_parser(fields: Sequence[Field]) -> argparse.ArgumentParser:
 
 
 def _kind(annotation: str) -> Callable[[str], Any] | str | None:
-    """How the text of a flag is read; `None`: as it is, of other types than these."""
+    """Return what converts a flag's text, "list" for lists, or `None` for types that stay text."""
     text = annotation.removeprefix("Optional[").removesuffix("]") if annotation.startswith("Optional[") else annotation
     kinds = {part.strip() for part in text.split("|")} - {"None"}
     if any(kind.startswith(("list", "List")) for kind in kinds):
@@ -176,10 +176,10 @@ def _kind(annotation: str) -> Callable[[str], Any] | str | None:
 
 
 def read_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
-    """Field -> value, of the fields that are on the command line.
+    """Return field -> value of the fields on the command line.
 
     Raises:
-        FlagsError: for a flag that is not known, or has no such value.
+        FlagsError: for an unknown flag or an invalid value.
     """
     given, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -191,7 +191,7 @@ def read_keys(parser: argparse.ArgumentParser, keys: dict[str, Any]) -> Iterator
     """Yield the fields of a configuration file.
 
     Raises:
-        FlagsError: for a key that is not known, or has no such value.
+        FlagsError: for an unknown key or an invalid value.
     """
     actions = {action.dest: action for action in reversed(parser._actions)}
     for name, value in keys.items():

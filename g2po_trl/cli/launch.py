@@ -1,4 +1,4 @@
-"""More than one process, by Accelerate; each runs `python -m g2po_trl …`."""
+"""Start several processes through Accelerate; each runs `python -m g2po_trl …`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-_LAUNCHER = "G2PO_LAUNCHER"  # variable with the process that waits for this one
+_LAUNCHER = "G2PO_LAUNCHER"  # variable with the launcher's process id
 
 
 def end_with_launcher() -> None:
-    """In a process that `launch` has started: end when the launcher was killed, as by the kernel when memory is short.
+    """End this process when its launcher is killed, e.g. by the kernel's out-of-memory killer.
 
-    Nobody else would end it: launched processes are in sessions of their own.
+    Launched processes have their own sessions, so no signal reaches them.
     """
     if _LAUNCHER in os.environ:
         threading.Thread(target=_watch, args=(int(os.environ.pop(_LAUNCHER)),), daemon=True).start()
@@ -43,9 +43,9 @@ def launch(arguments: Sequence[str], num_processes: str | None, config: Path | N
     """Start the processes and wait for them.
 
     Args:
-        arguments: of `g2po`, in each process.
-        num_processes: `None`: as many as the configuration says.
-        config: Accelerate's; `None`: a process a GPU (ddp.yaml), or processes on the CPU where there is no GPU.
+        arguments: arguments of `g2po` in each process.
+        num_processes: number of processes. `None`: as in the configuration.
+        config: Accelerate's configuration. `None`: ddp.yaml, or processes on the CPU if there is no GPU.
 
     Raises:
         SystemExit: with the exit code of the first process that failed; 130 after Ctrl-C.
@@ -56,13 +56,13 @@ def launch(arguments: Sequence[str], num_processes: str | None, config: Path | N
 
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say what happened
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes report errors
     os.environ[_LAUNCHER] = str(os.getpid())
     try:
         if config is None and not torch.cuda.is_available():
-            _on_the_cpu(arguments, num_processes)
+            _launch_on_cpu(arguments, num_processes)
         else:
-            _by_accelerate(arguments, num_processes, config)
+            _launch_by_accelerate(arguments, num_processes, config)
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         sys.exit(code if code > 0 else 128 - code)
@@ -72,15 +72,15 @@ def launch(arguments: Sequence[str], num_processes: str | None, config: Path | N
         sys.exit(130 if stopped.sigval == signal.SIGINT else 128 + stopped.sigval)
 
 
-def _on_the_cpu(arguments: Sequence[str], num_processes: str) -> None:
-    """Accelerate starts several processes without GPUs by MPI alone; this is how it starts those with GPUs."""
+def _launch_on_cpu(arguments: Sequence[str], num_processes: str) -> None:
+    """Start processes by torchrun, as Accelerate does with GPUs; without GPUs it supports MPI only."""
     from torch.distributed.run import get_args_parser, run
 
     options = ["--standalone", "--nproc_per_node", num_processes, "--module", "g2po_trl"]
     run(get_args_parser().parse_args([*options, *arguments]))
 
 
-def _by_accelerate(arguments: Sequence[str], num_processes: str | None, config: Path | None) -> None:
+def _launch_by_accelerate(arguments: Sequence[str], num_processes: str | None, config: Path | None) -> None:
     from accelerate.commands.launch import launch_command, launch_command_parser
 
     from .recipe_files import find_config

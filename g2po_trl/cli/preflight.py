@@ -1,8 +1,7 @@
-"""What can be said about a command line in a moment, before torch and TRL are imported.
+"""Checks of a command line that take less than a second, before torch and TRL are imported.
 
-Flags and the configuration file are known, have values of the right type, and each has an effect; the model is there;
-what the options need is installed; the tasks can be read and held out; output_dir holds no other run. All else
-is the recipe's to refuse.
+Flags and keys are known, have valid values and an effect; the model exists; packages that the options need are
+installed; the tasks can be read and split; output_dir holds no other run. Recipes check everything else.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from ..utils.extras import MODULE_EXTRAS, install_command
 from ..utils.parser import read_config, refuse_removed
 from .flags import Field, fields_of, make_parser, read_flags, read_keys
 
-# The first word of a recipe's name -> a module without which it cannot begin.
+# The first word of a recipe's name -> a module that it needs.
 _NEEDED_BY = {"alfworld": "alfworld"}
 _NEEDED_WITH = {"use_vllm": "vllm", "load_in_4bit": "bitsandbytes", "load_in_8bit": "bitsandbytes"}
 _TRACKERS = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow", "swanlab": "swanlab", "comet_ml": "comet_ml"}
 
 
 def recipe_fields(script: Path) -> dict[str, Field]:
-    """The fields that are flags of one of g2po-trl's own recipes."""
+    """Return the fields that are flags of a bundled recipe."""
     name = script.stem
     config = "SFTConfig" if name.startswith("teach_") else "PPOConfig" if name.endswith("_ppo") else "G2POConfig"
     source = script.with_name(f"{name.removesuffix('_ppo')}.py")
@@ -47,13 +46,14 @@ def _package(name: str) -> Path:
 
 
 def check_command(script: Path, arguments: Sequence[str]) -> None:
-    """Refuse what one of g2po-trl's own recipes would refuse, and what has no effect.
+    """Check the flags of a bundled recipe.
 
     Args:
-        script: the recipe. arguments: its flags.
+        script: the recipe.
+        arguments: its flags.
 
     Raises:
-        ValueError: with what is wrong and what to do.
+        ValueError: for an invalid flag or a flag without effect, with its remedy.
     """
     parser = make_parser(list(recipe_fields(script).values()))
     words, config = _without_config(arguments)
@@ -84,14 +84,14 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
 
 
 def _default_output_dir(script: Path, config: str | None) -> str | None:
-    """Of the configuration that a recipe reads without `--config`."""
+    """Return `output_dir` of the configuration that a recipe reads without `--config`."""
     kind, _, method = script.stem.removeprefix("train_").partition("_")
     path = script.with_name(kind) / f"tiny{'-' * bool(method)}{method}.yaml"
     return read_config(path).get("output_dir") if config is None and path.is_file() else None
 
 
 def _without_config(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """The last `--config` counts, as for TRL's parser there is one."""
+    """Return the arguments without `--config`, and the value of the last one."""
     words, config, rest = list(arguments), None, []
     while words:
         name, equals, value = (word := words.pop(0)).partition("=")
@@ -122,10 +122,10 @@ def _as_list(value: Any) -> Iterable[str]:
 
 
 def check_model(field: str, name: str) -> None:
-    """Refuse a folder without a model, and a name that can be none on the Hub.
+    """Check that a name is a folder with a model or can be a Hub id.
 
     Raises:
-        ValueError: saying what was looked for.
+        ValueError: if it is neither.
     """
     path = Path(name)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""What every recipe does: read its arguments; with its trainer, write down how, train, evaluate, save, publish."""
+"""Helpers of recipes: parse arguments; then train, evaluate, save and publish with the recipe's trainer."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ def parse_arguments(
     defaults: Mapping[str, Any] | None = None,
     argv: Sequence[str] | None = None,
 ) -> tuple[Any, ...]:
-    """The arguments of a recipe: flags, then the file of `--config`, then `defaults`, then those of the dataclasses.
+    """Return a recipe's arguments: flags, then the file of `--config`, then `defaults`, then the fields' defaults.
 
     Args:
         types: dataclasses, e.g. `(ScriptArguments, G2POConfig, ModelConfig)`; one object of each is returned.
         default_config: the YAML file that is read without `--config`.
-        argv: default: the command line.
+        defaults: field -> value.
+        argv: the arguments. Default: the command line.
 
     Raises:
-        SystemExit: after `--help`, and when an argument is not known or has no such value.
+        SystemExit: after `--help`, and for an unknown argument or an invalid value.
     """
     argv = [part for word in (sys.argv[1:] if argv is None else argv) for part in _split_config(word)]
     if "--config" not in argv and default_config is not None:
@@ -50,7 +51,7 @@ def parse_arguments(
         raise SystemExit("--config has no value: write --config FILE")
     parser = TrlParser(types, allow_abbrev=False)
     parser.usage = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
-    # Without it transformers refuses bf16 where there is no accelerator.
+    # Without `use_cpu`, transformers rejects bf16 on machines without an accelerator.
     parser.set_defaults_with_config(**{"use_cpu": not torch.accelerator.is_available(), **(defaults or {})})
     if {"-h", "--help"} & set(argv):
         parser.add_argument("--config", metavar="FILE", help="YAML file with any of these; flags win")
@@ -73,7 +74,7 @@ def parse_arguments(
 
 
 def _given(parser: argparse.ArgumentParser, argv: Sequence[str], keys: Collection[str]) -> set[str]:
-    """Names of the fields on the command line and in the configuration file."""
+    """Return the names of the fields on the command line and in the configuration file."""
     fields = {option: action.dest for action in parser._actions for option in action.option_strings}
     words = (word.partition("=")[0] for word in argv)
     return {fields[word] for word in words if word in fields} | set(keys)
@@ -84,7 +85,7 @@ def _split_config(word: str) -> list[str]:
 
 
 def _group(parser: argparse.ArgumentParser, types: Sequence[type]) -> None:
-    """Flags under the class that declares them first, ours before TRL's before transformers'."""
+    """Group the flags of the help by the class that declares them: g2po-trl's, TRL's, transformers'."""
     model = "Model (TRL's ModelConfig)"
     base = {GRPOConfig: "GRPO (TRL's GRPOConfig)", TrainingArguments: "Training (transformers' TrainingArguments)"}
     titles = {name: title for owner, title in base.items() for name in _fields(owner)}
@@ -109,7 +110,7 @@ def _fields(owner: type) -> set[str]:
 
 
 def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
-    """What the model is loaded with: TRL's `ModelConfig`, under the `model_init_kwargs` that are set already."""
+    """Set `model_init_kwargs` from TRL's `ModelConfig`; entries that are already set stay."""
     args.model_init_kwargs = {
         "dtype": model_args.dtype,
         "revision": model_args.model_revision,
@@ -119,10 +120,12 @@ def use_model_arguments(args: G2POConfig, model_args: ModelConfig) -> None:
 
 
 def starting_point(args: G2POConfig) -> str | None:
-    """The checkpoint that `resume_from_checkpoint` names, `None` to start anew. Asked before a model is loaded.
+    """Return the checkpoint that `resume_from_checkpoint` names, or `None` to start from scratch.
+
+    Call it before the model is loaded.
 
     Raises:
-        SystemExit: when there is none that was named, and when output_dir holds another run.
+        SystemExit: if the checkpoint does not exist, or output_dir holds another run.
     """
     try:
         check_free(args.output_dir, args.resume_from_checkpoint, args.overwrite)
@@ -135,7 +138,7 @@ def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTra
     """Return the model's tokenizer with the Jinja chat template of a file.
 
     Raises:
-        SystemExit: when the file cannot be read.
+        SystemExit: if the file cannot be read.
     """
     try:
         template = Path(file).read_text(encoding="utf-8")
@@ -149,7 +152,7 @@ def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTra
 
 
 class _ReportBefore(TrainerCallback):
-    """Evaluates the reported panel once, when training begins: sharded models can play only then."""
+    """Evaluation of the reported panel when training begins; sharded models cannot generate before."""
 
     def __init__(self, trainer: G2POTrainer, dataset: Dataset):
         self.trainer, self.dataset = trainer, dataset
@@ -167,20 +170,21 @@ def run_recipe(
     report_dataset: Dataset | None = None,
     panel: str = "Held-out tasks",
 ) -> None:
-    """Train from the start or a checkpoint, evaluate, save the model and its card, print success before and after.
+    """Train, evaluate, save the model and its card, and print success before and after training.
 
     Args:
-        checkpoint: a folder, or `None`.
-        settings: of the script, written to output_dir/run.json with those of the trainer.
+        trainer: the recipe's trainer.
+        checkpoint: folder of the checkpoint to resume from. `None`: start from scratch.
+        settings: the recipe's settings, written to output_dir/run.json with the trainer's.
         dataset_name: for the model card.
-        report_dataset: the panel that is reported, played before and after training. Needed where
-            `load_best_model_at_end` chooses a checkpoint by its success on the trainer's `eval_dataset`: the largest
-            of many numbers is too high on average. `None`: the trainer's panel.
-        panel: what the reported panel is called in the table.
+        report_dataset: the reported panel, played before and after training. Required with `load_best_model_at_end`,
+            which chooses a checkpoint by its success on `eval_dataset`: the maximum of several evaluations is biased
+            upwards. `None`: the trainer's `eval_dataset`.
+        panel: name of the reported panel in the table.
 
     Raises:
-        ValueError: when there is no panel to report on, or a checkpoint would be chosen on it.
-        SystemExit: with code 3 when all went well but the Hub did not take the model, 130 after Ctrl-C.
+        ValueError: if there is no panel to report, or the checkpoint would be chosen on it.
+        SystemExit: with code 3 if the model was trained but not pushed to the Hub, 130 after Ctrl-C.
     """
     args = trainer.args
     if args.load_best_model_at_end and report_dataset is None:
@@ -193,19 +197,19 @@ def run_recipe(
     trainer.folder.settings = settings
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
-    trainer.verdict.waits = True  # for the table
-    disable_progress_bar()  # of each file transformers writes: one between any two lines where checkpoints are saved
+    trainer.verdict.waits = True  # print it after the table
+    disable_progress_bar()  # transformers shows one per file that it writes
     try:
         trainer.train(resume_from_checkpoint=checkpoint or args.resume_from_checkpoint)
     except KeyboardInterrupt:
         trainer.close()
         if trainer.accelerator.is_main_process:
-            print(f"\n{_how_to_go_on(trainer)}", file=sys.stderr)
+            print(f"\n{_how_to_resume(trainer)}", file=sys.stderr)
         raise SystemExit(130) from None
     if report_dataset is None:
         state = trainer.state
         if not any("eval_success_rate" in entry and entry["step"] == state.global_step for entry in state.log_history):
-            trainer.evaluate()  # unless `eval_strategy` did, after the last step
+            trainer.evaluate()  # `eval_strategy` did not evaluate after the last step
     else:
         trainer.evaluate(report_dataset, metric_key_prefix=REPORT)
 
@@ -229,13 +233,13 @@ def run_recipe(
         except HubError as error:
             print(error, file=sys.stderr)
             exit_code = EXIT_NOT_PUSHED
-    trainer.accelerator.end_training()  # threads of a process group that is still there may abort Python as it exits
+    trainer.accelerator.end_training()  # threads of a process group may abort Python at exit
     if exit_code:
         sys.exit(exit_code)
 
 
-def _how_to_go_on(trainer: G2POTrainer) -> str:
-    """What a run that was stopped leaves, and the next command."""
+def _how_to_resume(trainer: G2POTrainer) -> str:
+    """Return the text about a stopped run: its last checkpoint and how to resume."""
     args, step = trainer.args, trainer.state.global_step
     checkpoint = find_checkpoint("auto", args.output_dir) if args.save_strategy != "no" else None
     if checkpoint is None:

@@ -9,7 +9,7 @@ OWN_RECIPE = "environment"
 
 
 def recipes_folder() -> Path:
-    """Recipes and their YAML files: the clone's, or the installed package's."""
+    """Return the folder of recipes and their YAML files: the clone's, or the installed package's."""
     beside = Path(__file__).resolve().parents[2] / "recipes"
     if (beside / "train_alfworld.py").is_file():
         return beside
@@ -20,13 +20,13 @@ def recipes_folder() -> Path:
 
 
 def recipe_names() -> list[str]:
-    """The targets that are recipes."""
+    """Return the recipes that `g2po train` takes by name."""
     found = (path.stem.removeprefix("train_") for path in recipes_folder().glob("train_*.py"))
     return sorted(name.replace("_", "-") for name in found if name != OWN_RECIPE)
 
 
 def config_names(kind: str | None = None) -> list[str]:
-    """Configurations of recipes as `--config` takes them; those in recipes/KIND by their file's name."""
+    """Return the configurations that `--config` takes by name; with `kind`, the names of files in recipes/KIND."""
     folder = recipes_folder()
     if kind is not None:
         return sorted(path.stem for path in (folder / kind).glob("*.yaml"))
@@ -35,13 +35,16 @@ def config_names(kind: str | None = None) -> list[str]:
 
 
 def find_config(name: str, option: str = "config", kind: str | None = None, among: str | None = None) -> Path:
-    """A YAML file: of the user's by its path, of g2po-trl by its short name.
+    """Return a YAML file by its path, or a bundled one by its short name.
 
     Args:
-        kind: names are those of recipes/KIND. among: names are said to be those of recipes/AMONG, with the folder.
+        name: path or short name.
+        option: the option, for the error message.
+        kind: folder in recipes/ that short names are relative to.
+        among: folder in recipes/ whose configurations the error message lists.
 
     Raises:
-        ValueError: when there is none.
+        ValueError: if there is no such file.
     """
     if Path(name).is_file():
         return Path(name)

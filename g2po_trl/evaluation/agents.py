@@ -1,7 +1,7 @@
 """Ways to prompt a chat model for the next action.
 
-- *direct*: the environment's own prompt, built again at every step, as a trained agent is prompted.
-- *ReAct* (Yao et al., 2023): one conversation per episode, in which each reply is a thought and an action.
+- *direct*: the environment's prompt, built again at every step, as in training.
+- *ReAct* (Yao et al., 2023): one conversation per episode, in which each completion is a thought and an action.
 - *Reflexion* (Shinn et al., 2023): ReAct in several trials. After a failed trial the model writes what went wrong;
   later trials read it.
 
@@ -36,7 +36,7 @@ point it went wrong and what to do instead next time. Be specific: name places, 
 
 
 class Agent:
-    """Base class of the ways to prompt a chat model for actions.
+    """Base class of prompting methods.
 
     Class attributes: `name`; `trials`, the number of attempts per task; `stop`, texts that end a completion.
     """
@@ -46,7 +46,7 @@ class Agent:
     stop: tuple[str, ...] = ()
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
-        """The conversation that the model continues.
+        """Return the conversation that the model continues.
 
         Args:
             episode: the episode so far.
@@ -54,18 +54,20 @@ class Agent:
         """
         raise NotImplementedError
 
-    def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedCompletion:
+    def read(
+        self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None = None
+    ) -> ParsedCompletion:
         """Parse a completion.
 
         Args:
-            reply: the completion.
+            completion: its text.
             prompt_end: the last characters of its prompt.
-            admissible_actions: those that the prompt listed.
+            admissible_actions: the actions that the prompt lists.
         """
         raise NotImplementedError
 
     def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> Conversation | None:
-        """The conversation that asks for a reflection on a failed trial; `None`: no reflection.
+        """Return the conversation that asks for a reflection on a failed trial; `None`: no reflection.
 
         Args:
             trajectory: the failed trial.
@@ -77,10 +79,10 @@ class Agent:
 
 @dataclass
 class DirectAgent(Agent):
-    """Prompts with the environment's own template at every step, as a trained agent is prompted.
+    """Prompting with the environment's template at every step, as in training.
 
     Args:
-        template: the prompt's wording, and the parser of the reply.
+        template: the prompt template, which also parses completions.
         history_length: number of past steps in a prompt.
         max_prompt_length: maximum tokens of a prompt, counted by `encode`; longer prompts are shortened as in
             training.
@@ -94,30 +96,37 @@ class DirectAgent(Agent):
     name = "direct"
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
-        """Raises PromptTooLongError for what cannot be made to fit."""
+        """Return the prompt, shortened to `max_prompt_length`.
+
+        Raises:
+            PromptTooLongError: if the prompt cannot be shortened enough.
+        """
         contents = prompt_contents(episode, self.history_length)
         if self.max_prompt_length is None or self.encode is None:
             return self.template.messages(**contents)
-        tried: list[Conversation] = []  # the last one is what fits
+        encoded: list[Conversation] = []  # the last one fits
 
         def encode(messages: Conversation) -> tuple[list[int], str]:
-            tried.append(messages)
+            encoded.append(messages)
             return self.encode(messages)
 
         fit_prompt(self.template, encode, self.max_prompt_length, **contents)
-        return tried[-1]
+        return encoded[-1]
 
-    def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedCompletion:
-        return self.template.read(reply, prompt_end, admissible_actions)
+    def read(
+        self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None = None
+    ) -> ParsedCompletion:
+        return self.template.read(completion, prompt_end, admissible_actions)
 
 
 @dataclass
 class ReActAgent(Agent):
-    """ReAct ([arXiv:2210.03629](https://arxiv.org/abs/2210.03629)): thoughts and actions in one conversation per
-    episode.
+    """Thoughts and actions in one conversation per episode, as in ReAct.
+
+    Source: [arXiv:2210.03629](https://arxiv.org/abs/2210.03629).
 
     Args:
-        about: what the environment is, and what can be done in it.
+        about: description of the environment and of the possible actions.
         form: how an action is written.
         multiline: an action may have several lines (code). `False`: it ends with its line.
         lower_case: play actions in lower case. `False`: as listed, ignoring case, or as written.
@@ -134,9 +143,10 @@ class ReActAgent(Agent):
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
         system = REACT_INSTRUCTIONS.format(about=self.about, form=self.form)
-        told = [f"Your task: {episode.task}"] if episode.task else []
+        instructions = [f"Your task: {episode.task}"] if episode.task else []
         if notes:
-            told.append("What you noted after earlier attempts at it:\n" + "\n".join(f"- {note}" for note in notes))
+            listed = "\n".join(f"- {note}" for note in notes)
+            instructions.append(f"What you noted after earlier attempts at it:\n{listed}")
         exchanges = [
             [
                 {"role": "assistant", "content": step.reply},
@@ -145,7 +155,7 @@ class ReActAgent(Agent):
             for step, after in zip(episode.steps, [*(s.observation for s in episode.steps[1:]), ""])
         ]
         first = episode.steps[0].observation if episode.steps else episode.observation.text
-        opening = [{"role": "user", "content": "\n\n".join([*told, f"Observation: {first}"])}]
+        opening = [{"role": "user", "content": "\n\n".join([*instructions, f"Observation: {first}"])}]
         shown = last_steps(exchanges, self.history_length)
         if len(shown) < len(exchanges):
             opening[0]["content"] += f"\n\n({len(exchanges) - len(shown)} steps are left out here.)"
@@ -157,14 +167,16 @@ class ReActAgent(Agent):
             conversation[-1]["content"] += "\nActions you can take now:\n" + "\n".join(actions)
         return conversation
 
-    def read(self, reply: str, prompt_end: str, admissible_actions: Sequence[str] | None = None) -> ParsedCompletion:
-        """The text after the first "Action:", to the end of its line; code as a whole, without its fence.
+    def read(
+        self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None = None
+    ) -> ParsedCompletion:
+        """Return the text between the first "Action:" and the end of its line; code as a whole, without its fence.
 
-        What a reasoning model thinks before it answers (up to the last `</think>`) is not looked at.
+        Reasoning, up to the last `</think>`, is ignored.
         """
-        reply = reply.rpartition("</think>")[2]
-        found = _ACTION.search(reply)
-        rest = (reply[found.end() :] if found else (reply.strip().splitlines() or [""])[-1]).strip()
+        answer = completion.rpartition("</think>")[2]
+        found = _ACTION.search(answer)
+        rest = (answer[found.end() :] if found else (answer.strip().splitlines() or [""])[-1]).strip()
         fenced = _FENCE.match(rest) if found else None
         action = fenced.group(1) if fenced else rest
         action = (action if self.multiline else action.split("\n")[0]).strip()
@@ -174,8 +186,9 @@ class ReActAgent(Agent):
 
 @dataclass
 class ReflexionAgent(ReActAgent):
-    """Reflexion ([arXiv:2303.11366](https://arxiv.org/abs/2303.11366)): ReAct, repeated after a failure with a
-    reflection on it.
+    """ReAct, repeated after a failure with a reflection on it, as in Reflexion.
+
+    Source: [arXiv:2303.11366](https://arxiv.org/abs/2303.11366).
 
     Args:
         trials: maximum number of attempts per task.

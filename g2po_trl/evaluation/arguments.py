@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..engines.sampling import reserved_option
 from ..environments.loading import resolve_environment_name
 from ..runs.run_json import FILE, find_run, read_run
 from ..utils.masking import masked_names
-from ..utils.parser import Parser, json_object
-from .run_defaults import run_as_of, run_defaults
+from ..utils.parser import Parser, json_object, read_config
+from .run_defaults import run_at_checkpoint, run_defaults
 
 HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
 
@@ -27,7 +25,7 @@ Play every task of a panel once per seed, and print success and other rates: mea
         --panel valid_unseen --agent reflexion --config agents/reflexion --max-total-tokens 2000000
     g2po evaluate --model MODEL --environment my_game.py:MyGame --tasks tasks.jsonl
 
-A model in the folder of a training run is evaluated as it was trained, unless options say otherwise.
+A model in the folder of a training run is evaluated with the run's settings, unless options override them.
 
 run        --seeds N                  play seeds 0 … N-1 (default 1)
            --output FOLDER            trajectories, settings, results; the same command resumes; --overwrite
@@ -40,13 +38,13 @@ model      --model FOLDER|ID|NAME     a checkpoint or an adapter, or what a serv
 tasks      --environment NAME         alfworld, webshop, appworld, my_game.py, my_game.py:MyGame;
            --environment-options JSON
            --panel NAME, --panel-options JSON                       which tasks of the environment, or of the run
-           --tasks FILE               for an environment of your own: one task per line, as JSON
+           --tasks FILE               for your own environment: one task per line, as JSON
            --limit N                  the first N tasks only
-agent      --agent direct|react|reflexion   direct: asked as in training; --trials N (reflexion)
+agent      --agent direct|react|reflexion   direct: prompted as in training; --trials N (reflexion)
            --prompt module:TEMPLATE, --chat-template-kwargs JSON
            --max-turns N, --history-length N, --max-prompt-length N
 sampling   --temperature X (0.4), --top-p X, --top-k N, --min-p X, --repetition-penalty X
-           --max-tokens N, --stop TEXT, --stop-after TEXT           how long a reply may be, where it ends
+           --max-tokens N, --stop TEXT, --stop-after TEXT           where a completion ends
            --generation-kwargs JSON   more options of the engine (the run's)
 limits     --max-total-tokens N       stop before the next turn once prompt + completion tokens reach N
            --max-error-rate X         exit code 1 above this fraction of environment errors (0.1)
@@ -62,10 +60,10 @@ ENVIRONMENTS = ("alfworld", "webshop", "appworld")
 
 
 def make_parser() -> Parser:
-    """The parser, with the defaults of a model that is no run's."""
+    """Return the parser, with the defaults of a model that is not in a run's folder."""
     parser = Parser(prog="g2po evaluate", usage=HELP.partition("\n")[0].removeprefix("usage: "), short_help=HELP)
     add = parser.add_argument
-    add("--config", metavar="FILE", type=Path, help="YAML file with any of these options; flags win")
+    add("--config", metavar="FILE", type=Path, help="YAML file with any of these options, or agents/NAME; flags win")
     add("--output", metavar="FOLDER", type=Path, help="default: evaluations/<environment>-<agent>-<model>")
     add("--overwrite", action="store_true", help="delete the evaluation that the output folder holds")
     add("--seeds", metavar="N", type=int, default=1, help="number of seeds; seeds 0 … N-1 are played; default: 1")
@@ -151,9 +149,9 @@ def make_parser() -> Parser:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments: flags, then --config, then those of the model's run, then the defaults."""
+    """Return the arguments: flags, then `--config`, then the settings of the model's run, then the defaults."""
     parser = make_parser()
-    given = _read_config(parser, parser.parse_known_args(argv)[0].config)
+    given = _read_options(parser, parser.parse_known_args(argv)[0].config)
     parser.set_defaults(**{name: value for name, value in given.items() if name not in ("stop", "stop_after")})
     first, _ = parser.parse_known_args(argv)
     if first.model is None:
@@ -164,13 +162,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     try:
         if first.environment is not None:
             first.environment = resolve_environment_name(first.environment)
-        run = run_as_of(read_run(folder), Path(first.run or first.model)) if folder else {}
+        run = run_at_checkpoint(read_run(folder), Path(first.run or first.model)) if folder else {}
         defaults = run_defaults(run, folder, first) if folder else {}
     except ValueError as error:
         parser.error(str(error))
     merged = {**defaults, **given}
     options = {**defaults.get("panel_options", {}), **given.get("panel_options", {})}
-    # argparse would add to a list, and replace a dictionary.
+    # As defaults, argparse would append to lists and replace dictionaries.
     lists = {name: merged.pop(name, []) for name in ("stop", "stop_after")}
     parser.set_defaults(**{**merged, "panel_options": options})
     args = parser.parse_args(argv)
@@ -190,21 +188,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def no_environment(name: str) -> ValueError:
-    """The error for a name that is no environment's."""
+def unknown_environment(name: str) -> ValueError:
+    """Return the error for a name that is not an environment."""
     return ValueError(f"environment is {name!r}: choose one of {', '.join(ENVIRONMENTS)}, or module:Class of your own")
 
 
-def _read_config(parser: argparse.ArgumentParser, path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
+def _read_options(parser: argparse.ArgumentParser, path: Path | None) -> dict[str, Any]:
+    """Return the options of a YAML file, checked as flags are."""
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        parser.error(f"config is {str(path)!r}, which cannot be read: {error}")
-    if not isinstance(given, Mapping):
-        parser.error(f"config is {str(path)!r}, which is a list or a text: write one OPTION: VALUE a line")
-    given = {str(name).replace("-", "_"): value for name, value in given.items()}
+        given = {name.replace("-", "_"): value for name, value in read_config(path).items()}
+    except ValueError as error:
+        parser.error(str(error))
     known = {action.dest: action for action in parser._actions}
     if unknown := sorted(set(given) - set(known)):
         parser.error(f"{path}: unknown {', '.join(unknown)}; there are {', '.join(sorted(known))}")
@@ -219,7 +213,7 @@ def _read_config(parser: argparse.ArgumentParser, path: Path | None) -> dict[str
 
 
 def _kinds_of(action: argparse.Action) -> tuple[Any, str]:
-    """The types of an option's value in a YAML file, and their name."""
+    """Return the types of an option's value in a YAML file, and what to write."""
     if action.nargs == 0:
         return bool, "true or false"
     if action.nargs == "*" or isinstance(action, argparse._AppendAction):
@@ -236,7 +230,7 @@ _ABOVE_0 = (
     *("environment_reset_timeout", "environment_step_timeout", "environment_load_timeout"),
     *("environment_episode_timeout", "environment_worker_memory_mb"),
 )
-# A value that may be `None` -> whether it is right, and what is.
+# Option -> whether its value, if not `None`, is valid; and the remedy.
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **{name: (lambda value: value >= 1, "set it to at least 1") for name in _AT_LEAST_1},
     **{name: (lambda value: value > 0, "set it above 0") for name in _ABOVE_0},
@@ -252,10 +246,8 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.environment is None:
-        why = (
-            "has no run.json that names one" if Path(args.model).is_dir() else "is no folder of a run, which names one"
-        )
-        parser.error(f"--environment is missing: {args.model} {why}")
+        found = "has no run.json that names one" if Path(args.model).is_dir() else "is not the folder of a run"
+        parser.error(f"--environment is missing: {args.model} {found}")
     for name in [action.dest for action in parser._actions]:
         for place in masked_names(getattr(args, name, None), name):
             parser.error(
@@ -264,9 +256,9 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             )
     if args.base_url and not args.base_url.startswith(("http://", "https://")):
         parser.error(f"--base-url is {args.base_url!r}: write an address, as http://127.0.0.1:8000/v1")
-    for name, (is_right, remedy) in _RANGES.items():
+    for name, (is_valid, remedy) in _RANGES.items():
         value = getattr(args, name)
-        if value is not None and not is_right(value):
+        if value is not None and not is_valid(value):
             parser.error(f"--{name.replace('_', '-')} is {value}: {remedy}")
     if not all((*args.stop, *args.stop_after)):
         parser.error("--stop or --stop-after is an empty text: name a text that ends completions")
@@ -284,7 +276,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
                 parser.error(f"--{flag} is {value}: {args.environment} takes --panel and --panel-options instead")
 
 
-# What is given in place of an entry of --generation-kwargs, by the setting that decides the same.
+# Setting -> what to pass instead of the entry of --generation-kwargs that sets it.
 _FLAGS = {
     **{name: f"pass --{name.replace('_', '-')} instead" for name in ("temperature", "top_p", "top_k", "min_p")},
     "repetition_penalty": "pass --repetition-penalty instead",

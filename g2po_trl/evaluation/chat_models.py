@@ -1,4 +1,4 @@
-"""Chat models: conversations in, replies out. A local checkpoint, vLLM, or a server that speaks OpenAI's protocol."""
+"""Chat models: conversations in, completions out. A local checkpoint, vLLM, or a server with OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ..engines.base import Completion, Engine
 
 Conversation = list[dict[str, str]]
-# How servers say that a conversation is longer than their model's context.
+# Words in servers' errors about conversations that exceed the model's context.
 _TOO_LONG = ("context_length", "context length", "context window", "maximum context", "too long")
 
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How completions are sampled, the same with every engine: a checkpoint's `generation_config` is not used.
+    """Sampling settings, the same for every engine; a checkpoint's `generation_config` is not used.
 
     Args:
         temperature: 0 is greedy.
@@ -48,7 +48,7 @@ class ChatSettings:
     repetition_penalty: float = 1.0
 
     def sampling(self) -> Sampling:
-        """The same for an engine, whose replies end with any of the words."""
+        """Return the settings of an engine, whose completions end with any of the stop texts."""
         return Sampling(
             self.temperature,
             self.top_p,
@@ -60,35 +60,35 @@ class ChatSettings:
         )
 
     def cut(self, text: str) -> str:
-        """The text up to where a reply ends."""
+        """Return the text up to the first stop text."""
         ends = [text.index(word) for word in self.stop if word in text]
         ends += [text.index(word) + len(word) for word in self.stop_after if word in text]
         return text[: min(ends, default=len(text))]
 
 
 @dataclass(frozen=True)
-class ChatReply:
-    """A reply. `error`: why there is none (a conversation that is too long for the model)."""
+class ChatCompletion:
+    """A completion. `error`: why there is none, e.g. a conversation that exceeds the model's context."""
 
     text: str
     prompt_tokens: int = 0
-    reply_tokens: int = 0
+    completion_tokens: int = 0
     complete: bool = True
     prompt_end: str = ""
     error: str | None = None
 
 
 class ChatError(RuntimeError):
-    """A server that cannot be asked: wrong key, wrong address, unknown model."""
+    """A server rejects requests or cannot be reached: wrong key, wrong address, unknown model."""
 
 
 class TokenBudgetSpentError(RuntimeError):
-    """The token budget is spent. Finished episodes are written; the same command with a larger budget resumes."""
+    """The token budget is spent. Finished episodes are saved; the same command with a larger budget resumes."""
 
 
 @dataclass
 class TokenBudget:
-    """Counts tokens against a limit.
+    """A count of tokens with a limit.
 
     Args:
         limit: maximum number of prompt and completion tokens. `None`: no limit.
@@ -110,29 +110,38 @@ class TokenBudget:
             self.read, self.written = self.read + spent["read"], self.written + spent["written"]
 
     def save(self) -> None:
-        """Write down what was used."""
+        """Write the counts to `path`."""
         if self.path is not None:
             write_json(self.path, {"read": self.read, "written": self.written})
 
     def check(self) -> None:
-        """Raises TokenBudgetSpentError when nothing is left."""
+        """Save the counts.
+
+        Raises:
+            TokenBudgetSpentError: if the limit is reached.
+        """
         self.save()
         if self.limit is not None and self.read + self.written >= self.limit:
             raise TokenBudgetSpentError(
                 f"{self.read + self.written} tokens were used, {self.limit} are allowed: run the same command with a "
-                "larger --max-total-tokens to go on from here"
+                "larger --max-total-tokens to resume"
             )
 
-    def count(self, reply: ChatReply) -> None:
-        """Add a reply's tokens. Raises ChatError if there is a limit and the server does not report tokens."""
-        if self.limit is not None and not reply.error and reply.prompt_tokens + reply.reply_tokens == 0:
+    def count(self, completion: ChatCompletion) -> None:
+        """Add the tokens of a completion and of its prompt.
+
+        Raises:
+            ChatError: if there is a limit and the server does not report tokens.
+        """
+        tokens = completion.prompt_tokens + completion.completion_tokens
+        if self.limit is not None and not completion.error and tokens == 0:
             raise ChatError(
                 f"--max-total-tokens is {self.limit}, and the server reports no token usage to count: limit the costs "
                 "at the provider, and run without --max-total-tokens"
             )
         with self._lock:
-            self.read += reply.prompt_tokens
-            self.written += reply.reply_tokens
+            self.read += completion.prompt_tokens
+            self.written += completion.completion_tokens
 
 
 class ChatModel:
@@ -145,11 +154,11 @@ class ChatModel:
 
     independent = False
     encode: Callable[[Conversation], tuple[list[int], str]] | None = None
-    parallel: int | None = None  # conversations at a time; `None`: as many as there are
+    parallel: int | None = None
 
-    def reply(
+    def generate(
         self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
-    ) -> list[ChatReply]:
+    ) -> list[ChatCompletion]:
         """Continue conversations.
 
         Args:
@@ -158,22 +167,23 @@ class ChatModel:
             seeds: one per conversation.
 
         Returns:
-            One reply per conversation, in order.
+            One completion per conversation, in order.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free what the model holds."""
+        """Free resources."""
 
 
 class EngineChat(ChatModel):
-    """A model in this process, asked through an engine: the one that panels of training are played with, too.
+    """A model in this process, with an engine as in training.
 
     Args:
-        engine: token ids -> token ids.
-        longest: tokens of prompt and reply together that the model takes; `None`: any number.
-        batch_size: conversations that an engine without seeds answers together: the same batches with the same seeds,
-            the same text.
+        engine: generates token ids.
+        longest: maximum tokens of prompt and completion together. `None`: no limit.
+        chat_template_kwargs: variables of the chat template.
+        batch_size: conversations per `generate` call of an engine that does not support seeds; its completions are
+            reproducible if the batches and their seeds are the same.
     """
 
     def __init__(
@@ -187,41 +197,40 @@ class EngineChat(ChatModel):
         self.independent = engine.takes_seeds
         self.encode = ChatEncoder(engine.tokenizer, chat_template_kwargs)
 
-    def reply(
+    def generate(
         self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
-    ) -> list[ChatReply]:
+    ) -> list[ChatCompletion]:
         texts = [self.encode.text(conversation) for conversation in conversations]
         prompts = self.encode.ids(texts)
         most = settings.max_tokens
-        before = replace(
-            settings, stop_after=()
-        )  # after these the engine has ended, with a whole token as in training
-        fits = [self.longest is None or len(ids) + most <= self.longest for ids in prompts]
-        asked = [i for i, fit in enumerate(fits) if fit]
-        replies = [ChatReply("", len(ids), error=_too_long(len(ids), most, self.longest)) for ids in prompts]
-        for i, answer in zip(asked, self._generate([prompts[i] for i in asked], settings, seeds, asked)):
-            last = bool(answer.ids) and answer.ids[-1] in self.engine.ends
-            text = self.encode.decode(answer.ids[:-1] if last else answer.ids)
-            shown = before.cut(text)
-            complete = answer.complete or shown != text
-            replies[i] = ChatReply(shown, len(prompts[i]), len(answer.ids) - last, complete, texts[i][-64:])
-        return replies
+        before = replace(settings, stop_after=())  # the engine ends after these, with a whole token as in training
+        fitting = [i for i, ids in enumerate(prompts) if self.longest is None or len(ids) + most <= self.longest]
+        error = f"tokens and {most} of the completion exceed the model's {self.longest}"
+        completions = [ChatCompletion("", len(ids), error=f"{len(ids)} {error}") for ids in prompts]
+        for i, generated in zip(fitting, self._generate([prompts[i] for i in fitting], settings, seeds, fitting)):
+            last = bool(generated.ids) and generated.ids[-1] in self.engine.ends
+            text = self.encode.decode(generated.ids[:-1] if last else generated.ids)
+            cut = before.cut(text)
+            complete = generated.complete or cut != text
+            completions[i] = ChatCompletion(cut, len(prompts[i]), len(generated.ids) - last, complete, texts[i][-64:])
+        return completions
 
     def _generate(
-        self, prompts: Sequence[list[int]], settings: ChatSettings, seeds: Sequence[int], asked: Sequence[int]
+        self, prompts: Sequence[list[int]], settings: ChatSettings, seeds: Sequence[int], fitting: Sequence[int]
     ) -> list[Completion]:
+        """Generate with one seed per prompt; without support for seeds, from a random state made of all seeds."""
         sampling = settings.sampling()
         if self.engine.takes_seeds:
-            return self.engine.generate(prompts, sampling, [seeds[i] for i in asked])
+            return self.engine.generate(prompts, sampling, [seeds[i] for i in fitting])
         import torch
 
         devices = range(torch.cuda.device_count())
-        replies: list[Completion] = []
+        completions: list[Completion] = []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(_combined(seeds))
             for start in range(0, len(prompts), self.batch_size):
-                replies += self.engine.generate(prompts[start : start + self.batch_size], sampling)
-        return replies
+                completions += self.engine.generate(prompts[start : start + self.batch_size], sampling)
+        return completions
 
 
 def load_local(
@@ -232,15 +241,15 @@ def load_local(
     autocast: str | None = None,
     **model_kwargs: Any,
 ) -> EngineChat:
-    """A chat model from a checkpoint or an adapter, with transformers' `generate`.
+    """Return the chat model of a checkpoint or an adapter, with transformers' `generate`.
 
     Args:
         model: a folder or a Hub id.
         batch_size: conversations per `generate` call.
         chat_template_kwargs: variables of the chat template.
         generation_kwargs: further fields of transformers' `GenerationConfig`.
-        autocast: precision that is computed in, e.g. "bfloat16", as training in mixed precision does. `None`: that of
-            the weights.
+        autocast: precision of the forward pass, e.g. "bfloat16", as in mixed-precision training. `None`: the
+            precision of the weights.
         **model_kwargs: passed to `from_pretrained`.
     """
     import torch
@@ -272,7 +281,7 @@ def load_vllm(
     generation_kwargs: dict[str, Any] | None = None,
     **vllm_options: Any,
 ) -> EngineChat:
-    """A chat model from a checkpoint or an adapter, with vLLM in this process.
+    """Return the chat model of a checkpoint or an adapter, with vLLM in this process.
 
     Args:
         model: a folder or a Hub id.
@@ -327,21 +336,23 @@ class ServerChat(ChatModel):
         self.generation_kwargs = generation_kwargs or {}
         self.length_field = "max_tokens"
 
-    def reply(
+    def generate(
         self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
-    ) -> list[ChatReply]:
+    ) -> list[ChatCompletion]:
         with ThreadPoolExecutor(max_workers=max(1, self.parallel)) as threads:
-            return list(threads.map(lambda pair: self._ask(pair[0], settings, pair[1]), zip(conversations, seeds)))
+            return list(
+                threads.map(lambda pair: self._complete(pair[0], settings, pair[1]), zip(conversations, seeds))
+            )
 
-    def _ask(self, conversation: Conversation, settings: ChatSettings, seed: int) -> ChatReply:
+    def _complete(self, conversation: Conversation, settings: ChatSettings, seed: int) -> ChatCompletion:
         from openai import APIConnectionError, AuthenticationError, BadRequestError, OpenAIError
 
         try:
-            answer = self._complete(conversation, settings, seed)
+            response = self._request(conversation, settings, seed)
         except BadRequestError as error:
-            told = f"{error} {error.code} {error.body}".lower()
-            if any(sign in told for sign in _TOO_LONG):
-                return ChatReply("", error=f"the conversation is too long for the server's model: {error}")
+            message = f"{error} {error.code} {error.body}".lower()
+            if any(words in message for words in _TOO_LONG):
+                return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
             raise ChatError(f"the server at {self.base_url} refuses the request: {error}") from error
         except AuthenticationError as error:
             raise ChatError(
@@ -352,40 +363,44 @@ class ServerChat(ChatModel):
             raise ChatError(
                 f"no answer from {self.base_url} ({error.__cause__ or error}): is it running, and is this its address?"
             ) from error
-        except (OpenAIError, ValueError) as error:  # ValueError: it calls its answer JSON, and it is not
+        except (OpenAIError, ValueError) as error:  # ValueError: the response is not valid JSON
             raise ChatError(f"the server at {self.base_url}: {error}") from error
-        return self._read(answer, settings)
+        return self._parse(response, settings)
 
-    def _read(self, answer: Any, settings: ChatSettings) -> ChatReply:
-        """Return the reply in a server's answer. Raises ChatError for an answer that is no chat completion."""
-        choices = getattr(answer, "choices", None)
+    def _parse(self, response: Any, settings: ChatSettings) -> ChatCompletion:
+        """Return the completion in a server's response.
+
+        Raises:
+            ChatError: if the response is not a chat completion.
+        """
+        choices = getattr(response, "choices", None)
         message = getattr(choices[0], "message", None) if choices else None
         if message is None:
-            shown = getattr(answer, "error", None) or answer
+            shown = getattr(response, "error", None) or response
             shown = shown if isinstance(shown, (str, dict)) else shown.model_dump_json(exclude_unset=True)
             raise ChatError(
                 f"the server at {self.base_url} answered without a chat completion ({str(shown).strip()[:200]!r}): is "
                 "this the address of its API, up to /v1?"
             )
-        text, thought = _parts_of(message.content)
+        text, reasoning = _text_and_reasoning(message.content)
         # The name of the field depends on the server.
-        thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or thought
-        text = settings.cut(text)  # not every server heeds it
-        if thought and isinstance(thought, str) and "</think>" not in text:
-            text = f"<think>{thought}</think>{text}"
-        usage = answer.usage
-        return ChatReply(
+        reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or reasoning
+        text = settings.cut(text)  # some servers ignore stop texts
+        if reasoning and isinstance(reasoning, str) and "</think>" not in text:
+            text = f"<think>{reasoning}</think>{text}"
+        usage = response.usage
+        return ChatCompletion(
             text,
             (usage.prompt_tokens or 0) if usage else 0,
             (usage.completion_tokens or 0) if usage else 0,
             choices[0].finish_reason not in ("length", "content_filter"),
         )
 
-    def _complete(self, conversation: Conversation, settings: ChatSettings, seed: int):
-        """A request. OpenAI's newer models refuse `max_tokens` and name the field they want in its place."""
+    def _request(self, conversation: Conversation, settings: ChatSettings, seed: int):
+        """Return the response to a request, sent again with `max_completion_tokens` if `max_tokens` is rejected."""
         from openai import BadRequestError
 
-        # What only some servers know is sent only when it is asked for.
+        # Fields that not every server supports are sent only if they are set.
         body: dict[str, Any] = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
         body |= self.generation_kwargs
         body |= {"top_k": settings.top_k} if settings.top_k else {}
@@ -400,7 +415,7 @@ class ServerChat(ChatModel):
                 messages=conversation,
                 temperature=settings.temperature,
                 top_p=settings.top_p,
-                seed=seed % 2**31,  # as many bits as all servers take
+                seed=seed % 2**31,  # servers accept 31 bits
                 **{length_field: settings.max_tokens},
                 **options,
             )
@@ -408,22 +423,22 @@ class ServerChat(ChatModel):
             if length_field != "max_tokens" or "max_completion_tokens" not in str(error):
                 raise
             self.length_field = "max_completion_tokens"
-            return self._complete(conversation, settings, seed)
+            return self._request(conversation, settings, seed)
 
     def close(self) -> None:
         self.client.close()
 
 
-def _parts_of(content: Any) -> tuple[str, str]:
-    """Return the text and the thought of a message's content: a text, a list of parts, or nothing."""
+def _text_and_reasoning(content: Any) -> tuple[str, str]:
+    """Return the text and the reasoning in a message's content, which is a text, a list of parts, or `None`."""
     if not isinstance(content, list):
         return str(content or ""), ""
-    text, thought = [], []
+    text, reasoning = [], []
     for part in content:
         kind, parts = (part.get("type"), part) if isinstance(part, dict) else ("text", {"text": str(part)})
         inner = parts.get(kind) if isinstance(parts.get(kind), (str, list)) else parts.get("text")
-        (thought if kind in ("thinking", "reasoning") else text).append(_parts_of(inner)[0])
-    return "".join(text), "".join(thought)
+        (reasoning if kind in ("thinking", "reasoning") else text).append(_text_and_reasoning(inner)[0])
+    return "".join(text), "".join(reasoning)
 
 
 def _combined(seeds: Sequence[int]) -> int:
@@ -431,7 +446,3 @@ def _combined(seeds: Sequence[int]) -> int:
     for seed in seeds:
         combined = (combined * 1_000_003 + seed) % (2**63)
     return combined
-
-
-def _too_long(prompt: int, reply: int, longest: int) -> str:
-    return f"{prompt} tokens and {reply} of the reply exceed the model's {longest}"

@@ -1,4 +1,4 @@
-"""A checkpoint or an adapter, text alone or multimodal, as the model that was trained."""
+"""Load a checkpoint or an adapter, text-only or multimodal, with the class it was trained as."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 
 def load_model(model: str, **kwargs: Any):
-    """The model of a checkpoint, or of an adapter with the base it was trained on: a folder or a Hub id.
+    """Return the model of a checkpoint, or of an adapter on its base model.
 
     Args:
-        kwargs: of `from_pretrained`; `revision` is the adapter's, whose own settings name that of its base.
+        model: a folder or a Hub id.
+        **kwargs: passed to `from_pretrained`. An adapter's `revision` does not apply to its base, whose revision is in
+            the adapter's configuration.
 
     Raises:
-        ValueError: when an adapter names no base, or does not fit the one it names.
+        ValueError: if an adapter does not name its base, or does not fit it.
     """
     from transformers.utils import find_adapter_config_file
 
@@ -29,7 +31,7 @@ def load_model(model: str, **kwargs: Any):
         raise ValueError(f"{model}: base_model_name_or_path is {name!r} in adapter_config.json: write there its base")
     base = _load_checkpoint(name, revision=config.revision, **kwargs)
     with warnings.catch_warnings():
-        # An adapter of which a part finds no place would be evaluated as its base, or as something in between.
+        # With missing keys, the base or a mixture of base and adapter would be evaluated.
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
         try:
             return PeftModel.from_pretrained(base, model, revision=revision)
@@ -42,10 +44,10 @@ def load_model(model: str, **kwargs: Any):
 
 
 def _load_checkpoint(model: str, **kwargs: Any):
-    """As the class that the checkpoint names, which is the one that training makes.
+    """Return the model as the class that the checkpoint's configuration names, as in training.
 
-    A multimodal one reads text alone. `AutoModelForCausalLM` does not know some of those, and of others takes the
-    text part only, whose modules have other names: an adapter of the whole would find no place in it.
+    `AutoModelForCausalLM` rejects some multimodal models and loads only the text part of others, with other module
+    names, which adapters of the whole model do not fit.
     """
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -14,7 +14,7 @@ from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.pool.single import EnvironmentFailedError, RemoteProcessEnvironment
 from ..environments.validation import check_task_columns
 from ..rollout.replay import rehearse
-from .random_episodes import LEVELS, Finding, Played, findings_of, learnable, play_at_random
+from .random_episodes import LEVELS, Finding, RandomRollouts, episode_findings, learning_findings, play_at_random
 
 
 def examine(
@@ -26,28 +26,30 @@ def examine(
     timeout: float = 60.0,
     environment_variables: Sequence[str] = (),
 ) -> list[Finding]:
-    """Play random episodes of each task in worker processes and return the findings, worst first.
+    """Return the findings of random episodes of each task in worker processes, the worst first.
 
     Args:
-        environment_factory: as given to the trainer.
+        environment_factory: as passed to the trainer.
         tasks: dataset rows.
-        episodes: of each task; as many as a group will have.
-        turns: steps of an episode at most.
-        timeout: seconds a reset or a step may take.
+        episodes: episodes per task, e.g. the group size.
+        turns: maximum turns of an episode.
+        seed: seed of the random actions.
+        timeout: maximum seconds of a reset or a step.
         environment_variables: see `EnvironmentPool`.
     """
     options = {"num_workers": 1, "step_timeout": timeout, "environment_variables": environment_variables}
     try:
         environment_factory = text_environment_factory(environment_factory, turns)
-        findings, tasks = _columns(environment_factory, tasks)
+        findings, tasks = _check_columns(environment_factory, tasks)
         if tasks:
-            findings += _played(environment_factory, tasks, episodes, turns, random.Random(seed), timeout, options)
-    except ValueError as error:  # tools that cannot be described, variables that are not set
+            rng = random.Random(seed)
+            findings += _check_episodes(environment_factory, tasks, episodes, turns, rng, timeout, options)
+    except ValueError as error:  # e.g. tools without a description, variables that are not set
         findings = [Finding("error", str(error))]
     return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
 
 
-def _played(
+def _check_episodes(
     environment_factory: Callable,
     tasks: Sequence[dict[str, Any]],
     episodes: int,
@@ -58,20 +60,20 @@ def _played(
 ) -> list[Finding]:
     findings: list[Finding] = []
     with EnvironmentPool(environment_factory, reset_timeout=timeout, **options) as pool:
-        starts, failures = _tried(pool, tasks)
+        starts, failures = _first_steps(pool, tasks)
         for failure in failures:
-            if failure.kind in ("timeout", "crash"):  # each further look would take as long
-                return [*findings, Finding("error", f"in a worker process it {_said(failure)}")]
+            if failure.kind in ("timeout", "crash"):  # each further check would take as long
+                return [*findings, Finding("error", f"in a worker process it {describe_failure(failure)}")]
         with RemoteProcessEnvironment(environment_factory, reset_timeout=10 * timeout, **options) as environment:
-            findings += _contract(environment, tasks, starts, failures)
+            findings += _check_contract(environment, tasks, starts, failures)
             playable = [task for task, start in zip(tasks, starts) if not isinstance(start, EnvironmentFailure)]
             if playable:
-                findings += _learnable(environment, pool, playable, episodes, turns, rng, findings)
+                findings += _check_learning(environment, pool, playable, episodes, turns, rng, findings)
     return findings
 
 
-def _columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[dict]]:
-    """Do the tasks fit `reset`? And those that do."""
+def _check_columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]]) -> tuple[list[Finding], list[dict]]:
+    """Return findings about tasks that do not fit `reset`, and the tasks that do."""
     findings, fitting = [], []
     for number, task in enumerate(tasks, 1):
         try:
@@ -82,7 +84,7 @@ def _columns(environment_factory: Callable, tasks: Sequence[dict[str, Any]]) -> 
     return findings, fitting
 
 
-def _learnable(
+def _check_learning(
     environment: RemoteProcessEnvironment,
     pool: EnvironmentPool,
     tasks: Sequence[dict[str, Any]],
@@ -91,93 +93,95 @@ def _learnable(
     rng: random.Random,
     so_far: Sequence[Finding],
 ) -> list[Finding]:
-    """Can a model learn here? As far as episodes can be played at all."""
+    """Return findings about whether a model can learn in the environment, as far as episodes can be played."""
     findings = []
-    with suppress(EnvironmentFailedError):  # random episodes meet it, and say so
-        findings += _admissible(environment, tasks[0])
-    played = play_at_random(environment, tasks, episodes, turns, rng)
-    findings += _failed(played.failures)
-    if not played.step_seconds:
+    with suppress(EnvironmentFailedError):  # reported by the random episodes
+        findings += _check_admissible(environment, tasks[0])
+    rollouts = play_at_random(environment, tasks, episodes, turns, rng)
+    findings += _failure_findings(rollouts.failures)
+    if not rollouts.step_seconds:
         return findings
-    findings += findings_of(played)
+    findings += episode_findings(rollouts)
     if any(finding.level == "error" for finding in [*so_far, *findings]):
-        return findings  # what follows would only say the same in other words
-    findings += _returned_to(pool, tasks, played)
-    if played.lists_actions:
-        findings += learnable(played, episodes, turns)
+        return findings  # the remaining checks would repeat the error
+    findings += _check_replay(pool, tasks, rollouts)
+    if rollouts.lists_actions:
+        findings += learning_findings(rollouts, episodes, turns)
     return findings
 
 
-def _tried(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> tuple[list, list[EnvironmentFailure]]:
-    """What each task starts with; and what fails when a valid and an invalid action are played."""
+def _first_steps(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> tuple[list, list[EnvironmentFailure]]:
+    """Return the first observations, and the failures of resets and of a valid and an invalid action per task."""
     starts = pool.reset([*tasks, *tasks])
-    live = [slot for slot, answer in enumerate(starts) if not isinstance(answer, EnvironmentFailure)]
-    actions = {slot: (starts[slot].admissible_actions or ["look"])[0] for slot in live}
-    actions |= {slot: "no such action" for slot in live if slot >= len(tasks)}
-    answers = [*starts, *pool.step(actions).values()]
-    return starts, [answer for answer in answers if isinstance(answer, EnvironmentFailure)]
+    running = [slot for slot, result in enumerate(starts) if not isinstance(result, EnvironmentFailure)]
+    actions = {slot: (starts[slot].admissible_actions or ["look"])[0] for slot in running}
+    actions |= {slot: "no such action" for slot in running if slot >= len(tasks)}
+    results = [*starts, *pool.step(actions).values()]
+    return starts, [result for result in results if isinstance(result, EnvironmentFailure)]
 
 
-def _contract(
+def _check_contract(
     environment: RemoteProcessEnvironment,
     tasks: Sequence[dict[str, Any]],
     starts: Sequence[Any],
     failures: list[EnvironmentFailure],
 ) -> list[Finding]:
-    """Does it keep its contract, and does a task start in one process as it did in another?"""
+    """Return findings about the contract, and about tasks that start differently in another process."""
     findings: dict[str, Finding] = {}
-    for task, there in zip(tasks, starts):
+    for task, start in zip(tasks, starts):
         try:
-            here = environment.reset(**task)
+            again = environment.reset(**task)
         except EnvironmentFailedError as failed:
             shown = f" (task {task})" if len(tasks) > 1 else ""
-            for text in _said(failed.failure).splitlines():
+            for text in describe_failure(failed.failure).splitlines():
                 findings.setdefault(text, Finding("error", f"{text}{shown}"))
             if failed.failure.kind in ("timeout", "crash"):
                 break
             continue
-        if not isinstance(there, EnvironmentFailure) and here != there:
+        if not isinstance(start, EnvironmentFailure) and again != start:
             text = (
-                f"a task starts differently in another process: {here.text[:80]!r} and {there.text[:80]!r}. "
+                f"a task starts differently in another process: {again.text[:80]!r} and {start.text[:80]!r}. "
                 "Seed all randomness from the task; hash() of a string and the order of a set differ by process."
             )
             findings.setdefault("starts differently", Finding("error", text))
-    if not findings:  # only sometimes, then
-        findings = {text: Finding("error", f"in a worker process it {text}") for text in map(_said, failures)}
+    if not findings:  # failures that did not happen again
+        findings = {
+            text: Finding("error", f"in a worker process it {text}") for text in map(describe_failure, failures)
+        }
     return list(findings.values()) or [
         Finding("ok", "keeps the contract of reset, step and close, also for actions that are not admissible."),
         Finding("ok", "can be sent to worker processes, and tasks start the same in each."),
     ]
 
 
-def _failed(failures: Sequence[EnvironmentFailure]) -> list[Finding]:
-    """Each way in which random episodes failed, once."""
+def _failure_findings(failures: Sequence[EnvironmentFailure]) -> list[Finding]:
+    """Return one finding per distinct failure of random episodes."""
     remedies = {"exception": ". Return an observation instead of raising."}
-    texts = (f"a random episode {_said(failure)}{remedies.get(failure.kind, '')}" for failure in failures)
+    texts = (f"a random episode {describe_failure(failure)}{remedies.get(failure.kind, '')}" for failure in failures)
     return [Finding("error", text) for text in dict.fromkeys(texts)]
 
 
-def _said(failure: EnvironmentFailure) -> str:
-    """What an environment did, in a line."""
+def describe_failure(failure: EnvironmentFailure) -> str:
+    """Return the predicate of a sentence about a failure, e.g. "times out: …"."""
     message = failure.message.rpartition("\nslot ")[0]
     if failure.kind == "exception":
         return f"raised {message.strip().splitlines()[-1]}{where_raised(message)}"
     return {"timeout": "times out: ", "crash": "crashes: "}.get(failure.kind, "") + message
 
 
-def _admissible(environment: RemoteProcessEnvironment, task: dict[str, Any]) -> list[Finding]:
-    """Play every action that the first observation lists, and an invalid one."""
+def _check_admissible(environment: RemoteProcessEnvironment, task: dict[str, Any]) -> list[Finding]:
+    """Return findings about listed actions that get the same response as an invalid action."""
     first = environment.reset(**task)
     if not first.admissible_actions:
         return []
 
-    def answer(action: str) -> tuple[str, float, bool]:
+    def respond(action: str) -> tuple[str, float, bool]:
         environment.reset(**task)
         result = environment.step(action)
         return result.observation.text, result.reward, result.terminated
 
-    nonsense = answer("xyzzy plugh")
-    refused = [action for action in first.admissible_actions if answer(action) == nonsense]
+    invalid = respond("xyzzy plugh")
+    refused = [action for action in first.admissible_actions if respond(action) == invalid]
     if not refused:
         return [Finding("ok", "admissible actions get other responses than an invalid action.")]
     shown = ", ".join(map(repr, refused[:3])) + (" …" if len(refused) > 3 else "")
@@ -185,14 +189,14 @@ def _admissible(environment: RemoteProcessEnvironment, task: dict[str, Any]) -> 
         Finding(
             "warning",
             f"{len(refused)} of {len(first.admissible_actions)} admissible actions get the same response as an "
-            f"invalid action ({nonsense[0][:60]!r}): {shown}. List only executable actions, or describe their effect.",
+            f"invalid action ({invalid[0][:60]!r}): {shown}. List only executable actions, or describe their effect.",
         )
     ]
 
 
-def _returned_to(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Played) -> list[Finding]:
-    """Do the actions of each task's longest episode lead to the same states again, in another process?"""
-    for task, group in zip(tasks, played.groups):
+def _check_replay(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], rollouts: RandomRollouts) -> list[Finding]:
+    """Return findings about replaying the actions of each task's longest episode in another process."""
+    for task, group in zip(tasks, rollouts.groups):
         steps = max((trajectory.steps for trajectory in group), key=len)
         if different := rehearse(pool, task, steps):
             return [

@@ -1,4 +1,4 @@
-"""Evaluate a model on a panel: `g2po evaluate --help`."""
+"""Evaluate a model on a panel: the code of `g2po evaluate`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
@@ -34,7 +35,7 @@ from ..trajectory import Trajectory
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
-from .arguments import ENVIRONMENTS, no_environment, parse
+from .arguments import ENVIRONMENTS, parse, unknown_environment
 from .chat_models import (
     ChatError,
     ChatModel,
@@ -47,10 +48,10 @@ from .chat_models import (
 )
 from .fingerprint import fingerprint_code, fingerprint_data, fingerprint_files, fingerprint_prompt, fingerprint_weights
 from .panel_runner import PanelPlayer
-from .run_defaults import settings_of_run
+from .run_defaults import describe_run_settings
 
 _AGENT_FILES = ("agents.py", "chat_models.py", "checkpoints.py", "panel_runner.py")
-# What plays, and the libraries whose games an adapter can play: their code is not hashed.
+# Libraries recorded by version because their code is not hashed.
 _VERSIONS = (
     "g2po-trl",
     "transformers",
@@ -64,7 +65,7 @@ _VERSIONS = (
 
 
 def load_panel(args: argparse.Namespace) -> Panel:
-    """The panel that the arguments name: one of a bundled environment, or `module:Class` with its tasks.
+    """Return the panel that the arguments name: a bundled environment's, or `module:Class` with its tasks.
 
     Raises:
         ValueError: if there is no such panel, or the tasks do not fit the environment.
@@ -82,7 +83,7 @@ def load_panel(args: argparse.Namespace) -> Panel:
         module = importlib.import_module(f"g2po_envs.{environment}.panels")
         panel = _with_options(module.load_panel, *([args.panel] if args.panel else []), **options)
     else:
-        raise no_environment(environment)
+        raise unknown_environment(environment)
     changed: dict[str, Any] = {}
     if args.limit:
         changed["rows"] = panel.rows[: args.limit]
@@ -106,10 +107,10 @@ def _with_options(make: Callable[..., Panel], *arguments: Any, **options: Any) -
 
 
 def load_template(prompt: str | Mapping[str, Any]) -> PromptTemplate:
-    """The template that `--prompt module:TEMPLATE` or a run's description names.
+    """Return the template that `--prompt module:TEMPLATE` or a run.json names.
 
     Raises:
-        ValueError: when it is no PromptTemplate.
+        ValueError: if it is not a PromptTemplate.
     """
     if not isinstance(prompt, str):
         return load_prompt(prompt)
@@ -119,13 +120,13 @@ def load_template(prompt: str | Mapping[str, Any]) -> PromptTemplate:
     return template
 
 
-def played_by(panel: Panel) -> Callable[[], TextEnvironment]:
-    """The panel's environment as the pool plays it: a TRL-style class is wrapped."""
+def playable_factory(panel: Panel) -> Callable[[], TextEnvironment]:
+    """Return the factory of the panel's environment; a tool-based class is wrapped."""
     return text_environment_factory(panel.environment_factory, panel.max_turns)
 
 
-def make_agent(args: argparse.Namespace, panel: Panel):
-    """The agent that the arguments ask for."""
+def make_agent(args: argparse.Namespace, panel: Panel) -> Agent:
+    """Return the agent that the arguments name."""
     if args.agent == "direct":
         length = panel.history_length if args.history_length is None else args.history_length
         return DirectAgent(panel.prompt_template, length, args.max_prompt_length)
@@ -138,8 +139,8 @@ def make_agent(args: argparse.Namespace, panel: Panel):
     return ReflexionAgent(**options, trials=args.trials)
 
 
-def make_chat(args: argparse.Namespace) -> ChatModel:
-    """The model that the arguments ask for."""
+def make_chat_model(args: argparse.Namespace) -> ChatModel:
+    """Return the model that the arguments name."""
     template, more = args.chat_template_kwargs or None, args.generation_kwargs or None
     if args.base_url:
         options = {"chat_template_kwargs": template, "generation_kwargs": more}
@@ -155,14 +156,14 @@ def make_chat(args: argparse.Namespace) -> ChatModel:
 
 
 def _precision(args: argparse.Namespace) -> dict[str, Any]:
-    """The run's precision, for transformers' `generate`. `--engine-options '{"dtype": …}'` takes its place."""
+    """Return the run's precision for transformers' `generate`; `--engine-options '{"dtype": …}'` overrides it."""
     if args.trained_dtype is None or "dtype" in args.engine_options or args.base_url or args.engine == "vllm":
         return {}
     return {"dtype": args.trained_dtype, "autocast": args.trained_autocast}
 
 
-def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """One seed's numbers: the panel's columns in percent, then turns, tokens of an episode, errors."""
+def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the row of a seed: the panel's columns in percent, then turns, tokens per episode, and errors."""
     kinds = [row.get("task_type") for row in panel.rows]
     summary = summarize(trajectories, kinds)
     row = {}
@@ -170,13 +171,13 @@ def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]
         part, _, kind = name.partition("/")
         value = summary[part].get(kind) if kind else summary.get(part)
         if value is None and is_score(part) and any(t.counted for t in trajectories):
-            value = 0.0  # nobody has one, e.g. nobody bought anything
+            value = 0.0  # no episode has a score, e.g. none bought anything
         row[heading] = float("nan") if value is None else 100 * value
     tokens = [t.info["prompt_tokens"] + t.info["reply_tokens"] for t in trajectories]
     return {
         **row,
         "turns": summary["turns"],
-        # A server that does not report them is not one that needs none.
+        # NaN for a server that does not report tokens.
         "tokens": mean(tokens) if any(tokens) or not any(t.steps for t in trajectories) else float("nan"),
         "valid": 100 * summary["valid_action_ratio"],
         **({"admissible": 100 * summary["admissible_action_ratio"]} if "admissible_action_ratio" in summary else {}),
@@ -186,7 +187,7 @@ def row_of(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, float]
 
 
 def format_rows(rows: Sequence[dict[str, float]]) -> str:
-    """Mean ± sample standard deviation over seeds, under their headings; n/a where a seed has no number."""
+    """Return a table of means ± sample standard deviations over seeds; n/a where a seed has no number."""
     cells = {}
     for heading in dict.fromkeys(heading for row in rows for heading in row):
         values = [row.get(heading, 0.0 if heading == "lost" else float("nan")) for row in rows]
@@ -199,7 +200,7 @@ def format_rows(rows: Sequence[dict[str, float]]) -> str:
 
 
 def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: ChatSettings) -> dict[str, Any]:
-    """All that the numbers depend on. Results are used again for the same, and for nothing else."""
+    """Return all settings that the numbers depend on. Only an evaluation with equal settings is resumed."""
     served = bool(args.base_url)
     model = {"base_url": args.base_url, "model": args.model}
     if not served:
@@ -232,19 +233,19 @@ def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: Cha
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Play, write, and return what is written to OUTPUT/results.json.
+    """Play the panel and return the results, which are also written to OUTPUT/results.json.
 
     Raises:
-        ValueError: for settings that make no sense, or others than those OUTPUT was begun with.
-        TokenBudgetSpentError: when the budget is spent.
-        ChatError: when the server cannot be asked.
+        ValueError: for invalid settings, or if OUTPUT contains an evaluation with other settings.
+        TokenBudgetSpentError: if the token budget is spent.
+        ChatError: if the server rejects requests or cannot be reached.
     """
-    if (line := settings_of_run(args)) is not None:
+    if (line := describe_run_settings(args)) is not None:
         print(line, flush=True)
     panel = load_panel(args)
     if not panel.rows:
         raise ValueError(f"{panel.name} has no tasks: there is nothing to evaluate")
-    environment_factory = played_by(panel)
+    environment_factory = playable_factory(panel)
     for number, row in enumerate(panel.rows, 1):
         try:
             check_task_columns(environment_factory, row)
@@ -262,7 +263,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     )
     agent = make_agent(args, panel)
     about = masked(identity(args, panel, agent, settings))
-    _keep_settings(args.output, about, args.overwrite)
+    _write_settings(args.output, about, args.overwrite)
     write_json_lines(args.output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
     budget, rows, reasons, errors = TokenBudget(args.max_total_tokens, path=args.output / "tokens.json"), [], [], []
     workers = {
@@ -276,7 +277,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         "environment_variables": args.environment_variables,
     }
     with EnvironmentPool(environment_factory, **workers) as pool:
-        chat = make_chat(args)
+        chat = make_chat_model(args)
         if isinstance(agent, DirectAgent):
             agent.encode = chat.encode
         print(
@@ -287,12 +288,21 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             for seed in range(args.seeds):
                 path = args.output / "trajectories" / f"{args.agent}-{seed}.jsonl"
                 player = PanelPlayer(
-                    panel, pool, chat, agent, settings, seed, path, budget, args.batch_size, _Progress(seed)
+                    panel,
+                    pool,
+                    chat,
+                    agent,
+                    settings,
+                    seed,
+                    path,
+                    budget,
+                    args.batch_size,
+                    partial(_print_progress, seed),
                 )
-                played = player.play()
-                rows.append(row_of(panel, played))
-                reasons.append(summarize(played)["failure_reasons"])
-                errors += [trajectory.error for trajectory in played if trajectory.outcome == "error"]
+                trajectories = player.play()
+                rows.append(seed_row(panel, trajectories))
+                reasons.append(summarize(trajectories)["failure_reasons"])
+                errors += [trajectory.error for trajectory in trajectories if trajectory.outcome == "error"]
         finally:
             budget.save()
             chat.close()
@@ -302,19 +312,13 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     return {**results, "first_error": errors[0] if errors else None}
 
 
-class _Progress:
-    """A line for each turn, on a terminal."""
-
-    def __init__(self, seed: int):
-        self.seed = seed
-
-    def __call__(self, turn: int, live: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\rseed {self.seed}: turn {turn}, {live} episodes live   ", end="", file=sys.stderr, flush=True)
+def _print_progress(seed: int, turn: int, running: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\rseed {seed}: turn {turn}, {running} episodes running   ", end="", file=sys.stderr, flush=True)
 
 
-def _keep_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None:
-    """An output folder belongs to one evaluation: numbers of two must not mix."""
+def _write_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None:
+    """Write OUTPUT/settings.json; refuse a folder with episodes of other settings, which must not mix."""
     path = output / "settings.json"
     about = json.loads(to_json(about))
     if (output / "run.json").is_file():
@@ -335,7 +339,7 @@ def _keep_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None
                 f"{output} holds another evaluation ({', '.join(changed)}): pass another --output, or --overwrite to "
                 "delete it"
             )
-        if changed:  # nothing was played: a server did not answer
+        if changed:  # no episode was finished, e.g. because a server did not answer
             (output / "tokens.json").unlink(missing_ok=True)
     write_json(path, about, indent=1)
 

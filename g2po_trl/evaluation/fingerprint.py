@@ -1,4 +1,4 @@
-"""Short names of what an evaluation depends on: by content, not by path, so that numbers belong to what gave them."""
+"""Fingerprints of an evaluation's inputs (weights, code, prompts, data), by content and not by path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..prompts.template import PromptTemplate
 from ..runs.run_json import describe_prompt
 from ..utils.json import to_json
 
-# What a folder's model is made of: weights, configuration, tokenizer, code of its own. Not optimizers and logs.
+# Files of a model: weights, configuration, tokenizer, custom code.
 _MODEL_FILES = (
     *("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "adapter_model.bin", "config.json"),
     *("adapter_config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
@@ -32,12 +32,12 @@ _BLOCK = 2**24
 
 
 def fingerprint_data(data: Any) -> str:
-    """Of plain data."""
+    """Return the fingerprint of JSON-serializable data."""
     return xxhash.xxh3_128_hexdigest(to_json(data, sort_keys=True).encode())
 
 
 def fingerprint_files(paths: Iterable[str | Path]) -> str:
-    """Of files' names and contents, in any order. Some 5 GB a second where the disk gives them."""
+    """Return the fingerprint of files' names and contents, in any order; about 5 GB/s from a fast disk."""
     digest = xxhash.xxh3_128()
     for path in sorted(map(Path, paths), key=lambda path: (path.name, str(path))):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
@@ -48,11 +48,11 @@ def fingerprint_files(paths: Iterable[str | Path]) -> str:
 
 
 def fingerprint_weights(model: str, revision: str | None = None) -> str:
-    """Of a folder's model, by content, an adapter with its base; of one on the Hub, its commit.
+    """Return the fingerprint of a folder's model, an adapter with its base; for a Hub id, its commit.
 
     Raises:
-        ValueError: for a folder without a model in it.
-        OSError: for an id that the Hub, or its cache, does not have.
+        ValueError: for a folder without a model.
+        OSError: for an id that is neither on the Hub nor in its cache.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -83,23 +83,23 @@ def fingerprint_weights(model: str, revision: str | None = None) -> str:
 
 
 def fingerprint_prompt(template: PromptTemplate) -> str:
-    """Of a template's words and of its parser's code."""
+    """Return the fingerprint of a template's text and of its parser's code."""
     return fingerprint_data(
-        [describe_prompt(template), _source(template.parse_reply), _own_code(template.parse_reply)]
+        [describe_prompt(template), _source(template.parse_reply), _parser_code(template.parse_reply)]
     )
 
 
-def _own_code(parser: Callable) -> str | None:
-    """A parser's code with what it imports; `None` for one of this package, whose version is recorded."""
+def _parser_code(parser: Callable) -> str | None:
+    """Return the fingerprint of a parser's code; `None` for this package's parsers, whose version is recorded."""
     return None if _is_ours(getattr(parser, "__module__", None)) else fingerprint_code(parser)
 
 
 def fingerprint_code(factory: Callable) -> str:
-    """Of an environment's code: the whole package or file that it is in, and all that is imported from there.
+    """Return the fingerprint of an environment's code: its package or file, and everything that it imports.
 
-    Followed are imports of what is not installed (outside site-packages and the standard library), of any depth, and
-    what an adapter's arguments name: classes, functions, "module:name", and Gymnasium's ids. Not seen
-    are data files, installed libraries, and code behind a server.
+    Imports are followed to any depth outside site-packages and the standard library. So are the modules that an
+    adapter's arguments name: classes, functions, "module:name", and Gymnasium's ids. Data files, installed libraries
+    and code behind a server are not covered.
     """
     modules = _named_modules(factory)
     files = set().union(*(_files_of(name) for name in modules))
@@ -126,7 +126,7 @@ def _is_ours(module: str | None) -> bool:
 
 
 def _files_of(module: str) -> set[Path]:
-    """Files of the package or the file that a module is in; of this package, whose version is recorded, one file."""
+    """Return the files of a module's package; for this package, whose version is recorded, the module's file."""
     loaded = sys.modules.get(module)
     file = getattr(loaded, "__file__", None)
     if file is not None and (_is_ours(module) or not loaded.__package__):
@@ -136,7 +136,7 @@ def _files_of(module: str) -> set[Path]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Where a top-level module is, without importing it; `None` if nowhere, or in the standard library."""
+    """Return the spec of a top-level module without importing it; `None` if not found, or in the standard library."""
     if name in sys.stdlib_module_names or name == "__main__":
         return None
     try:
@@ -151,7 +151,7 @@ def _files_at(spec: ModuleSpec) -> set[Path]:
         return {file} if file.suffix == ".py" and file.is_file() else set()
     found = {path.resolve() for folder in spec.submodule_search_locations for path in Path(folder).rglob("*.py")}
     outside = [path for path in found if not _is_installed(path)]
-    return set(outside) or found  # a virtual environment in a package's folder is no part of it
+    return set(outside) or found  # a virtual environment inside a package's folder does not belong to it
 
 
 def _is_installed(path: Path) -> bool:
@@ -164,22 +164,22 @@ def _comes_installed(spec: ModuleSpec) -> bool:
 
 
 def _with_imports(files: set[Path]) -> set[Path]:
-    """The files, and those that they import from outside site-packages, of any depth."""
-    found, left = set(), set(files)
-    while left:
-        path = left.pop()
+    """Return the files and all files that they import from outside site-packages, to any depth."""
+    found, queue = set(), set(files)
+    while queue:
+        path = queue.pop()
         found.add(path)
         for name in _imported(path) if not _is_installed(path) else ():
             beside = path.with_name(f"{name}.py")
             more = {beside} if beside.is_file() else set()
             if not more and not _is_ours(name) and (spec := _spec(name)) is not None and not _comes_installed(spec):
                 more = _files_at(spec)
-            left |= more - found
+            queue |= more - found
     return found
 
 
 def _imported(path: Path) -> set[str]:
-    """Top-level modules that a file imports, or names as "module:name" as registries of games do."""
+    """Return the top-level modules that a file imports, or names as "module:name" like registries of games do."""
     names: set[str] = set()
     try:
         tree = ast.parse(path.read_bytes())

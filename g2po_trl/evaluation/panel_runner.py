@@ -1,4 +1,4 @@
-"""A panel played by a prompted agent: batches of episodes, trials, seeds, and a file that it can go on from."""
+"""Play a panel with a prompted agent, in batches and trials, and resume from the file of finished episodes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..rollout.stats import RolloutStats
 from ..runs.panel import Panel
 from ..trajectory import Step, Trajectory, read_jsonl, write_jsonl
 from .agents import Agent
-from .chat_models import ChatModel, ChatReply, ChatSettings, Conversation, TokenBudget
+from .chat_models import ChatCompletion, ChatModel, ChatSettings, Conversation, TokenBudget
 
 
 @dataclass
 class PanelPlayer:
-    """Plays a panel with a prompted agent: for each task one episode, of as many trials as the agent has.
+    """A player of a panel's tasks: one episode per task and trial.
 
     Each trajectory is appended to `path` when it ends, with `panel_index`, `trial`, tokens and reflections in its
-    `info`. Calling `play` again resumes: episodes with a result are not repeated, errors of the environment are. If a
-    model's completions depend on the rest of their batch, batches are written and repeated as a whole.
+    `info`. Calling `play` again resumes: finished episodes are kept, and environment errors are played again. If a
+    completion depends on the rest of its batch, batches are written and repeated as a whole.
 
     Args:
         panel: the tasks.
@@ -55,144 +55,133 @@ class PanelPlayer:
     on_turn: Callable[[int, int], None] | None = None
 
     def play(self) -> list[Trajectory]:
-        """Play, or resume.
-
-        Returns:
-            The last trial of each task, in the order of the panel.
+        """Return the last trial of each task, in the order of the panel; resume where the file ends.
 
         Raises:
             TokenBudgetSpentError: if the token budget is spent; finished episodes are in the file.
         """
-        self.done = read_finished(self.path)
+        self.finished = read_finished(self.path)
         number_of_tasks = len(self.panel.rows)
         for start in range(0, number_of_tasks, self.batch_size):
-            numbers = list(range(start, min(start + self.batch_size, number_of_tasks)))
+            indices = list(range(start, min(start + self.batch_size, number_of_tasks)))
             if self.chat.independent:
-                numbers = [number for number in numbers if number not in self.done]
-            if all(number in self.done for number in numbers):
+                indices = [index for index in indices if index not in self.finished]
+            if all(index in self.finished for index in indices):
                 continue
-            _take_out(self.path, numbers)  # errors, and what a process wrote before it died
-            self._play_batch(numbers)
-        return [self.done[number] for number in range(number_of_tasks)]
+            _remove_episodes(self.path, indices)  # errors, and the unfinished batch of a killed process
+            self._play_batch(indices)
+        return [self.finished[index] for index in range(number_of_tasks)]
 
-    def _play_batch(self, numbers: Sequence[int]) -> None:
+    def _play_batch(self, indices: Sequence[int]) -> None:
         self.notes: dict[int, list[str]] = {}
-        self.waiting: list[Trajectory] = []  # not written yet
+        self.unwritten: list[Trajectory] = []
         for trial in range(self.agent.trials):
-            self.trial, self.numbers = trial, numbers
-            self.tokens = {number: [0, 0] for number in numbers}
+            self.trial, self.indices = trial, indices
+            self.tokens = {index: [0, 0] for index in indices}
             self.tasks: dict[int, str] = {}
-            rows = [self.panel.rows[number] for number in numbers]
-            player = Player(self.pool, _Asked(self._act), self.panel.max_turns)
-            trajectories, _ = player.play(rows, on_turn=self.on_turn, on_end=self._ended)
-            failed = [n for n, t in zip(numbers, trajectories) if t.outcome in ("failure", "truncated")]
+            rows = [self.panel.rows[index] for index in indices]
+            player = Player(self.pool, _AgentSession(self._act), self.panel.max_turns)
+            trajectories, _ = player.play(rows, on_turn=self.on_turn, on_end=self._on_end)
+            failed = [i for i, t in zip(indices, trajectories) if t.outcome in ("failure", "truncated")]
             if not failed or trial == self.agent.trials - 1:
                 break
-            self._reflect(failed, dict(zip(numbers, trajectories)))
-            numbers = failed
-        write_jsonl(self.path, self.waiting, append=True)
+            self._reflect(failed, dict(zip(indices, trajectories)))
+            indices = failed
+        write_jsonl(self.path, self.unwritten, append=True)
 
-    def _act(self, live: list[Episode]) -> list[Step | None]:
+    def _act(self, episodes: list[Episode]) -> list[Step | None]:
+        """Return the next step of each running episode; `None` ends the episode."""
         self.budget.check()
-        numbers = [self.numbers[episode.number] for episode in live]
-        asked = [self._ask(episode, self.notes.get(number, ())) for episode, number in zip(live, numbers)]
-        answered = [i for i, conversation in enumerate(asked) if conversation is not None]
-        replies: dict[int, ChatReply] = {}
-        if answered:
-            seeds = [self._seed(numbers[i], len(live[i].steps)) for i in answered]
-            replies = dict(
-                zip(answered, self.chat.reply([asked[i] for i in answered], self._with_stops(), seeds), strict=True)
-            )
+        indices = [self.indices[episode.number] for episode in episodes]
+        prompts = [self._prompt(episode, self.notes.get(index, ())) for episode, index in zip(episodes, indices)]
+        prompted = [i for i, conversation in enumerate(prompts) if conversation is not None]
+        completions: dict[int, ChatCompletion] = {}
+        if prompted:
+            seeds = [self._seed(indices[i], len(episodes[i].steps)) for i in prompted]
+            settings = replace(self.settings, stop=(*self.settings.stop, *self.agent.stop))
+            generated = self.chat.generate([prompts[i] for i in prompted], settings, seeds)
+            completions = dict(zip(prompted, generated, strict=True))
         steps: list[Step | None] = []
-        for i, (episode, number, conversation) in enumerate(zip(live, numbers, asked)):
+        for i, (episode, index, conversation) in enumerate(zip(episodes, indices, prompts)):
             if conversation is None:
                 steps.append(None)
                 continue
-            reply = replies[i]
-            self._count(number, reply)
-            if reply.error:
-                episode.give_up(f"context overflow: {reply.error}")
+            completion = completions[i]
+            self.budget.count(completion)
+            self.tokens[index][0] += completion.prompt_tokens
+            self.tokens[index][1] += completion.completion_tokens
+            if completion.error:
+                episode.give_up(f"context overflow: {completion.error}")
                 steps.append(None)
                 continue
-            action, valid = self.agent.read(reply.text, reply.prompt_end, episode.observation.admissible_actions)
+            admissible = episode.observation.admissible_actions
+            action, valid = self.agent.read(completion.text, completion.prompt_end, admissible)
             steps.append(
                 episode.step(
                     action,
-                    reply.text,
+                    completion.text,
                     valid=valid,
-                    completion_truncated=not reply.complete,
+                    completion_truncated=not completion.complete,
                     prompt=conversation[-1]["content"],
                 )
             )
         return steps
 
-    def _ask(self, episode: Episode, notes: Sequence[str]) -> Conversation | None:
-        """What the next reply answers; `None` for a prompt that cannot be made to fit, which ends its episode."""
+    def _prompt(self, episode: Episode, notes: Sequence[str]) -> Conversation | None:
+        """Return the conversation to continue; `None`, and the episode's end, if it cannot be shortened enough."""
         try:
             return self.agent.ask(episode, notes)
         except PromptTooLongError as error:
             episode.give_up(f"prompt too long: {error}")
             return None
 
-    def _reflect(self, numbers: Sequence[int], played: dict[int, Trajectory]) -> None:
+    def _reflect(self, indices: Sequence[int], trajectories: dict[int, Trajectory]) -> None:
         self.budget.check()
-        asked = {
-            number: conversation
-            for number in numbers
-            if (
-                conversation := self.agent.reflect(
-                    played[number], self.tasks.get(number, ""), self.notes.get(number, ())
-                )
-            )
-        }
-        seeds = [self._seed(number, -1) for number in asked]
-        replies = self.chat.reply(list(asked.values()), replace(self.settings, stop=()), seeds)
-        for number, reply in zip(asked, replies):
-            self.budget.count(reply)
-            if not reply.error:
-                self.notes.setdefault(number, []).append(" ".join(reply.text.split()))
+        requests = {}
+        for index in indices:
+            task, notes = self.tasks.get(index, ""), self.notes.get(index, ())
+            if conversation := self.agent.reflect(trajectories[index], task, notes):
+                requests[index] = conversation
+        seeds = [self._seed(index, -1) for index in requests]
+        completions = self.chat.generate(list(requests.values()), replace(self.settings, stop=()), seeds)
+        for index, completion in zip(requests, completions):
+            self.budget.count(completion)
+            if not completion.error:
+                self.notes.setdefault(index, []).append(" ".join(completion.text.split()))
 
-    def _ended(self, episode: Episode) -> None:
-        """Note an episode; write it down once it is known to be the task's last and nothing else is waited for."""
-        number = self.numbers[episode.number]
-        self.tasks[number] = episode.task
+    def _on_end(self, episode: Episode) -> None:
+        """Record an ended episode, and write the task's trials to the file if no further trial or batch is needed."""
+        index = self.indices[episode.number]
+        self.tasks[index] = episode.task
         trajectory = episode.trajectory()
-        over = trajectory.success or not trajectory.counted or self.trial == self.agent.trials - 1
-        read, written = self.tokens[number]
+        is_last = trajectory.success or not trajectory.counted or self.trial == self.agent.trials - 1
+        prompt_tokens, completion_tokens = self.tokens[index]
         facts: dict[str, Any] = {
-            "panel_index": number,
+            "panel_index": index,
             "trial": self.trial,
-            "last_trial": over,
-            "prompt_tokens": read,
-            "reply_tokens": written,
-            "reflections": list(self.notes.get(number, ())),
+            "last_trial": is_last,
+            "prompt_tokens": prompt_tokens,
+            "reply_tokens": completion_tokens,
+            "reflections": list(self.notes.get(index, ())),
         }
         trajectory.info = {**trajectory.info, **facts}
-        self.waiting.append(trajectory)
-        if not over:
+        self.unwritten.append(trajectory)
+        if not is_last:
             return
-        self.done[number] = trajectory
+        self.finished[index] = trajectory
         if self.chat.independent:
-            mine = [t for t in self.waiting if t.info["panel_index"] == number]
-            self.waiting = [t for t in self.waiting if t.info["panel_index"] != number]
-            write_jsonl(self.path, mine, append=True)
+            trials = [t for t in self.unwritten if t.info["panel_index"] == index]
+            self.unwritten = [t for t in self.unwritten if t.info["panel_index"] != index]
+            write_jsonl(self.path, trials, append=True)
 
-    def _count(self, number: int, reply) -> None:
-        self.budget.count(reply)
-        self.tokens[number][0] += reply.prompt_tokens
-        self.tokens[number][1] += reply.reply_tokens
-
-    def _with_stops(self) -> ChatSettings:
-        return replace(self.settings, stop=(*self.settings.stop, *self.agent.stop))
-
-    def _seed(self, number: int, turn: int) -> int:
-        """Of a first trial those of a training run's panel with `eval_seed`."""
-        return derived_seed(derived_seed(self.seed, number, *([self.trial] if self.trial else [])), turn)
+    def _seed(self, index: int, turn: int) -> int:
+        """Return a completion's seed; in the first trial it equals the seed of a training run with `eval_seed`."""
+        return derived_seed(derived_seed(self.seed, index, *([self.trial] if self.trial else [])), turn)
 
 
 @dataclass
-class _Asked:
-    """An agent as a `Player` knows who acts."""
+class _AgentSession:
+    """A `Player`'s actor and session, which asks `act` for the steps of all waiting episodes at once."""
 
     act: Callable[[list[Episode]], list[Step | None]]
     asked: list[Episode] = field(default_factory=list)
@@ -202,11 +191,11 @@ class _Asked:
     def rollout(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def session(self, sampling: Any, seeds: Any, stats: RolloutStats) -> _Asked:
+    def session(self, sampling: Any, seeds: Any, stats: RolloutStats) -> _AgentSession:
         return self
 
     def close(self) -> None:
-        """It holds nothing."""
+        pass
 
     @property
     def waiting(self) -> int:
@@ -221,22 +210,21 @@ class _Asked:
 
 
 def read_finished(path: Path) -> dict[int, Trajectory]:
-    """Last trials that came to a result, by their place in the panel. A line that a kill left half is cut off."""
+    """Return the last trials that are not errors, by panel index; truncate the file after its last whole line."""
     if not path.exists():
         return {}
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
-        os.truncate(path, len(whole))  # a kill while it was written anew would lose it all
+        os.truncate(path, len(whole))  # in place: rewriting the file could lose it to another kill
     trajectories = [Trajectory.from_dict(json.loads(line)) for line in whole.splitlines()]
     return {t.info["panel_index"]: t for t in trajectories if t.info["last_trial"] and t.counted}
 
 
-def _take_out(path: Path, numbers: Sequence[int]) -> None:
+def _remove_episodes(path: Path, indices: Sequence[int]) -> None:
     if not path.exists():
         return
     trajectories = list(read_jsonl(path))
-    kept = [t for t in trajectories if t.info["panel_index"] not in numbers]
-    if len(kept) == len(trajectories):
-        return
-    write_jsonl(path, kept)
+    kept = [t for t in trajectories if t.info["panel_index"] not in indices]
+    if len(kept) < len(trajectories):
+        write_jsonl(path, kept)

@@ -1,4 +1,4 @@
-"""What random episodes show of an environment: can a model learn there? Findings of `g2po check`."""
+"""Random episodes, and the findings of `g2po check` about whether a model can learn in the environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ class Finding:
 
 
 @dataclass
-class Played:
+class RandomRollouts:
+    """Random episodes, their times and properties of the environment.
+
+    `paid_after_the_end`: the reward of a step after the end of an episode; `None` if no episode has ended.
+    """
+
     groups: list[list[Trajectory]]
     reset_seconds: list[float]
     step_seconds: list[float]
@@ -48,20 +53,20 @@ def play_at_random(
     episodes: int,
     turns: int,
     rng: random.Random,
-) -> Played:
-    played = Played([], [], [], True, True)
+) -> RandomRollouts:
+    rollouts = RandomRollouts([], [], [], True, True)
     for number, task in enumerate(tasks):
         group = []
         for _ in range(episodes):
             try:
-                group.append(_episode(environment, task, str(number), turns, rng, played))
+                group.append(_episode(environment, task, str(number), turns, rng, rollouts))
             except EnvironmentFailedError as failed:
-                played.failures.append(failed.failure)
+                rollouts.failures.append(failed.failure)
                 if failed.failure.kind != "exception" and failed.failure.kind != "invalid":
-                    return played  # every episode may take a time limit
+                    return rollouts  # each further episode may take as long as the time limit
         if group:
-            played.groups.append(group)
-    return played
+            rollouts.groups.append(group)
+    return rollouts
 
 
 def _episode(
@@ -70,63 +75,63 @@ def _episode(
     name: str,
     turns: int,
     rng: random.Random,
-    played: Played,
+    rollouts: RandomRollouts,
 ) -> Trajectory:
-    """One random episode; its times and what else it shows go to `played`.
+    """Play one random episode, and record its times and other properties in `rollouts`.
 
     Raises:
-        FailedError: when the environment fails.
+        EnvironmentFailedError: if the environment fails.
     """
     started = time.perf_counter()
     observation = environment.reset(**task)
-    played.reset_seconds.append(time.perf_counter() - started)
-    played.has_task &= bool(observation.task)
+    rollouts.reset_seconds.append(time.perf_counter() - started)
+    rollouts.has_task &= bool(observation.task)
     steps, reward, outcome = [], 0.0, "truncated"
     for _ in range(turns):
         if environment.tool_schemas is not None:
             action = random_call(environment.tool_schemas, rng)
         else:
-            played.lists_actions &= observation.admissible_actions is not None
+            rollouts.lists_actions &= observation.admissible_actions is not None
             action = rng.choice(observation.admissible_actions or ["look"])
         listed = observation.admissible_actions
         steps.append(Step(observation.text, action, state_key=observation.state_key, admissible_actions=listed))
         started = time.perf_counter()
         result = environment.step(action)
-        played.step_seconds.append(time.perf_counter() - started)
+        rollouts.step_seconds.append(time.perf_counter() - started)
         reward, observation, steps[-1].reward = reward + result.reward, result.observation, result.reward
         if result.terminated or result.truncated:
-            won = result.info.get("success", reward > 0)
-            outcome = "truncated" if result.truncated else "success" if won else "failure"
-            if played.paid_after_the_end is None:
-                played.paid_after_the_end = result.info["paid_after_the_end"]
+            success = result.info.get("success", reward > 0)
+            outcome = "truncated" if result.truncated else "success" if success else "failure"
+            if rollouts.paid_after_the_end is None:
+                rollouts.paid_after_the_end = result.info["paid_after_the_end"]
             break
     return Trajectory(name, steps, reward, outcome)
 
 
-def findings_of(played: Played) -> list[Finding]:
-    """Of any episodes: how fast, how long, what comes after the end."""
-    return [*_speed(played), *_texts(played), *_after_the_end(played)]
+def episode_findings(rollouts: RandomRollouts) -> list[Finding]:
+    """Return findings about speed, length of texts and steps after the end."""
+    return [*_speed(rollouts), *_texts(rollouts), *_after_the_end(rollouts)]
 
 
-def learnable(played: Played, episodes: int, turns: int) -> list[Finding]:
-    """Of whole groups with listed actions: are states compared, and do outcomes differ?"""
-    return [*_graph(played, episodes), *_outcomes(played, turns)]
+def learning_findings(rollouts: RandomRollouts, episodes: int, turns: int) -> list[Finding]:
+    """Return findings about complete groups with listed actions: recurring states and differing outcomes."""
+    return [*_graph(rollouts, episodes), *_outcomes(rollouts, turns)]
 
 
-def _after_the_end(played: Played) -> list[Finding]:
-    if not played.paid_after_the_end:
+def _after_the_end(rollouts: RandomRollouts) -> list[Finding]:
+    if not rollouts.paid_after_the_end:
         return []
     return [
         Finding(
             "warning",
-            f"a step after the end returns a reward of {played.paid_after_the_end:g}: training never plays one, but "
+            f"a step after the end returns a reward of {rollouts.paid_after_the_end:g}: training never plays one, but "
             "code that calls the environment directly may. Return 0 in step once the episode has ended.",
         )
     ]
 
 
-def _speed(played: Played) -> list[Finding]:
-    step, reset = median(played.step_seconds), median(played.reset_seconds)
+def _speed(rollouts: RandomRollouts) -> list[Finding]:
+    step, reset = median(rollouts.step_seconds), median(rollouts.reset_seconds)
     text = f"a step takes {1000 * step:.3g} ms, a reset {1000 * reset:.3g} ms (medians, to a worker and back)."
     if step > SLOW_STEP:
         remedy = "cache what the environment recomputes, or raise num_environment_workers on more cores."
@@ -134,9 +139,9 @@ def _speed(played: Played) -> list[Finding]:
     return [Finding("ok", text)]
 
 
-def _texts(played: Played) -> list[Finding]:
+def _texts(rollouts: RandomRollouts) -> list[Finding]:
     findings = []
-    longest = max((len(step.observation) for group in played.groups for t in group for step in t.steps), default=0)
+    longest = max((len(step.observation) for group in rollouts.groups for t in group for step in t.steps), default=0)
     if longest > LONG_TEXT:
         findings.append(
             Finding(
@@ -145,7 +150,7 @@ def _texts(played: Played) -> list[Finding]:
                 "Shorten it, or raise max_prompt_length.",
             )
         )
-    if not played.has_task:
+    if not rollouts.has_task:
         findings.append(
             Finding(
                 "warning",
@@ -153,27 +158,26 @@ def _texts(played: Played) -> list[Finding]:
                 "repeat the goal in every observation.",
             )
         )
-    if not played.lists_actions:
+    if not rollouts.lists_actions:
         findings.append(
             Finding(
                 "warning",
-                "no admissible actions are listed: random episodes played 'look', and the model has to know the "
+                "no admissible actions are listed: random episodes rollouts 'look', and the model has to know the "
                 "possible actions. List them in the observation or describe them in the prompt template.",
             )
         )
     return findings
 
 
-def _graph(played: Played, episodes: int) -> list[Finding]:
-    """Will states be compared at all?"""
-    graph = StateGraph.from_groups(played.groups)
+def _graph(rollouts: RandomRollouts, episodes: int) -> list[Finding]:
+    graph = StateGraph.from_groups(rollouts.groups)
     statistics = graph.statistics()
     size, alone = statistics["mean_group_size"], statistics["singleton_step_fraction"]
     text = (
         f"{episodes} random episodes of a task visit a state {size:.1f} times on average; {100 * alone:.0f} % of the "
         "steps are in a state visited once"
     )
-    if graph.num_nodes == len(played.groups) and graph.num_steps > len(played.groups):
+    if graph.num_nodes == len(rollouts.groups) and graph.num_steps > len(rollouts.groups):
         return [
             Finding("warning", f"{text}: a task has one state only. Let state_key or the text distinguish states.")
         ]
@@ -189,13 +193,13 @@ def _graph(played: Played, episodes: int) -> list[Finding]:
     return [Finding("ok", f"{text}: there is a graph to learn from.")]
 
 
-def _outcomes(played: Played, turns: int) -> list[Finding]:
-    everyone = [t for group in played.groups for t in group]
-    won = sum(t.success for t in everyone)
-    ended = sum(t.outcome != "truncated" for t in everyone)
-    text = f"random actions succeed in {won} of {len(everyone)} episodes; {ended} end within {turns} turns"
-    rewards = {t.reward for t in everyone}
-    if won == len(everyone):
+def _outcomes(rollouts: RandomRollouts, turns: int) -> list[Finding]:
+    trajectories = [t for group in rollouts.groups for t in group]
+    successes = sum(t.success for t in trajectories)
+    ended = sum(t.outcome != "truncated" for t in trajectories)
+    text = f"random actions succeed in {successes} of {len(trajectories)} episodes; {ended} end within {turns} turns"
+    rewards = {t.reward for t in trajectories}
+    if successes == len(trajectories):
         return [
             Finding(
                 "warning",

@@ -1,4 +1,4 @@
-"""What an evaluation takes from a run: its panel, its prompt, and how its own evaluations were played."""
+"""Defaults of an evaluation that come from a run: its panel, its prompt, and the settings of its evaluations."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from ..runs.changes import settings_at
 from ..runs.run_json import FILE
 
 _RESTORE = (
-    "it was edited, or written by another version of g2po_trl; write there what the run was trained with, or move "
-    "the file away to give all settings by hand"
+    "it was edited, or written by another version of g2po_trl; write the value that the run was trained with, or move "
+    "the file away and pass all settings as options"
 )
-# What a name of a run's "play" may hold. The numbers of an evaluation depend on these: none has a default.
+# Types of the entries of a run's "play". An evaluation's numbers depend on them, so none has a default.
 _OPTIONAL = (type(None),)
 _SAMPLING = {"temperature": (float, int), "top_p": (float, int), "top_k": (int,), "min_p": (float, int, *_OPTIONAL)}
 _SAMPLING["repetition_penalty"] = (float, int)
 _LENGTHS = {"max_turns": (int,), "history_length": (int,), "max_prompt_length": (int, *_OPTIONAL)}
 _LENGTHS |= {"max_completion_length": (int,), "stop_sequences": (list, *_OPTIONAL)}
-# Without these an environment plays the same, or fails and says why: those that are missing are as for any model.
-_OF_WORKERS = {"environment_reset_timeout": (float, int), "environment_step_timeout": (float, int)}
-_OF_WORKERS |= dict.fromkeys(("environment_load_timeout", "environment_episode_timeout"), (float, int, *_OPTIONAL))
-_OF_WORKERS |= dict.fromkeys(("environment_worker_resets", "environment_worker_memory_mb"), (float, int, *_OPTIONAL))
-_OF_WORKERS["environment_variables"] = (list, *_OPTIONAL)
+# Limits of environment workers. They do not change the numbers, so a missing one gets the usual default.
+_WORKERS = {"environment_reset_timeout": (float, int), "environment_step_timeout": (float, int)}
+_WORKERS |= dict.fromkeys(("environment_load_timeout", "environment_episode_timeout"), (float, int, *_OPTIONAL))
+_WORKERS |= dict.fromkeys(("environment_worker_resets", "environment_worker_memory_mb"), (float, int, *_OPTIONAL))
+_WORKERS["environment_variables"] = (list, *_OPTIONAL)
 
 
 def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments that evaluate a run's model as it was trained.
 
     Args:
-        run: its description, see `run_description`.
-        folder: where it is.
-        asked: what the user gave. Only the agent "direct" reads the run's prompts; others keep their own lengths and
-            history. With another environment than the run's, only the chat template's arguments are taken over.
+        run: content of its run.json.
+        folder: its folder.
+        asked: the user's arguments. Only the agent "direct" uses the run's prompts; other agents keep their own
+            lengths and history. With another environment than the run's, only `chat_template_kwargs` is used.
 
     Raises:
-        ValueError: when something is missing or of the wrong type that the numbers would depend on, or the run has no
-            such panel.
+        ValueError: if an entry that the numbers depend on is missing or of the wrong type, or if the run does not have
+            the panel.
     """
     file = folder / FILE
     if "play" not in run and "trainer" not in run:
-        return {}  # another program's file of this name
+        return {}  # another program's run.json
     play = _part(run, "play", file)
     template = _value(play, "chat_template_kwargs", (dict, *_OPTIONAL), file)
     defaults: dict[str, Any] = {"chat_template_kwargs": template or {}}
@@ -61,7 +61,7 @@ def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace
     if asked.environment is not None and not same_environment(asked.environment, trained_on.get("environment")):
         return defaults
     defaults |= trained_on
-    defaults |= {name: _value(play, name, types, file) for name, types in _OF_WORKERS.items() if name in play}
+    defaults |= {name: _value(play, name, types, file) for name, types in _WORKERS.items() if name in play}
     defaults["environment_variables"] = defaults.get("environment_variables") or []
     defaults |= {name: _value(play, name, types, file) for name, types in _SAMPLING.items()}
     defaults["generation_kwargs"] = _engine_options(run, play, file, asked.agent)
@@ -81,20 +81,20 @@ def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace
     return defaults
 
 
-def run_as_of(run: Mapping[str, Any], model: Path) -> dict[str, Any]:
-    """Return a run's description as of the step of `checkpoint-STEP`: a resumed run may have changed its settings."""
+def run_at_checkpoint(run: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """Return the run.json that was valid at `checkpoint-STEP`; resuming a run may change its settings."""
     step = re.fullmatch(r"checkpoint-(\d+)", model.resolve().name)
     if step is None or "play" not in run:
         return dict(run)
     then = settings_at(run, int(step.group(1)))
-    # Of a setting that was `None` and was changed, nothing is left.
+    # Settings that were `None` then are not recorded.
     return {**then, "play": {**dict.fromkeys(run["play"]), **then["play"]}}
 
 
 def same_environment(asked: str, of_run: str | None) -> bool:
-    """Return whether the name asked for means the run's environment.
+    """Return whether a name means the run's environment.
 
-    Names of one: `game.py:Game`, `/where/it/is/game.py:Game`, `game:Game`, and `game.py`.
+    Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`.
     """
     if of_run is None or asked == of_run:
         return of_run is not None
@@ -109,10 +109,10 @@ def _located(name: str) -> tuple[str, str]:
 
 
 def panel_file(folder: Path, name: str | None) -> Path:
-    """Return the file of a run's panel: of this name, or the only one.
+    """Return the file of a run's panel; with `None`, of its only panel.
 
     Raises:
-        ValueError: when there is none, or several and no name.
+        ValueError: if there is no such panel, or several without a name.
     """
     panels = {path.stem: path for path in sorted((folder / "panels").glob("*.jsonl"))}
     if not panels:
@@ -125,15 +125,15 @@ def panel_file(folder: Path, name: str | None) -> Path:
 
 
 def _engine_options(run: Mapping[str, Any], play: Mapping[str, Any], file: Path, agent: str) -> dict[str, Any]:
-    """`generation_kwargs`, and for a direct agent the form of replies in `vllm_structured_outputs_regex`."""
+    """Return `generation_kwargs`; for the direct agent, with the run's `vllm_structured_outputs_regex`."""
     recorded = {**(run.get("trainer") or {}), **play}
     options = _value({"generation_kwargs": None, **recorded}, "generation_kwargs", (dict, *_OPTIONAL), file) or {}
     regex = recorded.get("vllm_structured_outputs_regex") if agent == "direct" else None
     return options if regex is None else {**options, "structured_outputs": {"regex": regex}}
 
 
-def settings_of_run(args: argparse.Namespace) -> str | None:
-    """Return in a line what an evaluation takes from a run, and what is given in its place; `None` without a run."""
+def describe_run_settings(args: argparse.Namespace) -> str | None:
+    """Return a line with the settings taken from a run and the settings that override it; `None` without a run."""
     if args.run_folder is None:
         return None
     run, taken, instead = args.run_defaults, [], []
@@ -174,5 +174,5 @@ def _value(part: Mapping[str, Any], name: str, types: tuple[type, ...], file: Pa
     value = part[name]
     if not isinstance(value, types) or isinstance(value, bool):
         names = " or ".join(kind.__name__ for kind in types).replace("NoneType", "null")
-        raise ValueError(f"{of}.{name} is {value!r} in {file}: write what the run was trained with ({names})")
+        raise ValueError(f"{of}.{name} is {value!r} in {file}: write the value that the run used ({names})")
     return value

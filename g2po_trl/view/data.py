@@ -1,4 +1,4 @@
-"""What a training run wrote, as the page wants it: plain data, texts once, one iteration at a time."""
+"""A training run as plain data for the page: curves and settings first, then one iteration at a time."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SETTINGS = (
 
 
 class Run:
-    """A training run's folder, read as far as it is looked at.
+    """A training run's folder, read on demand.
 
     Args:
         folder: the `output_dir` of a training run.
-        tokenizer: decodes prompts; `None`: the one the run saved, if it did.
+        tokenizer: decodes prompts. `None`: the tokenizer that the run saved, if any.
 
     Raises:
-        ValueError: when the folder holds no trajectories.
+        ValueError: if the folder has no trajectories.
     """
 
     def __init__(self, folder: str | Path, tokenizer=None):
@@ -61,9 +61,9 @@ class Run:
             )
 
     def about(self) -> dict[str, Any]:
-        """Name and settings; of a setting that was changed when the run was resumed, each with its first step."""
+        """Return name and settings. A setting changed on resuming lists its values with their first steps."""
         settings = {"estimator_name": self.settings.get("advantage_estimator"), **self.settings}
-        if not is_g2po(self.settings):  # they are options of the values, which no other estimator reads
+        if not is_g2po(self.settings):  # only G2PO reads it
             settings.pop("value_lambda", None)
         starts = [part["first_step"] for part in parts_of(self._described)]
         parts = [(start, _settings_in(settings_at(self._described, start))) for start in starts]
@@ -77,11 +77,11 @@ class Run:
         }
 
     def sets(self) -> list[EpisodeSet]:
-        """The evaluations whose trajectories are here."""
+        """Return the evaluations whose trajectories were saved."""
         return sets_of_run(self.folder, self.evaluations(), self._prompts)
 
     def overview(self) -> dict[str, Any]:
-        """Curves, phase times, evaluations and settings: all that is shown before an iteration is chosen."""
+        """Return settings, curves, phase times and evaluations, the data shown before an iteration is chosen."""
         curves = [
             {
                 "n": number,
@@ -101,19 +101,20 @@ class Run:
         }
 
     def iteration(self, number: int, prompts: bool = True) -> dict[str, Any]:
-        """One rollout: its groups with their graphs, advantages and steps.
+        """Return the groups of a rollout with their graphs, advantages and steps.
 
         Args:
-            prompts: with the text of each prompt, if the run's tokenizer is there to decode it.
+            number: the iteration, from 1.
+            prompts: include the text of each prompt, if the run saved its tokenizer.
 
         Returns:
-            `value_lambda` is the λ of the values that are shown: with G2PO the run's; `None` for other estimators,
-            whose node values are plain mean returns. All are computed with the settings of the part of the run that
-            the iteration belongs to. `unfinished`: lines that were not written to their end, which are left out.
+            Plain data, computed with the settings of the run at this iteration. `value_lambda`: λ of the node values
+            with G2PO; `None` for other estimators, whose node values are mean returns. `unfinished`: number of
+            incomplete lines, which are skipped.
         """
         read = load_iteration(self.folder, number)
         settings = _settings_in(description_at(self._described, number))
-        prompt_of = self._prompts.of if prompts else None
+        prompt_of = self._prompts.decode if prompts else None
         value_lambda = settings.get("value_lambda", 1.0) if is_g2po(settings) else 1.0
         texts = Texts()
         shown = [group_data(group, texts, settings, value_lambda, prompt_of) for group in read.groups]
@@ -127,19 +128,19 @@ class Run:
         }
 
     def _log(self) -> list[tuple[int, dict[str, Any]]]:
-        """Number of an iteration and what was logged of it."""
-        of_one = self.steps_per_iteration
+        """Return pairs of iteration number and log entry."""
+        steps = self.steps_per_iteration
         log = enumerate(load_log(self.folder), 1)
-        return [(-(-entry["step"] // of_one) if of_one else number, entry) for number, entry in log]
+        return [(-(-entry["step"] // steps) if steps else number, entry) for number, entry in log]
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """The lines of evaluations.jsonl, without one that a kill cut."""
+        """Return the complete lines of evaluations.jsonl."""
         path = self.folder / "evaluations.jsonl"
         return read_json_lines(path) if path.is_file() else []
 
 
 def _settings_in(described: dict[str, Any]) -> dict[str, Any]:
-    """Of a description. Older runs have no section of their own for what the estimator was told."""
+    """Return the settings of trainer and estimator in a run.json; older files have no section for the estimator."""
     return {**described.get("trainer", {}), **described.get("estimator", {})}
 
 
@@ -149,7 +150,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _over_parts(value: Any, name: str, parts: list[tuple[int, dict[str, Any]]]) -> Any:
-    """A setting's value, or the values that it had one after another."""
+    """Return a setting's value, or if it changed, its values in order."""
     values = [(first, _as_text(settings.get(name))) for first, settings in parts]
     changed = [one for one, before in zip(values[1:], values) if one[1] != before[1]]
     if not changed:
@@ -162,6 +163,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _hint(folder: Path) -> str:
-    """The folders in it that one could have meant."""
+    """Return the end of an error message: folders inside `folder` that have trajectories."""
     inside = [path.parent.parent for path in folder.glob("*/trajectories/*.jsonl")]
     return f"; there are {', '.join(sorted({str(path) for path in inside}))}" if inside else ""

@@ -23,11 +23,12 @@ class EpisodeSet:
     """Episodes of one panel played by one policy.
 
     Args:
-        key: names it within its folder, in letters that a URL needs not escape.
-        panel: the panel's name. step: the optimizer step of a training run; `None` for an evaluation of its own.
-        success: success rate as the run wrote it down; `None` if it did not.
-        files: its trajectories, by seed; a training run's evaluations have one file and no seed.
-        folder: of the run or evaluation.
+        key: name within its folder, with URL-safe characters.
+        panel: the panel's name.
+        step: the optimizer step of a training run; `None` for `g2po evaluate`.
+        success: success rate as recorded by the run; `None` if not recorded.
+        files: pairs of seed and file of trajectories; evaluations of a training run have one file and no seed.
+        folder: folder of the run or evaluation.
         prompts: decodes prompts.
     """
 
@@ -43,13 +44,13 @@ class EpisodeSet:
         return {"key": self.key, "panel": self.panel, "step": self.step, "success": self.success}
 
     def data(self, prompts: bool = True) -> dict[str, Any]:
-        """The episodes by task, tasks in order of the panel.
+        """Return the episodes by task, in the order of the panel.
 
         Returns:
-            Plain data. `unfinished`: lines that were not written to their end, which are left out.
+            Plain data. `unfinished`: number of incomplete lines, which are skipped.
         """
         texts, kinds = Texts(), _task_types(self.folder)
-        prompt_of = self.prompts.of if prompts else None
+        prompt_of = self.prompts.decode if prompts else None
         tasks: dict[str, dict[str, Any]] = {}
         order: dict[str, int] = {}
         unfinished = 0
@@ -79,10 +80,12 @@ class EpisodeSet:
 
 
 def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Prompts) -> list[EpisodeSet]:
-    """The evaluations of a training run, by panel and step: trajectories/PANEL-STEP.jsonl.
+    """Return the evaluations of a training run, sorted by panel and step, from trajectories/PANEL-STEP.jsonl.
 
     Args:
-        evaluations: the lines of the run's evaluations.jsonl.
+        folder: the run's.
+        evaluations: the lines of its evaluations.jsonl.
+        prompts: decodes prompts.
     """
     rates = {(entry.get("name", "eval"), entry["step"]): entry.get("success_rate") for entry in evaluations}
     sets = []
@@ -96,13 +99,13 @@ def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Pr
 
 
 class Evaluation:
-    """A folder that `g2po evaluate` wrote.
+    """An output folder of `g2po evaluate`.
 
     Raises:
-        ValueError: when it holds no trajectories.
+        ValueError: if it has no trajectories.
     """
 
-    numbers: Sequence[int] = ()  # no iterations: it trained nothing
+    numbers: Sequence[int] = ()  # an evaluation has no iterations
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -121,7 +124,7 @@ class Evaluation:
         self._settings = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
 
     def about(self) -> dict[str, Any]:
-        """Name and settings."""
+        """Return name and settings."""
         results = self.folder / "results.json"
         model = json.loads(results.read_text(encoding="utf-8")).get("model") if results.is_file() else None
         model = model or self._settings.get("model")
@@ -130,13 +133,13 @@ class Evaluation:
         return {"name": self.name, "settings": {k: v for k, v in settings.items() if v is not None}}
 
     def sets(self) -> list[EpisodeSet]:
-        """Its episodes, of all seeds: one set."""
+        """Return the episodes of all seeds as one set."""
         panel = str(self._settings.get("panel", "panel"))
         return [EpisodeSet("all", panel, None, None, self._files, self.folder, Prompts(self.folder))]
 
 
 def _task_types(folder: Path) -> dict[str, str]:
-    """The kind of each task, from the panels' rows that name their task and its kind."""
+    """Return task id -> task type, from the rows in panels/ that have both."""
     kinds = {}
     for path in folder.glob("panels/*.jsonl"):
         for row in read_json_lines(path):

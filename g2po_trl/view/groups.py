@@ -1,4 +1,4 @@
-"""A group of a rollout for the page: its state graph, its episodes, and the advantage of every step."""
+"""A group of a rollout as plain data for the page: its state graph, episodes, and the advantage of every step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_DISAGREEMENTS = 8
 
 
 def is_g2po(settings: Mapping[str, Any]) -> bool:
-    """Was a run trained with G2PO, so that A_EP, A_NC and A_EC are parts of its advantages?"""
+    """Return whether the run was trained with G2PO, whose advantages have the parts A_EP, A_NC and A_EC."""
     name = settings.get("estimator_name") or settings.get("advantage_estimator") or "g2po"
     return name.split(" ")[0].rstrip(",") == "g2po"
 
@@ -29,18 +29,20 @@ def group_data(
     value_lambda: float,
     prompt_of: Callable[[Step], str | None] | None = None,
 ) -> dict[str, Any]:
-    """One group.
+    """Return a group as plain data.
 
     Args:
-        settings: what the estimator was told.
+        group: the trajectories of one task.
+        texts: collects the texts; the data contains their numbers.
+        settings: settings of the estimator.
         value_lambda: λ of the node values.
-        prompt_of: the text of a step's prompt; `None` leaves prompts out.
+        prompt_of: step -> text of its prompt. `None`: leave out prompts.
 
     Returns:
-        Plain data. A step has `trained`, the advantage it was trained with (`None` if the run did not store it), and
-        with G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now; a branch's A_EP is `None`, but for a penalty.
-        `adds_up` says whether they sum to `trained` (`None` for other estimators, whose advantages have no parts).
-        `whole`, `success`: episodes from the beginning, and how many of them won. A branch has `parent` and `start`.
+        Plain data. Each step has `trained`, its advantage in training (`None` if the run did not store it), and with
+        G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now; A_EP of a branch is `None` unless penalized.
+        `adds_up`: whether the parts sum to `trained` (`None` for other estimators). `whole`, `success`: number of
+        episodes that are not branches, and number of successful ones. A branch has `parent` and `start`.
     """
     graph = StateGraph.from_groups([group], settings.get("gamma", 0.95), value_lambda)
     parts = _parts(graph, settings) if is_g2po(settings) else None
@@ -54,7 +56,7 @@ def group_data(
                 **step_data(steps[i], texts, prompt_of),
                 "node": int(graph.node[i]),
                 "next": int(graph.next_node[i]),
-                "adv": None if parts is None else _shown(parts[i], trajectory),
+                "adv": None if parts is None else _rounded(parts[i], trajectory),
                 "trained": None if steps[i].advantage is None else round(steps[i].advantage, 4),
             }
             for i in mine
@@ -84,7 +86,7 @@ def group_data(
 
 
 def disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The paper's case study: steps that local comparison underrates and A_EC lifts, the largest difference first."""
+    """Return the steps with A_NC < 0 < A_EC, as in the paper's case study, sorted by the difference."""
     found: dict[tuple, dict[str, Any]] = {}
     for g, group in enumerate(groups):
         for t, trajectory in enumerate(group["trajectories"]):
@@ -98,14 +100,14 @@ def disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda one: -one["by"])[:NUM_DISAGREEMENTS]
 
 
-def _shown(parts: np.ndarray, trajectory: Trajectory) -> list[float | None]:
-    """A step's parts. A branch is compared with no episode."""
+def _rounded(parts: np.ndarray, trajectory: Trajectory) -> list[float | None]:
+    """Return a step's parts, rounded; a branch has no A_EP."""
     episode, *local = (round(float(x), 4) for x in parts)
     return [episode if trajectory.parent is None or episode else None, *local]
 
 
 def _parts(graph: StateGraph, settings: Mapping[str, Any]) -> np.ndarray:
-    """(S, 3) A_EP, w A_NC, w A_EC."""
+    """Return A_EP, w A_NC and w A_EC of each step, (S, 3)."""
     scale = settings.get("scale_by_std", settings.get("scale_rewards", "group") == "group")
     options = settings.get("estimator_kwargs") or {}
     statistics = options.get("episode_statistics", "trajectory")

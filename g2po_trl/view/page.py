@@ -1,4 +1,4 @@
-"""One HTML file with all of a run, or of two, in it: no server, no network, no second file."""
+"""The viewer's page: a self-contained HTML file with the data of a run or of two."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SCRIPTS = ("base", "curves", "graph", "training", "results", "episodes", "start
 
 
 def library() -> str:
-    """The source of vis-network, the graph library; it comes with the package pyvis.
+    """Return the source of vis-network, the graph library, from the package pyvis.
 
     Raises:
-        ImportError: without pyvis.
+        ImportError: if pyvis is not installed.
     """
     found = find_spec("pyvis")
     paths = sorted(Path(found.origin).parent.glob("lib/vis-*/vis-network.min.js")) if found else []
@@ -34,7 +34,7 @@ def library() -> str:
 
 
 def shell(sources: Sources, data: str = "") -> str:
-    """The page with `data` blocks; without any it asks its server."""
+    """Return the page with blocks of data; without any, the page requests data from its server."""
     scripts = "\n".join((_STATIC / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     parts = {
         "/*CSS*/": (_STATIC / "page.css").read_text(encoding="utf-8"),
@@ -49,7 +49,7 @@ def shell(sources: Sources, data: str = "") -> str:
 
 
 def page_of(sources: Sources, iterations: Sequence[int] | None = None, prompts: bool = True) -> str:
-    """The page as text; arguments as in `write_page`."""
+    """Return the page as text; arguments as in `write_page`."""
     chosen = list(sources.numbers if iterations is None else iterations)
     overview = sources.overview()
     if overview["training"]:

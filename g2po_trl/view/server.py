@@ -1,4 +1,4 @@
-"""Runs served on loopback: what is looked at is read then, so that they may be of any size, and still going on."""
+"""The viewer's server on loopback, which reads data on demand: runs may be large or still running."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .sources import Sources, open_folder
 
 
 def make_server(sources: Sources, port: int = 0) -> ThreadingHTTPServer:
-    """A server of this machine alone; `port=0` takes a free one. Call `serve_forever`."""
+    """Return a server on 127.0.0.1, started by `serve_forever`; with `port=0`, on a free port."""
     page = shell(sources).encode()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             try:
                 self.look_up()
-            except ConnectionError:  # the browser has gone
+            except ConnectionError:  # the browser closed the connection
                 pass
-            except Exception as error:  # of what a run wrote: the page says it, and the next request is answered
+            except Exception as error:  # e.g. a damaged file: the page shows the error, the server keeps running
                 self.answer(500, f"{type(error).__name__}: {error}".encode("utf-8", "replace"), "text/plain")
 
         def look_up(self) -> None:
             if self.headers.get("Host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost"):
-                self.answer(403, b"this page is for this machine alone", "text/plain")  # a foreign page's name for us
+                self.answer(403, b"this page is for this machine alone", "text/plain")  # DNS rebinding
             elif self.path == "/":
                 self.answer(200, page, "text/html; charset=utf-8")
             elif self.path == "/overview":

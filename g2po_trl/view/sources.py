@@ -1,4 +1,4 @@
-"""What a page is about: one folder, or two to be compared."""
+"""The folders that a page shows: one, or two to be compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_folder(folder: str | Path) -> Run | Evaluation:
 
 
 class Sources:
-    """What one page shows: one folder with everything in it, or the evaluations of two.
+    """The data of a page: everything in one folder, or the evaluations of two.
 
     Args:
         *sources: one or two results of `open_folder`.
@@ -45,11 +45,11 @@ class Sources:
         self.numbers: Sequence[int] = self.run.numbers if self.run else ()
 
     def sets(self) -> dict[str, EpisodeSet]:
-        """All evaluations: "0-KEY" of the first folder, "1-KEY" of the second."""
+        """Return all evaluations by id: "0-KEY" in the first folder, "1-KEY" in the second."""
         return {f"{i}-{one.key}": one for i, source in enumerate(self.sources) for one in source.sets()}
 
     def overview(self) -> dict[str, Any]:
-        """What the page shows first; `training` is `None` where there are no iterations to be shown."""
+        """Return the data shown when the page opens; `training` is `None` if there are no iterations."""
         sets = [{"id": name, "source": int(name[0]), **one.about()} for name, one in self.sets().items()]
         names = _names([source.folder for source in self.sources])
         about = [{**source.about(), "name": name} for source, name in zip(self.sources, names)]
@@ -63,27 +63,27 @@ class Sources:
 
 
 def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
-    """What is side by side when the page opens.
+    """Return the ids of the two evaluations that are side by side when the page opens.
 
-    Of one run the first and the last evaluation of a panel: of "report", if there is one, as the best checkpoint was
-    chosen on another. Of two folders the last evaluation of each, of the same panel where both have one.
+    For one run: the first and the last evaluation of a panel, of "report" if there is one, since the best checkpoint
+    is chosen on the other. For two folders: the last evaluation of each, of the same panel if both have one.
     """
     if not sets:
         return [None, None]
-    mine, theirs = ([one for one in sets if one["source"] == i] for i in (0, 1))
-    if theirs:
-        shared = {one["panel"] for one in mine} & {one["panel"] for one in theirs}
-        left, right = ([one for one in part if not shared or one["panel"] in shared] for part in (mine, theirs))
+    first, second = ([one for one in sets if one["source"] == i] for i in (0, 1))
+    if second:
+        shared = {one["panel"] for one in first} & {one["panel"] for one in second}
+        left, right = ([one for one in part if not shared or one["panel"] in shared] for part in (first, second))
         last = _reported(left)[-1]
         return [last["id"], ([one for one in right if one["panel"] == last["panel"]] or right)[-1]["id"]]
-    panel = _reported(mine)
+    panel = _reported(first)
     return [panel[0]["id"], panel[-1]["id"] if len(panel) > 1 else None]
 
 
 def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluations of the panel that a run reports, else of the one that was played most often.
+    """Return the evaluations of the panel "report", or else of the panel with the most evaluations.
 
-    Of as many the first by name: a panel comes before the same at `other_eval_temperatures`.
+    Ties go to the first by name: a panel comes before its evaluations at `other_eval_temperatures`.
     """
     names = [one["panel"] for one in sets]
     panel = REPORT if REPORT in names else max(names, key=names.count)
@@ -91,7 +91,7 @@ def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that differ."""
+    """Return the shortest ends of the paths that differ."""
     paths = [folder.resolve() for folder in folders]
     for parts in range(1, max(len(path.parts) for path in paths)):
         names = ["/".join(path.parts[-parts:]) for path in paths]

@@ -1,4 +1,4 @@
-"""Texts of a page: each once, and a prompt's from its tokens."""
+"""Texts of a page, deduplicated, and prompts decoded from token ids."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..trajectory import Step, Trajectory
 
 
 class Texts:
-    """Each text once: observations repeat themselves, that is the point of the graph."""
+    """Deduplicated texts; observations recur in every group."""
 
     def __init__(self):
         self.all: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str | None) -> int | None:
-        """The place of a text in `all`; `None` for none."""
+        """Return the position of a text in `all`; `None` for `None`."""
         if text is None:
             return None
         if text not in self._numbers:
@@ -27,26 +27,31 @@ class Texts:
 
 
 class Prompts:
-    """The prompts of a run's steps, decoded by the tokenizer that the run saved, if it did.
+    """Prompts of a run's steps, decoded by the tokenizer that the run saved, if any.
 
     Args:
-        folder: a run's. tokenizer: another one.
+        folder: a run's folder.
+        tokenizer: replaces the saved tokenizer.
     """
 
     def __init__(self, folder: Path, tokenizer=None):
-        self._folder, self._tokenizer, self._looked = folder, tokenizer, tokenizer is not None
+        self._folder, self._tokenizer, self._loaded = folder, tokenizer, tokenizer is not None
 
-    def of(self, step: Step) -> str | None:
+    def decode(self, step: Step) -> str | None:
+        """Return the text of a step's prompt; `None` if there is no tokenizer."""
         if step.prompt is not None or not step.prompt_ids:
             return step.prompt
-        if not self._looked:
-            self._looked, self._tokenizer = True, _load_tokenizer(self._folder)
+        if not self._loaded:
+            self._loaded, self._tokenizer = True, _load_tokenizer(self._folder)
         return self._tokenizer.decode(step.prompt_ids) if self._tokenizer else None
 
 
 def step_data(step: Step, texts: Texts, prompt_of: Callable[[Step], str | None] | None) -> dict[str, Any]:
-    """What is read of a step: observation, action, reply and prompt (texts by number), was the reply valid, and the
-    action admissible (`None`: none were listed)?"""
+    """Return a step as plain data, texts by number.
+
+    Keys: "o" observation, "a" action, "r" completion, "p" prompt, "ok" whether the completion is valid, "in" whether
+    the action is admissible (`None` if none were listed).
+    """
     return {
         "o": texts.number(step.observation),
         "a": step.action,
@@ -58,7 +63,7 @@ def step_data(step: Step, texts: Texts, prompt_of: Callable[[Step], str | None] 
 
 
 def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
-    """What is read of an episode besides its steps."""
+    """Return an episode as plain data, without its steps."""
     return {
         "outcome": trajectory.outcome,
         "reward": trajectory.reward,
@@ -68,7 +73,7 @@ def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
 
 
 class _FastTokenizer:
-    """Decodes as transformers does, which would take ten seconds to import."""
+    """A tokenizer that decodes as transformers does, without its import time of about 10 s."""
 
     def __init__(self, path: Path):
         from tokenizers import Tokenizer

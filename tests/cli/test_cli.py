@@ -166,7 +166,7 @@ def test_what_nobody_foresaw_keeps_its_traceback(capsys, monkeypatch):
     error = OSError(28, "No space left on device", "runs/a/model.safetensors")
     assert "the disk is full: runs/a/model.safetensors cannot be written" in outcome(capsys, "check")[2]
     error = OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheckout your internet")
-    assert "nor to be had from the Hub: We couldn't" in (said := outcome(capsys, "check")[2])
+    assert "nor available from the Hub: We couldn't" in (said := outcome(capsys, "check")[2])
     assert said.endswith("Without network: --model FOLDER\n") and len(said.splitlines()) == 1
     error = ImportError("vLLM is not available. Please install it with `pip install trl[vllm]`")
     assert install_command("vllm") in outcome(capsys, "check")[2]

@@ -10,7 +10,7 @@ import yaml
 
 from g2po_trl.cli import main
 from g2po_trl.cli.commands.init import write_folder
-from g2po_trl.cli.commands.train import look_at, read, resolve
+from g2po_trl.cli.commands.train import classify_source, read, resolve
 from g2po_trl.cli.flags import fields_of, make_parser
 from g2po_trl.cli.preflight import check_command, check_model, recipe_fields
 from g2po_trl.cli.recipe_files import recipes_folder
@@ -260,7 +260,7 @@ SCRIPTS = {
 @pytest.mark.parametrize(("source", "is_environment"), SCRIPTS.values(), ids=SCRIPTS)
 def test_environment_or_script(tmp_path, source, is_environment):
     (tmp_path / "a.py").write_text(source)
-    assert look_at(tmp_path / "a.py").is_environment == is_environment
+    assert classify_source(tmp_path / "a.py").is_environment == is_environment
     if is_environment:
         assert resolve_environment_name(str(tmp_path / "a.py")) == f"{tmp_path}/a.py:A"
 
@@ -278,7 +278,7 @@ def test_a_main_block_hides_no_environment(folder, capsys):
     assert resolve(request) == (Path("environment.py"), ["--max_steps", "1"])
     first, second = request.notes
     assert first.endswith("is run as a script. Its environment alone: environment.py:CoinEnvironment")
-    assert "warning: environment.py does not look at its command" in second and "--max_steps 1 is ignored" in second
+    assert "warning: environment.py does not read its command" in second and "--max_steps 1 is ignored" in second
     with open("environment.py", "a") as file:
         file.write("    import sys\n    print(sys.argv)\n")
     resolve(request := read(["environment.py", "--max_steps", "1"]))

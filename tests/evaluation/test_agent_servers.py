@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from g2po_trl.evaluation.chat_models import ChatError, ChatReply, ChatSettings, ServerChat, TokenBudget
+from g2po_trl.evaluation.chat_models import ChatCompletion, ChatError, ChatSettings, ServerChat, TokenBudget
 from g2po_trl.prompts.template import parse_think_action
 
 ACTION = "<action>go</action>"
@@ -43,7 +43,7 @@ def ask():
         body = body if isinstance(body, str) else json.dumps(body)
         answers.update(status=status, type=content_type, body=body.encode())
         chat = ServerChat(f"http://127.0.0.1:{server.server_port}/v1", "m", retries=0, **options)
-        (reply,) = chat.reply([[{"role": "user", "content": "?"}]], settings or ChatSettings(), [0])
+        (reply,) = chat.generate([[{"role": "user", "content": "?"}]], settings or ChatSettings(), [0])
         chat.close()
         return reply
 
@@ -91,9 +91,9 @@ def test_words_that_end_a_reply_do_not_end_a_thought(ask):
 
 def test_what_is_missing_is_nothing(ask):
     for content in (None, [], ""):
-        assert ask(completion({"role": "assistant", "content": content})) == ChatReply("")
+        assert ask(completion({"role": "assistant", "content": content})) == ChatCompletion("")
     usage = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": 9}
-    assert ask(completion({"role": "assistant", "content": "x"}, usage=usage)) == ChatReply("x")
+    assert ask(completion({"role": "assistant", "content": "x"}, usage=usage)) == ChatCompletion("x")
     assert ask(completion({"role": "assistant", "content": "x"}, None)).complete
     assert not ask(completion({"role": "assistant", "content": "x"}, "length")).complete
 
@@ -104,7 +104,7 @@ def test_generation_kwargs_are_fields_of_the_request(ask):
 
 
 def test_a_limit_of_tokens_needs_tokens_that_are_told():
-    TokenBudget().count(ChatReply("x"))
-    TokenBudget(10).count(ChatReply("", error="too long"))
+    TokenBudget().count(ChatCompletion("x"))
+    TokenBudget(10).count(ChatCompletion("", error="too long"))
     with pytest.raises(ChatError, match="--max-total-tokens is 10, and the server reports no token usage"):
-        TokenBudget(10).count(ChatReply("x"))
+        TokenBudget(10).count(ChatCompletion("x"))

@@ -146,7 +146,7 @@ def test_arguments(tmp_path, capsys):
         ("panel_options: [1]\n", "panel_options is [1]: write name: value"),
         ("overwrite: 1\n", "overwrite is 1: write true or false"),
         ("stop: x\n", "stop is 'x': write a list"),
-        ("- seeds\n", "which is a list or a text"),
+        ("- seeds\n", "which contains no fields"),
     ):
         config.write_text(text)
         with pytest.raises(SystemExit):

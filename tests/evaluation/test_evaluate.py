@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from g2po_trl import Step, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.cli.commands.view import main as view
 from g2po_trl.evaluation.chat_models import ChatSettings, load_local
-from g2po_trl.evaluation.evaluate import format_rows, load_panel, main, parse, played_by, row_of
+from g2po_trl.evaluation.evaluate import format_rows, load_panel, main, parse, playable_factory, seed_row
 from g2po_trl.runs.panel import Panel
 from g2po_trl.runs.run_json import load_object
 
@@ -171,9 +171,9 @@ def test_a_score_that_nobody_has_is_0_as_that_of_an_episode_without_one():
     panel = Panel("shop", [{}, {}], TextEnvironment, columns={"Score": "score", "Other": "success_rate_by_type/x"})
     tokens = {"prompt_tokens": 1, "reply_tokens": 1}
     played = [Trajectory("t", [Step("a", "b")], 0.0, outcome, info=tokens) for outcome in ("truncated", "error")]
-    row = row_of(panel, played)
+    row = seed_row(panel, played)
     assert row["Score"] == 0 and math.isnan(row["Other"])
-    assert math.isnan(row_of(panel, played[1:])["Score"])
+    assert math.isnan(seed_row(panel, played[1:])["Score"])
 
 
 def test_newer_servers_get_the_field_they_want(game, server):
@@ -360,7 +360,7 @@ def test_a_class_in_trls_style_is_played(game, server):
     given = flags(game)
     given[1] = given[1].replace(":Game", ":Tools")
     panel = load_panel(parse([*given, "--model", "m", "--base-url", server.url]))
-    environment = played_by(panel)()
+    environment = playable_factory(panel)()
     told = environment.reset(number=1)
     assert "win" in told.task and panel.prompt_template.read('<tool_call>{"name": "win"}</tool_call>').valid
 
@@ -373,7 +373,7 @@ def test_a_checkpoints_own_sampling_has_no_part(tiny_model_dir, tmp_path):
     asked = [[{"role": "user", "content": "go go go"}], [{"role": "user", "content": "wait"}]]
     for temperature in (0.0, 1.0):
         settings = ChatSettings(temperature, max_tokens=12)
-        replies = [load_local(str(folder)).reply(asked, settings, [1, 2]) for folder in (tiny_model_dir, other)]
+        replies = [load_local(str(folder)).generate(asked, settings, [1, 2]) for folder in (tiny_model_dir, other)]
         assert replies[0] == replies[1]
 
 
@@ -388,7 +388,7 @@ def test_as_many_are_asked_together_as_batch_size_says(tiny_model_dir, monkeypat
     monkeypatch.setattr("g2po_trl.engines.transformers.generate_batch", answer)
     chat = load_local(str(tiny_model_dir), batch_size=8)
     asked = [[{"role": "user", "content": "go"}]] * 12
-    assert all(reply.complete for reply in chat.reply(asked, ChatSettings(max_tokens=20_000), [0] * 12))
+    assert all(reply.complete for reply in chat.generate(asked, ChatSettings(max_tokens=20_000), [0] * 12))
     assert calls == [8, 4]
 
 

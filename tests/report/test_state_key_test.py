@@ -24,7 +24,7 @@ def examined(*iterations, gamma=0.5):
     return keys.examine(*keys.measure(runs, gamma), [run.number for run in runs])
 
 
-def row_of(found, visits=None, iterations=None):
+def seed_row(found, visits=None, iterations=None):
     return next(row for row in found["rows"] if (row["visits"], row["iterations"]) == (visits, iterations))
 
 
@@ -46,17 +46,17 @@ def test_the_table_by_hand():
     found = examined([group])
     # λ = 1. x: 2 by 0 and 0 by 2. h of x: 4 by (0 + 4) / 2, 0 by 4; h of y: 4 by 2. y and z: no other visit.
     # λ = 0. x of the first: h = (0 + 4) / 2, half of it is 1; x of the second: h = 4, half of it is 2.
-    whole = row_of(found)
+    whole = seed_row(found)
     assert found["steps"] == 7 and whole["steps"] == 5 and found["unpredicted_share"] == pytest.approx(2 / 7)
     assert whole["mean_squared_error"][0] == pytest.approx((4 + 4 + 4 + 16 + 4) / 5)
     assert whole["mean_squared_error"][-1] == pytest.approx((1 + 4 + 4 + 16 + 4) / 5)
     assert whole["relative"][0] == 0 and whole["relative"][-1] == pytest.approx(29 / 32 - 1)
     assert (
-        row_of(found, [1, 2])["steps"] == 5
-        and row_of(found, [3, 7])["steps"] == row_of(found, [8, None])["steps"] == 0
+        seed_row(found, [1, 2])["steps"] == 5
+        and seed_row(found, [3, 7])["steps"] == seed_row(found, [8, None])["steps"] == 0
     )
     assert whole["groups"] == 1 and whole["interval"] is None, "one group has no interval"
-    assert row_of(examined([group], gamma=1.0))["mean_squared_error"][0] == pytest.approx((64 * 2 + 16 * 2 + 64) / 5)
+    assert seed_row(examined([group], gamma=1.0))["mean_squared_error"][0] == pytest.approx((64 * 2 + 16 * 2 + 64) / 5)
 
 
 def test_rows_by_visits_and_thirds_add_up():
@@ -66,12 +66,12 @@ def test_rows_by_visits_and_thirds_add_up():
 
     found = examined(*[[game(number), game(2)] for number in (1, 3, 7, 8, 30)])
     assert [row["steps"] for row in found["rows"][:4]] == [2 + 4 + 8 + 9 + 31 + 15, 2 + 15, 4 + 8, 9 + 31]
-    assert [row_of(found, None, of)["steps"] for of in ([1, 2], [3, 4], [5, 5])] == [2 + 4 + 6, 8 + 9 + 6, 31 + 3]
-    assert row_of(found, [8, None], [3, 4])["steps"] == 9
+    assert [seed_row(found, None, of)["steps"] for of in ([1, 2], [3, 4], [5, 5])] == [2 + 4 + 6, 8 + 9 + 6, 31 + 3]
+    assert seed_row(found, [8, None], [3, 4])["steps"] == 9
     for of in (None, [1, 2], [3, 7], [8, None]):
         parts = [row for row in found["rows"] if row["visits"] == of and row["iterations"]]
         total = sum(row["steps"] * row["mean_squared_error"][0] for row in parts if row["steps"])
-        assert total == pytest.approx(row_of(found, of)["steps"] * row_of(found, of)["mean_squared_error"][0])
+        assert total == pytest.approx(seed_row(found, of)["steps"] * seed_row(found, of)["mean_squared_error"][0])
     assert len(examined([game(1)], [game(1)])["rows"]) == 4, "two iterations have no thirds"
     assert "iterations 5 " in keys.text(found) and "3-7 visits" in keys.text(found)
 

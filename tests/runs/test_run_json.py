@@ -12,7 +12,7 @@ from g2po_trl.environments.adapters.openenv import RemoteEnvironment
 from g2po_trl.environments.loading import load
 from g2po_trl.evaluation.arguments import parse
 from g2po_trl.evaluation.chat_models import ChatSettings
-from g2po_trl.evaluation.run_defaults import settings_of_run
+from g2po_trl.evaluation.run_defaults import describe_run_settings
 from g2po_trl.runs.run_json import describe_object, load_object
 from g2po_trl.utils.json import write_json_lines
 
@@ -138,22 +138,22 @@ def test_a_checkpoint_is_evaluated_as_it_was_trained(treasure):
 def test_the_runs_environment_has_several_names(treasure, name):
     args = parse(["--model", "run", "--environment", name, "--tasks", "tasks.jsonl"])
     assert (args.max_turns, args.max_tokens, args.environment_options) == (3, 9, {"size": 3})
-    told = settings_of_run(args)
+    told = describe_run_settings(args)
     assert "--max-turns 3" in told and "its prompt" in told and "other than" not in told
 
 
 def test_what_is_taken_from_a_run_is_told_in_a_line(treasure):
-    told = settings_of_run(parse(["--model", "run"]))
+    told = describe_run_settings(parse(["--model", "run"]))
     assert told == (
         f"From {Path('run').resolve()}: --temperature 0.7, --top-p 0.9, "
         '--generation-kwargs {"no_repeat_ngram_size": 2}, --max-turns 3, --history-length 1, --max-tokens 9, '
         "--environment-episode-timeout 5.0, its prompt"
     )
-    told = settings_of_run(parse(["--model", "run", "--temperature", "0", "--history-length", "4"]))
+    told = describe_run_settings(parse(["--model", "run", "--temperature", "0", "--history-length", "4"]))
     assert "other than the run: --temperature 0.0 (the run: 0.7), --history-length 4 (the run: 1)" in told
     other = ["--environment", "game.py:Other", "--tasks", "t.jsonl"]
-    assert "game.py:Other is not the environment of" in settings_of_run(parse(["--model", "run", *other]))
-    assert settings_of_run(parse(["--model", "m", *other])) is None, "no run"
+    assert "game.py:Other is not the environment of" in describe_run_settings(parse(["--model", "run", *other]))
+    assert describe_run_settings(parse(["--model", "m", *other])) is None, "no run"
 
 
 def test_arguments_of_an_environment_are_described_by_name():

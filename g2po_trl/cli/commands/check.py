@@ -6,12 +6,11 @@
 
 The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), or the
 address of an OpenEnv server, `http://127.0.0.1:8000`. Exit code 1 if there is an error.
-`g2po check` is the same.
 
 `check_environment` checks the contract in this process. `examine` checks it in worker processes with time limits, as
-in training, and plays random episodes to find out whether the environment can be learned: does a task start the same
-in another process, are admissible actions admissible, how fast is a step, do states recur so that there is a graph,
-do random actions ever succeed, do the same actions lead to the same states (as branches need them to)?
+in training, and plays random episodes to find out whether a model can learn in the environment: does a task start the
+same in another process, are admissible actions admissible, how fast is a step, do states recur so that there is a
+graph, do random actions ever succeed, do the same actions lead to the same states?
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ...environments.loading import load
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ...environments.tasks import read_tasks
 from ...environments.validation import check_task_columns
-from ...evaluation.environment_report import _said, examine
+from ...evaluation.environment_report import describe_failure, examine
 from ...utils.parser import Parser, json_object
 
 
@@ -103,11 +102,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def environment_and_tasks(
     name: str, given: Sequence[str] = (), file: Path | None = None
 ) -> tuple[Callable, list[dict[str, Any]]]:
-    """Load an environment by its name, and its tasks: those given as JSON and those of a file, by default tasks.jsonl
-    next to file.py, or one without arguments.
+    """Return an environment's factory and its tasks.
+
+    Args:
+        name: file.py, file.py:Class, module:Class, or the address of an OpenEnv server.
+        given: tasks as JSON.
+        file: file of tasks. `None`: tasks.jsonl next to file.py. Without any task, there is one without arguments.
 
     Raises:
-        ValueError, SystemExit: when one of them is not there.
+        ValueError, SystemExit: if the environment or a task cannot be loaded.
     """
     if name == "environment.py" and not Path(name).is_file():
         raise ValueError("there is no environment.py here: name an environment, as file.py or module:Class")
@@ -122,28 +125,28 @@ def environment_and_tasks(
 def first_prompt(
     environment_factory: Callable, task: dict[str, Any], prompt: str | None, model: str | None, turns: int
 ) -> str:
-    """The chat messages of a task's first step; with a model, as its chat template writes them, and their tokens.
+    """Return the first prompt of a task as text with its length; with a model, as its chat template renders it.
 
     Raises:
-        ValueError: when the environment fails, or there is no such template.
+        ValueError: if the environment fails, or there is no such template.
     """
     from ...environments.adapters.trl_tools import default_prompt_template
     from ...prompts.template import PromptTemplate
 
     template = load(prompt) if prompt else default_prompt_template(environment_factory)
     if not isinstance(template, PromptTemplate):
-        raise ValueError(f"prompt is {prompt!r}, which is no PromptTemplate: name one")
+        raise ValueError(f"prompt is {prompt!r}, which is not a PromptTemplate: name one")
     environment_factory = text_environment_factory(environment_factory, turns)
     check_task_columns(environment_factory, task)
     with EnvironmentPool(environment_factory, num_workers=1) as pool:
         (first,) = pool.reset([task])
     if isinstance(first, EnvironmentFailure):
-        raise ValueError(f"the environment {_said(first)}")
+        raise ValueError(f"the environment {describe_failure(first)}")
     messages = template.messages(first.text, first.task or "", first.admissible_actions)
     if model is None:
         texts = [f"--- {message['role']} ---\n{message['content']}" for message in messages]
         return "\n".join([*texts, f"--- {sum(len(m['content']) for m in messages)} characters ---"])
-    from transformers import AutoTokenizer  # slow to import, and only this needs it
+    from transformers import AutoTokenizer  # slow to import
 
     from ...prompts.chat_template import get_chat_template
 

@@ -1,4 +1,4 @@
-"""`g2po evaluate`: the arguments first, which takes a moment; then what plays, which takes torch."""
+"""`g2po evaluate`: check the arguments in less than a second, then import torch and evaluate."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..recipe_files import find_config
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`g2po evaluate`, whose `--config` takes g2po-trl's own by name: agents/react."""
-    from ...evaluation.arguments import ENVIRONMENTS, no_environment, parse
+    """Evaluate; `--config` also takes the name of a bundled configuration, e.g. agents/react."""
+    from ...evaluation.arguments import ENVIRONMENTS, parse, unknown_environment
 
     argv = list(sys.argv[1:] if argv is None else argv)
     for at, word in enumerate(argv):
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.tasks is not None:
             read_tasks(args.tasks)
         if ":" not in args.environment and args.environment not in ENVIRONMENTS:
-            raise no_environment(args.environment)
+            raise unknown_environment(args.environment)
         if not args.base_url:
             check_model("model", args.model)
         if args.engine == "vllm" and not args.base_url and find_spec("vllm") is None:

@@ -1,4 +1,4 @@
-"""`g2po init NAME`: a folder to start from."""
+"""`g2po init NAME`: write the folder of a new environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_folder(folder: Path, model: str = MODEL) -> None:
     """Write the files of `FILES` into a folder.
 
     Raises:
-        FileExistsError: when one of them is there already.
+        FileExistsError: if one of them exists.
     """
     if there := [name for name in FILES if (folder / name).exists()]:
         raise FileExistsError(f"{folder} already holds {', '.join(there)}: choose another name, or move them away")
@@ -32,7 +32,7 @@ def write_folder(folder: Path, model: str = MODEL) -> None:
 
 
 def quoted(word: str, file: str) -> str:
-    """A word as a shell or a YAML file takes it; as it is where nothing in it is special."""
+    """Return a word quoted for the shell or for YAML, if it has special characters."""
     if quote(word) == word or file.endswith(".py"):
         return word
     return json.dumps(word) if file.endswith(".yaml") else quote(word)
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         write_folder(args.folder, args.model)
     except OSError as error:
-        said = error if error.errno is None else f"{args.folder} cannot be written ({error}): choose another folder"
-        raise SystemExit(str(said)) from error
+        if error.errno is None:
+            raise SystemExit(str(error)) from error
+        raise SystemExit(f"{args.folder} cannot be written ({error}): choose another folder") from error
     print(f"{args.folder}: {', '.join(FILES)}\nNext: cd {quote(str(args.folder))} && g2po check && g2po train")

@@ -1,4 +1,4 @@
-"""`g2po play`: a person in the model's place."""
+"""`g2po play`: play an environment in the terminal, in place of the model."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ HOW = "Type an action or its number; an empty line ends the episode."
 
 
 def play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: int) -> tuple[float, int, str]:
-    """Play an episode in this process, with the actions of a person.
+    """Play an episode in this process, with actions from the terminal.
 
     Returns:
-        Its reward, its steps, and its outcome: "success", "failure", "truncated" or "stopped".
+        The reward, the number of steps, and the outcome: "success", "failure", "truncated" or "stopped".
 
     Raises:
-        EnvironmentContractError: when the environment breaks its contract, or raises.
+        EnvironmentContractError: if the environment violates its contract or raises.
     """
     try:
         return _play(environment_factory, task, turns)
     except EnvironmentContractError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}{where_raised(error)}"
-        raise EnvironmentContractError(f"the environment raised {said}") from error
+        text = f"{type(error).__name__}: {error}{where_raised(error)}"
+        raise EnvironmentContractError(f"the environment raised {text}") from error
 
 
 def _play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: int) -> tuple[float, int, str]:
@@ -49,8 +49,8 @@ def _play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: i
             print(observation.task)
         print(HOW)
         while True:
-            _show(observation, steps)
-            action = _ask(observation.admissible_actions or ())
+            _print(observation, steps)
+            action = _read_action(observation.admissible_actions or ())
             if action is None:
                 return reward, steps, "stopped"
             result = validate_step(environment.step(action), "step")
@@ -59,20 +59,20 @@ def _play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: i
                 print(f"reward {result.reward:g}")
             if result.terminated or result.truncated or steps == turns:
                 print(f"\n{observation.text}")
-                won = result.info.get("success", reward > 0)
-                return reward, steps, ("success" if won else "failure") if result.terminated else "truncated"
+                success = result.info.get("success", reward > 0)
+                return reward, steps, ("success" if success else "failure") if result.terminated else "truncated"
     finally:
         environment.close()
 
 
-def _show(observation: Observation, steps: int) -> None:
+def _print(observation: Observation, steps: int) -> None:
     print(f"\n[{steps + 1}] {observation.text}")
     for number, action in enumerate(observation.admissible_actions or (), 1):
         print(f"  {number:2} {action}")
 
 
-def _ask(actions: Sequence[str]) -> str | None:
-    """The action of the next line; `None` for an empty one, and at the end of the input."""
+def _read_action(actions: Sequence[str]) -> str | None:
+    """Return the next line's action; `None` for an empty line, and at the end of the input."""
     try:
         line = input("> ").strip()
     except EOFError:

@@ -44,12 +44,11 @@ def main(argv: list[str] | None = None) -> None:
     try:
         write_json(output / "analysis.json", numbers, indent=1)
     except OSError as error:
-        said = error.strerror or error
-        raise SystemExit(f"{output} cannot be written ({said}): pass --output FOLDER") from error
+        raise SystemExit(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
     rows = numbers["iterations"]
     print(summary(rows))
-    if said := verdict_on(iterations, run):
-        print(f"\n{said}")
+    if verdict := verdict_on(iterations, run):
+        print(f"\n{verdict}")
     print("\n".join(["", keys.text(numbers["prediction"]), *notes(run), ""]), flush=True)  # plots take longer
     at = [row["iteration"] for row in rows]
     sizes = [row["group_size"] for row in rows]

@@ -1,4 +1,4 @@
-"""`g2po teach`: a start for reinforcement learning, from an expert's answers. The recipe reads all flags."""
+"""`g2po teach`: supervised fine-tuning on an expert's actions, as a start for reinforcement learning."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TARGET      alfworld, webshop. By default SmolLM2-135M-Instruct is taught (Apach
 
 run         --config FILE              YAML file; flags win. Default: recipes/teach/TARGET.yaml
             --output_dir FOLDER        the taught model
-            --resume_from_checkpoint auto                            go on where it was stopped
+            --resume_from_checkpoint auto                            resume from the last checkpoint
             --seed N
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft (merged at the end)
 lessons     --num_demonstrations N     answers of the expert to show, at most
             --learning_rate X  --per_device_train_batch_size N
-exam        --target_success X         teaching ends when so many of the exam's tasks are won
+exam        --target_success X         teaching ends at this success rate on the exam's tasks
             --exam_steps N  --num_exam_tasks N  --temperature X  --max_turns N
 
 Then: g2po train TARGET --model FOLDER, or, for SmolLM2, g2po train TARGET --config smollm2-135m.
@@ -31,7 +31,7 @@ Then: g2po train TARGET --model FOLDER, or, for SmolLM2, g2po train TARGET --con
 
 
 def targets() -> list[str]:
-    """What can be taught."""
+    """Return the environments with a recipe for teaching."""
     return sorted(path.stem.removeprefix("teach_") for path in recipes_folder().glob("teach_*.py"))
 
 
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(HELP, end="")
             return
         if request.target not in targets():
-            said = "no target is given" if request.target is None else f"{request.target!r} cannot be taught"
-            raise ValueError(f"{said}: choose one of {', '.join(targets())}")
+            problem = "no target is given" if request.target is None else f"{request.target!r} cannot be taught"
+            raise ValueError(f"{problem}: choose one of {', '.join(targets())}")
         if request.processes not in (None, "1") or request.accelerate is not None:
             raise ValueError("num_processes is above 1: teaching takes minutes and runs in one process. Leave it out.")
         words = [] if request.config is None else ["--config", str(find_config(request.config, kind="teach"))]

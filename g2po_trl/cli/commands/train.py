@@ -1,4 +1,4 @@
-"""`g2po train`: which script, which configuration, how many processes. The script reads all other flags."""
+"""`g2po train`: find the script, the configuration and the number of processes; the script reads all other flags."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _VALUES = {
 
 @dataclass
 class Request:
-    """A command line: what this command reads, what it passes on, and what to say about it."""
+    """A parsed command line: the command's own options, arguments for the script (`passed`), and notes to print."""
 
     target: str | None = None
     config: str | None = None
@@ -72,10 +72,10 @@ class Request:
 
 
 def read(argv: Sequence[str]) -> Request:
-    """The target comes first; of the flags those of `_VALUES` are read, wherever they are.
+    """Return the parsed command line: the target comes first, options of `_VALUES` anywhere.
 
     Raises:
-        ValueError: for a flag without its value.
+        ValueError: for an option without its value.
     """
     request, words = Request(), list(argv)
     if words and not words[0].startswith("-"):
@@ -95,7 +95,7 @@ def read(argv: Sequence[str]) -> Request:
 
 
 def starts_training(tree: ast.Module) -> bool:
-    """Does a file make a trainer, call `run_recipe`, or hand a trainer's class to what does?"""
+    """Return whether a file makes a trainer, calls `run_recipe`, or passes a trainer's class to a call."""
     used = [part for node in ast.walk(tree) if isinstance(node, ast.Call) for part in (node.func, *node.args)]
     return any(name.endswith("Trainer") or name == "run_recipe" for name in map(_last_name, used))
 
@@ -105,7 +105,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def reads_arguments(tree: ast.Module) -> bool:
-    """Does a script look at its command line, by a parser or by `sys.argv`?"""
+    """Return whether a script reads its command line, by a parser or from `sys.argv`."""
     names = set()
     for node in ast.walk(tree):
         names |= {getattr(node, "id", ""), getattr(node, "attr", "")}
@@ -117,17 +117,21 @@ def reads_arguments(tree: ast.Module) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """What a file is, an environment or a script, and what its user should know."""
+    """The kind of a file, an environment or a script, and notes for its user."""
 
     is_environment: bool
     notes: tuple[str, ...] = ()
 
 
-def look_at(path: Path, flags: Sequence[str] = ()) -> Source:
-    """Tell an environment from a script by the source. `flags` are those that the script would get.
+def classify_source(path: Path, flags: Sequence[str] = ()) -> Source:
+    """Return whether a file is an environment or a script, judged by its source.
+
+    Args:
+        path: the file.
+        flags: arguments that a script would get.
 
     Raises:
-        ValueError: when the file cannot be read, holds several environments, or neither trains nor holds one.
+        ValueError: if the file cannot be read, has several environments, or neither trains nor has one.
     """
     tree = read_source(path)
     found = find_environments(tree)
@@ -145,9 +149,7 @@ def look_at(path: Path, flags: Sequence[str] = ()) -> Source:
         notes.append(f"{path} starts a trainer and is run as a script. Its environment alone: {path}:{found[0]}")
     if flags and not reads_arguments(tree):
         ignored = " ".join(flags)
-        notes.append(
-            f"warning: {path} does not look at its command line (parse_arguments would): {ignored} is ignored"
-        )
+        notes.append(f"warning: {path} does not read its command line (parse_arguments would): {ignored} is ignored")
     return Source(False, tuple(notes))
 
 
@@ -156,10 +158,10 @@ def _has_main(tree: ast.Module) -> bool:
 
 
 def resolve(request: Request) -> tuple[Path, list[str]]:
-    """The script to run and its arguments.
+    """Return the script to run and its arguments.
 
     Raises:
-        ValueError: for a target or a configuration that is not there.
+        ValueError: if the target or the configuration does not exist.
     """
     target, arguments = request.target, list(request.passed)
     if target is None:
@@ -182,7 +184,7 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
     if not name:
         given = {"config": request.config, "model": request.model}
         words = [word for key, value in given.items() if value for word in (f"--{key}", value)] + arguments
-        source = look_at(path, words)
+        source = classify_source(path, words)
         request.notes += source.notes
         if not source.is_environment:
             return path, words
@@ -197,7 +199,7 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
 def _config_and_model(request: Request, kind: str | None = None) -> list[str]:
     words = []
     if request.config is not None:
-        names = [request.config, f"{kind}/{request.config}"]  # `g2po train alfworld --config tiny-long` will do
+        names = [request.config, f"{kind}/{request.config}"]  # short for alfworld/tiny-long
         near = kind is not None and not Path(names[0]).is_file() and names[1] in config_names()
         words += ["--config", str(find_config(names[near]))]
     return words + (["--model_name_or_path", request.model] if request.model is not None else [])
@@ -208,9 +210,9 @@ def _keys(config: str | None) -> set[str]:
 
 
 def run_in_place(script: Path, arguments: Sequence[str]) -> None:
-    """What `python SCRIPT ARGUMENTS` does, in this process."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # without a GPU it warns wherever peft is imported
-    if script.resolve().parent == recipes_folder():  # of names that TRL uses, not the user
+    """Run `python SCRIPT ARGUMENTS` in this process."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns without a GPU whenever peft is imported
+    if script.resolve().parent == recipes_folder():  # deprecated names that TRL uses
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
@@ -250,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _without_launching(argv: Sequence[str]) -> list[str]:
-    """What each process is called with."""
+    """Return the arguments without the options about processes."""
     words, kept = list(argv), []
     while words:
         name, equals, _ = (word := words.pop(0)).partition("=")

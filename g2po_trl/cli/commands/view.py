@@ -3,7 +3,7 @@
     g2po view RUN                        # writes RUN/view.html and opens it
     g2po view EVALUATION                 # what `g2po evaluate` wrote to its --output
     g2po view RUN_A RUN_B                # their evaluations side by side, task by task
-    g2po view RUN --serve                # serves the page on loopback; reads only what is looked at
+    g2po view RUN --serve                # serves the page on loopback and reads data on demand
 
 A folder is the `output_dir` of a training run or the `--output` of an evaluation. The page contains all iterations and
 evaluations, and the prompts if there are at most 100 iterations. For a longer run use `--serve`, or choose iterations
@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             page = write_page(sources, path, chosen, not args.no_prompts and len(chosen) <= MANY)
         except OSError as error:
-            said = error.strerror or error
-            raise ValueError(f"{path} cannot be written ({said}): pass --output FILE, or --serve") from error
+            reason = error.strerror or error
+            raise ValueError(f"{path} cannot be written ({reason}): pass --output FILE, or --serve") from error
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
@@ -85,7 +85,3 @@ def _page_name(sources: Sources) -> str:
     if len(sources.sources) == 1:
         return "view.html"
     return f"view-beside-{sources.sources[1].name}.html"
-
-
-if __name__ == "__main__":
-    main()

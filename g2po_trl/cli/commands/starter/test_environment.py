@@ -11,11 +11,11 @@ TASKS = read_tasks(Path(__file__).with_name("tasks.jsonl"))
 
 
 def path(start, end):
-    """The rooms of the shortest way."""
-    ways = [[start]]
-    while ways[0][-1] != end:
-        ways = ways[1:] + [[*ways[0], room] for room in DOORS[ways[0][-1]]]
-    return ways[0][1:]
+    """Return the rooms of the shortest path."""
+    paths = [[start]]
+    while paths[0][-1] != end:
+        paths = paths[1:] + [[*paths[0], room] for room in DOORS[paths[0][-1]]]
+    return paths[0][1:]
 
 
 def test_contract():
