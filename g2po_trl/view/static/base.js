@@ -34,8 +34,8 @@ function drawn(tag, attributes = {}, ...children) {
 const folded = (title, text) => (text === null || text === undefined ? null
   : make("details", {}, make("summary", {}, title), make("pre", {}, text)));
 
-// What is wrong with a step's reply or its action, as tags.
-const faults = (step) => (step.ok ? (step.in === false ? ["not admissible"] : []) : ["invalid reply"])
+// What is wrong with a step's completion or its action, as tags.
+const faults = (step) => (step.ok ? (step.in === false ? ["not admissible"] : []) : ["invalid completion"])
   .flatMap((fault) => [" ", make("span", { class: "tag" }, fault)]);
 
 // -- data -------------------------------------------------------------------------------------------------------------

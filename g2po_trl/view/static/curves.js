@@ -75,7 +75,7 @@ function drawCurves() {
   if (run.curves.length) {
     charts.push(chart("turns of an episode", [{ values: of("turns") }]));
     const listed = run.curves.some((c) => c.admissible !== undefined);
-    charts.push(chart(`valid replies${listed ? ", dark: admissible actions" : ""} (%)`,
+    charts.push(chart(`valid completions${listed ? ", dark: admissible actions" : ""} (%)`,
       [{ values: of("valid", 100) }, { values: of("admissible", 100) }], { top: 100, colours: [null, css("--text")] }));
     const bars = chart("seconds of an iteration, by phase", [], { bars: PHASES });
     const key = make("div", { class: "key" });

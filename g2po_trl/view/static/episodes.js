@@ -45,7 +45,7 @@ function episodeHead({ i, side, task, one, texts }) {
   if (!task) return make("div", { class: "head" }, letter, ` ${name} has not played this task.`);
   const trials = task.episodes.some((other) => !other.last || other.trial > 0);
   const facts = [`${one.steps.length} steps`, `reward ${one.reward}`];
-  if (one.tokens) facts.push(`${one.tokens[0]} prompt and ${one.tokens[1]} reply tokens`);
+  if (one.tokens) facts.push(`${one.tokens[0]} prompt and ${one.tokens[1]} completion tokens`);
   if (!one.last) facts.push("not the last trial: it does not count");
   return make("div", { class: "head" },
     make("div", {}, letter, sides.length === 2 ? make("span", { class: "note" }, ` ${name} `) : null,
@@ -62,14 +62,14 @@ function episodeHead({ i, side, task, one, texts }) {
 function stepCard(s, from, kind = "") {
   const [{ one: { steps }, texts }] = from;
   const more = (title, which) => {
-    const told = from.map(({ one, texts: of }) => of[one.steps[s][which]]);
-    if (told.length === 1 || told[0] === told[1]) return [folded(title, told[0])];
-    return told.map((text, i) => folded(`${title} of ${from[i].name}`, text));
+    const shownTexts = from.map(({ one, texts: of }) => of[one.steps[s][which]]);
+    if (shownTexts.length === 1 || shownTexts[0] === shownTexts[1]) return [folded(title, shownTexts[0])];
+    return shownTexts.map((text, i) => folded(`${title} of ${from[i].name}`, text));
   };
   return make("div", { class: `step ${kind}` },
     make("div", { class: "adv" }, `${s + 1}. `, ...faults(steps[s])),
     make("pre", {}, texts[steps[s].o]), make("div", { class: "act" }, `→ ${steps[s].a}`),
-    ...more("reply", "r"), ...more("prompt", "p"));
+    ...more("completion", "r"), ...more("prompt", "p"));
 }
 
 // How many steps two episodes share from the start: same observation, same action, both valid or not.
@@ -85,7 +85,7 @@ function sayParting([left, right], s) {
   if (!a && !b) return "The same steps to the end.";
   const why = !a || !b ? `${(a ? right : left).name} ends here`
     : left.texts[a.o] !== right.texts[b.o] ? "other observations"
-      : a.a !== b.a ? "the same observation, other actions" : "the same action, once in an invalid reply";
+      : a.a !== b.a ? "the same observation, other actions" : "the same action, once in an invalid completion";
   return s ? `After ${s} shared step${s > 1 ? "s" : ""} they part: ${why}.` : `They part at the first step: ${why}.`;
 }
 

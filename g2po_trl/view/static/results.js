@@ -38,8 +38,8 @@ async function compare(left, right) {
   const names = [...new Set(loaded.flatMap((data) => data.tasks.map((task) => task.id)))];
   rows = names.map((id) => {
     const tasks = sides.map((side) => side.of.get(id));
-    const told = (what) => tasks.map((task) => task && task[what]).find(Boolean) || null;
-    return { id, tasks, task: told("task"), kind: told("kind"), is: judge(tasks) };
+    const first = (what) => tasks.map((task) => task && task[what]).find(Boolean) || null;
+    return { id, tasks, task: first("task"), kind: first("kind"), is: judge(tasks) };
   });
   wanted = "all";
   $("search").value = "";
@@ -71,7 +71,7 @@ function showSides() {
   const line = (at) => make("div", { class: `side side-${LETTERS[at]}` },
     page.sets.length > 1 ? make("b", { class: "letter" }, LETTERS[at]) : null,
     two ? make("strong", {}, page.sources[at].name) : null, choice(at),
-    two ? make("span", { class: "told" }, ...settingsOf(page.sources[at], [page.sources[1 - at]])) : null);
+    two ? make("span", { class: "side-settings" }, ...settingsOf(page.sources[at], [page.sources[1 - at]])) : null);
   const notes = sides.filter((side) => side.data.unfinished).map((side) => `${side.data.unfinished} lines of ` +
     `${setName(side.set)} are not written to their end and are left out.`);
   if (page.sets.length === 1) $("sides").replaceChildren();  // nothing to choose
@@ -90,7 +90,7 @@ function paired(some) {
   return `${signed(100 * middle, 1)}${Number.isFinite(half) ? ` ± ${(100 * half).toFixed(1)}` : ""}`;
 }
 
-// One column for success, one for each kind of task, turns and valid replies; a line for each side.
+// One column for success, one for each kind of task, turns and valid completions; a line for each side.
 function numbersOf(played) {
   const success = (title, some) => ({ title: `${title} (${some.length})`, values: sides.map((_, i) =>
     percent(mean(some.map((row) => rate(row.tasks[i]))))), gap: sides.length === 2 ? paired(some) : "" });
@@ -102,7 +102,7 @@ function numbersOf(played) {
   return [success("success, %", played),
     ...kinds.map((kind) => success(kind, played.filter((row) => row.kind === kind))),
     over("turns", (one) => one.steps.length),
-    over("valid replies, %", (one) => 100 * (one.steps.length ? mean(one.steps.map((step) => +step.ok)) : 1))];
+    over("valid completions, %", (one) => 100 * (one.steps.length ? mean(one.steps.map((step) => +step.ok)) : 1))];
 }
 
 function showNumbers() {

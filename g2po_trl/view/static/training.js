@@ -188,7 +188,7 @@ function showTrajectory(t, at) {
     make("pre", {}, shown.texts[step.o]), make("div", { class: "act" }, `→ ${step.a}`),
     hasAdvantages() ? make("div", { class: "adv" },
       numbers(step).map((x, i) => `${names[i]} ${shownNumber(x)}`).join("  ")) : null,
-    folded("reply", shown.texts[step.r]), folded("prompt", shown.texts[step.p])));
+    folded("completion", shown.texts[step.r]), folded("prompt", shown.texts[step.p])));
   const move = (way) => () => showTrajectory((t + way + group.trajectories.length) % group.trajectories.length, 0);
   fill(
     make("h2", {}, `Episode ${t + 1}: `, make("span", { class: trajectory.outcome },
