@@ -35,8 +35,7 @@ g2po view runs/coin
 g2po evaluate --model runs/coin --seeds 3
 ```
 
-- `python -m g2po_trl COMMAND` is the same as `g2po COMMAND`. `g2po check`, `.view`, `.report` and
-  `.evaluate` remain, and so does `g2po serve` (`g2po serve`).
+- `python -m g2po_trl COMMAND` is the same as `g2po COMMAND`.
 - `g2po train alfworld` runs `recipes/train_alfworld.py` in the same process; `accelerate launch
   recipes/train_alfworld.py` does the same. `--config` also takes the name of a configuration that comes with the
   package: `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`.
@@ -46,13 +45,13 @@ g2po evaluate --model runs/coin --seeds 3
 - `check`, `play`, `train`, `evaluate` and `serve` take an environment the same way: `environment.py` (its one
   environment), `FILE.py:Class`, `module:Class`, and all but `serve` the address of an OpenEnv server. `tasks.jsonl`
   next to the file is its tasks.
-- `g2po train FILE.py` looks at the source. A file that makes a trainer or calls `run_recipe` is a script: it is run,
-  gets all flags, and one that does not read its command line is warned about them. Any other file with one
-  environment is an environment, also with an `if __name__ == "__main__"` block, which is not run. It is trained by
+- `g2po train FILE.py` reads the source. A file that makes a trainer or calls `run_recipe` is a script: it is run with
+  all flags, with a warning if it does not read its command line. Any other file with one environment is an
+  environment, also with an `if __name__ == "__main__"` block, which is not run. It is trained by
   `recipes/train_environment.py`, with `config.yaml` from the same folder. A file that is neither is an error.
-- What can be seen without a model is refused in a second, before torch is imported: flags and keys that are not
-  known, values that are no numbers, a model's folder that is not there, a package that is not installed, a tasks
-  file that cannot be read. For an option that was removed, the error says what to do instead. An option without
+- Errors that can be found without a model are reported within a second, before torch is imported: unknown flags and
+  keys, values that are not numbers, a missing model folder, a package that is not installed, a tasks file that cannot
+  be read. For an option that was removed, the error says what to do instead. An option without
   effect is refused too (`--lora_r` without `--use_peft`), unless the option that it needs is also given:
   `--use_vllm false` with the configuration of a GPU is fine.
 - Errors are one line and exit code 1 (`init`, `check`, `play`, `evaluate`, `view` and `serve`: 2 for their

@@ -1,6 +1,6 @@
 """Command line: the commands of `g2po`, and how they report errors.
 
-It may import everything, and imports a command's code when the command is called. It gives `main`.
+`main` imports a command's code when the command is called.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-# Name -> module with `main(argv)`, and what it is for.
+# Name -> module with `main(argv)`, and description.
 COMMANDS = {
-    "init": ("g2po_trl.cli.commands.init", "write a folder with a small environment of your own to start from"),
-    "check": ("g2po_trl.cli.commands.check", "play an environment at random and report what is wrong with it"),
+    "init": ("g2po_trl.cli.commands.init", "write a folder with a small environment to start from"),
+    "check": ("g2po_trl.cli.commands.check", "play random episodes of an environment and report problems"),
     "play": ("g2po_trl.cli.commands.play", "play an environment yourself, in the terminal"),
-    "train": ("g2po_trl.cli.commands.train", "train on alfworld, webshop, appworld or an environment of your own"),
-    "teach": ("g2po_trl.cli.commands.teach", "teach a model the reply's format, as a start for training"),
-    "view": ("g2po_trl.cli.commands.view", "look at a run or an evaluation, or compare two"),
+    "train": ("g2po_trl.cli.commands.train", "train on alfworld, webshop, appworld or your own environment"),
+    "teach": ("g2po_trl.cli.commands.teach", "fine-tune a model on an expert's actions, as a start for training"),
+    "view": ("g2po_trl.cli.commands.view", "view a run or an evaluation, or compare two"),
     "evaluate": ("g2po_trl.cli.commands.evaluate", "evaluate a checkpoint, an adapter or a served model"),
     "report": ("g2po_trl.cli.commands.report", "analyse a run's state graphs, with plots"),
-    "serve": ("g2po_trl.cli.commands.serve", "serve an environment by OpenEnv"),
+    "serve": ("g2po_trl.cli.commands.serve", "serve an environment over OpenEnv"),
 }
 _LINES = "\n".join(f"  {name:11} {text}" for name, (_, text) in COMMANDS.items())
 HELP = f"""usage: g2po COMMAND [ARGUMENTS]

@@ -1,11 +1,11 @@
-"""Environments on other machines: OpenEnv servers as `TextEnvironment`s, and environments served as OpenEnv servers.
+"""Serve an environment as an OpenEnv server; the trainer plays it on other machines.
 
     g2po serve my_game.py:MyGame --port 8000                                    # on the server
     environment_factory = partial(RemoteEnvironment, ["http://there:8000"])     # for the trainer
 
-A session of a server plays one episode after the other, in a worker process of its own: environments need not be
-thread-safe, and one that crashes ends only its own session. If a server cannot be reached or is lost during an
-episode, the episode ends as `error`, and the next one goes to another server if there is one.
+Each session plays its episodes in its own worker process: environments need not be thread-safe, and a crash ends only
+one session. If a server cannot be reached or is lost during an episode, the episode ends with outcome `error`, and the
+next one uses another server if there is one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ...utils.parser import Parser
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
         prog="g2po serve",
-        description="Serve an environment over OpenEnv; each session plays in a process of its own.\n\n"
+        description="Serve an environment over OpenEnv; each session plays in its own process.\n\n"
         "    g2po serve environment.py:CoinEnvironment --port 8000",
     )
     add = parser.add_argument
     add("environment", help="module:Class, file.py:Class, or file.py with one environment")
-    host = "the address to listen on; default: this machine alone. 0.0.0.0: whoever reaches the port plays, without "
-    add("--host", default="127.0.0.1", help=f"{host}a password, and has the environment execute what it executes")
+    host = "the address to listen on; default: this machine only. 0.0.0.0: anyone who can reach the port can play, "
+    add("--host", default="127.0.0.1", help=f"{host}without a password, and run what the environment runs")
     add("--port", metavar="N", type=int, default=8000, help="default: 8000")
     add("--max-sessions", metavar="N", type=int, default=64, help="concurrent episodes; default: 64")
     given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
