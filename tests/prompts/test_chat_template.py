@@ -287,5 +287,5 @@ def test_a_multimodal_checkpoint_is_evaluated(tmp_path):
     chat = load_local(str(tmp_path))
     long = [{"role": "user", "content": "go north " * 100}]
     short, overflow = chat.generate([CONVERSATION[:2], long], ChatSettings(max_tokens=3), [0, 1])
-    assert short.error is None and 1 <= short.reply_tokens <= 3 and short.prompt_end.endswith("assistant\n")
+    assert short.error is None and 1 <= short.completion_tokens <= 3 and short.prompt_end.endswith("assistant\n")
     assert "exceed the model's 64" in overflow.error
