@@ -81,8 +81,8 @@ from .trainer_validation import (
 from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
 from .update.fsdp_precision import keep_outputs_exact
-from .update.iteration import Clock
-from .update.update import MicroBatches
+from .update.iteration import Timer
+from .update.update import MiniBatches
 from .utils.json import atomic_write
 from .utils.trl_compat import fsdp_plugin_of, is_any_model_prepared, name_or_path_of
 
@@ -244,7 +244,7 @@ class G2POTrainer(GRPOTrainer):
             )
         return self.player.rollout()
 
-    def _roll_out(self, rows: list[dict[str, Any]]) -> MicroBatches:
+    def _roll_out(self, rows: list[dict[str, Any]]) -> MiniBatches:
         """Rollout -> graph -> advantages -> step batch: the micro-batches of each of the iteration's slices."""
         first = self.accelerator.process_index * len(rows)
         # A group is `num_generations` rows in a row, counted over all ranks.
@@ -253,7 +253,7 @@ class G2POTrainer(GRPOTrainer):
             played = self._play_groups(rows, groups)
         trajectories = played.trajectories
 
-        clock = Clock()
+        clock = Timer()
         records = self.credit.records(trajectories, groups)
         everything = records
         if self.args.refill_groups > 1:
@@ -263,20 +263,20 @@ class G2POTrainer(GRPOTrainer):
         graph = self.credit.graph(records)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
         own = advantages_of_rank(advantages, records, first, len(trajectories))
-        clock.lap("time/advantage")
+        clock.record("time/advantage")
 
         note_advantages(trajectories, own, groups)
         batch = StepBatch.from_trajectories(trajectories, own, self.args.mask_truncated_completions)
-        slices, update_metrics = self.update.micro_batches(self.model, batch, self.iteration.step)
-        steps = len(slices) * self.num_iterations / self.args.gradient_accumulation_steps
+        mini_batches, update_metrics = self.update.micro_batches(self.model, batch, self.iteration.step)
+        steps = len(mini_batches) * self.num_iterations / self.args.gradient_accumulation_steps
         update_metrics["update/optimizer_steps"] = steps
-        clock.lap("time/batch")
-        self._add_log_probs(slices)
-        clock.lap("time/logps")
+        clock.record("time/batch")
+        self._add_log_probs(mini_batches)
+        clock.record("time/logps")
         metrics = {**self._advantage_metrics(graph, advantages), **update_metrics}
-        everyone = self._log_rollout(played, graph, clock.laps, metrics)
+        everyone = self._log_rollout(played, graph, clock.seconds, metrics)
         self.tally.add(groups_of(records, self.args.num_generations), everyone, everything[len(records) :])
-        return slices
+        return mini_batches
 
     def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Rollout:
         number, size = self.iteration.number, self.args.num_generations
@@ -291,8 +291,8 @@ class G2POTrainer(GRPOTrainer):
         finally:
             bar.close()
 
-    def _add_log_probs(self, slices: MicroBatches) -> None:
-        micro_batches = [micro_batch for part in slices for micro_batch in part]
+    def _add_log_probs(self, mini_batches: MiniBatches) -> None:
+        micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
         unwrapped = self.accelerator.unwrap_model(self.model)
         self.iteration.log(self.update.add_log_probs(self.model, self.ref_model, micro_batches, unwrapped))
 
@@ -309,11 +309,11 @@ class G2POTrainer(GRPOTrainer):
         first when it is time."""
         iteration = self.iteration
         if iteration.needs_rollout:
-            iteration.slices = self._roll_out([own_columns(row) for row in inputs])
+            iteration.mini_batches = self._roll_out([own_columns(row) for row in inputs])
         started = time.perf_counter()
         losses = []
-        with iteration.one_value_each():
-            for mini_batch in iteration.mini_batches:
+        with iteration.merged_metrics():
+            for mini_batch in iteration.current_mini_batches:
                 if losses:
                     self._step_optimizer(model)
                 losses.append(
@@ -345,7 +345,7 @@ class G2POTrainer(GRPOTrainer):
         return (sum(earlier) + float(norm)) / (len(earlier) + 1) if earlier else norm
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        with self.update.loss_of(inputs):
+        with self.update.loss_context(inputs):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss * inputs["loss_scale"]
 
@@ -360,7 +360,7 @@ class G2POTrainer(GRPOTrainer):
             outputs = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=compute_entropy, **kwargs
             )
-        self.update.log_probs.saw(outputs[0])
+        self.update.log_probs.record(outputs[0])
         return outputs
 
     # -- metrics ---------------------------------------------------------------------------------------------------
@@ -476,12 +476,12 @@ class G2POTrainer(GRPOTrainer):
                 for the last one if there is any.
 
         Raises:
-            ValueError: when `output_dir` holds another run and `overwrite` is False, when another process trains
+            ValueError: when `output_dir` verify another run and `overwrite` is False, when another process trains
                 there, and when the checkpoint is another run's or cannot be continued with these settings.
         """
         check_unchanged(self._made_with, self.args)
-        self.iteration.start_anew()
-        self.update.guard.begin()
+        self.iteration.reset()
+        self.update.guard.reset()
         self.tally.restart(is_whole=True)
         if self.rolling:
             self.rolling.drop()
@@ -506,7 +506,7 @@ class G2POTrainer(GRPOTrainer):
                 check_complete(checkpoint)
             step = state.global_step
             self.tally.restart(is_whole=False)  # unless the checkpoint has its counts
-            self.iteration.slices = self.resumption.restore(checkpoint, self.run_identity())
+            self.iteration.mini_batches = self.resumption.restore(checkpoint, self.run_identity())
             if finished is None:
                 self.folder.keep_evaluations_of(state.global_step)
             if is_main:
@@ -550,7 +550,7 @@ class G2POTrainer(GRPOTrainer):
         run_dir, args = Path(self._get_output_dir(trial)), self.args
         with self._staging.checkpoint(run_dir, self.state, self.accelerator, args) as staged:
             super()._save_checkpoint(model, trial)
-            to_come = [] if self.iteration.is_complete else self.iteration.slices
+            to_come = [] if self.iteration.is_complete else self.iteration.mini_batches
             self.resumption.save(staged, self.run_identity(), to_come, args.should_save, self.folder.run_id)
         if args.push_to_hub:
             self._push_from_checkpoint(str(run_dir / staged.name))

@@ -255,7 +255,7 @@ def make_iteration(trainer: GRPOTrainer) -> Iteration:
 
 def make_update(trainer: GRPOTrainer) -> Update:
     """Layout, micro-batches and log-probabilities as configured."""
-    args, slices = trainer.args, trainer.args.steps_per_generation
+    args = trainer.args
     layout = Layout(
         args.token_layout,
         trainer.model,
@@ -276,13 +276,15 @@ def make_update(trainer: GRPOTrainer) -> Update:
         layout,
         trainer.accelerator,
         trainer._get_per_token_logps_and_entropies,
-        slices,
+        args.steps_per_generation,
         args.max_tokens_per_micro_batch,
         args.loss_type,
         get_tokenizer(trainer.processing_class).pad_token_id,
         args.seed,
         trainer.beta,
-        policy_moves_on=lambda slices: args.gradient_accumulation_steps % (slices * trainer.num_iterations) != 0,
+        needs_old_log_probs=lambda mini_batches: (
+            args.gradient_accumulation_steps % (mini_batches * trainer.num_iterations) != 0
+        ),
         correction=correction,
         checkpointing=args.gradient_checkpointing_kwargs,
         mini_batch_size=args.mini_batch_size,

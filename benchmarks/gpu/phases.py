@@ -93,8 +93,8 @@ def cut(trainer: RecordedTrainer, batch: StepBatch, layout: str) -> list[dict[st
     if layout == "trl":
         return trl_micro_batches(trainer, batch, trainer.args.max_tokens_per_micro_batch)
     trainer.update.layout.kind = layout
-    slices, _ = trainer.update.cut(batch)
-    return [micro_batch for part in slices for micro_batch in part]
+    mini_batches, _ = trainer.update.split(batch)
+    return [micro_batch for part in mini_batches for micro_batch in part]
 
 
 def measure(trainer: RecordedTrainer, batch: StepBatch, attention: str, layout: str, seconds: float) -> dict[str, Any]:

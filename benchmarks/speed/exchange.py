@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_micro_batches
 from g2po_trl.update.packing import RowLength
-from g2po_trl.update.redistribute import cut_over_ranks
+from g2po_trl.update.redistribute import make_micro_batches_over_ranks
 
 REPLY = 150
 CUT = BatchingConfig(4, 16384, "dapo", 0, None, "shared", RowLength(4096))
@@ -76,7 +76,7 @@ def main() -> None:
         if name.startswith("every"):
             found[name] = make_micro_batches(gather(local), rank, CUT, rng)
         else:
-            found[name] = cut_over_ranks(local, rank, CUT, rng, gather, torch.device("cpu"))
+            found[name] = make_micro_batches_over_ranks(local, rank, CUT, rng, gather, torch.device("cpu"))
         totals[name], seconds[name] = received, time.perf_counter() - started
     (one, _), (other, _) = found.values()
     for part, same in zip(one, other, strict=True):

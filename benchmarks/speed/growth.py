@@ -106,7 +106,7 @@ def phases(trainer: G2POTrainer, groups: Groups) -> tuple[dict[str, Callable[[],
     flat = [trajectory for group in groups for trajectory in group]
 
     def cut() -> tuple[list[dict[str, Any]], dict[str, float]]:
-        (micro_batches,), metrics = trainer.update.cut(StepBatch.from_trajectories(flat, advantages))
+        (micro_batches,), metrics = trainer.update.split(StepBatch.from_trajectories(flat, advantages))
         return micro_batches, metrics
 
     micro_batches, metrics = cut()

@@ -219,7 +219,7 @@ def variants(
     tokens = {"trl": sum(map(sum, batch.lengths(range(len(batch)))))}
     for layout in LAYOUTS[1:]:
         trainer.update.layout.kind = layout
-        ((made[layout],), metrics) = trainer.update.cut(batch)
+        ((made[layout],), metrics) = trainer.update.split(batch)
         tokens[layout] = round(metrics["update/forwarded_tokens"] * (1 - metrics["update/padding_fraction"]))
     return made, tokens
 

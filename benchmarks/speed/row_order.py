@@ -93,7 +93,7 @@ def main() -> None:
     encoder = ChatEncoder(AutoTokenizer.from_pretrained(tiny_model_path()))
     length = RowLength.from_config(AutoConfig.from_pretrained(tiny_model_path()), "sdpa", MAX_TOKENS)
     config = BatchingConfig(1, MAX_TOKENS, "dapo", 0, None, "shared", length)
-    cuts = {"1 mini-batch": config, "4 mini-batches": dataclasses.replace(config, num_slices=4)}
+    cuts = {"1 mini-batch": config, "4 mini-batches": dataclasses.replace(config, num_mini_batches=4)}
     cuts["mini_batch_size 256"] = dataclasses.replace(config, mini_batch_size=256)
     table = []
     for prompt in ("compact", "full"):

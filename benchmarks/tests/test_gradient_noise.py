@@ -136,7 +136,7 @@ def test_gradients_are_those_of_the_trainer_and_runs_go_on(tmp_path, monkeypatch
     steps = [step for t in played for step in t.steps]
     vector = torch.from_numpy(weights).float() @ step_gradients(trainer.model.eval(), steps, weights != 0)
     batch = StepBatch.from_trajectories(played, weights)
-    ((micro_batches,), _) = trainer.update.cut(batch)
+    ((micro_batches,), _) = trainer.update.split(batch)
     trainer._add_log_probs([micro_batches])
     for micro_batch in micro_batches:
         trainer.compute_loss(trainer.model, trainer._prepare_inputs(micro_batch)).backward()

@@ -24,7 +24,7 @@ from ..config import G2POConfig
 from ..credit.graph import StateGraph
 from ..trainer import G2POTrainer
 from ..trajectory import Trajectory
-from ..update.balance import num_mini_batches
+from ..update.balance import count_mini_batches
 from ..utils.trl_compat import get_config_model_id
 from .critic import Critic
 from .gae import gae, whiten
@@ -178,7 +178,7 @@ class PPOTrainer(G2POTrainer):
             returns[counted],
             args.value_clip_range,
             args.critic_epochs,
-            args.critic_mini_batches or num_mini_batches(len(counted), args.mini_batch_size),
+            args.critic_mini_batches or count_mini_batches(len(counted), args.mini_batch_size),
             np.random.default_rng([args.seed, self.iteration.step, 1]),
         )
         self._log_critic(fitted, values[counted], returns[counted], time.perf_counter() - started)

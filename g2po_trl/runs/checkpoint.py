@@ -62,15 +62,15 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str |
 def save_rollout_state(
     folder: str | Path,
     state: Mapping[str, Any],
-    slices: Sequence[Sequence[Mapping[str, Any]]],
+    mini_batches: Sequence[Sequence[Mapping[str, Any]]],
     rank: int,
     is_main: bool,
 ) -> None:
-    """Write `state` (JSON, main process) and this rank's micro-batches (`slices`) into a checkpoint."""
+    """Write `state` (JSON, main process) and this rank's micro-batches (`mini_batches`) into a checkpoint."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors, numbers = {}, {}
-    for i, micro_batches in enumerate(slices):
+    for i, micro_batches in enumerate(mini_batches):
         for j, micro_batch in enumerate(micro_batches):
             for name, value in micro_batch.items():
                 if isinstance(value, torch.Tensor):
@@ -106,11 +106,11 @@ def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], l
 
     with safe_open(path, framework="pt") as file:
         numbers = json.loads(file.metadata()["numbers"])
-    slices: dict[int, dict[int, dict[str, Any]]] = {}
+    mini_batches: dict[int, dict[int, dict[str, Any]]] = {}
     for name, value in {**load_file(path), **numbers}.items():
         i, j, key = name.split(".", 2)
-        slices.setdefault(int(i), {}).setdefault(int(j), {})[key] = value
-    return state, [[slices[i][j] for j in sorted(slices[i])] for i in sorted(slices)]
+        mini_batches.setdefault(int(i), {}).setdefault(int(j), {})[key] = value
+    return state, [[mini_batches[i][j] for j in sorted(mini_batches[i])] for i in sorted(mini_batches)]
 
 
 def check_complete(folder: str | Path) -> None:
@@ -184,7 +184,7 @@ class RunState:
         self,
         folder: str | Path,
         identity: Mapping[str, Any],
-        slices: Sequence[Sequence[Mapping[str, Any]]] = (),
+        mini_batches: Sequence[Sequence[Mapping[str, Any]]] = (),
         is_main: bool = True,
         run_id: str | None = None,
     ) -> None:
@@ -198,8 +198,8 @@ class RunState:
             run_id: id of the run.
         """
         state = {name: part.state() for name, part in self.parts.items()}
-        state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(slices)}
-        save_rollout_state(folder, state, slices, self.rank, is_main)
+        state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
+        save_rollout_state(folder, state, mini_batches, self.rank, is_main)
         for part in self.kept_in_files if is_main else ():
             part.save(str(folder))
 
@@ -212,7 +212,7 @@ class RunState:
         Raises:
             ValueError: for another run's, and for one in the middle of an iteration by another number of processes.
         """
-        state, slices = load_rollout_state(folder, self.rank)
+        state, mini_batches = load_rollout_state(folder, self.rank)
         if (lacking := check_same_run(state["run"], identity, folder)) and self.rank == 0:
             print(f"{folder} is an older version's: not compared are {', '.join(lacking)}", flush=True)
         if state["buffered"] and (then := state["num_processes"]) != self.num_ranks:
@@ -225,7 +225,7 @@ class RunState:
                 part.restore(state[name])
         for part in self.kept_in_files:
             part.load(str(folder))
-        return slices
+        return mini_batches
 
 
 class AtomicCheckpoint:

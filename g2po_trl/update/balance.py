@@ -93,7 +93,7 @@ class MicroBatchPlan:
 def plan_update(
     rows: RowSummary,
     ordering: Ordering,
-    num_slices: int,
+    num_mini_batches: int,
     max_tokens: int,
     rng: np.random.Generator,
     layout: str = "padded",
@@ -118,9 +118,9 @@ def plan_update(
     lengths = rows.prompts.astype(np.int64) + rows.replies
     if row_length is not None:
         row_length = replace(row_length, most=min(row_length.most, most_tokens(max_tokens, row_multiple)))
-    slices = []
+    mini_batches = []
     # Alike rows go to a slice together: far more of them is shared, whatever the number of slices.
-    for part in slice_rows(ordering.sort(range(len(rows))), num_slices, rng, _NEIGHBOURS):
+    for part in split_into_mini_batches(ordering.sort(range(len(rows))), num_mini_batches, rng, _NEIGHBOURS):
         part = part[kept[part]]
         if layout == "padded":
             packs = [Pack([row], [0], int(lengths[row])) for row in part.tolist()]
@@ -128,25 +128,25 @@ def plan_update(
             packs = _plan_packs(part, lengths, ordering, layout, row_length, num_ranks)
         ranks = _deal(np.arange(len(packs)), np.array([pack.num_tokens for pack in packs], dtype=np.int64), num_ranks)
         sizes = [[(row_width(packs[pack].num_tokens, row_multiple), 0) for pack in dealt] for dealt in ranks]
-        slices.append(
+        mini_batches.append(
             [
                 MicroBatchPlan([[packs[pack] for pack in dealt[start:stop]] for dealt in ranks])
                 for start, stop in plan_micro_batches(sizes, max_tokens)
             ]
         )
-    return slices, _metrics(rows, lengths, kept, slices, row_multiple)
+    return mini_batches, _metrics(rows, lengths, kept, mini_batches, row_multiple)
 
 
 def _metrics(
     rows: RowSummary,
     lengths: np.ndarray,
     kept: np.ndarray,
-    slices: Sequence[Sequence[MicroBatchPlan]],
+    mini_batches: Sequence[Sequence[MicroBatchPlan]],
     row_multiple: int | None,
 ) -> dict[str, float]:
     """Return the `update/*` metrics of a plan, whose rows are padded as `row_width` says."""
     tokens, forwarded = np.zeros(len(rows.counts)), 0  # laid out on each rank; on all, with padding
-    for planned in (planned for part in slices for planned in part):
+    for planned in (planned for part in mini_batches for planned in part):
         widths = [[pack.num_tokens for pack in own] for own in planned.packs]
         tokens += [sum(own) for own in widths]
         forwarded += sum(len(own or [1]) * row_width(max(own or [1]), row_multiple) for own in widths)
@@ -154,7 +154,7 @@ def _metrics(
     return {
         "update/step_samples": len(rows),
         "update/left_out_fraction": int((~kept).sum()) / max(len(rows), 1),
-        "update/micro_batches": sum(map(len, slices)),
+        "update/micro_batches": sum(map(len, mini_batches)),
         "update/token_imbalance": imbalance(tokens),
         "rollout/token_imbalance": imbalance([int(lengths[a:b].sum()) for a, b in zip(first, first[1:])]),
         "update/forwarded_tokens": forwarded,
@@ -190,13 +190,13 @@ def _plan_packs(
     return min((split_packs(some, lengths, num_ranks) for some in [packs, *finer]), key=busiest)
 
 
-def num_mini_batches(num_rows: int, mini_batch_size: int) -> int:
+def count_mini_batches(num_rows: int, mini_batch_size: int) -> int:
     """Return how many mini-batches of at most `mini_batch_size` rows a rollout is cut into; 1 without any row."""
     return max(1, -(-num_rows // mini_batch_size))
 
 
 def deal_rows(
-    lengths: Sequence[tuple[int, int]], num_slices: int, num_ranks: int, rng: np.random.Generator
+    lengths: Sequence[tuple[int, int]], num_mini_batches: int, num_ranks: int, rng: np.random.Generator
 ) -> list[list[list[int]]]:
     """Which rank trains which rows of which slice: the same slices whatever the number of ranks, and equal work.
 
@@ -211,16 +211,18 @@ def deal_rows(
         [slice][rank] -> row numbers, longest first.
     """
     total = np.array([prompt + reply for prompt, reply in lengths], dtype=np.int64)
-    return [_deal(part, total, num_ranks) for part in slice_rows(range(len(lengths)), num_slices, rng)]
+    return [
+        _deal(part, total, num_ranks) for part in split_into_mini_batches(range(len(lengths)), num_mini_batches, rng)
+    ]
 
 
-def slice_rows(
-    order: Sequence[int], num_slices: int, rng: np.random.Generator, neighbours: int = 1
+def split_into_mini_batches(
+    order: Sequence[int], num_mini_batches: int, rng: np.random.Generator, neighbours: int = 1
 ) -> list[np.ndarray]:
     """Rows of each slice, in equal numbers give or take one; by chance, as many at a time as are `neighbours`."""
     order = np.asarray(order, dtype=np.int64)
     runs = np.array_split(order, max(1, -(-len(order) // neighbours)))
-    return np.array_split(np.concatenate([runs[run] for run in rng.permutation(len(runs))]), num_slices)
+    return np.array_split(np.concatenate([runs[run] for run in rng.permutation(len(runs))]), num_mini_batches)
 
 
 def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ..trajectory import Trajectory
-from .balance import MicroBatchPlan, RowSummary, num_mini_batches, plan_update
+from .balance import MicroBatchPlan, RowSummary, count_mini_batches, plan_update
 from .packing import Pack, RowLength, common_prefix, lay_out
 from .prefix_order import Ordering
 
@@ -180,7 +180,7 @@ class BatchingConfig:
         mini_batch_size: most rows of a part, over all ranks; one call of `training_step` then trains all parts.
     """
 
-    num_slices: int
+    num_mini_batches: int
     max_tokens: int
     loss_type: str
     pad_token_id: int
@@ -198,7 +198,7 @@ class BatchingConfig:
         return plan_update(
             rows,
             ordering,
-            self.num_slices if size is None else num_mini_batches(len(rows), size),
+            self.num_mini_batches if size is None else count_mini_batches(len(rows), size),
             self.max_tokens,
             rng,
             self.layout,
@@ -209,7 +209,7 @@ class BatchingConfig:
 
 
 def make_micro_batches(
-    batches: Sequence[StepBatch], rank: int, cut: BatchingConfig, rng: np.random.Generator
+    batches: Sequence[StepBatch], rank: int, config: BatchingConfig, rng: np.random.Generator
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
     """One rank's micro-batches, where the rows of all are at hand; see `plan_update` and `collate_plan`.
 
@@ -218,9 +218,9 @@ def make_micro_batches(
     """
     batch = StepBatch.concatenate(batches)
     rows = RowSummary.concatenate([part.summary for part in batches])
-    plan, metrics = cut.plan(rows, Ordering.from_sequences(batch.sequences()), rng)
+    plan, metrics = config.plan(rows, Ordering.from_sequences(batch.sequences()), rng)
     place_of = {row: row for row in range(len(batch))}
-    return collate_plan(plan, batch, place_of, rows, rank, cut), metrics
+    return collate_plan(plan, batch, place_of, rows, rank, config), metrics
 
 
 def collate_plan(
@@ -229,7 +229,7 @@ def collate_plan(
     place_of: dict[int, int],
     rows: RowSummary,
     rank: int,
-    cut: BatchingConfig,
+    config: BatchingConfig,
 ) -> list[list[dict[str, Any]]]:
     """The tensors of a rank's part of a plan.
 
@@ -241,24 +241,26 @@ def collate_plan(
         all ranks in it), and those of `lay_out`.
     """
     num_tokens, num_ranks = rows.num_trained_tokens(), len(rows.counts)
-    num_items = num_tokens if cut.mini_batch_size is None else num_tokens / len(plan)
+    num_items = num_tokens if config.mini_batch_size is None else num_tokens / len(plan)
     sequences = batch.sequences()
     scored = [len(reply) * bool(trained) for reply, trained in zip(batch.completion_ids, batch.trained)]
 
     def collate(planned: MicroBatchPlan) -> dict[str, Any]:
         own = [place_of[row] for row in planned.rows[rank]]
-        micro_batch = batch.collate(own, planned.num_rows, cut.pad_token_id, cut.pad_to_multiple_of)
-        packs = [_as_it_is(pack, place_of, sequences) for pack in planned.packs[rank]]
-        micro_batch |= lay_out(packs, sequences, scored, cut.pad_token_id, cut.pad_to_multiple_of)
+        micro_batch = batch.collate(own, planned.num_rows, config.pad_token_id, config.pad_to_multiple_of)
+        packs = [_local_pack(pack, place_of, sequences) for pack in planned.packs[rank]]
+        micro_batch |= lay_out(packs, sequences, scored, config.pad_token_id, config.pad_to_multiple_of)
         micro_batch["num_items_in_batch"] = torch.tensor(num_items)
-        micro_batch["loss_scale"] = loss_scale(cut.loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan))
+        micro_batch["loss_scale"] = loss_scale(
+            config.loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan)
+        )
         micro_batch["weight"] = rows.num_trained_tokens([row for dealt in planned.rows for row in dealt])
         return micro_batch
 
     return [[collate(planned) for planned in part] for part in plan]
 
 
-def _as_it_is(pack: Pack, place_of: dict[int, int], sequences: Sequence[np.ndarray]) -> Pack:
+def _local_pack(pack: Pack, place_of: dict[int, int], sequences: Sequence[np.ndarray]) -> Pack:
     """The pack with the rows' numbers in this rank's batch. Tokens say what is shared: a plan may go by hashes."""
     rows = [place_of[row] for row in pack.rows]
     common = [common_prefix(sequences[a], sequences[b]) for a, b in zip(rows, rows[1:])]
@@ -272,7 +274,7 @@ def loss_scale(
     total_rows: int,
     total_tokens: int,
     num_processes: int,
-    num_slices: int,
+    num_mini_batches: int,
 ) -> float:
     """What to multiply a micro-batch's loss by, so that a slice's micro-batches add up to the loss of the whole.
 
@@ -284,9 +286,9 @@ def loss_scale(
     """
     rows, mask = len(micro_batch["advantages"]), micro_batch["completion_mask"]
     if loss_type in ROW_MEAN_LOSSES:
-        return rows * num_processes * num_slices / max(total_rows, 1)
+        return rows * num_processes * num_mini_batches / max(total_rows, 1)
     if loss_type in MICRO_BATCH_TOKEN_MEAN_LOSSES:
-        return int(mask.sum()) * num_processes * num_slices / max(total_tokens, 1)
+        return int(mask.sum()) * num_processes * num_mini_batches / max(total_tokens, 1)
     if loss_type in TOKEN_MEAN_LOSSES:
         return 1.0
     raise ValueError(

@@ -33,11 +33,11 @@ class GradientGuard:
         self._micro_batches: list[dict[str, Any]] = []  # since the last optimizer step
         self._finite: list[dict[str, torch.Tensor]] = []  # of each, under DeepSpeed: by parameter
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Training begins: forget what one that was broken off has left."""
         self._micro_batches, self._finite = [], []
 
-    def watch(self, micro_batches: Sequence[dict[str, Any]]) -> None:
+    def add(self, micro_batches: Sequence[dict[str, Any]]) -> None:
         """These are added to the gradient."""
         self._micro_batches += micro_batches
 
@@ -51,7 +51,7 @@ class GradientGuard:
             FloatingPointError: if it is not finite; gradients are gone then, and weights as they were.
         """
         micro_batches = self._micro_batches
-        self.begin()
+        self.reset()
         if self._is_off or self._on_deepspeed or not self._anywhere(not norm_of(model).isfinite()):
             return
         everywhere = [name for rank in gather_object([non_finite(self._inside(model))]) for name in rank]
@@ -76,7 +76,7 @@ class GradientGuard:
         return non_finite(self._inside(model))
 
     @contextmanager
-    def around(self, model: torch.nn.Module, steps: bool) -> Iterator[None]:
+    def watch_backward(self, model: torch.nn.Module, steps: bool) -> Iterator[None]:
         """One backward pass; `steps`: DeepSpeed's optimizer does, in there, after all ranks' gradients were looked at.
 
         Raises:
@@ -114,7 +114,7 @@ class GradientGuard:
 
     def _check_deepspeed(self, names: list[str]) -> None:
         micro_batches, finite = self._micro_batches, self._finite
-        self.begin()
+        self.reset()
         if not self._anywhere(not all(bool(torch.stack(list(of.values())).all()) for of in finite if of)):
             return
         bad = [[name for name in names if name in of and not of[name]] for of in finite]

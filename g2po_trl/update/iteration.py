@@ -8,34 +8,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .update import MicroBatches
+from .update import MiniBatches
 
 
 class Iteration:
     """Where training stands.
 
     Args:
-        num_slices: training steps that one pass over a rollout takes.
+        steps_per_pass: training steps that one pass over a rollout takes.
         num_passes: how often a rollout is gone through.
         metrics: name -> values that will be logged as their mean, and then removed. TRL's own dictionary.
         prepared_with: the settings that micro-batches depend on. Plain data.
 
-    `step` counts training steps from the beginning of the run, `slices` are the rollout's micro-batches, `grad_norms`
-    those of the optimizer steps that a training step has made so far, `inner_steps` counts these steps from the
-    beginning of the run.
+    `step` counts training steps from the beginning of the run, and `inner_steps` the optimizer steps within them.
+    `mini_batches` are the rollout's, `grad_norms` those of a training step's optimizer steps so far.
     """
 
     def __init__(
         self,
-        num_slices: int,
+        steps_per_pass: int,
         num_passes: int,
         metrics: dict[str, list[float]],
         prepared_with: Mapping[str, Any] | None = None,
     ):
-        self.num_slices, self.length = num_slices, num_slices * num_passes
+        self.steps_per_pass, self.length = steps_per_pass, steps_per_pass * num_passes
         self.metrics, self.prepared_with = metrics, dict(prepared_with or {})
         self.step = self.inner_steps = 0
-        self.slices: MicroBatches = []
+        self.mini_batches: MiniBatches = []
         self.grad_norms: list[float] = []
         self.update_time = 0.0
         self._tokens: dict[str, list[int]] = {}  # of each value of a metric that is a mean over tokens
@@ -53,17 +52,17 @@ class Iteration:
     @property
     def needs_rollout(self) -> bool:
         """There is nothing left to train on."""
-        return self.is_complete or not self.slices
+        return self.is_complete or not self.mini_batches
 
     @property
-    def mini_batches(self) -> MicroBatches:
+    def current_mini_batches(self) -> MiniBatches:
         """The [mini-batch][micro-batch] of the training step at hand; an optimizer step is due between two of them."""
-        return self.slices if self.num_slices == 1 else [self.slices[self.step % self.num_slices]]
+        return self.mini_batches if self.steps_per_pass == 1 else [self.mini_batches[self.step % self.steps_per_pass]]
 
-    def start_anew(self) -> None:
+    def reset(self) -> None:
         """Forget what an earlier call of `train` has left: training begins with a rollout and an empty log."""
         self.step += -self.step % self.length
-        self.slices, self.grad_norms, self.update_time = [], [], 0.0
+        self.mini_batches, self.grad_norms, self.update_time = [], [], 0.0
         self.metrics.clear()
         self._tokens.clear()
 
@@ -81,11 +80,11 @@ class Iteration:
             self.metrics.setdefault(name, []).append(float(value))
 
     @contextmanager
-    def one_value_each(self) -> Iterator[None]:
+    def merged_metrics(self) -> Iterator[None]:
         """Around a training step's losses: metrics get one value, whatever number of micro-batches it was cut into."""
         marks = {name: len(values) for name, values in self.metrics.items()}
         yield
-        tokens = [micro_batch["weight"] for mini_batch in self.mini_batches for micro_batch in mini_batch]
+        tokens = [micro_batch["weight"] for mini_batch in self.current_mini_batches for micro_batch in mini_batch]
         for name in merge_micro_batch_metrics(self.metrics, marks, tokens):
             self._tokens.setdefault(name, []).append(sum(tokens))
 
@@ -163,14 +162,14 @@ def merge(name: str, values: Sequence[float], tokens: Sequence[int]) -> float:
     return sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs))
 
 
-class Clock:
+class Timer:
     """Seconds of one thing after the other."""
 
     def __init__(self):
-        self.laps: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
         self._started = time.perf_counter()
 
-    def lap(self, name: str) -> None:
+    def record(self, name: str) -> None:
         """What was done since the lap before is called so."""
         now = time.perf_counter()
-        self.laps[name], self._started = now - self._started, now
+        self.seconds[name], self._started = now - self._started, now

@@ -35,7 +35,7 @@ class Layout:
     """How the sequences of a micro-batch pass through the model: shared, packed or padded.
 
     Args:
-        kind: what is asked for; `kind` becomes what the model takes, by its configuration or by what `holds` finds.
+        kind: what is asked for; `kind` becomes what the model takes, by its configuration or by what `verify` finds.
         max_tokens: of a micro-batch. row_tokens: of a packed row; `None`: what costs least.
         pad_to_multiple_of: rows' lengths; `None`: as the device likes them, see `row_multiple`.
         others: models that must take the same layout, such as the reference.
@@ -96,7 +96,7 @@ class Layout:
         return 16 if self.kind == "padded" else 128
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: what `holds` has found, and for which arithmetic. Plain data."""
+        """What a checkpoint keeps: what `verify` has found, and for which arithmetic. Plain data."""
         return {"kind": self.kind, "checked_length": self.checked_length, "found_for": self._found_for}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -128,8 +128,8 @@ class Layout:
             log_probs, entropies = packed_log_probs(model, body, self._micro_batch, reply_mask)
         return log_probs, entropies if compute_entropy else None
 
-    def holds(
-        self, model: torch.nn.Module, slices: Sequence[Sequence[dict[str, Any]]], score: Score, pad_token_id: int
+    def verify(
+        self, model: torch.nn.Module, mini_batches: Sequence[Sequence[dict[str, Any]]], score: Score, pad_token_id: int
     ) -> bool:
         """Whether the layout is exact on sequences as long as these; falls back if not. All ranks together.
 
@@ -138,7 +138,7 @@ class Layout:
         """
         if self.kind == "padded":
             return True
-        micro_batches = [micro_batch for part in slices for micro_batch in part]
+        micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
         lengths = [int(_lengths(micro_batch).max()) for micro_batch in micro_batches]
         own = torch.tensor([max(lengths)], device=self.accelerator.device)
         longest = int(self.accelerator.gather(own).max())

@@ -44,11 +44,11 @@ class LogProbs:
         self,
         score: Score,
         beta: float,
-        policy_moves_on: bool,
+        needs_old_log_probs: bool,
         correction: Correction | None = None,
         checkpointing: dict[str, Any] | None = None,
     ):
-        self.score, self.beta, self.policy_moves_on = score, beta, policy_moves_on
+        self.score, self.beta, self.needs_old_log_probs = score, beta, needs_old_log_probs
         self.correction, self.checkpointing = correction, checkpointing
         self._statistics = SamplingStatistics()
         self._updating: dict[str, Any] | None = None
@@ -70,7 +70,7 @@ class LogProbs:
         unwrapped = model if unwrapped is None else unwrapped
         with torch.no_grad(), disable_gradient_checkpointing(model, self.checkpointing):
             for micro_batch in micro_batches:
-                if self.policy_moves_on:
+                if self.needs_old_log_probs:
                     micro_batch["old_per_token_logps"] = self.score(model, micro_batch)
                     self._compare_with_engine(micro_batch, micro_batch["old_per_token_logps"])
                 if self.beta != 0.0 and reference is not None:
@@ -82,13 +82,13 @@ class LogProbs:
     @contextmanager
     def updating(self, micro_batch: dict[str, Any]) -> Iterator[None]:
         """The loss of this micro-batch is computed in here."""
-        self._updating = None if self.policy_moves_on else micro_batch
+        self._updating = None if self.needs_old_log_probs else micro_batch
         try:
             yield
         finally:
             self._updating = None
 
-    def saw(self, log_probs: torch.Tensor) -> None:
+    def record(self, log_probs: torch.Tensor) -> None:
         """Take note of log-probabilities that were computed; the loss reads what this adds only afterwards."""
         if self._updating is not None:
             self._compare_with_engine(self._updating, log_probs.detach())

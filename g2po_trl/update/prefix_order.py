@@ -136,7 +136,7 @@ class PrefixTree:
     deciding: list[int]
 
     @classmethod
-    def from_beginnings(cls, ranks: Sequence[PrefixHashes]) -> PrefixTree:
+    def from_hashes(cls, ranks: Sequence[PrefixHashes]) -> PrefixTree:
         known = np.concatenate([beginnings.known for beginnings in ranks])
         sent = -(-np.concatenate([beginnings.lengths for beginnings in ranks]) // _BLOCK) - known
         starts = np.append(0, np.cumsum(sent, dtype=np.int64))
@@ -228,7 +228,7 @@ def order_over_ranks(sequences: Sequence[np.ndarray], rank: int, gather: Callabl
         sequences: those of this rank.
         gather: takes an object of each rank and returns them all, by rank, on each.
     """
-    tree = PrefixTree.from_beginnings(gather(PrefixHashes.from_sequences(sequences)))
+    tree = PrefixTree.from_hashes(gather(PrefixHashes.from_sequences(sequences)))
     return tree.order(gather(tree.deciding_tokens(sequences, rank)))
 
 

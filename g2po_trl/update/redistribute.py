@@ -16,10 +16,10 @@ from .batch import BatchingConfig, StepBatch, collate_plan
 from .prefix_order import order_over_ranks
 
 
-def cut_over_ranks(
+def make_micro_batches_over_ranks(
     local: StepBatch,
     rank: int,
-    cut: BatchingConfig,
+    config: BatchingConfig,
     rng: np.random.Generator,
     gather: Callable[[Any], list[Any]],
     device: torch.device,
@@ -31,13 +31,13 @@ def cut_over_ranks(
         device: where tensors are that ranks exchange.
     """
     rows = RowSummary.concatenate(gather(local.summary))
-    plan, metrics = cut.plan(rows, order_over_ranks(local.sequences(), rank, gather), rng)
+    plan, metrics = config.plan(rows, order_over_ranks(local.sequences(), rank, gather), rng)
     dealt = [
         sorted(row for part in plan for planned in part for row in planned.rows[to]) for to in range(len(rows.counts))
     ]
     own = exchange(local, rows, dealt, rank, device)
     place_of = {row: place for place, row in enumerate(dealt[rank])}
-    return collate_plan(plan, own, place_of, rows, rank, cut), metrics
+    return collate_plan(plan, own, place_of, rows, rank, config), metrics
 
 
 def exchange(

@@ -17,9 +17,9 @@ from .batch import BatchingConfig, StepBatch, make_micro_batches
 from .guard import GradientGuard
 from .layout import Layout
 from .log_probs import Correction, LogProbs
-from .redistribute import cut_over_ranks
+from .redistribute import make_micro_batches_over_ranks
 
-MicroBatches = list[list[dict[str, Any]]]  # [slice][micro-batch] of a rank
+MiniBatches = list[list[dict[str, Any]]]  # [slice][micro-batch] of a rank
 
 
 class Update:
@@ -40,55 +40,55 @@ class Update:
         layout: Layout,
         accelerator: Accelerator,
         per_token: Callable[..., tuple],
-        num_slices: int,
+        num_mini_batches: int,
         max_tokens: int,
         loss_type: str,
         pad_token_id: int,
         seed: int,
         beta: float,
-        policy_moves_on: Callable[[int], bool],
+        needs_old_log_probs: Callable[[int], bool],
         correction: Correction | None = None,
         checkpointing: dict[str, Any] | None = None,
         mini_batch_size: int | None = None,
     ):
         self.layout, self.accelerator, self.per_token = layout, accelerator, per_token
-        self.num_slices, self.max_tokens, self.loss_type = num_slices, max_tokens, loss_type
+        self.num_mini_batches, self.max_tokens, self.loss_type = num_mini_batches, max_tokens, loss_type
         self.pad_token_id, self.seed, self.mini_batch_size = pad_token_id, seed, mini_batch_size
-        self.policy_moves_on = policy_moves_on
+        self.needs_old_log_probs = needs_old_log_probs
         self.guard = GradientGuard(accelerator, layout)
-        self.log_probs = LogProbs(self.score, beta, policy_moves_on(num_slices), correction, checkpointing)
+        self.log_probs = LogProbs(self.score, beta, needs_old_log_probs(num_mini_batches), correction, checkpointing)
 
     def micro_batches(
         self, model: torch.nn.Module, local: StepBatch, step: int = 0
-    ) -> tuple[MicroBatches, dict[str, float]]:
+    ) -> tuple[MiniBatches, dict[str, float]]:
         """This rank's part of all ranks' step samples, in a layout that is exact; and `update/*` metrics."""
-        slices, metrics = self.cut(local, step)
-        if not self.layout_holds(model, slices):
-            slices, metrics = self.cut(local, step)
-        return slices, metrics
+        mini_batches, metrics = self.split(local, step)
+        if not self.verify_layout(model, mini_batches):
+            mini_batches, metrics = self.split(local, step)
+        return mini_batches, metrics
 
-    def layout_holds(self, model: torch.nn.Module, slices: MicroBatches) -> bool:
+    def verify_layout(self, model: torch.nn.Module, mini_batches: MiniBatches) -> bool:
         """Return whether the layout gives the log-probabilities of padded rows, and change it if not; on all ranks."""
-        return self.layout.holds(model, slices, self.score, self.pad_token_id)
+        return self.layout.verify(model, mini_batches, self.score, self.pad_token_id)
 
-    def cut(self, local: StepBatch, step: int = 0) -> tuple[MicroBatches, dict[str, float]]:
+    def split(self, local: StepBatch, step: int = 0) -> tuple[MiniBatches, dict[str, float]]:
         """`make_micro_batches` of all ranks' step samples; the same, however often those of a step are cut."""
-        accelerator, cut = self.accelerator, self.cut_into(self.num_slices)
+        accelerator, config = self.accelerator, self.batching_config(self.num_mini_batches)
         rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
         if accelerator.num_processes == 1:
-            slices, metrics = make_micro_batches([local], 0, cut, rng)
+            mini_batches, metrics = make_micro_batches([local], 0, config, rng)
         else:
             gather = lambda thing: gather_object([thing])  # noqa: E731
             rank, device = accelerator.process_index, accelerator.device
-            slices, metrics = cut_over_ranks(local, rank, cut, rng, gather, device)
-        self.log_probs.policy_moves_on = self.policy_moves_on(len(slices))
-        return slices, metrics
+            mini_batches, metrics = make_micro_batches_over_ranks(local, rank, config, rng, gather, device)
+        self.log_probs.needs_old_log_probs = self.needs_old_log_probs(len(mini_batches))
+        return mini_batches, metrics
 
-    def cut_into(self, num_slices: int) -> BatchingConfig:
+    def batching_config(self, num_mini_batches: int) -> BatchingConfig:
         """How rows are cut into so many slices, as the layout is now."""
         layout = self.layout
         return BatchingConfig(
-            num_slices,
+            num_mini_batches,
             self.max_tokens,
             self.loss_type,
             self.pad_token_id,
@@ -108,14 +108,14 @@ class Update:
     ) -> dict[str, float]:
         """Add to micro-batches what the loss compares with; return `sampling/*` metrics known before the update."""
         self.log_probs.add(model, reference, micro_batches, unwrapped)
-        return self.log_probs.metrics() if self.log_probs.policy_moves_on else {}
+        return self.log_probs.metrics() if self.log_probs.needs_old_log_probs else {}
 
     def metrics(self) -> dict[str, float]:
         """`sampling/*` metrics that became known in the update. All ranks call it together."""
-        return {} if self.log_probs.policy_moves_on else self.log_probs.metrics()
+        return {} if self.log_probs.needs_old_log_probs else self.log_probs.metrics()
 
     @contextmanager
-    def loss_of(self, micro_batch: dict[str, Any]) -> Iterator[None]:
+    def loss_context(self, micro_batch: dict[str, Any]) -> Iterator[None]:
         """The loss of this micro-batch is computed in here, in its layout."""
         with self.layout.of(micro_batch), self.log_probs.updating(micro_batch):
             yield
@@ -148,7 +148,7 @@ class Update:
             FloatingPointError: at an optimizer step, before it is made, if the gradient is not finite; on every rank.
         """
         accelerator = self.accelerator
-        self.guard.watch(micro_batches)
+        self.guard.add(micro_batches)
         loss = torch.zeros((), device=accelerator.device)
         ends_step = accelerator.sync_gradients
         # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
@@ -161,7 +161,7 @@ class Update:
             set_sync_gradients(accelerator, ends_step and last)
             with (
                 nullcontext() if last or fsdp else accelerator.no_sync(model),
-                self.guard.around(model, ends_step and last),
+                self.guard.watch_backward(model, ends_step and last),
             ):
                 loss += train(micro_batch)
         if ends_step:

@@ -25,7 +25,7 @@ def main(model, output, kind):
     rank = trainer.accelerator.process_index
 
     def is_spoiled(ids):
-        part = trainer.iteration.slices[1]
+        part = trainer.iteration.mini_batches[1]
         return rank == 1 and trainer.state.global_step == 1 and torch.equal(ids, part[0]["packed_ids"])
 
     spoil(trainer.model, is_spoiled)

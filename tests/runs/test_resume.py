@@ -127,14 +127,14 @@ def test_epochs_have_orders_of_their_own(uninterrupted):
 
 def test_step_samples_survive_a_checkpoint(tmp_path):
     items = torch.tensor(7)
-    slices = [
+    mini_batches = [
         [{"ids": torch.arange(6).view(2, 3), "loss_scale": 1.5, "weight": 3, "items": items}],
         [{"ids": torch.zeros(0, 2), "items": items}, {"ids": torch.ones(1), "loss_scale": 2}],
     ]
-    save_rollout_state(tmp_path, {"step": 3}, slices, rank=1, is_main=True)
+    save_rollout_state(tmp_path, {"step": 3}, mini_batches, rank=1, is_main=True)
     state, loaded = load_rollout_state(tmp_path, rank=1)
     assert state == {"step": 3} and list(map(len, loaded)) == [1, 2]
-    for part, same in zip(slices, loaded):
+    for part, same in zip(mini_batches, loaded):
         for micro_batch, other in zip(part, same):
             assert micro_batch.keys() == other.keys()
             assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(other[k])) for k, v in micro_batch.items())

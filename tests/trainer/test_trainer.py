@@ -214,12 +214,15 @@ def test_rows_without_an_advantage_are_left_out_and_the_gradient_stays_the_same(
         found = {}
         for beta in (0.0, 1.0):
             trainer.update.log_probs.beta = beta
-            slices, metrics = trainer.update.cut(batch)
-            left_out, rows = metrics["update/left_out_fraction"], sum(len(m["advantages"]) for p in slices for m in p)
+            mini_batches, metrics = trainer.update.split(batch)
+            left_out, rows = (
+                metrics["update/left_out_fraction"],
+                sum(len(m["advantages"]) for p in mini_batches for m in p),
+            )
             trainer.update.log_probs.beta = 0.0
-            for part in slices:
+            for part in mini_batches:
                 trainer._add_log_probs([part])
-            found[beta] = [flat_gradient(trainer, part) for part in slices], left_out, rows
+            found[beta] = [flat_gradient(trainer, part) for part in mini_batches], left_out, rows
         (without, left_out, few), (whole, _, many) = found[0.0], found[1.0]
         assert left_out == pytest.approx(gone) and 0.3 < gone < 0.6
         assert few == round((1 - gone) * steps) and many == sum(batch.trained), loss_type

@@ -40,11 +40,11 @@ def test_plan_of_nothing_is_one_filler_row():
 
 def test_dealing_drops_nothing_and_slices_do_not_depend_on_the_ranks():
     lengths = [(p, c) for p, c in np.random.default_rng(1).integers(1, 500, size=(23, 2))]
-    slices = {n: deal_rows(lengths, 4, n, np.random.default_rng(0)) for n in (1, 2, 3, 30)}
-    assert sorted(row for part in slices[1] for row in part[0]) == list(range(23))
-    assert sorted(len(part[0]) for part in slices[1]) == [5, 6, 6, 6]
-    for num_ranks, dealt in slices.items():
-        for part, whole in zip(dealt, slices[1]):
+    mini_batches = {n: deal_rows(lengths, 4, n, np.random.default_rng(0)) for n in (1, 2, 3, 30)}
+    assert sorted(row for part in mini_batches[1] for row in part[0]) == list(range(23))
+    assert sorted(len(part[0]) for part in mini_batches[1]) == [5, 6, 6, 6]
+    for num_ranks, dealt in mini_batches.items():
+        for part, whole in zip(dealt, mini_batches[1]):
             assert len(part) == num_ranks and max(map(len, part)) - min(map(len, part)) <= 1
             assert sorted(row for rows in part for row in rows) == sorted(whole[0])
             assert all(

@@ -22,15 +22,15 @@ from g2po_trl.ppo.critic import Critic
 from g2po_trl.update.guard import describe
 
 
-@pytest.mark.parametrize("slices", [1, 2], ids=["a slice a step", "two slices a step"])
-def test_a_run_stops_before_the_step(make_trainer, slices):
+@pytest.mark.parametrize("mini_batches", [1, 2], ids=["a slice a step", "two slices a step"])
+def test_a_run_stops_before_the_step(make_trainer, mini_batches):
     trainer = make_trainer(
         LongLetterEnvironment,
         max_completion_length=4,
         max_tokens_per_micro_batch=200,
         packed_row_tokens=100,
         steps_per_generation=2,
-        gradient_accumulation_steps=slices,
+        gradient_accumulation_steps=mini_batches,
         gradient_checkpointing=True,
         save_strategy="steps",
         save_steps=1,
@@ -38,13 +38,13 @@ def test_a_run_stops_before_the_step(make_trainer, slices):
     )
 
     def is_spoiled(ids):  # the second micro-batch of the second optimizer step
-        part = trainer.iteration.slices[2 - slices]
+        part = trainer.iteration.mini_batches[2 - mini_batches]
         return trainer.state.global_step == 1 and torch.equal(ids, part[1]["packed_ids"])
 
     spoil(trainer.model, is_spoiled)
     with pytest.raises(FloatingPointError, match="the run stops before the optimizer steps") as error:
         trainer.train()
-    parts = trainer.iteration.slices[2 - slices :]
+    parts = trainer.iteration.mini_batches[2 - mini_batches :]
     rows, length = parts[0][1]["packed_ids"].shape
     assert (
         "It begins in model.layers.1 (self_attn.q_proj.weight, self_attn.q_proj.bias, input_layernorm.weight);"

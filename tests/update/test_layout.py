@@ -46,9 +46,9 @@ def batch_of(lengths, seed=0):
     return StepBatch(prompts, replies, np.ones(len(lengths), dtype=np.float32), np.ones(len(lengths), dtype=bool))
 
 
-def holds(trainer, lengths):
-    slices, _ = trainer.update.cut(batch_of(lengths))
-    return trainer.update.layout_holds(trainer.model, slices)
+def verify(trainer, lengths):
+    mini_batches, _ = trainer.update.split(batch_of(lengths))
+    return trainer.update.verify_layout(trainer.model, mini_batches)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a known window", "one that no configuration tells"])
@@ -59,8 +59,8 @@ def test_longer_sequences_are_looked_at_again(make_family_trainer, monkeypatch, 
     if not known:
         monkeypatch.setattr("g2po_trl.update.layout.limits", lambda config: [])
     with caplog.at_level(logging.WARNING):
-        assert holds(trainer, [4, 6, 8, 10]) and holds(trainer, [11, 11, 12, 12]) and not caplog.text
-        assert not holds(trainer, [18, 19, 20, 20] if known else [22, 23, 24, 24])
+        assert verify(trainer, [4, 6, 8, 10]) and verify(trainer, [11, 11, 12, 12]) and not caplog.text
+        assert not verify(trainer, [18, 19, 20, 20] if known else [22, 23, 24, 24])
     assert trainer.update.layout.kind == "padded"
     assert "token_layout is 'shared' and 'padded' is used: on sequences of up to 2" in caplog.text
     assert "tokens see other tokens than the configuration says" in caplog.text
@@ -69,9 +69,9 @@ def test_longer_sequences_are_looked_at_again(make_family_trainer, monkeypatch, 
 def test_a_window_keeps_the_shared_layout(make_family_trainer):
     trainer = make_family_trainer("Mistral with a window")
     assert (
-        holds(trainer, [4, 6, 8, 10]) and holds(trainer, [30, 60, 90, 90]) and trainer.update.layout.kind == "shared"
+        verify(trainer, [4, 6, 8, 10]) and verify(trainer, [30, 60, 90, 90]) and trainer.update.layout.kind == "shared"
     )
-    assert holds(trainer, [100, 120]) and trainer.update.layout.checked_length == 94, (
+    assert verify(trainer, [100, 120]) and trainer.update.layout.checked_length == 94, (
         "not twice as long: not looked at again"
     )
 
@@ -80,21 +80,21 @@ def test_a_window_keeps_the_shared_layout(make_family_trainer):
 def test_one_token_that_does_not_see_all_is_found(make_family_trainer, bf16):
     """By the largest difference: the mean over all tokens hides it. (One token of each packed row.)"""
     trainer = make_family_trainer("Qwen2", bf16=bf16)
-    slices, _ = trainer.update.cut(batch_of([20] * 100))
-    assert trainer.update.layout_holds(trainer.model, slices)
-    ((micro_batch,),) = slices
+    mini_batches, _ = trainer.update.split(batch_of([20] * 100))
+    assert trainer.update.verify_layout(trainer.model, mini_batches)
+    ((micro_batch,),) = mini_batches
     length = micro_batch["packed_ids"].shape[1]
     for row, place in {spot // length: spot % length for spot in micro_batch["scored_from"].tolist()}.items():
         ends = micro_batch["packed_ends"][row]
         ends[:place][ends[:place] > place] = place  # the last scored token of each packed row sees itself alone
     trainer.update.layout.checked_length = 0
-    assert not trainer.update.layout_holds(trainer.model, slices)
+    assert not trainer.update.verify_layout(trainer.model, mini_batches)
 
 
 def test_one_measure_of_rounding_does_not_decide(make_family_trainer, monkeypatch):
     """Where few tokens are uncertain, one change of the last bits may do next to nothing."""
     trainer = make_family_trainer("Qwen2", bf16=True)
-    slices, _ = trainer.update.cut(batch_of([20] * 100))
+    mini_batches, _ = trainer.update.split(batch_of([20] * 100))
     flipped, tried = layout._last_bits_flipped, []
 
     def seldom(embeddings, dtype, attempt):
@@ -102,7 +102,7 @@ def test_one_measure_of_rounding_does_not_decide(make_family_trainer, monkeypatc
         return flipped(embeddings, dtype, attempt) if attempt >= 3 else nullcontext()
 
     monkeypatch.setattr(layout, "_last_bits_flipped", seldom)
-    assert trainer.update.layout_holds(trainer.model, slices) and tried == [0, 1, 2, 3]
+    assert trainer.update.verify_layout(trainer.model, mini_batches) and tried == [0, 1, 2, 3]
 
 
 def test_a_float32_head_leaves_layers_in_half_precision(make_trainer, monkeypatch):
@@ -112,14 +112,14 @@ def test_a_float32_head_leaves_layers_in_half_precision(make_trainer, monkeypatc
     assert trainer.model.dtype == torch.float32 and trainer.model.config.tie_word_embeddings
     made, added_mask = [], attention.added_mask
     monkeypatch.setattr(attention, "added_mask", lambda *args: made.append(added_mask(*args)) or made[-1])
-    assert holds(trainer, [20] * 40) and trainer.update.layout.kind == "shared"
+    assert verify(trainer, [20] * 40) and trainer.update.layout.kind == "shared"
     assert {mask.dtype for mask in made} == {torch.bfloat16}
 
 
 def test_a_resumed_run_keeps_the_layout(make_family_trainer, tmp_path):
     """Looked at again, on other sequences, it might be another: the runs would differ in their last bits."""
     first = make_family_trainer("Qwen2")
-    assert holds(first, [10, 12])
+    assert verify(first, [10, 12])
     first.resumption.save(tmp_path / "exact", first.run_identity())
     first.update.layout.kind = "padded"  # as where it was not exact
     first.resumption.save(tmp_path / "not", first.run_identity())
@@ -136,9 +136,9 @@ def test_dropout_is_no_difference(make_trainer):
     lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, peft_config=lora)
     trainer.model.train()
-    slices, _ = trainer.update.cut(play_batch(trainer))
+    mini_batches, _ = trainer.update.split(play_batch(trainer))
     assert (
-        trainer.update.layout_holds(trainer.model, slices)
+        trainer.update.verify_layout(trainer.model, mini_batches)
         and trainer.update.layout.kind == "shared"
         and trainer.model.training
     )
@@ -158,13 +158,13 @@ class Tensors(TorchDispatchMode):
 def test_the_look_is_bounded_and_makes_no_float64(make_trainer):
     """Its padded rows are as many as fit `max_tokens_per_micro_batch`; MPS has no float64."""
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, max_tokens_per_micro_batch=500)
-    slices, _ = trainer.update.cut(batch_of([20, 40, 60, 80, 100] * 6))
+    mini_batches, _ = trainer.update.split(batch_of([20, 40, 60, 80, 100] * 6))
     forwarded = []
     trainer.model.base_model.register_forward_pre_hook(
         lambda module, arguments, named: forwarded.append(named["input_ids"].numel()), with_kwargs=True
     )
     with Tensors() as seen:
-        assert trainer.update.layout_holds(trainer.model, slices)
+        assert trainer.update.verify_layout(trainer.model, mini_batches)
     assert len(forwarded) == 3 and max(forwarded) <= 520
     assert torch.float64 not in seen.dtypes and torch.float32 in seen.dtypes
 
@@ -183,7 +183,7 @@ def test_padding_moves_no_position(make_family_trainer):
     """GPT-2's positions are learned ones: rows padded on the left, as TRL passes them, are trained at wrong ones."""
     trainer = make_family_trainer("GPT-2", token_layout="padded")
     model, batch = trainer.model.eval(), batch_of([5, 20, 60])
-    (((micro_batch,),), _) = trainer.update.cut(batch)
+    (((micro_batch,),), _) = trainer.update.split(batch)
     with torch.no_grad():
         found = trainer.update.score(model, micro_batch)
         for row, prompt in enumerate(micro_batch["prompt_mask"].sum(1).tolist()):
@@ -224,7 +224,7 @@ def test_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
     trainer.update = make_update(trainer)
     assert trainer.update.layout.row_multiple == 128
     trainer.update.max_tokens, trainer.update.layout.row_length = 1000, RowLength(1000)
-    ((micro_batches,), _) = trainer.update.cut(batch_of([90] * 40))
+    ((micro_batches,), _) = trainer.update.split(batch_of([90] * 40))
     sizes = {micro_batch["packed_ids"].numel() for micro_batch in micro_batches}
     assert max(sizes) == 896, "a row of 1,000 tokens would be padded beyond what a micro-batch may hold"
     trainer.update.layout.kind = "padded"
@@ -246,16 +246,18 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_rows_on_cuda(make_trainer, monkeypatch, name):
     """None is 64 modulo 128 long, where cuDNN's attention makes NaN of a gradient; padding counts in every sum."""
-    row_length, max_tokens, slices, batch = SHAPES[name]
-    trainer = make_trainer(LongLetterEnvironment, max_tokens_per_micro_batch=max_tokens, steps_per_generation=slices)
+    row_length, max_tokens, steps, batch = SHAPES[name]
+    trainer = make_trainer(
+        LongLetterEnvironment, max_tokens_per_micro_batch=max_tokens, steps_per_generation=mini_batches
+    )
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
     update = make_update(trainer)
     update.layout.row_length = row_length
     for update.layout.kind, update.layout.pad_to_multiple_of in itertools.product(LAYOUTS, (None, 32, 64)):
-        parts, metrics = update.cut(batch)
+        parts, metrics = update.split(batch)
         rows = [micro_batch["packed_ids"] for part in parts for micro_batch in part]
         assert all(ids.shape[1] % 128 != 64 and ids.shape[1] % update.layout.row_multiple == 0 for ids in rows)
-        assert all(ids.numel() <= max_tokens or len(ids) == 1 for ids in rows) and len(rows) > slices
+        assert all(ids.numel() <= max_tokens or len(ids) == 1 for ids in rows) and len(rows) > steps
         forwarded = sum(ids.numel() for ids in rows)
         assert metrics["update/forwarded_tokens"] == forwarded
         tokens = (1 - metrics["update/repeated_token_fraction"]) * sum(map(sum, batch.lengths(range(len(batch)))))

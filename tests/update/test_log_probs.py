@@ -22,7 +22,7 @@ class Passes:
 
 def gradients(trainer, micro_batches, monkeypatch, moves_on):
     """The gradient, forward passes it took, and `sampling/*`."""
-    monkeypatch.setattr(trainer.update.log_probs, "policy_moves_on", moves_on)
+    monkeypatch.setattr(trainer.update.log_probs, "needs_old_log_probs", moves_on)
     micro_batches = [dict(micro_batch) for micro_batch in micro_batches]
     passes = Passes(trainer.model)
     trainer._add_log_probs([micro_batches])
@@ -50,7 +50,7 @@ def test_the_correction_of_vllm_takes_no_pass_of_its_own(make_trainer, monkeypat
     trainer.update.log_probs.correction = Correction(mode, None, 1.05)
     batch = play_batch(trainer)
     rng = np.random.default_rng(1)
-    ((plain,), _) = trainer.update.cut(batch)
+    ((plain,), _) = trainer.update.split(batch)
     trainer.model.eval()
     with torch.no_grad():  # an engine that is off by a little, and gave no number for one token
         exact = [trainer.update.score(trainer.model, micro_batch) for micro_batch in plain]
@@ -78,11 +78,11 @@ def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer):
         ({"num_iterations": 2}, True),
     ):
         trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, **options)
-        slices, _ = trainer.update.cut(play_batch(trainer))
+        mini_batches, _ = trainer.update.split(play_batch(trainer))
         passes = Passes(trainer.model)
-        trainer._add_log_probs([[micro_batch for part in slices for micro_batch in part]])
-        assert trainer.update.log_probs.policy_moves_on == moves_on
-        assert passes.number == moves_on * sum(map(len, slices))
+        trainer._add_log_probs([[micro_batch for part in mini_batches for micro_batch in part]])
+        assert trainer.update.log_probs.needs_old_log_probs == moves_on
+        assert passes.number == moves_on * sum(map(len, mini_batches))
         move_weights(trainer)
 
 
@@ -90,7 +90,7 @@ def test_the_acting_policy_is_computed_only_where_it_moves_on(make_trainer):
 def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
     """For any engine that gives its log-probabilities; here one that is half a nat too sure."""
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.0, max_steps=4, **options)
-    generate, cut = trainer.player.actor.engine.generate, trainer.update.cut
+    generate, cut = trainer.player.actor.engine.generate, trainer.update.split
 
     def with_logprobs(prompts, sampling, seeds):
         replies = generate(prompts, sampling, seeds)
@@ -99,14 +99,14 @@ def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
         return replies
 
     def half_a_nat(batch, step):
-        slices, metrics = cut(batch, step)
-        for micro_batch in (micro_batch for part in slices for micro_batch in part):
+        mini_batches, metrics = cut(batch, step)
+        for micro_batch in (micro_batch for part in mini_batches for micro_batch in part):
             with torch.no_grad():
                 logps = trainer.update.score(trainer.model, micro_batch)
             micro_batch["sampling_per_token_logps"] += logps.cpu() + 0.5
-        return slices, metrics
+        return mini_batches, metrics
 
-    trainer.player.actor.engine.generate, trainer.update.cut = with_logprobs, half_a_nat
+    trainer.player.actor.engine.generate, trainer.update.split = with_logprobs, half_a_nat
     trainer.train()
     name = "sampling/sampling_logp_difference/mean"
     logged = [log[name] for log in trainer.state.log_history if name in log]

@@ -1,4 +1,4 @@
-"""`mini_batch_size`: several optimizer steps in one training step, and the same weights as from as many slices."""
+"""`mini_batch_size`: several optimizer steps in one training step, and the weights of as many training steps."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def test_the_weights_are_those_of_as_many_slices(make_trainer, options):
     """Four optimizer steps a pass, clipped, on one rollout: bit for bit; and the log has their means."""
     options = {**COMMON, **options}
     passes = options.get("num_iterations", 1)
-    slices = make_trainer(
+    several_steps = make_trainer(
         LongLetterEnvironment,
         per_device_train_batch_size=4,
         steps_per_generation=4,
@@ -54,8 +54,8 @@ def test_the_weights_are_those_of_as_many_slices(make_trainer, options):
         logging_steps=1,
         **options,
     )
-    slices.train()
-    samples = log_of(slices)[0]["update/step_samples"]
+    several_steps.train()
+    samples = log_of(several_steps)[0]["update/step_samples"]
     mini_batches = make_trainer(
         LongLetterEnvironment,
         per_device_train_batch_size=16,
@@ -67,8 +67,8 @@ def test_the_weights_are_those_of_as_many_slices(make_trainer, options):
     before = flat_weights(mini_batches)
     mini_batches.train()
     assert (flat_weights(mini_batches) - before).abs().max() > 0.01
-    assert torch.equal(flat_weights(mini_batches), flat_weights(slices))
-    ours, theirs = log_of(mini_batches), log_of(slices)
+    assert torch.equal(flat_weights(mini_batches), flat_weights(several_steps))
+    ours, theirs = log_of(mini_batches), log_of(several_steps)
     assert [entry["step"] for entry in ours] == [*range(1, passes + 1)]
     assert ours[0]["update/optimizer_steps"] == theirs[0]["update/optimizer_steps"] == 4 * passes
     for number, entry in enumerate(ours):
@@ -98,7 +98,7 @@ def test_one_mini_batch_is_one_step_as_before(make_trainer):
             LongLetterEnvironment, per_device_train_batch_size=8, max_steps=2, logging_steps=1, **COMMON, **options
         )
         trainer.train()
-        assert not trainer.update.log_probs.policy_moves_on
+        assert not trainer.update.log_probs.needs_old_log_probs
         log = [
             {name: value for name, value in entry.items() if "time" not in name and "per_second" not in name}
             for entry in trainer.state.log_history
@@ -171,9 +171,9 @@ def test_a_mean_over_tokens_does_not_depend_on_the_slices():
     """Two training steps between log lines: of 1 and of 3 tokens."""
     metrics: dict[str, list[float]] = {}
     iteration = Iteration(2, 1, metrics)
-    iteration.slices = [[{"weight": 1}], [{"weight": 3}]]
+    iteration.mini_batches = [[{"weight": 1}], [{"weight": 3}]]
     for kl in (1.0, 5.0):
-        with iteration.one_value_each():
+        with iteration.merged_metrics():
             metrics.setdefault("kl", []).append(kl)
             metrics.setdefault("clip_ratio/high_max", []).append(kl)
         state = json.loads(json.dumps(iteration.state()))
@@ -195,7 +195,7 @@ def test_rows_that_fill_up_a_micro_batch_of_one_token_replies_are_not_counted(ma
         StepBatch([prompt] * n, [np.array([9])] * n, np.ones(n, dtype=np.float32), np.ones(n, dtype=bool))
         for n in (2, 1)
     ]
-    ((micro_batch,),), _ = make_micro_batches(ranks, 0, trainer.update.cut_into(1), np.random.default_rng(0))
+    ((micro_batch,),), _ = make_micro_batches(ranks, 0, trainer.update.batching_config(1), np.random.default_rng(0))
     assert micro_batch["completion_mask"].sum(1).tolist() == [1, 0]
     trainer.compute_loss(trainer.model.train(), micro_batch)
     logps = trainer.model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1)

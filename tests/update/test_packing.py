@@ -150,9 +150,9 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
         )
         for rank in range(num_ranks)
     ]
-    shapes = [[[len(m["advantages"]) for m in part] for part in slices] for slices, _ in made]
+    shapes = [[[len(m["advantages"]) for m in part] for part in mini_batches] for mini_batches, _ in made]
     assert all(shape == shapes[0] for shape in shapes)
-    micro_batches = [m for slices, _ in made for part in slices for m in part]
+    micro_batches = [m for mini_batches, _ in made for part in mini_batches for m in part]
     trained = sum(int(m["completion_mask"].sum()) for m in micro_batches)
     assert trained == sum(batch.num_tokens for batch in batches)
     assert trained == sum(int((m["scored_ids"] >= 0).sum()) for m in micro_batches)
@@ -169,14 +169,14 @@ def test_alike_rows_go_to_a_slice_together():
     replies = [rng.integers(0, 9, 5).astype(np.int32) for _ in prompts]
     batch = StepBatch(prompts, replies, np.arange(256, dtype=np.float32), np.ones(256, dtype=bool))
 
-    def cut(num_slices, layout):
-        slices, metrics = make_micro_batches(
+    def cut(num_mini_batches, layout):
+        mini_batches, metrics = make_micro_batches(
             [batch],
             0,
-            BatchingConfig(num_slices, 2000, "dapo", 0, None, layout, RowLength(1000)),
+            BatchingConfig(num_mini_batches, 2000, "dapo", 0, None, layout, RowLength(1000)),
             np.random.default_rng(3),
         )
-        rows = [sorted(row for m in part for row in m["advantages"].int().tolist()) for part in slices]
+        rows = [sorted(row for m in part for row in m["advantages"].int().tolist()) for part in mini_batches]
         return rows, metrics["update/repeated_token_fraction"]
 
     (rows, shared), (same_rows, _), (rows_of_one, shared_of_one) = cut(4, "shared"), cut(4, "padded"), cut(1, "shared")
@@ -197,7 +197,7 @@ def test_alike_rows_go_to_a_slice_together():
         {"steps_per_generation": 2, "num_iterations": 2, "pad_to_multiple_of": 16},
         {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)},
     ],
-    ids=["default", "small", "checkpointing", "eager", "slices", "lora"],
+    ids=["default", "small", "checkpointing", "eager", "mini_batches", "lora"],
 )
 def test_gradients_are_those_of_padded_rows(make_trainer, options):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, **options)
@@ -206,8 +206,8 @@ def test_gradients_are_those_of_padded_rows(make_trainer, options):
     gradients, forwarded = {}, {}
     for layout in ("padded", "packed", "shared"):
         trainer.update.layout.kind = layout
-        slices, metrics = trainer.update.cut(batch)
-        part = [micro_batch for part in slices for micro_batch in part]
+        mini_batches, metrics = trainer.update.split(batch)
+        part = [micro_batch for part in mini_batches for micro_batch in part]
         trainer._add_log_probs([part])
         gradients[layout], forwarded[layout] = flat_gradient(trainer, part), metrics["update/forwarded_tokens"]
     assert gradients["padded"].norm() > 0
@@ -234,7 +234,7 @@ def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
         trainer.update.layout.kind = layout
         for model in (trainer.model, trainer.ref_model):
             model.set_attn_implementation(attention)
-        (part,), _ = trainer.update.cut(batch)
+        (part,), _ = trainer.update.split(batch)
         trainer._add_log_probs([part])
         gradients[layout] = flat_gradient(trainer, part)
     for layout in ("packed", "shared"):
@@ -245,7 +245,7 @@ def test_flex_attention_has_the_same_gradients(make_trainer, flex_attention):
 @pytest.mark.skipif(not shutil.which("c++"), reason="compiles for the CPU, and there is no C++ compiler")
 def test_compiled_flex_attention_has_the_same_log_probabilities(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.update.cut(play_batch(trainer))
+    ((micro_batch,),), _ = trainer.update.split(play_batch(trainer))
     with torch.no_grad():
         wanted = trainer.update.score(trainer.model, micro_batch)
         trainer.model.set_attn_implementation("flex_attention")
@@ -260,13 +260,13 @@ def test_flex_attention_is_refused_on_a_cpu(make_trainer):
 
 def test_half_precision_is_within_its_rounding(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, bf16=True)
-    ((micro_batch,),), _ = trainer.update.cut(play_batch(trainer))
-    assert trainer.update.layout_holds(trainer.model, [[micro_batch]]) and trainer.update.layout.kind == "shared"
+    ((micro_batch,),), _ = trainer.update.split(play_batch(trainer))
+    assert trainer.update.verify_layout(trainer.model, [[micro_batch]]) and trainer.update.layout.kind == "shared"
 
 
 def test_only_scored_positions_reach_the_lm_head(make_trainer, monkeypatch):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4)
-    ((micro_batch,),), _ = trainer.update.cut(play_batch(trainer))
+    ((micro_batch,),), _ = trainer.update.split(play_batch(trainer))
     from trl.trainer import utils
 
     seen = []
@@ -299,7 +299,7 @@ def test_no_tensor_is_tokens_by_vocabulary(make_trainer, monkeypatch, layout):
     monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 32)
     monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 100)
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, token_layout=layout)
-    ((micro_batch,),), _ = trainer.update.cut(play_batch(trainer))
+    ((micro_batch,),), _ = trainer.update.split(play_batch(trainer))
     config = trainer.model.config
     with BesideVocabulary(config.vocab_size) as seen:
         trainer._add_log_probs([[micro_batch]])

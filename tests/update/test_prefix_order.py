@@ -12,7 +12,7 @@ from g2po_trl.update.balance import RowSummary
 from g2po_trl.update.batch import BatchingConfig, StepBatch, make_micro_batches
 from g2po_trl.update.packing import RowLength, common_prefix
 from g2po_trl.update.prefix_order import Ordering, order_over_ranks
-from g2po_trl.update.redistribute import cut_over_ranks
+from g2po_trl.update.redistribute import make_micro_batches_over_ranks
 
 
 def on_ranks(parts, work):
@@ -123,16 +123,16 @@ def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_mak
             moved.append(len(received))
 
         exchanges[threading.get_ident()] = all_to_all
-        return cut_over_ranks(batch, rank, options, np.random.default_rng(1), gather, "cpu")
+        return make_micro_batches_over_ranks(batch, rank, options, np.random.default_rng(1), gather, "cpu")
 
     options, exchanges = BatchingConfig(3, 200, "grpo", 0, None, layout, RowLength(90), kl=False), {}
     monkeypatch.setattr(
         torch.distributed, "all_to_all_single", lambda *arguments: exchanges[threading.get_ident()](*arguments)
     )
-    for rank, (slices, metrics) in enumerate(on_ranks(batches, cut)):
+    for rank, (mini_batches, metrics) in enumerate(on_ranks(batches, cut)):
         wanted, wanted_metrics = make_micro_batches(batches, rank, options, np.random.default_rng(1))
         assert metrics == wanted_metrics
-        for part, wanted_part in zip(slices, wanted, strict=True):
+        for part, wanted_part in zip(mini_batches, wanted, strict=True):
             for micro_batch, other in zip(part, wanted_part, strict=True):
                 assert micro_batch.keys() == other.keys()
                 assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(other[k])) for k, v in micro_batch.items())
