@@ -245,7 +245,7 @@ class G2POTrainer(GRPOTrainer):
         return self.player.rollout()
 
     def _roll_out(self, rows: list[dict[str, Any]]) -> MiniBatches:
-        """Rollout -> graph -> advantages -> step batch: the micro-batches of each of the iteration's slices."""
+        """Rollout -> graph -> advantages -> step batch: the iteration's mini-batches, in micro-batches."""
         first = self.accelerator.process_index * len(rows)
         # A group is `num_generations` rows in a row, counted over all ranks.
         groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
@@ -305,7 +305,7 @@ class G2POTrainer(GRPOTrainer):
         return send_to_device(inputs, self.accelerator.device)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """One slice of the rollout, or all of its mini-batches: forward and backward of their micro-batches. Rolls out
+        """One mini-batch, or all with `mini_batch_size`: forward and backward of their micro-batches. Rolls out
         first when it is time."""
         iteration = self.iteration
         if iteration.needs_rollout:

@@ -193,7 +193,7 @@ class RunState:
         Args:
             folder: of the checkpoint.
             identity: settings that must be equal when the run is resumed.
-            slices: pending micro-batches.
+            mini_batches: those still to be trained.
             is_main: whether this is the main process.
             run_id: id of the run.
         """

@@ -1,4 +1,4 @@
-"""What a model's attention lets a token see, read from its configuration, and the masks that say so for packed rows.
+"""Masks of packed rows, from what a model's configuration says its attention lets a token see.
 
 Most models are causal: a token sees all that went before it. In others some layers, or all, look back no further than
 a window (Mistral, Gemma, GPT-OSS), or to the beginning of a chunk (Llama 4). Both count *positions*, not places in a
@@ -32,7 +32,7 @@ class Reach:
 
 
 def reaches(config) -> dict[str, Reach] | Reach:
-    """Of the model's layers: one for all, or by layer type where the model takes a dict of masks.
+    """Return the reach of the model's layers: one for all, or by layer type if the model takes a dict of masks.
 
     Args:
         config: of the text model.
@@ -56,7 +56,7 @@ def reaches(config) -> dict[str, Reach] | Reach:
 
 
 def limits(config) -> list[int]:
-    """Sequence lengths at which the model begins to compute otherwise, as far as its configuration tells."""
+    """Return the sequence lengths beyond which the model computes differently, as far as its configuration tells."""
     names = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
     rope = getattr(config, "rope_parameters", None) or {}
     found = [getattr(config, name, None) for name in names]
@@ -65,12 +65,12 @@ def limits(config) -> list[int]:
 
 
 def most_places(config) -> int | None:
-    """Places of a row up to which the model computes the same whatever the place (Llama 4 scales attention by it)."""
+    """Return the row length up to which the place in the row does not matter (Llama 4 scales attention by it)."""
     return config.floor_scale if getattr(config, "attn_temperature_tuning", False) else None
 
 
 def why_padded(model: torch.nn.Module) -> str | None:
-    """Why the causal language model can take but one sequence a row; `None` where it can take packed ones."""
+    """Return why the causal language model takes only one sequence per row; `None` if it takes packed rows."""
     config = model.config.get_text_config()
     attention = attention_of(model.config)
     if is_stateful(model):
@@ -89,12 +89,12 @@ def why_padded(model: torch.nn.Module) -> str | None:
 
 
 def takes_packed(attention: str) -> bool:
-    """Whether the implementation tells sequences of a row apart by their positions alone, as flash attention does."""
+    """Return whether the implementation separates sequences of a row by positions alone, as flash attention does."""
     return "flash" in attention
 
 
 def visible(ends: torch.Tensor, positions: torch.Tensor | None = None, reach: Reach | None = None) -> torch.Tensor:
-    """(R, L) ends and positions -> (R, 1, L, L) bool: which token (row) sees which (column)."""
+    """Return (R, 1, L, L) bool, which token (row) sees which (column), from ends and positions (R, L)."""
     place = torch.arange(ends.shape[1], device=ends.device)
     sees = (place <= place[:, None]) & (place[:, None] < ends[:, None, :])
     reach = reach or Reach()
@@ -107,7 +107,7 @@ def visible(ends: torch.Tensor, positions: torch.Tensor | None = None, reach: Re
 
 
 def arithmetic(body: torch.nn.Module) -> torch.dtype:
-    """In which the layers compute: the dtype of the first weight that is no embedding's, and no adapter's.
+    """Return the dtype that the layers compute in: that of the first weight of neither embeddings nor an adapter.
 
     The model's own `dtype` is that of the embeddings, which `cast_lm_head_to_fp32` makes float32 where the LM head
     shares them, and bfloat16 layers stay what they are.
@@ -121,7 +121,7 @@ def arithmetic(body: torch.nn.Module) -> torch.dtype:
 
 
 def added_mask(sees: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is seen, as SDPA and eager attention add it to scores.
+    """Return the mask that SDPA and eager attention add to scores: 0 where a token sees another, else the minimum.
 
     In the dtype of the arithmetic: all layers then keep this one tensor for their backward pass, and none a converted
     copy; and on CUDA no other is taken (cuDNN reads a float32 mask as if it were bfloat16, pytorch#191612).
@@ -130,7 +130,7 @@ def added_mask(sees: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def block_mask(ends: torch.Tensor, positions: torch.Tensor, reach: Reach) -> BlockMask:
-    """The same for flex attention, which leaves out blocks of 128 x 128 in which nothing is seen."""
+    """Return the mask of `visible` for flex attention, which skips blocks of 128 x 128 tokens without any True."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def sees(row, head, token, other):
@@ -146,7 +146,7 @@ def block_mask(ends: torch.Tensor, positions: torch.Tensor, reach: Reach) -> Blo
 
 
 def masks(body: torch.nn.Module, ends: torch.Tensor, positions: torch.Tensor) -> Any:
-    """`attention_mask` of packed rows for the model: a mask, or one by layer type."""
+    """Return `attention_mask` of packed rows for the model: a mask, or one by layer type."""
 
     def mask(reach: Reach) -> torch.Tensor | BlockMask:
         if attention_of(body.config) == "flex_attention":

@@ -1,11 +1,10 @@
-"""Who trains which rows, and in which micro-batches: the same plan on every rank, made of lengths alone.
+"""Plan of an update: which rank trains which rows in which micro-batches, from lengths alone, the same on every rank.
 
-Several ranks plan together: every rank gets the same number of micro-batches with the same number of rows in each
-(TRL gathers a metric per row, and a sharded model must run the same number of forward passes everywhere). What a rank
-lacks is filled with rows of mask 0. Nothing is dropped; rows without a gradient can be left out, and still count in
-every denominator.
+Every rank gets the same number of micro-batches with the same number of rows in each (TRL gathers a metric per row,
+and a sharded model must run the same number of forward passes everywhere); rows of mask 0 fill the gaps. Nothing is
+dropped; rows without a gradient can be left out, and still count in every denominator.
 
-A *unit* is what is dealt and cut: a row, or a packed row.
+The *unit* of a plan is a row or a packed row.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import numpy as np
 from .packing import Pack, RowLength, best_packs, cut_into_packs, most_tokens, row_width, split_packs
 from .prefix_order import Ordering
 
-_PACKS_A_RANK = (8, 4, 2, 1)  # that are tried: more are dealt more evenly, fewer share more
-_NEIGHBOURS = 8  # alike rows that go to a slice together: more share little more, and make slices less alike
+_PACKS_A_RANK = (8, 4, 2, 1)  # numbers to try: more balance better, fewer share more
+_NEIGHBOURS = 8  # rows that go to a mini-batch together: more share little more, and make mini-batches differ more
 
 
 @dataclass
 class RowSummary:
-    """What a plan needs to know of the rows of all ranks, which are numbered by rank and then as each has them.
+    """Lengths, advantages and masks of all ranks' rows, numbered by rank and then in each rank's order.
 
     Args:
         prompts, replies: (N,) tokens.
         advantages: (N,) float32.
         trained: (N,) bool.
-        counts: rows of each rank, as they were played.
-        with_logprobs: whether the engine gave log-probabilities of them.
+        counts: number of rows that each rank played.
+        with_logprobs: whether the engine gave log-probabilities.
     """
 
     prompts: np.ndarray
@@ -43,7 +42,7 @@ class RowSummary:
 
     @classmethod
     def concatenate(cls, parts: Sequence[RowSummary]) -> RowSummary:
-        """Of all ranks' parts, by rank."""
+        """Return the summary of all ranks' parts, by rank."""
         names = ("prompts", "replies", "advantages", "trained")
         whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return cls(
@@ -57,18 +56,18 @@ class RowSummary:
 
     @property
     def first(self) -> list[int]:
-        """Number of each rank's first row, and of all of them at the end."""
+        """Number of each rank's first row, and last the number of all rows."""
         return [0, *np.cumsum(self.counts).tolist()]
 
     def num_trained_tokens(self, rows: Sequence[int] | slice = slice(None)) -> int:
-        """Reply tokens of those rows that are trained."""
+        """Return the number of completion tokens of those rows that are trained."""
         return int((self.replies * self.trained)[rows].sum())
 
     def with_gradient(self, kl: bool) -> np.ndarray:
-        """(N,) bool: rows whose gradient is not 0 whatever the policy is.
+        """Return (N,) bool, whether a row has a gradient.
 
-        A row that is not trained has none. Nor has one of advantage 0, if there is no KL term: each loss multiplies
-        what the policy gives a token by the advantage of its own row.
+        A row that is not trained has none, and without a KL term a row of advantage 0 has none: each loss multiplies a
+        token's term by the advantage of its row.
         """
         return self.trained & ((self.advantages != 0) | kl)
 
@@ -81,12 +80,12 @@ class MicroBatchPlan:
 
     @property
     def rows(self) -> list[list[int]]:
-        """`rows[rank]`, in the order in which they are laid out."""
+        """`rows[rank]`, in the order of the layout."""
         return [[row for pack in packs for row in pack.rows] for packs in self.packs]
 
     @property
     def num_rows(self) -> int:
-        """Rows that each rank has in it, with those that fill it up."""
+        """Number of rows on each rank, with those that fill gaps."""
         return max(1, *map(len, self.rows))
 
 
@@ -101,17 +100,22 @@ def plan_update(
     kept: np.ndarray | None = None,
     row_multiple: int | None = None,
 ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
-    """Deal all ranks' rows out anew, so that each has as much to do, and cut what it has into micro-batches.
+    """Return a plan that balances the tokens of all ranks' rows, in micro-batches, and its metrics.
 
     Args:
-        max_tokens: see `plan_micro_batches`. rng: in the same state on every rank.
-        layout: one of `packing.LAYOUTS`. row_length: of packed rows.
-        kept: (N,) bool; the other rows have a place in a slice, and are left out of it. `None`: all are kept.
+        rows: of all ranks.
+        ordering: lexicographic order of the rows.
+        num_mini_batches: number of mini-batches.
+        max_tokens: see `plan_micro_batches`.
+        rng: in the same state on every rank.
+        layout: one of `packing.LAYOUTS`.
+        row_length: of packed rows.
+        kept: (N,) bool; the other rows have a place in a mini-batch, and are left out of it. `None`: all are kept.
         row_multiple: rows are padded to it, see `row_width`; that padding counts towards `max_tokens`.
 
     Returns:
-        [slice][micro-batch]; and metrics: what there is to train, how much of it passes through the model, and how
-        evenly it was and is spread.
+        [mini-batch][micro-batch]; and metrics: how many rows and tokens there are, how many tokens pass through the
+        model, and how balanced ranks were and are.
     """
     num_ranks = len(rows.counts)
     kept = np.ones(len(rows), dtype=bool) if kept is None else kept
@@ -119,7 +123,7 @@ def plan_update(
     if row_length is not None:
         row_length = replace(row_length, most=min(row_length.most, most_tokens(max_tokens, row_multiple)))
     mini_batches = []
-    # Alike rows go to a slice together: far more of them is shared, whatever the number of slices.
+    # Neighbours go to a mini-batch together: they share far more tokens, whatever the number of mini-batches.
     for part in split_into_mini_batches(ordering.sort(range(len(rows))), num_mini_batches, rng, _NEIGHBOURS):
         part = part[kept[part]]
         if layout == "padded":
@@ -166,7 +170,7 @@ def _metrics(
 def _plan_packs(
     part: np.ndarray, lengths: np.ndarray, ordering: Ordering, layout: str, row_length: RowLength, num_ranks: int
 ) -> list[Pack]:
-    """The packed rows of a slice."""
+    """Return the packed rows of a mini-batch."""
     if layout == "shared":
         order = ordering.sort(part)
         overlaps = ordering.neighbours(order, lengths)
@@ -186,29 +190,32 @@ def _plan_packs(
         ranks = _deal(np.arange(len(packs)), tokens, num_ranks)
         return max(sum(row_length.work(int(tokens[pack])) for pack in dealt) for dealt in ranks)
 
-    # The slowest rank sets the pace. As many packs on each, or one has nothing to do.
+    # The slowest rank sets the pace. Without equal numbers of packs a rank would have nothing to do.
     return min((split_packs(some, lengths, num_ranks) for some in [packs, *finer]), key=busiest)
 
 
 def count_mini_batches(num_rows: int, mini_batch_size: int) -> int:
-    """Return how many mini-batches of at most `mini_batch_size` rows a rollout is cut into; 1 without any row."""
+    """Return the number of mini-batches of at most `mini_batch_size` rows each; 1 without any row."""
     return max(1, -(-num_rows // mini_batch_size))
 
 
 def deal_rows(
     lengths: Sequence[tuple[int, int]], num_mini_batches: int, num_ranks: int, rng: np.random.Generator
 ) -> list[list[list[int]]]:
-    """Which rank trains which rows of which slice: the same slices whatever the number of ranks, and equal work.
+    """Return random mini-batches that do not depend on the number of ranks, each dealt to ranks in balance.
 
-    Rows go to slices by chance, in equal numbers give or take one. Within a slice they are sorted by length and dealt
-    like cards, back and forth, so that ranks get as many rows (give or take one), of similar lengths at similar
-    places, and sums of tokens that differ by less than the longest row: the slowest rank sets the pace.
+    Mini-batches have equal numbers of rows, give or take one. Within a mini-batch, rows are sorted by length and dealt
+    back and forth, so that ranks get equal numbers of rows (give or take one), of similar lengths at similar places,
+    and sums of tokens that differ by less than the longest row.
 
     Args:
-        lengths: (prompt, reply) tokens of the rows of all ranks.
+        lengths: (prompt, completion) tokens of the rows of all ranks.
+        num_mini_batches: number of mini-batches.
+        num_ranks: number of ranks.
+        rng: in the same state on every rank.
 
     Returns:
-        [slice][rank] -> row numbers, longest first.
+        [mini-batch][rank] -> row numbers, longest first.
     """
     total = np.array([prompt + reply for prompt, reply in lengths], dtype=np.int64)
     return [
@@ -219,14 +226,14 @@ def deal_rows(
 def split_into_mini_batches(
     order: Sequence[int], num_mini_batches: int, rng: np.random.Generator, neighbours: int = 1
 ) -> list[np.ndarray]:
-    """Rows of each slice, in equal numbers give or take one; by chance, as many at a time as are `neighbours`."""
+    """Return the rows of random mini-batches of equal size, give or take one, in blocks of `neighbours` rows."""
     order = np.asarray(order, dtype=np.int64)
     runs = np.array_split(order, max(1, -(-len(order) // neighbours)))
     return np.array_split(np.concatenate([runs[run] for run in rng.permutation(len(runs))]), num_mini_batches)
 
 
 def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:
-    """Units by rank, longest first: back and forth like cards."""
+    """Return units by rank, longest first, dealt back and forth."""
     longest_first = units[np.argsort(-tokens[units], kind="stable")]
     place = np.arange(len(units))
     turn, seat = place // num_ranks, place % num_ranks
@@ -235,16 +242,16 @@ def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[in
 
 
 def imbalance(work: Sequence[float]) -> float:
-    """The busiest rank's work by the mean rank's: 1 is even; what the others wait is this minus 1."""
+    """Return the largest work of a rank divided by the mean; 1 is balanced."""
     return max(work) * len(work) / sum(work) if sum(work) else 1.0
 
 
 def plan_micro_batches(lengths: Sequence[Sequence[tuple[int, int]]], max_tokens: int) -> list[tuple[int, int]]:
-    """Where to cut a slice, the same on every rank.
+    """Return where to split a mini-batch into micro-batches, the same on every rank.
 
     Args:
-        lengths: for each rank, (prompt, reply) tokens of its rows in the slice, longest first.
-        max_tokens: padded tokens of one micro-batch on any rank; a single longer row still makes one.
+        lengths: for each rank, (prompt, completion) tokens of its rows in the mini-batch, longest first.
+        max_tokens: maximum number of padded tokens of a micro-batch on any rank; a longer row is one of its own.
 
     Returns:
         (start, stop) positions into the ranks' sorted rows, covering all of them; at least one micro-batch.

@@ -1,18 +1,18 @@
-"""Step samples -> tensors: the rows the policy is trained on, cut into micro-batches of bounded size.
+"""Step samples -> tensors: the rows the policy is trained on, in micro-batches of bounded size.
 
-Every step of every trajectory is a row (prompt, reply, advantage). A rollout gives a number of rows that no batch size
-divides, so a slice of them is cut into micro-batches by *tokens*, and two numbers keep the gradient independent of
-the cut:
+Every step of every trajectory is a row (prompt, completion, advantage). No batch size divides the number of rows of a
+rollout, so a mini-batch is split into micro-batches by *tokens*, and two numbers keep the gradient independent of the
+split:
 
-- `num_items_in_batch`, what TRL's token-mean losses (dapo, cispo, vespo) divide by: reply tokens of the rollout, or
-  with `mini_batch_size` an average mini-batch's, as TRL does not know of these mini-batches;
-- `loss_scale`, what a micro-batch's loss is multiplied by for losses that average inside a micro-batch.
+- `num_items_in_batch`, what TRL's token-mean losses (dapo, cispo, vespo) divide by: completion tokens of the
+  rollout, or with `mini_batch_size` of an average mini-batch, as TRL does not know of these mini-batches;
+- `loss_scale`, the factor of a micro-batch's loss for losses that average inside a micro-batch.
 
-Who trains what is planned from lengths (`planning`), the rows that move are exchanged (`exchange`), and each rank
-makes the tensors of its own.
+All ranks make the same plan from lengths (`balance`), rows move to the ranks that train them (`redistribute`), and
+each rank makes its own tensors.
 
-The loss sees padded rows. What passes through the model is up to the layout (`packing`): packed rows of one sequence
-each (`padded`), of several end to end, or of several in which each token that they have in common stands once.
+The loss sees padded rows. The layout (`packing`) decides what passes through the model: packed rows of one sequence
+each (`padded`), of several end to end (`packed`), or of several with common tokens only once (`shared`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .balance import MicroBatchPlan, RowSummary, count_mini_batches, plan_update
 from .packing import Pack, RowLength, common_prefix, lay_out
 from .prefix_order import Ordering
 
-# How a TRL loss averages, and so how micro-batches of it add up.
+# How a TRL loss averages, and so how its micro-batches add up.
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
 MICRO_BATCH_TOKEN_MEAN_LOSSES = ("bnpo",)
 TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
@@ -37,14 +37,14 @@ TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
 
 @dataclass
 class StepBatch:
-    """Step samples of one rank, still ragged. Row i of all three belongs together.
+    """Step samples of one rank, ragged; row i of each field belongs to one sample.
 
     Args:
         prompt_ids, completion_ids: token ids of each row, as the engine read and wrote them.
         advantages: (rows,) float32.
-        trained: (rows,) bool; a row that is not trained (a reply cut off, with `mask_truncated_completions`) stays
-            in the batch with mask 0.
-        logprobs: log-probabilities of each row's reply under the engine that wrote it, or `None`.
+        trained: (rows,) bool; a row that is not trained (a truncated completion, with `mask_truncated_completions`)
+            stays in the batch with mask 0.
+        logprobs: log-probabilities of each row's completion under the engine that sampled it, or `None`.
     """
 
     prompt_ids: list[np.ndarray]
@@ -57,14 +57,15 @@ class StepBatch:
     def from_trajectories(
         cls, trajectories: Sequence[Trajectory], advantages: Sequence[float], mask_truncated: bool = False
     ) -> StepBatch:
-        """Rows of all steps of the trajectories that came to a result.
+        """Return the rows of all steps of the trajectories that count.
 
         Args:
-            advantages: one for each step of each trajectory, in order (those that are not counted included).
-            mask_truncated: do not train replies that were cut off by the length limit.
+            trajectories: of this rank.
+            advantages: one per step of each trajectory, in order, including trajectories that do not count.
+            mask_truncated: do not train completions truncated by the length limit.
 
         Raises:
-            ValueError: when steps and advantages do not line up, or a step carries no token ids.
+            ValueError: if steps and advantages differ in number, or a step has no token ids.
         """
         steps = [(t, step) for t in trajectories for step in t.steps]
         advantages = np.asarray(advantages, dtype=np.float32)
@@ -89,7 +90,7 @@ class StepBatch:
 
     @classmethod
     def concatenate(cls, batches: Sequence[StepBatch]) -> StepBatch:
-        """The rows of all of them, in order."""
+        """Return the rows of all batches, in order."""
         batches = [batch for batch in batches if len(batch)] or list(batches[:1])
         with_logprobs = all(batch.logprobs is not None for batch in batches)
         return cls(
@@ -105,33 +106,33 @@ class StepBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Reply tokens of all rows that are trained."""
+        """Number of completion tokens of all trained rows."""
         return self.num_trained_tokens(range(len(self)))
 
     def num_trained_tokens(self, rows: Sequence[int]) -> int:
-        """Reply tokens of the rows that are trained."""
+        """Return the number of completion tokens of those rows that are trained."""
         return sum(len(self.completion_ids[row]) for row in rows if self.trained[row])
 
     @property
     def summary(self) -> RowSummary:
-        """What a plan needs to know of the rows."""
+        """Lengths, advantages and masks of the rows, which plans are made from."""
         sizes = np.array(self.lengths(range(len(self))), dtype=np.int32).reshape(-1, 2)
         return RowSummary(
             sizes[:, 0], sizes[:, 1], self.advantages, self.trained, [len(self)], self.logprobs is not None
         )
 
     def sequences(self) -> list[np.ndarray]:
-        """Token ids of each row, prompt and reply."""
+        """Return the token ids of each row, prompt and completion."""
         return [np.concatenate(pair) for pair in zip(self.prompt_ids, self.completion_ids)]
 
     def lengths(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """(prompt tokens, reply tokens) of the rows."""
+        """Return (prompt tokens, completion tokens) of the rows."""
         return [(len(self.prompt_ids[row]), len(self.completion_ids[row])) for row in rows]
 
     def collate(
         self, rows: Sequence[int], num_rows: int, pad_token_id: int, pad_to_multiple_of: int | None = None
     ) -> dict[str, torch.Tensor]:
-        """Tensors of a micro-batch: prompts padded on the left, replies on the right, filled up to `num_rows`.
+        """Return the tensors of a micro-batch: prompts padded left, completions right, filled up to `num_rows` rows.
 
         Returns:
             `prompt_ids`, `prompt_mask` (num_rows, P); `completion_ids`, `completion_mask` (num_rows, C);
@@ -168,16 +169,18 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class BatchingConfig:
-    """How step samples are cut into micro-batches, the same on every rank.
+    """Options of splitting step samples into mini-batches and micro-batches, the same on every rank.
 
     Args:
-        num_slices: parts of a rollout; each of `training_step`'s calls trains one. Not used with `mini_batch_size`.
-        max_tokens: of a micro-batch, on a rank.
+        num_mini_batches: each call of `training_step` trains one. Not used with `mini_batch_size`.
+        max_tokens: maximum number of tokens of a micro-batch, on a rank.
         loss_type: TRL's, see `loss_scale`.
-        pad_to_multiple_of: lengths of rows, see `row_width`.
-        layout: see `g2po_trl.update.layout`. row_length: of packed rows.
+        pad_to_multiple_of: of row lengths, see `row_width`.
+        layout: see `g2po_trl.update.layout`.
+        row_length: of packed rows.
         kl: whether the loss has a KL term, so that rows of advantage 0 have a gradient too.
-        mini_batch_size: most rows of a part, over all ranks; one call of `training_step` then trains all parts.
+        mini_batch_size: maximum number of rows of a mini-batch, over all ranks; one call of `training_step` then
+            trains all mini-batches.
     """
 
     num_mini_batches: int
@@ -193,7 +196,7 @@ class BatchingConfig:
     def plan(
         self, rows: RowSummary, ordering: Ordering, rng: np.random.Generator
     ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
-        """`plan_update` of all ranks' rows."""
+        """Return `plan_update` of all ranks' rows."""
         kept, size = rows.with_gradient(self.kl), self.mini_batch_size
         return plan_update(
             rows,
@@ -211,10 +214,13 @@ class BatchingConfig:
 def make_micro_batches(
     batches: Sequence[StepBatch], rank: int, config: BatchingConfig, rng: np.random.Generator
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-    """One rank's micro-batches, where the rows of all are at hand; see `plan_update` and `collate_plan`.
+    """Return one rank's micro-batches from the rows of all ranks; see `plan_update` and `collate_plan`.
 
     Args:
-        batches: the step samples of each rank, as they were played.
+        batches: the step samples that each rank played.
+        rank: number of the rank.
+        config: how rows are batched, the same on every rank.
+        rng: in the same state on every rank.
     """
     batch = StepBatch.concatenate(batches)
     rows = RowSummary.concatenate([part.summary for part in batches])
@@ -231,14 +237,19 @@ def collate_plan(
     rank: int,
     config: BatchingConfig,
 ) -> list[list[dict[str, Any]]]:
-    """The tensors of a rank's part of a plan.
+    """Return the tensors of a rank's part of a plan.
 
     Args:
-        batch: holds the rows that the rank trains. place_of: by a row's number in the plan, its number in `batch`.
+        plan: [mini-batch][micro-batch] of all ranks.
+        batch: the rows that the rank trains.
+        place_of: number of a row in `batch`, by its number in the plan.
+        rows: summary of all ranks' rows.
+        rank: number of the rank.
+        config: how rows are batched.
 
     Returns:
-        [slice][micro-batch] tensors by name, with `num_items_in_batch`, `loss_scale` and `weight` (trained tokens of
-        all ranks in it), and those of `lay_out`.
+        [mini-batch][micro-batch] tensors by name, with `num_items_in_batch`, `loss_scale` and `weight` (trained tokens
+        of all ranks in it), and those of `lay_out`.
     """
     num_tokens, num_ranks = rows.num_trained_tokens(), len(rows.counts)
     num_items = num_tokens if config.mini_batch_size is None else num_tokens / len(plan)
@@ -261,7 +272,7 @@ def collate_plan(
 
 
 def _local_pack(pack: Pack, place_of: dict[int, int], sequences: Sequence[np.ndarray]) -> Pack:
-    """The pack with the rows' numbers in this rank's batch. Tokens say what is shared: a plan may go by hashes."""
+    """Return the pack with numbers of this rank's batch, and overlaps by tokens: a plan may go by hashes."""
     rows = [place_of[row] for row in pack.rows]
     common = [common_prefix(sequences[a], sequences[b]) for a, b in zip(rows, rows[1:])]
     shared = [0, *map(min, pack.shared[1:], common)]
@@ -276,13 +287,13 @@ def loss_scale(
     num_processes: int,
     num_mini_batches: int,
 ) -> float:
-    """What to multiply a micro-batch's loss by, so that a slice's micro-batches add up to the loss of the whole.
+    """Return the factor of a micro-batch's loss with which a mini-batch's micro-batches add up to its loss.
 
-    A slice stands for 1/num_slices of the rollout's `total_rows` rows and `total_tokens` reply tokens over all ranks;
-    ranks' gradients are averaged. Token-mean losses already divide by the rollout's tokens.
+    A mini-batch stands for 1/num_mini_batches of the rollout's `total_rows` rows and `total_tokens` completion tokens
+    over all ranks; ranks' gradients are averaged. Token-mean losses already divide by the rollout's tokens.
 
     Raises:
-        ValueError: for a loss type whose averaging is not known here.
+        ValueError: for a loss type whose averaging is not known.
     """
     rows, mask = len(micro_batch["advantages"]), micro_batch["completion_mask"]
     if loss_type in ROW_MEAN_LOSSES:

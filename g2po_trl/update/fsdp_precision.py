@@ -1,4 +1,4 @@
-"""What a sharded model is told before it is prepared: in which precision its parts hand on what they computed."""
+"""Precision of the outputs of FSDP2 modules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def keep_outputs_exact(plugin: FullyShardedDataParallelPlugin | None) -> None:
-    """Take the rounding of outputs out of FSDP2's mixed precision, and reduce gradients in float32.
+    """Keep outputs of FSDP2 modules in the precision they are computed in, and reduce gradients in float32.
 
-    Accelerate's policy for `bf16` casts what a sharded module returns to bfloat16, the whole model's log-probabilities
-    with it: to 3 digits. Ratios of two policies a step apart and their KL are then rounding and nothing else. Without
-    the cast each module hands on what it computed, as under DDP: layers bfloat16, the LM head float32. A policy of the
-    user's is kept, but for the rounding of outputs.
+    Accelerate's policy for `bf16` casts the outputs of sharded modules to bfloat16, and so log-probabilities to 3
+    digits: ratios of two policies a step apart, and their KL, are then only rounding. Without the cast, outputs are
+    those of DDP: bfloat16 of layers, float32 of the LM head. A policy set by the user keeps its other fields.
     """
     policy = getattr(plugin, "mixed_precision_policy", None)
     if plugin is None or plugin.fsdp_version != 2 or policy is None or policy.output_dtype not in _HALF:

@@ -1,8 +1,8 @@
 """A gradient that is not finite ends a run before the optimizer steps: that one step would make every weight NaN.
 
-It is looked at once an optimizer step, by its norm. Only where that is not finite, the step's micro-batches pass once
-more, one by one, to find which one makes it. DeepSpeed steps inside its backward pass and keeps gradients to itself,
-so there each parameter's gradient is looked at as it comes.
+The norm is checked once per optimizer step. Only if it is not finite, the step's micro-batches pass again, one by one,
+to find the cause. DeepSpeed steps inside its backward pass and keeps gradients to itself, so there a hook checks each
+parameter's gradient.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ADVICE = "See 'The gradient is not finite' in docs/troubleshooting.md."
 
 
 class GradientGuard:
-    """Watches the micro-batches of an optimizer step, and stops all ranks together.
+    """Check of an optimizer step's gradient that stops all ranks together.
 
-    With fp16 it does nothing: its gradients overflow now and then, and the loss scaler leaves such a step out.
+    With fp16 it does nothing: gradients overflow now and then, and the loss scaler skips such a step.
     """
 
     def __init__(self, accelerator: Accelerator, layout: Layout):
@@ -34,21 +34,22 @@ class GradientGuard:
         self._finite: list[dict[str, torch.Tensor]] = []  # of each, under DeepSpeed: by parameter
 
     def reset(self) -> None:
-        """Training begins: forget what one that was broken off has left."""
+        """Forget the micro-batches since the last optimizer step."""
         self._micro_batches, self._finite = [], []
 
     def add(self, micro_batches: Sequence[dict[str, Any]]) -> None:
-        """These are added to the gradient."""
+        """Add micro-batches that contribute to the gradient of the next optimizer step."""
         self._micro_batches += micro_batches
 
     def check(self, model: torch.nn.Module, train: Callable[[dict[str, Any]], torch.Tensor]) -> None:
-        """The gradient is complete and exchanged. All ranks call it together.
+        """Check the complete gradient. All ranks call it together.
 
         Args:
+            model: the prepared model.
             train: forward and backward of a micro-batch.
 
         Raises:
-            FloatingPointError: if it is not finite; gradients are gone then, and weights as they were.
+            FloatingPointError: if it is not finite; gradients are then zeroed and weights unchanged.
         """
         micro_batches = self._micro_batches
         self.reset()
@@ -66,7 +67,7 @@ class GradientGuard:
         self._stop(names, micro_batches, made_by)
 
     def _alone(self, model: torch.nn.Module, micro_batch: dict[str, Any], train: Callable) -> list[str]:
-        """Names of the parameters whose gradient of this micro-batch alone is not finite."""
+        """Return the parameters whose gradient of this micro-batch alone is not finite."""
         accelerator = self.accelerator
         model.zero_grad()
         set_sync_gradients(accelerator, False)
@@ -77,7 +78,7 @@ class GradientGuard:
 
     @contextmanager
     def watch_backward(self, model: torch.nn.Module, steps: bool) -> Iterator[None]:
-        """One backward pass; `steps`: DeepSpeed's optimizer does, in there, after all ranks' gradients were looked at.
+        """Watch one backward pass under DeepSpeed; check its gradients before the optimizer step in it (`steps`).
 
         Raises:
             FloatingPointError: in place of that step, if a gradient since the last one is not finite.
@@ -162,18 +163,18 @@ class GradientGuard:
 
 
 def norm_of(model: torch.nn.Module) -> torch.Tensor:
-    """Of the gradient, as far as this rank holds it."""
+    """Return the norm of the gradient shards on this rank."""
     return torch.nn.utils.get_total_norm([_held(p.grad) for p in model.parameters() if p.grad is not None])
 
 
 def non_finite(model: torch.nn.Module) -> list[str]:
-    """Names of the parameters whose gradient is not finite, as far as this rank holds it."""
+    """Return the parameters whose gradient shard on this rank is not finite."""
     held = ((name, _held(p.grad)) for name, p in model.named_parameters() if p.grad is not None)
     return [name for name, gradient in held if not torch.linalg.vector_norm(gradient).isfinite()]
 
 
 def describe(names: Sequence[str]) -> str:
-    """Where gradients that are not finite begin: backward passes carry them on, from the last layer to the first."""
+    """Return where non-finite gradients begin, in words: the backward pass carries them to the first layer."""
     if not names:
         return "Each parameter's gradient is finite, and their norm is not"
     layer = re.match(r"(?:.*?\.\d+(?=\.))?", names[-1])[0]

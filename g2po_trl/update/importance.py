@@ -24,12 +24,15 @@ def importance_ratio(
     clip_min: float | None,
     clip_max: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of the policy loss.
+    """Return the weights of the policy loss, and where they were bounded.
 
     Args:
-        logps, sampling_logps: (rows, tokens) log-probabilities of the trainer and of the engine; NaN in the latter,
-            where the engine gave none, counts as no difference.
+        logps: (rows, tokens) log-probabilities of the trainer.
+        sampling_logps: (rows, tokens) those of the engine; NaN, where it gave none, counts as no difference.
         mask: (rows, tokens) 1 for trained tokens.
+        mode: one of `MODES`.
+        clip_min: lower bound, or `None`.
+        clip_max: upper bound, or `None`.
 
     Returns:
         ratio: (rows, tokens), or (rows, 1) in the sequence modes, bounded.
@@ -54,7 +57,7 @@ def log_ratio(logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Ten
 
 
 class SamplingStatistics:
-    """How far the engine's probabilities are from the trainer's, over the micro-batches of a rollout."""
+    """Differences between the engine's and the trainer's probabilities, over the micro-batches of a rollout."""
 
     def __init__(self):
         self.differences: list[torch.Tensor] = []
@@ -63,7 +66,7 @@ class SamplingStatistics:
         self.log_ratios: list[torch.Tensor] = []
 
     def add(self, logps, sampling_logps, mask, ratio=None, outside=None) -> None:
-        """Arguments as in `importance_ratio`, and what it returned."""
+        """Add a micro-batch: the arguments and the results of `importance_ratio`."""
         trained = mask.bool()
         difference = (logps - sampling_logps).abs()[trained]
         self.differences.append(difference[~torch.isnan(difference)].float().cpu())
@@ -76,8 +79,10 @@ class SamplingStatistics:
             self.log_ratios.append(unbounded[rows].cpu().double())
 
     def summary(self) -> dict[str, tuple[float, ...]]:
-        """Return (sum, count, min, max) of each quantity of this rank, and of the unbounded ratios the logarithms of
-        their sum and of the sum of their squares: small enough to gather, and never infinite."""
+        """Return (sum, count, min, max) of each quantity of this rank.
+
+        Of the unbounded ratios, also the logarithms of their sum and of the sum of their squares, which stay finite.
+        """
         found: dict[str, tuple[float, ...]] = {
             name: (float(v.sum()), float(len(v)), float(v.min()), float(v.max()))
             for name, parts in (("difference", self.differences), ("ratio", self.ratios), ("outside", self.outside))
@@ -89,9 +94,11 @@ class SamplingStatistics:
 
     @staticmethod
     def metrics(summaries: list[dict[str, tuple[float, ...]]]) -> dict[str, float]:
-        """Metrics over all ranks' summaries, under TRL's names. Two are not TRL's: `clipped_fraction`, and
-        `effective_sample_size` of the ratios before they are bounded, the share of a sample of the same size from the
-        trained policy that these samples are worth."""
+        """Return metrics over all ranks' summaries, under TRL's names.
+
+        Two are not TRL's: `clipped_fraction`; and `effective_sample_size` of the unbounded ratios, as a share of the
+        samples: how many samples of the trained policy itself these are worth.
+        """
         values = {}
         for name in ("difference", "ratio", "outside"):
             parts = [summary[name] for summary in summaries if name in summary]

@@ -1,4 +1,4 @@
-"""One rollout and the training steps on it: how far it has come, and what is logged at its end."""
+"""Progress of an iteration, a rollout and the training steps on it, and its metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .update import MiniBatches
 
 
 class Iteration:
-    """Where training stands.
+    """Progress of training, in iterations.
 
     Args:
         steps_per_pass: training steps that one pass over a rollout takes.
-        num_passes: how often a rollout is gone through.
-        metrics: name -> values that will be logged as their mean, and then removed. TRL's own dictionary.
+        num_passes: passes over a rollout.
+        metrics: TRL's dictionary of values by name, which are logged as their mean and then removed.
         prepared_with: the settings that micro-batches depend on. Plain data.
 
     `step` counts training steps from the beginning of the run, and `inner_steps` the optimizer steps within them.
@@ -41,33 +41,33 @@ class Iteration:
 
     @property
     def number(self) -> int:
-        """Of the iteration that `step` belongs to, from 1."""
+        """Number of the iteration that `step` belongs to, from 1."""
         return self.step // self.length + 1
 
     @property
     def is_complete(self) -> bool:
-        """The last training step was the rollout's last; true before the first rollout, too."""
+        """True if the last training step was the rollout's last, and before the first rollout."""
         return self.step % self.length == 0
 
     @property
     def needs_rollout(self) -> bool:
-        """There is nothing left to train on."""
+        """True if no mini-batch is left to train."""
         return self.is_complete or not self.mini_batches
 
     @property
     def current_mini_batches(self) -> MiniBatches:
-        """The [mini-batch][micro-batch] of the training step at hand; an optimizer step is due between two of them."""
+        """[mini-batch][micro-batch] of the current training step; between mini-batches an optimizer step is made."""
         return self.mini_batches if self.steps_per_pass == 1 else [self.mini_batches[self.step % self.steps_per_pass]]
 
     def reset(self) -> None:
-        """Forget what an earlier call of `train` has left: training begins with a rollout and an empty log."""
+        """Begin with a new rollout and an empty log, whatever an earlier call of `train` has left."""
         self.step += -self.step % self.length
         self.mini_batches, self.grad_norms, self.update_time = [], [], 0.0
         self.metrics.clear()
         self._tokens.clear()
 
     def advance(self, seconds: float) -> None:
-        """A training step was made in so many seconds."""
+        """Count a training step that took so many seconds."""
         self.step += 1
         self.update_time += seconds
         if self.is_complete:
@@ -75,13 +75,13 @@ class Iteration:
             self.update_time = 0.0
 
     def log(self, values: Mapping[str, float]) -> None:
-        """To be logged with the iteration."""
+        """Add values to the iteration's metrics."""
         for name, value in values.items():
             self.metrics.setdefault(name, []).append(float(value))
 
     @contextmanager
     def merged_metrics(self) -> Iterator[None]:
-        """Around a training step's losses: metrics get one value, whatever number of micro-batches it was cut into."""
+        """Merge what a training step's losses log inside into one value of each metric."""
         marks = {name: len(values) for name, values in self.metrics.items()}
         yield
         tokens = [micro_batch["weight"] for mini_batch in self.current_mini_batches for micro_batch in mini_batch]
@@ -89,7 +89,7 @@ class Iteration:
             self._tokens.setdefault(name, []).append(sum(tokens))
 
     def merge_training_steps(self) -> None:
-        """Call before metrics are logged: means over tokens weigh each training step by its tokens, not alike."""
+        """Weigh training steps by their tokens in means over tokens. Called before metrics are logged."""
         for name, tokens in self._tokens.items():
             values = self.metrics.get(name, [])
             if len(values) == len(tokens) > 1:
@@ -97,7 +97,7 @@ class Iteration:
         self._tokens.clear()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the place, and what was not logged yet. Plain data."""
+        """Return the progress and the metrics not yet logged, as plain data for a checkpoint."""
         return {
             "step": self.step,
             "inner_steps": self.inner_steps,
@@ -108,10 +108,10 @@ class Iteration:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave.
+        """Restore what `state` returned.
 
         Raises:
-            ValueError: in the middle of an iteration, when its step samples were prepared for other settings.
+            ValueError: in the middle of an iteration, if its step samples were prepared for other settings.
         """
         self.step, self.update_time = state["step"], state["update_time"]
         self.inner_steps, self._tokens = state.get("inner_steps", 0), dict(state.get("tokens", {}))
@@ -128,13 +128,13 @@ class Iteration:
 
 
 def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, int], tokens: list[int]) -> list[str]:
-    """Make one value of what the loss logged once a micro-batch, so that metrics do not depend on the cut either.
+    """Merge values that the loss logged once per micro-batch, so that metrics do not depend on the micro-batches.
 
-    Means are weighted by reply tokens; `…_min` and `…_max` keep their meaning. Without any token there is no value:
-    the loss logs zeros, and an entropy of 0 would read as a policy that has collapsed.
+    Means are weighted by completion tokens; `…_min` and `…_max` keep their meaning. Without any token there is no
+    value: the loss logs zeros, and an entropy of 0 would read as a policy that has collapsed.
 
     Returns:
-        The metrics that have a value.
+        The names of the metrics that have a value.
     """
     merged = []
     for name, values in list(metrics.items()):
@@ -153,7 +153,7 @@ def merge_micro_batch_metrics(metrics: dict[str, list[float]], marks: dict[str, 
 
 
 def merge(name: str, values: Sequence[float], tokens: Sequence[int]) -> float:
-    """One value of a metric for those of parts with so many tokens."""
+    """Return a metric's value from its values on parts with so many tokens each."""
     pairs = [(value, weight) for value, weight in zip(values, tokens, strict=True) if not math.isnan(value)]
     if not pairs:
         return math.nan
@@ -163,13 +163,13 @@ def merge(name: str, values: Sequence[float], tokens: Sequence[int]) -> float:
 
 
 class Timer:
-    """Seconds of one thing after the other."""
+    """Seconds of consecutive parts of the work."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
         self._started = time.perf_counter()
 
     def record(self, name: str) -> None:
-        """What was done since the lap before is called so."""
+        """Record the time since the last call under this name."""
         now = time.perf_counter()
         self.seconds[name], self._started = now - self._started, now

@@ -1,4 +1,4 @@
-"""The layout of tokens in which micro-batches pass through a model; the loss stays TRL's."""
+"""Layout of tokens in which micro-batches pass through a model; the loss stays TRL's."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Score = Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor]
 
 
 class Layout:
-    """How the sequences of a micro-batch pass through the model: shared, packed or padded.
+    """Layout of a micro-batch's sequences in the model: shared, packed or padded.
 
     Args:
-        kind: what is asked for; `kind` becomes what the model takes, by its configuration or by what `verify` finds.
+        kind: the configured layout. The attribute `kind` falls back to what the model takes, see `verify`.
         max_tokens: of a micro-batch. row_tokens: of a packed row; `None`: what costs least.
         pad_to_multiple_of: rows' lengths; `None`: as the device likes them, see `row_multiple`.
         others: models that must take the same layout, such as the reference.
@@ -86,7 +86,7 @@ class Layout:
 
     @property
     def row_multiple(self) -> int | None:
-        """Rows' lengths are multiples of it, but for those that `row_width` skips; `None`: as long as their tokens.
+        """Multiple of row lengths, except for those that `row_width` skips; `None`: rows are as long as their tokens.
 
         On CUDA, attention copies a mask in every layer unless its rows are aligned. Rows under one are long, and few
         lengths keep memory whole; rows of one sequence need none, and may be as short as a prompt.
@@ -96,11 +96,11 @@ class Layout:
         return 16 if self.kind == "padded" else 128
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: what `verify` has found, and for which arithmetic. Plain data."""
+        """Return the verified layout and the arithmetic it was verified for, as plain data for a checkpoint."""
         return {"kind": self.kind, "checked_length": self.checked_length, "found_for": self._found_for}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` gave, unless another layout is asked for or the model is computed otherwise now."""
+        """Restore the verified layout if model, dtype and library versions are unchanged."""
         if state["found_for"] == self._found_for:
             self.kind, self.checked_length = state["kind"], state["checked_length"]
 
@@ -110,7 +110,7 @@ class Layout:
 
     @contextmanager
     def of(self, micro_batch: dict[str, Any]) -> Iterator[None]:
-        """Log-probabilities asked for in here are those of this micro-batch, in its layout."""
+        """Compute log-probabilities inside in the layout of this micro-batch."""
         self._micro_batch = micro_batch if "packed_ids" in micro_batch else None
         try:
             yield
@@ -120,7 +120,7 @@ class Layout:
     def log_probs(
         self, model: torch.nn.Module, reply_mask: torch.Tensor, compute_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Log-probabilities and entropies of the micro-batch at hand, (rows, C); `None` for one of padded rows."""
+        """Return log-probabilities and entropies of the current micro-batch, (rows, C); `None` if it is padded."""
         if self._micro_batch is None:
             return None
         body = self._language_model(model).base_model
@@ -131,10 +131,10 @@ class Layout:
     def verify(
         self, model: torch.nn.Module, mini_batches: Sequence[Sequence[dict[str, Any]]], score: Score, pad_token_id: int
     ) -> bool:
-        """Whether the layout is exact on sequences as long as these; falls back if not. All ranks together.
+        """Return whether the layout is exact on sequences of this length; fall back if not. All ranks call it.
 
-        Compared by number: at first, and again when the longest sequence is twice as long as any compared so far, or
-        passes a length at which the model computes otherwise. Only what is true of short sequences is seen on them.
+        It compares log-probabilities at first, and again when the longest sequence is twice as long as any compared
+        so far or passes a length beyond which the model computes differently.
         """
         if self.kind == "padded":
             return True
@@ -154,7 +154,7 @@ class Layout:
     def _difference(
         self, model: torch.nn.Module, micro_batch: dict[str, Any], score: Score, pad_token_id: int
     ) -> str | None:
-        """How far the layout's log-probabilities are from those of rows of their own, if further than by rounding."""
+        """Return how much the layout changes log-probabilities, `None` if rounding explains it."""
         rows = _some_rows(_lengths(micro_batch), self.max_tokens)
         alone = _one_a_row(micro_batch, rows, pad_token_id)
         embeddings = self._language_model(model).get_input_embeddings()
@@ -181,7 +181,7 @@ class Layout:
         return reason
 
     def _beyond(self, off: torch.Tensor, rounding: torch.Tensor, mask: torch.Tensor) -> str | None:
-        """Whether the differences (rows, C) are more than rounding explains, over all ranks."""
+        """Return in which way differences (rows, C) over all ranks exceed rounding, `None` if they do not."""
         sums = torch.stack([off.sum(), rounding.sum(), mask.sum().float()])
         largest = torch.stack([off.max(), rounding.max()])
         off_sum, rounding_sum, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
@@ -201,7 +201,7 @@ class Layout:
         return None
 
     def _language_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The causal language model inside all wrappers."""
+        """Return the causal language model inside all wrappers."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -211,13 +211,13 @@ class Layout:
 
 
 def _lengths(micro_batch: dict[str, Any]) -> torch.Tensor:
-    """(rows,) tokens of the rows that are scored, 0 of others."""
+    """Return (rows,) tokens of scored rows, 0 of others."""
     prompts, replies = (micro_batch[name].sum(1) for name in ("prompt_mask", "completion_mask"))
     return (prompts + replies) * (replies > 0)
 
 
 def _some_rows(lengths: torch.Tensor, max_tokens: int) -> list[int]:
-    """The longest row and others from all over the micro-batch, as many as padded rows have room for."""
+    """Return the longest row and others spread over the micro-batch, as many as fit when padded."""
     longest = int(lengths.argmax())
     scored = lengths.nonzero().flatten().tolist() or [longest]
     room = max(1, max_tokens // max(int(lengths[longest]), 1))
@@ -226,7 +226,7 @@ def _some_rows(lengths: torch.Tensor, max_tokens: int) -> list[int]:
 
 
 def _one_a_row(micro_batch: dict[str, Any], rows: list[int], pad_token_id: int) -> dict[str, Any]:
-    """These rows of a micro-batch as a padded one."""
+    """Return these rows of a micro-batch as a padded micro-batch."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     part = {name: micro_batch[name][rows] for name in names}
     prompts, replies = (
@@ -240,7 +240,7 @@ def _one_a_row(micro_batch: dict[str, Any], rows: list[int], pad_token_id: int) 
 
 @contextmanager
 def _last_bits_flipped(embeddings: torch.nn.Module, dtype: torch.dtype, attempt: int) -> Iterator[None]:
-    """Each embedding larger or smaller by rounding in the dtype, by the attempt's number always the same ones."""
+    """Change each embedding inside by the dtype's rounding, up or down; `attempt` seeds the signs."""
 
     def flip(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> torch.Tensor:
         # A generator of its own leaves the run's random state as it is.

@@ -1,8 +1,7 @@
-"""Log-probabilities that the loss holds against the update's own: the reference's, the acting policy's, the engine's.
+"""Log-probabilities that the loss compares with: those of the reference, the acting policy and the engine.
 
-Where a rollout is trained on in one optimizer step, the policy of the update is the policy that acted. Its
-log-probabilities are then the update's own, and so is the correction for an engine that computes them otherwise: no
-pass through the model is made for either.
+If a rollout is trained in one optimizer step, the acting policy is the one that is updated. The log-probabilities of
+the loss itself then serve as the old ones and for the correction of the engine, without another forward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .layout import Score
 
 @dataclass(frozen=True)
 class Correction:
-    """How the policy loss makes up for an engine with other probabilities; see `importance_ratio`."""
+    """Correction of the policy loss for an engine with other probabilities; see `importance_ratio`."""
 
     mode: str
     clip_min: float | None
@@ -30,12 +29,12 @@ class Correction:
 
 
 class LogProbs:
-    """Adds to micro-batches what the loss compares with, and measures how far the engine is from the model.
+    """Log-probabilities that micro-batches need besides the loss's own, and statistics of the engine's.
 
     Args:
         score: log-probabilities of a model.
         beta: weight of the KL term; 0 needs no reference.
-        policy_moves_on: some rows are trained after an optimizer step on others of the same rollout.
+        needs_old_log_probs: whether some rows are trained after an optimizer step on others of the same rollout.
         correction: `None` for engines without one.
         checkpointing: `gradient_checkpointing_kwargs`, switched off meanwhile.
     """
@@ -60,9 +59,11 @@ class LogProbs:
         micro_batches: Sequence[dict[str, Any]],
         unwrapped: torch.nn.Module | None = None,
     ) -> None:
-        """Those of the reference; and of the policy that acted, if it will have moved on.
+        """Add `ref_per_token_logps` and, if needed, `old_per_token_logps` to micro-batches.
 
         Args:
+            model: the policy.
+            micro_batches: those of a rollout.
             reference: `None` for a model with an adapter: the reference is the model without it.
             unwrapped: the model with its adapter, if `model` is a wrapper around it.
         """
@@ -81,7 +82,7 @@ class LogProbs:
 
     @contextmanager
     def updating(self, micro_batch: dict[str, Any]) -> Iterator[None]:
-        """The loss of this micro-batch is computed in here."""
+        """Compute the loss of this micro-batch inside."""
         self._updating = None if self.needs_old_log_probs else micro_batch
         try:
             yield
@@ -89,12 +90,12 @@ class LogProbs:
             self._updating = None
 
     def record(self, log_probs: torch.Tensor) -> None:
-        """Take note of log-probabilities that were computed; the loss reads what this adds only afterwards."""
+        """Compare computed log-probabilities with the engine's; the loss reads the importance ratio afterwards."""
         if self._updating is not None:
             self._compare_with_engine(self._updating, log_probs.detach())
 
     def _compare_with_engine(self, micro_batch: dict[str, Any], logps: torch.Tensor) -> None:
-        """Statistics, and the importance ratios that correct for vLLM if they are asked for."""
+        """Add to the statistics and, with a correction, set the micro-batch's importance ratio."""
         if "sampling_per_token_logps" not in micro_batch:
             return
         sampling_logps, mask = (

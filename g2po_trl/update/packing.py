@@ -1,8 +1,8 @@
-"""Token layouts: each token that rows have in common passes through the model once.
+"""Token layouts: tokens that rows have in common pass through the model once.
 
 Step samples of a group repeat one another: the task, the pages seen before, at the first turn the whole prompt. In
-lexicographic order a sequence (prompt and reply) begins like the one before it, and what it repeats is not laid out
-again. A packed row holds a run of such sequences, one after the other:
+lexicographic order a sequence (prompt and completion) begins like its predecessor, and the repeated tokens are not
+laid out again. A packed row holds a run of such sequences, one after the other:
 
     sequences   A B c d     A B c e f     A g         packed row   A B c d e f g
                                                       position     0 1 2 3 3 4 1
@@ -33,9 +33,9 @@ class Pack:
     """Sequences of one packed row.
 
     Args:
-        rows: their numbers, in the order they are laid out.
-        shared: for each, how many of its first tokens the one before it has already laid out.
-        num_tokens: tokens laid out.
+        rows: numbers of the sequences, in the order of the layout.
+        shared: for each, how many of its first tokens its predecessor has laid out.
+        num_tokens: number of tokens laid out.
     """
 
     rows: list[int]
@@ -44,12 +44,12 @@ class Pack:
 
 
 def make_packs(sequences: Sequence[np.ndarray], max_tokens: int, share: bool = True) -> list[Pack]:
-    """Cut sequences, in lexicographic order, into packed rows.
+    """Return packed rows of sequences, in lexicographic order.
 
     Args:
         sequences: token ids of each.
-        max_tokens: of a packed row; a longer sequence has one of its own.
-        share: forward what sequences have in common once; `False` only puts them end to end, longest first.
+        max_tokens: of a packed row; a longer sequence has a row of its own.
+        share: lay out common tokens once; `False` puts sequences end to end, longest first.
     """
     order = lexicographic(sequences) if share else sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
     neighbours = zip(order, order[1:])
@@ -60,11 +60,13 @@ def make_packs(sequences: Sequence[np.ndarray], max_tokens: int, share: bool = T
 def cut_into_packs(
     rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], max_tokens: int
 ) -> list[Pack]:
-    """The same, where no tokens are needed any more.
+    """Return packed rows of sequences in the order given, from lengths alone.
 
     Args:
-        rows: numbers of the sequences in the order in which they are laid out.
-        lengths: tokens of each. overlaps: of those, how many it has in common with the one before.
+        rows: numbers of the sequences in the order of the layout.
+        lengths: tokens of each.
+        overlaps: tokens that each has in common with its predecessor.
+        max_tokens: of a packed row; a longer sequence has a row of its own.
     """
     packs: list[Pack] = []
     own: list[int] = []
@@ -82,15 +84,17 @@ def cut_into_packs(
 
 
 def lexicographic(sequences: Sequence[np.ndarray]) -> list[int]:
-    """Indices in lexicographic order: of all earlier sequences, the predecessor has the longest common prefix."""
+    """Return indices in lexicographic order: no earlier sequence shares a longer prefix than the predecessor."""
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
 
 
 def split_packs(packs: Sequence[Pack], lengths: Sequence[int], num_ranks: int) -> list[Pack]:
-    """The same with the largest halved until every rank gets as many, if there are rows enough.
+    """Halve the packs of most rows until the number of ranks divides that of packs, if there are enough rows.
 
     Args:
+        packs: packed rows.
         lengths: tokens of each sequence, by its number.
+        num_ranks: number of ranks.
     """
     packs = list(packs)
     while len(packs) % num_ranks:
@@ -107,14 +111,14 @@ def split_packs(packs: Sequence[Pack], lengths: Sequence[int], num_ranks: int) -
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of what both begin with."""
+    """Return the length of the common prefix."""
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length
 
 
 def row_width(tokens: int, multiple: int | None) -> int:
-    """Places of a row for so many tokens: a multiple, and never 64 modulo 128; without a multiple, as many as tokens.
+    """Return the length of a row for so many tokens: a multiple that is not 64 modulo 128, or `tokens` without one.
 
     cuDNN's attention makes NaN of a gradient under a mask at 64 modulo 128 (docs/speed.md), so such a row gets one
     multiple more.
@@ -126,7 +130,7 @@ def row_width(tokens: int, multiple: int | None) -> int:
 
 
 def most_tokens(places: int, multiple: int | None) -> int:
-    """Tokens of the longest row that takes no more than these places; `places` where not even one multiple does."""
+    """Return the tokens of the longest row of at most `places` places; `places` if not even one multiple fits."""
     if not multiple:
         return places
     fits = [width for width in range(places // multiple * multiple, 0, -multiple)[:2] if width % 128 != 64]
@@ -140,17 +144,20 @@ def lay_out(
     pad_token_id: int,
     pad_to_multiple_of: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Tensors of a micro-batch of packed rows.
+    """Return the tensors of a micro-batch of packed rows.
 
     Args:
-        reply_lengths: of each sequence, how many of its last tokens are scored; 0 for none.
+        packs: the packed rows.
+        sequences: token ids of each sequence, by its number.
+        reply_lengths: number of last tokens of each sequence that are scored; 0 for none.
+        pad_token_id: token that fills rows.
         pad_to_multiple_of: see `row_width`.
 
     Returns:
         `packed_ids`, `packed_positions`, `packed_ends` (R, L), of each token, the latter two only if some row holds
-        several sequences; `scored_from` (M,), where in the flattened rows the hidden state is that foretells each
-        scored token, and `scored_ids` (M,), the token: over packs, their rows, reply tokens. Without any, one that is
-        not scored (-100).
+        several sequences; `scored_from` (M,), the place in the flattened rows of the hidden state that predicts each
+        scored token, and `scored_ids` (M,), the token: over packs, their rows, completion tokens. Without any, one
+        that is not scored (-100).
     """
     length = max((pack.num_tokens for pack in packs), default=1)
     length = row_width(length, pad_to_multiple_of)
@@ -187,14 +194,15 @@ def lay_out(
 def packed_log_probs(
     model, body: torch.nn.Module, layout: dict[str, torch.Tensor], mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities and entropies of the scored tokens, where they stand in padded rows.
+    """Return log-probabilities and entropies of the scored tokens at their places in padded rows.
 
-    Only hidden states that foretell a scored token reach the LM head, which is TRL's: fused and in chunks.
+    Only hidden states that predict a scored token reach TRL's fused LM head.
 
     Args:
-        model: what is called: a causal language model with TRL's fused LM head, or a wrapper of it.
+        model: a causal language model with TRL's fused LM head, or a wrapper of it.
         body: the model without its LM head, inside all wrappers.
-        mask: (rows, C) of reply tokens; as many are set as are scored.
+        layout: tensors of `lay_out`.
+        mask: (rows, C) of completion tokens; the number of ones is that of scored tokens.
     """
     log_probs, entropies = fused_log_probs(
         model, body, _rows(body, layout), layout["scored_from"], layout["scored_ids"]
@@ -203,7 +211,7 @@ def packed_log_probs(
 
 
 def _rows(body: torch.nn.Module, layout: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What the model is called with.
+    """Return the model's inputs.
 
     Rows of one sequence each begin at their first place, and padding comes last, where no token sees it: causal as the
     model is it needs neither mask nor positions, and makes the fastest of what it has. That is right for absolute
@@ -222,7 +230,7 @@ def _rows(body: torch.nn.Module, layout: dict[str, torch.Tensor]) -> dict[str, A
 
 
 def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """(M,) -> (rows, C), 0 where the mask is."""
+    """Return (M,) values at the ones of the mask, (rows, C), and 0 elsewhere."""
     mask = mask.to(scored.device, torch.bool)
     return scored.new_zeros(mask.shape).masked_scatter(mask, scored)
 
@@ -235,30 +243,32 @@ _ATTENTION_COST = 2
 
 @dataclass(frozen=True)
 class RowLength:
-    """How long packed rows are.
+    """Length of packed rows.
 
     Args:
-        most: tokens of a row; a longer sequence has one of its own.
-        even: tokens of a row on which attention takes as long as all the rest of the model. `None`: rows are as long
-            as `most`; otherwise as long as costs least, see `best_packs`.
+        most: maximum number of tokens; a longer sequence has a row of its own.
+        even: tokens of a row at which attention takes as long as the rest of the model. `None`: rows are as long as
+            `most`; otherwise of the length that costs least, see `best_packs`.
     """
 
     most: int
     even: float | None = None
 
     def work(self, tokens: int) -> float:
-        """Of a row of so many tokens, in tokens without attention."""
+        """Return the work of a row of so many tokens, in tokens without attention."""
         return tokens * (1 + tokens / self.even) if self.even else tokens
 
     @classmethod
     def from_config(cls, config, attention: str, max_tokens: int) -> RowLength:
-        """What suits a model.
+        """Return the row length that suits a model.
 
         A layer works 2 T H on the attention of a token over the T others of its row (H: hidden size), and as much as
         it has weights on the rest.
 
         Args:
-            attention: its implementation. max_tokens: of a micro-batch.
+            config: of the text model.
+            attention: its attention implementation.
+            max_tokens: of a micro-batch.
         """
         hidden = config.hidden_size
         weights = 4 * hidden**2 + 3 * hidden * (getattr(config, "intermediate_size", None) or 4 * hidden)
@@ -271,7 +281,7 @@ class RowLength:
 
 
 def best_packs(rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], length: RowLength) -> list[Pack]:
-    """`cut_into_packs` into rows of the length, of `most` tokens and its halves, with which the model works least.
+    """Return `cut_into_packs` at the row length with the least work, among `most` tokens and its halves.
 
     Shorter rows repeat more of what sequences have in common, and cost less attention, which is over the whole row.
     """

@@ -1,8 +1,8 @@
-"""The lexicographic order of all ranks' sequences and what neighbours in it have in common, without their tokens.
+"""Lexicographic order of all ranks' sequences and the common prefixes of neighbours, without sending their tokens.
 
-A rank sends a hash of the first 32, 64, 96, … tokens of each of its sequences, once where several begin alike. Where
-hashes are the same, so are the beginnings: all ranks then know where sequences part, to 32 tokens. At those places
-alone the next 32 tokens are sent too, and where sequences part is known to the token.
+A rank sends a hash of the first 32, 64, 96, … tokens of each of its sequences, each prefix once. Equal hashes mean
+equal prefixes, so all ranks know to 32 tokens where sequences differ. At those places alone the next 32 tokens are
+sent too, which gives the place to the token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Ordering:
 
     Args:
         places: (N,) place of each sequence.
-        overlaps: (places,) how many tokens the sequence of a place has in common with that of the place before.
+        overlaps: (places,) tokens that the sequence of a place has in common with that of the place before.
     """
 
     places: np.ndarray
@@ -34,14 +34,14 @@ class Ordering:
 
     @classmethod
     def from_sequences(cls, sequences: Sequence[np.ndarray]) -> Ordering:
-        """That of sequences at hand."""
+        """Return the ordering of sequences whose tokens are known."""
         order = lexicographic(sequences)
         overlaps = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:]))]
         return cls.from_neighbours(order, overlaps[: len(order)], [len(sequence) for sequence in sequences])
 
     @classmethod
     def from_neighbours(cls, order: Sequence[int], overlaps: Sequence[int], lengths: Sequence[int]) -> Ordering:
-        """From the numbers of sequences in order, and what each has in common with the one before."""
+        """Return the ordering, given numbers of sequences in order and the tokens each shares with its predecessor."""
         order, overlaps = np.asarray(order, dtype=np.int64), np.asarray(overlaps, dtype=np.int64)
         sizes = np.asarray(lengths, dtype=np.int64)[order]
         new = np.ones(len(order), dtype=bool)
@@ -51,15 +51,16 @@ class Ordering:
         return cls(places, overlaps[new])
 
     def sort(self, rows: Sequence[int]) -> np.ndarray:
-        """The rows by place; equal sequences in the order given."""
+        """Return the rows sorted by place; equal sequences keep their order."""
         rows = np.asarray(rows, dtype=np.int64)
         return rows[np.argsort(self.places[rows], kind="stable")]
 
     def neighbours(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """(rows,) tokens that each of these sorted rows has in common with the one before; 0 for the first.
+        """Return (rows,) tokens that each row has in common with its predecessor; 0 for the first.
 
         Args:
-            lengths: (N,) of all sequences.
+            rows: sorted by `sort`.
+            lengths: (N,) tokens of all sequences.
         """
         places = self.places[rows]
         if len(places) < 2:
@@ -71,12 +72,12 @@ class Ordering:
 
 @dataclass
 class PrefixHashes:
-    """Hashes of a rank's sequences, in their order: what a sequence has in common with the one before is left out.
+    """Hashes of a rank's sequences in lexicographic order, without those of prefixes shared with the predecessor.
 
     Args:
         rows, lengths: (n,) number of each sequence, and its tokens.
-        known: (n,) how many of its hashes are those of the sequence before.
-        hashes: of each sequence the others, one after another: of its first 32, 64, … tokens, and of the whole.
+        known: (n,) number of its hashes that are its predecessor's.
+        hashes: the other hashes of each sequence, one after another: of its first 32, 64, … tokens, and of the whole.
     """
 
     rows: np.ndarray
@@ -106,18 +107,20 @@ class PrefixHashes:
         )
 
     def each(self) -> Iterator[tuple[int, int, int]]:
-        """(row, length, known) of each sequence."""
+        """Yield (row, length, known) of each sequence."""
         return zip(self.rows.tolist(), self.lengths.tolist(), self.known.tolist())
 
 
 @dataclass
 class PrefixTree:
-    """The prefix tree of all ranks' sequences, by 32 tokens. Each hash that was sent is an edge, from the beginning
-    32 tokens shorter (0: none).
+    """Prefix tree of all ranks' sequences, in blocks of 32 tokens.
+
+    Each hash that was sent is an edge, from the prefix 32 tokens shorter (0: none).
 
     Args:
-        ranks: what each has sent.
-        parents: (E,) uint64, by edge. first: (E,) number of the hash that was sent first of an edge.
+        ranks: the hashes of each rank.
+        parents: (E,) uint64, by edge.
+        first: (E,) number of the first hash sent of each edge.
         edge_of: (H,) edge of each hash that was sent.
         senders, rows, depths: (H,) of each hash: its rank, the sequence's number there, tokens before it by 32.
         starts: (N + 1,) of each sequence, in the order sent, its first hash that was sent.
@@ -137,17 +140,17 @@ class PrefixTree:
 
     @classmethod
     def from_hashes(cls, ranks: Sequence[PrefixHashes]) -> PrefixTree:
-        known = np.concatenate([beginnings.known for beginnings in ranks])
-        sent = -(-np.concatenate([beginnings.lengths for beginnings in ranks]) // _BLOCK) - known
+        known = np.concatenate([prefix_hashes.known for prefix_hashes in ranks])
+        sent = -(-np.concatenate([prefix_hashes.lengths for prefix_hashes in ranks]) // _BLOCK) - known
         starts = np.append(0, np.cumsum(sent, dtype=np.int64))
-        hashes = np.concatenate([beginnings.hashes for beginnings in ranks])
+        hashes = np.concatenate([prefix_hashes.hashes for prefix_hashes in ranks])
         # A hash's parent is the one that was sent before; a sequence's first, one of the sequences before.
         parents = np.append(np.uint64(0), hashes)[: len(hashes)]
         ended = np.zeros(len(sent), dtype=np.uint64)
         n = 0
-        for beginnings in ranks:
+        for prefix_hashes in ranks:
             path = np.zeros(0, dtype=np.uint64)
-            for _, _, depth in beginnings.each():
+            for _, _, depth in prefix_hashes.each():
                 if sent[n]:
                     parents[starts[n]] = path[depth - 1] if depth else 0
                     path = np.concatenate([path[:depth], hashes[starts[n] : starts[n + 1]]])
@@ -157,15 +160,17 @@ class PrefixTree:
         of_edge = parents[first]
         branches, count = np.unique(np.append(of_edge, np.unique(ended)), return_counts=True)
         deciding = np.flatnonzero(np.isin(of_edge, branches[count > 1])).tolist()
-        senders = np.repeat(np.arange(len(ranks), dtype=np.int32), [len(beginnings.rows) for beginnings in ranks])
-        rows = np.concatenate([beginnings.rows for beginnings in ranks])
+        senders = np.repeat(
+            np.arange(len(ranks), dtype=np.int32), [len(prefix_hashes.rows) for prefix_hashes in ranks]
+        )
+        rows = np.concatenate([prefix_hashes.rows for prefix_hashes in ranks])
         depths = np.arange(len(hashes)) - np.repeat(starts[:-1] - known, sent)
         return cls(
             ranks, of_edge, first, edge_of, np.repeat(senders, sent), np.repeat(rows, sent), depths, starts, deciding
         )
 
     def deciding_tokens(self, sequences: Sequence[np.ndarray], rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of those deciding edges that this rank was the first to send: their numbers, and all of them."""
+        """Return the tokens of the deciding edges that this rank sent first: numbers of tokens, and all tokens."""
         sent = self.first[self.deciding]
         blocks = [
             sequences[self.rows[i]][self.depths[i] * _BLOCK : (self.depths[i] + 1) * _BLOCK].astype(np.int32)
@@ -174,7 +179,7 @@ class PrefixTree:
         return np.array([len(block) for block in blocks], dtype=np.uint8), np.concatenate([*blocks, _NOTHING])
 
     def order(self, deciding_tokens: Sequence[tuple[np.ndarray, np.ndarray]]) -> Ordering:
-        """The ordering of all sequences, numbered by rank and then as given; from `deciding_tokens` of each rank."""
+        """Return the ordering of all sequences, numbered by rank and then as given, from all deciding tokens."""
         edges, parents = self.deciding, self.parents
         queues = [iter(np.split(tokens, np.cumsum(sizes))) for sizes, tokens in deciding_tokens]
         senders = self.senders[self.first[edges]].tolist()
@@ -197,17 +202,17 @@ class PrefixTree:
         keys: list[list[int]] = [[]] * (len(new) - 1)
         depths_of: list[list[int]] = [[]] * len(keys)
         lengths = np.zeros(len(keys), dtype=np.int64)
-        for beginnings in self.ranks:
+        for prefix_hashes in self.ranks:
             key: list[int] = []
             key_depths: list[int] = []
-            for row, length, known in beginnings.each():
+            for row, length, known in prefix_hashes.each():
                 kept = bisect_left(key_depths, known)
                 key = key[:kept] + steps[new[number] : new[number + 1]]
                 key_depths = key_depths[:kept] + depths[new[number] : new[number + 1]]
                 keys[first_row + row], depths_of[first_row + row] = key, key_depths
                 lengths[first_row + row] = length
                 number += 1
-            first_row += len(beginnings.rows)
+            first_row += len(prefix_hashes.rows)
         order = sorted(range(len(keys)), key=keys.__getitem__)
         overlaps = [0]
         for before, row in zip(order, order[1:]):
@@ -222,11 +227,12 @@ class PrefixTree:
 
 
 def order_over_ranks(sequences: Sequence[np.ndarray], rank: int, gather: Callable[[Any], list[Any]]) -> Ordering:
-    """The ordering of all ranks' sequences, numbered by rank and then as given; all ranks call it together.
+    """Return the ordering of all ranks' sequences, numbered by rank and then as given. All ranks call it together.
 
     Args:
         sequences: those of this rank.
-        gather: takes an object of each rank and returns them all, by rank, on each.
+        rank: this rank's number.
+        gather: collective; returns the objects of all ranks, by rank.
     """
     tree = PrefixTree.from_hashes(gather(PrefixHashes.from_sequences(sequences)))
     return tree.order(gather(tree.deciding_tokens(sequences, rank)))

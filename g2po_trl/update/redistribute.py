@@ -1,6 +1,6 @@
-"""Step samples go from the rank that played them to the one that trains them, and to no other.
+"""Transfer of step samples from the rank that played them to the rank that trains them.
 
-All ranks get lengths, advantages and what `ordering` needs, and make the same plan of it.
+All ranks receive the lengths and advantages of all samples and the hashes of `prefix_order`, and make the same plan.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ def make_micro_batches_over_ranks(
     gather: Callable[[Any], list[Any]],
     device: torch.device,
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-    """What `make_micro_batches` makes of all ranks' rows; all ranks call it together, each with its own.
+    """Return this rank's micro-batches, as `make_micro_batches` of all ranks' rows. All ranks call it together.
 
     Args:
-        gather: takes an object of each rank and returns them all, by rank, on each.
-        device: where tensors are that ranks exchange.
+        local: step samples that this rank played.
+        rank: this rank's number.
+        config: how rows are batched, the same on every rank.
+        rng: in the same state on every rank.
+        gather: collective; returns the objects of all ranks, by rank.
+        device: device of the tensors that ranks exchange.
     """
     rows = RowSummary.concatenate(gather(local.summary))
     plan, metrics = config.plan(rows, order_over_ranks(local.sequences(), rank, gather), rng)
@@ -43,17 +47,20 @@ def make_micro_batches_over_ranks(
 def exchange(
     local: StepBatch, rows: RowSummary, dealt: Sequence[Sequence[int]], rank: int, device: torch.device
 ) -> StepBatch:
-    """The rows that this rank trains; all ranks call it together.
+    """Return the rows that this rank trains. All ranks call it together.
 
     Args:
-        local: what this rank has played. rows: of all ranks.
-        dealt: [rank] numbers of the rows that it trains, ascending; `dealt[rank]` comes back, in that order.
+        local: step samples that this rank played.
+        rows: summary of all ranks' rows.
+        dealt: [rank] numbers of the rows that it trains, ascending. The result has those of `dealt[rank]`, in order.
+        rank: this rank's number.
+        device: device of the tensors that ranks exchange.
     """
     first = rows.first
     sizes = rows.prompts.astype(np.int64) + rows.replies * (1 + rows.with_logprobs)
 
     def part(of: int, to: int) -> list[int]:
-        """Rows that one rank has played and another trains."""
+        """Return the rows that one rank has played and another trains."""
         start, stop = np.searchsorted(dealt[to], [first[of], first[of + 1]])
         return list(dealt[to][start:stop])
 

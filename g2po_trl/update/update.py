@@ -1,4 +1,4 @@
-"""`Update`: a rollout's step samples go in, micro-batches with all that the loss reads come out."""
+"""`Update`: from a rollout's step samples to micro-batches with all that the loss reads, and their backward passes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .layout import Layout
 from .log_probs import Correction, LogProbs
 from .redistribute import make_micro_batches_over_ranks
 
-MiniBatches = list[list[dict[str, Any]]]  # [slice][micro-batch] of a rank
+MiniBatches = list[list[dict[str, Any]]]  # [mini-batch][micro-batch] of a rank
 
 
 class Update:
-    """The way from step samples to the loss: layout, micro-batches, log-probabilities to compare with.
+    """Preparation of step samples for the loss: layout, micro-batches, log-probabilities to compare with.
 
     Args:
-        layout: in which micro-batches pass through the model.
-        per_token: TRL's way from token ids to log-probabilities, which takes the layout at hand:
-            (model, ids, mask, length of the replies) -> (log-probabilities, …).
-        num_slices, max_tokens, loss_type, pad_token_id, mini_batch_size: see `BatchingConfig`.
-        seed: of the order in which samples are trained.
+        layout: layout of micro-batches in the model.
+        per_token: TRL's log-probabilities of token ids, in the current layout:
+            (model, ids, mask, length of completions) -> (log-probabilities, …).
+        num_mini_batches, max_tokens, loss_type, pad_token_id, mini_batch_size: see `BatchingConfig`.
+        seed: seed of the order in which samples are trained.
         beta, correction, checkpointing: see `LogProbs`.
-        policy_moves_on: number of slices of a rollout -> see `LogProbs`.
+        needs_old_log_probs: see `LogProbs`; a function of the rollout's number of mini-batches.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class Update:
     def micro_batches(
         self, model: torch.nn.Module, local: StepBatch, step: int = 0
     ) -> tuple[MiniBatches, dict[str, float]]:
-        """This rank's part of all ranks' step samples, in a layout that is exact; and `update/*` metrics."""
+        """Return this rank's micro-batches of all ranks' samples, in a verified layout, and `update/*` metrics."""
         mini_batches, metrics = self.split(local, step)
         if not self.verify_layout(model, mini_batches):
             mini_batches, metrics = self.split(local, step)
         return mini_batches, metrics
 
     def verify_layout(self, model: torch.nn.Module, mini_batches: MiniBatches) -> bool:
-        """Return whether the layout gives the log-probabilities of padded rows, and change it if not; on all ranks."""
+        """Return whether the layout gives the log-probabilities of padded rows; change it if not."""
         return self.layout.verify(model, mini_batches, self.score, self.pad_token_id)
 
     def split(self, local: StepBatch, step: int = 0) -> tuple[MiniBatches, dict[str, float]]:
-        """`make_micro_batches` of all ranks' step samples; the same, however often those of a step are cut."""
+        """Return this rank's micro-batches of all ranks' step samples, the same at each call, and metrics."""
         accelerator, config = self.accelerator, self.batching_config(self.num_mini_batches)
         rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
         if accelerator.num_processes == 1:
@@ -85,7 +85,7 @@ class Update:
         return mini_batches, metrics
 
     def batching_config(self, num_mini_batches: int) -> BatchingConfig:
-        """How rows are cut into so many slices, as the layout is now."""
+        """Return the options of batching for the current layout."""
         layout = self.layout
         return BatchingConfig(
             num_mini_batches,
@@ -111,18 +111,18 @@ class Update:
         return self.log_probs.metrics() if self.log_probs.needs_old_log_probs else {}
 
     def metrics(self) -> dict[str, float]:
-        """`sampling/*` metrics that became known in the update. All ranks call it together."""
+        """Return the `sampling/*` metrics that the update itself computes. All ranks call it together."""
         return {} if self.log_probs.needs_old_log_probs else self.log_probs.metrics()
 
     @contextmanager
     def loss_context(self, micro_batch: dict[str, Any]) -> Iterator[None]:
-        """The loss of this micro-batch is computed in here, in its layout."""
+        """Compute the loss of this micro-batch inside, in its layout."""
         with self.layout.of(micro_batch), self.log_probs.updating(micro_batch):
             yield
 
     @without_cudnn_attention()
     def score(self, model: torch.nn.Module, micro_batch: dict[str, Any]) -> torch.Tensor:
-        """Log-probabilities of the reply tokens, (rows, C)."""
+        """Return log-probabilities of the completion tokens, (rows, C)."""
         batch = send_to_device(micro_batch, self.accelerator.device)
         with self.layout.of(batch):
             return self.per_token(
@@ -139,13 +139,15 @@ class Update:
         micro_batches: list[dict[str, Any]],
         train: Callable[[dict[str, Any]], torch.Tensor],
     ) -> torch.Tensor:
-        """The sum of the losses of a slice; their gradients are added up and, at an optimizer step, exchanged once.
+        """Return the sum of a mini-batch's losses; gradients are summed and, at an optimizer step, exchanged once.
 
         Args:
+            model: the prepared model.
+            micro_batches: those of a mini-batch.
             train: forward and backward of a micro-batch -> its loss.
 
         Raises:
-            FloatingPointError: at an optimizer step, before it is made, if the gradient is not finite; on every rank.
+            FloatingPointError: before an optimizer step, on every rank, if the gradient is not finite.
         """
         accelerator = self.accelerator
         self.guard.add(micro_batches)
@@ -153,7 +155,7 @@ class Update:
         ends_step = accelerator.sync_gradients
         # Only the last backward pass of an optimizer step exchanges gradients; DeepSpeed also steps there. FSDP
         # exchanges after each: a gradient that is not exchanged is kept whole, of all weights on every rank.
-        if accelerator.is_fsdp2:  # transformers has switched it off, except in the last slice of a step
+        if accelerator.is_fsdp2:  # transformers has switched it off, except in the step's last mini-batch
             model.set_requires_gradient_sync(True)
         fsdp = fsdp_plugin_of(accelerator) is not None
         for index, micro_batch in enumerate(micro_batches):

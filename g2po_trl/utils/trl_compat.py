@@ -70,7 +70,8 @@ def fused_log_probs(
         model: a causal language model with TRL's fused LM head, or a wrapper of it.
         body: the model without its LM head, inside all wrappers.
         inputs: what the model is called with, in rows of L tokens.
-        places: (M,) places in the flattened rows. labels: (M,) token ids to score there.
+        places: (M,) places in the flattened rows.
+        labels: (M,) token ids to score there.
     """
 
     def choose(module: torch.nn.Module, arguments: Any, output: Any) -> Any:

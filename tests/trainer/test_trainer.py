@@ -201,7 +201,7 @@ def test_zero_advantages_and_no_kl_change_nothing(make_trainer):
 
 
 def test_rows_without_an_advantage_are_left_out_and_the_gradient_stays_the_same(make_trainer):
-    """In each slice, for every loss: denominators count them. With a KL term they stay, but for those not trained."""
+    """For every loss, as denominators count them. With a KL term only rows that are not trained are left out."""
     trainer = make_trainer(LongLetterEnvironment, beta=0.0, steps_per_generation=2, max_tokens_per_micro_batch=200)
     trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
     steps = sum(len(t.steps) for t in trajectories)

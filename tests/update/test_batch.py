@@ -38,7 +38,7 @@ def test_plan_of_nothing_is_one_filler_row():
     assert plan_micro_batches([[], []], 100) == [(0, 1)]
 
 
-def test_dealing_drops_nothing_and_slices_do_not_depend_on_the_ranks():
+def test_dealing_drops_nothing_and_mini_batches_do_not_depend_on_the_ranks():
     lengths = [(p, c) for p, c in np.random.default_rng(1).integers(1, 500, size=(23, 2))]
     mini_batches = {n: deal_rows(lengths, 4, n, np.random.default_rng(0)) for n in (1, 2, 3, 30)}
     assert sorted(row for part in mini_batches[1] for row in part[0]) == list(range(23))

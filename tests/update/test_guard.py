@@ -22,7 +22,7 @@ from g2po_trl.ppo.critic import Critic
 from g2po_trl.update.guard import describe
 
 
-@pytest.mark.parametrize("mini_batches", [1, 2], ids=["a slice a step", "two slices a step"])
+@pytest.mark.parametrize("mini_batches", [1, 2], ids=["one mini-batch per step", "two mini-batches per step"])
 def test_a_run_stops_before_the_step(make_trainer, mini_batches):
     trainer = make_trainer(
         LongLetterEnvironment,

@@ -247,9 +247,7 @@ SHAPES = {
 def test_rows_on_cuda(make_trainer, monkeypatch, name):
     """None is 64 modulo 128 long, where cuDNN's attention makes NaN of a gradient; padding counts in every sum."""
     row_length, max_tokens, steps, batch = SHAPES[name]
-    trainer = make_trainer(
-        LongLetterEnvironment, max_tokens_per_micro_batch=max_tokens, steps_per_generation=steps
-    )
+    trainer = make_trainer(LongLetterEnvironment, max_tokens_per_micro_batch=max_tokens, steps_per_generation=steps)
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
     update = make_update(trainer)
     update.layout.row_length = row_length

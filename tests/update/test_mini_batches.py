@@ -42,7 +42,7 @@ def log_of(trainer):
     ],
     ids=["dapo, two passes", "grpo, LoRA", "bnpo, corrected"],
 )
-def test_the_weights_are_those_of_as_many_slices(make_trainer, options):
+def test_the_weights_are_those_of_as_many_training_steps(make_trainer, options):
     """Four optimizer steps a pass, clipped, on one rollout: bit for bit; and the log has their means."""
     options = {**COMMON, **options}
     passes = options.get("num_iterations", 1)
@@ -167,7 +167,7 @@ def test_all_is_counted_in_iterations(tmp_path):
     assert args.optimizer_steps_per_iteration == 1
 
 
-def test_a_mean_over_tokens_does_not_depend_on_the_slices():
+def test_a_mean_over_tokens_does_not_depend_on_the_mini_batches():
     """Two training steps between log lines: of 1 and of 3 tokens."""
     metrics: dict[str, list[float]] = {}
     iteration = Iteration(2, 1, metrics)

@@ -162,8 +162,8 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
         assert m["packed_ids"].numel() <= 60 or len(m["packed_ids"]) == 1
 
 
-def test_alike_rows_go_to_a_slice_together():
-    """In runs of eight, in every layout alike, and however many slices there are as much is shared, or nearly."""
+def test_alike_rows_go_to_a_mini_batch_together():
+    """Rows go in blocks of eight, alike in every layout, and several mini-batches share as much as one, or nearly."""
     rng = np.random.default_rng(0)
     prompts = [np.array([*([n // 32] * 20), *([n // 8] * 20)], dtype=np.int32) for n in range(256)]
     replies = [rng.integers(0, 9, 5).astype(np.int32) for _ in prompts]
