@@ -170,13 +170,13 @@ class Rolling:
         for of_episodes in (self._to_begin, self._group_of, self._seeds):
             of_episodes.clear()
 
-    def state(self) -> list[list[str]]:
+    def state_dict(self) -> list[list[str]]:
         """What a checkpoint keeps: of each rank the tasks that a resumed run plays first. All ranks call it."""
         tasks = [*(group.task for group in self.groups), *self.queue]
         return self.gather([[_name_of(task) for task in tasks]])
 
-    def restore(self, state: Sequence[Sequence[str]]) -> None:
-        """Take up what `state` gave, by any number of ranks."""
+    def load_state_dict(self, state: Sequence[Sequence[str]]) -> None:
+        """Restore what `state_dict` returned, by any number of ranks."""
         ranks = len(self.gather([0]))
         names = state[self.rank] if len(state) == ranks else list(itertools.chain(*state))[self.rank :: ranks]
         self.drop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..credit.graph import record
-from ..runs.changes import description_at, parts_of, told
+from ..runs.changes import changed_lines, description_at, parts_of
 from ..runs.verdict import Tally, verdict
 from . import analysis
 from . import state_key_test as keys
@@ -76,7 +76,7 @@ def notes(run: dict) -> list[str]:
     said = [] if name.startswith("g2po") else [f"The run was trained with {name}: value_lambda is an option of g2po."]
     if used != 1:
         said.append(f"The run was trained with value_lambda {used}; all but the test of keys is about mean returns.")
-    changed = list(told(parts_of(run)))
+    changed = list(changed_lines(parts_of(run)))
     return [*said, *(["The run was resumed with other settings:"] if changed else []), *(f"  {c}" for c in changed)]
 
 

@@ -54,12 +54,12 @@ class TaskErrors:
             elif task not in not_known:
                 self.in_a_row[task] = self.in_a_row.get(task, 0) + 1
 
-    def state(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int]:
         """What a checkpoint keeps. Plain data."""
         return self.in_a_row
 
-    def restore(self, state: Mapping[str, int]) -> None:
-        """Take up what `state` gave."""
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore what `state_dict` returned."""
         self.in_a_row.update(state)
 
 

@@ -77,7 +77,7 @@ def description_at(run: Mapping[str, Any], iteration: int) -> dict[str, Any]:
     return settings_at(run, (iteration - 1) * steps + 1)
 
 
-def told(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def changed_lines(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each changed field with its old and new value, once for a field in several sections."""
     for part in parts:
         seen = set()

@@ -151,11 +151,11 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], folder: str
 class Resumable(Protocol):
     """A part of a run whose state outlives the process."""
 
-    def state(self) -> Any:
+    def state_dict(self) -> Any:
         """Plain data: a checkpoint keeps it as JSON, where NaN is null."""
 
-    def restore(self, state: Any) -> None:
-        """Take up what `state` gave, on every rank."""
+    def load_state_dict(self, state: Any) -> None:
+        """Restore what `state_dict` returned, on every rank."""
 
 
 class FileCheckpointable(Protocol):
@@ -197,7 +197,7 @@ class RunState:
             is_main: whether this is the main process.
             run_id: id of the run.
         """
-        state = {name: part.state() for name, part in self.parts.items()}
+        state = {name: part.state_dict() for name, part in self.parts.items()}
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
         save_rollout_state(folder, state, mini_batches, self.rank, is_main)
         for part in self.kept_in_files if is_main else ():
@@ -222,7 +222,7 @@ class RunState:
             )
         for name, part in self.parts.items():
             if name in state:  # the run may not have had it then: branches
-                part.restore(state[name])
+                part.load_state_dict(state[name])
         for part in self.kept_in_files:
             part.load(str(folder))
         return mini_batches

@@ -15,7 +15,7 @@ from ..environments.tasks import own_columns, tasks_hash
 from ..trajectory import Trajectory, write_jsonl
 from ..utils.json import read_json_lines, write_json, write_json_lines
 from ..utils.masking import masked
-from .changes import next_parts, parts_of, told
+from .changes import changed_lines, next_parts, parts_of
 from .checkpoint import find_checkpoint, run_id_of
 from .ownership import (
     SUPERSEDED,
@@ -235,7 +235,7 @@ class RunFolder:
         before = read_run(self.path) if step and (self.path / FILE).is_file() else {}
         if before:
             self.parts = next_parts(before, step, description)
-            for line in told([part for part in self.parts if part["first_step"] == step + 1]):
+            for line in changed_lines([part for part in self.parts if part["first_step"] == step + 1]):
                 print(f"  {line}", flush=True)
         else:
             self.parts = parts_of({})
@@ -306,12 +306,12 @@ class RunFolder:
         """Write this run's evaluations, without any that a killed run made after its checkpoint."""
         write_json_lines(self.path / "evaluations.jsonl", self.evaluations)
 
-    def state(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> list[dict[str, Any]]:
         """Return the evaluations so far."""
         return self.evaluations
 
-    def restore(self, state: list[dict[str, Any]]) -> None:
-        """Take up what `state` gave; the file then has these evaluations and no later ones."""
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Restore what `state_dict` returned; the file then has these evaluations and no later ones."""
         path = self.path / "evaluations.jsonl"
         made = read_json_lines(path) if path.is_file() else []
         self._made_after = made[len(state) :] if made[: len(state)] == state else []
@@ -320,7 +320,7 @@ class RunFolder:
             self.write_evaluations()
 
     def keep_evaluations_of(self, step: int) -> None:
-        """After `restore`: keep those of the checkpoint's own step that were made after it was saved.
+        """After `load_state_dict`: keep those of the checkpoint's own step that were made after it was saved.
 
         They are the last ones of a finished run that goes on to more steps.
         """

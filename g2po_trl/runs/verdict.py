@@ -101,12 +101,12 @@ class Tally:
         """Forget everything: training starts again."""
         self.__init__(is_whole=is_whole)
 
-    def state(self) -> dict[str, int | bool]:
+    def state_dict(self) -> dict[str, int | bool]:
         """Return the counts as plain data."""
         return asdict(self)
 
-    def restore(self, state: Mapping[str, int | bool]) -> None:
-        """Restore the counts that `state` returned."""
+    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+        """Restore the counts that `state_dict` returned."""
         self.__init__(**state)
 
 

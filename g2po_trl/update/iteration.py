@@ -96,7 +96,7 @@ class Iteration:
                 values[:] = [merge(name, values, tokens)]
         self._tokens.clear()
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the progress and the metrics not yet logged, as plain data for a checkpoint."""
         return {
             "step": self.step,
@@ -107,8 +107,8 @@ class Iteration:
             "prepared_with": self.prepared_with,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: in the middle of an iteration, if its step samples were prepared for other settings.

@@ -95,11 +95,11 @@ class Layout:
             return self.pad_to_multiple_of
         return 16 if self.kind == "padded" else 128
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the verified layout and the arithmetic it was verified for, as plain data for a checkpoint."""
         return {"kind": self.kind, "checked_length": self.checked_length, "found_for": self._found_for}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the verified layout if model, dtype and library versions are unchanged."""
         if state["found_for"] == self._found_for:
             self.kind, self.checked_length = state["kind"], state["checked_length"]

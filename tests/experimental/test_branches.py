@@ -156,7 +156,7 @@ def test_a_task_that_cannot_be_returned_to_is_not_branched_again(caplog):
     (told,) = caplog.messages
     assert told.startswith("task x is not branched again") and told.endswith(f"{NOT_RETURNED}: whatever")
     again = Branching(1, 4, branching.choose)
-    again.restore(branching.state())
+    again.load_state_dict(branching.state_dict())
     assert again.no_return == {"x"}
 
 
@@ -187,7 +187,7 @@ def test_a_rank_without_groups_plays_as_often_as_others():
 
 def test_checkpoints_know_of_all_ranks():
     branching = Branching(1, 4, None, no_return={"b"}, gather=lambda own: [*own, "a", "b"])
-    assert branching.state() == ["a", "b"]
+    assert branching.state_dict() == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", ENGINES)

@@ -205,7 +205,7 @@ def test_rows_that_share_a_task_id(encode):
     with EnvironmentPool(Countdown, num_workers=1) as pool:
         first, second = (Rolling(Player(pool, make_actor(encode), 4), 3, 1, tasks, seed=0) for _ in range(2))
         first.queue.extend(tasks)
-        second.restore(first.state())
+        second.load_state_dict(first.state_dict())
     assert list(second.queue) == tasks
 
 
@@ -248,13 +248,13 @@ def test_after_an_error_open_tasks_come_first(encode):
         rolling = Rolling(Player(pool, actor, 4), 3, 1, tasks, seed=0)
         with pytest.raises(ZeroDivisionError):
             rolling.play([tasks[3]] * 3 + [tasks[1]] * 3, Sampling(max_tokens=8), 1)
-        (waiting,) = rolling.state()
+        (waiting,) = rolling.state_dict()
         assert not pool._scheduler.episodes and len(waiting) == 4
         assert [task["task_id"] for task in rolling.queue][:2] == ["3", "1"]
         actor.engine.answer = answer
         for rank, number in ((0, 1), (1, 2)):  # of as many processes as before, or more
             other = Rolling(Player(pool, actor, 4), 3, 1, tasks, 0, rank, lambda own, number=number: own * number)
-            other.restore([waiting])
+            other.load_state_dict([waiting])
             assert list(other.queue) == list(rolling.queue)[rank::number]
 
 
@@ -329,7 +329,7 @@ def test_resuming(make_trainer, tmp_path):
     options |= {"save_strategy": "steps", "save_steps": 2}
     first = make_trainer(**options, max_steps=2)
     first.train()
-    (waiting,) = first.rolling.state()
+    (waiting,) = first.rolling.state_dict()
     assert len(waiting) == 2
     second = make_trainer(**options, max_steps=4)
     restored = []

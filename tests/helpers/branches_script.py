@@ -27,5 +27,8 @@ if __name__ == "__main__":
     state = trainer.accelerator.get_state_dict(trainer.model)
     digest = hashlib.sha256(b"".join(state[name].float().numpy().tobytes() for name in sorted(state)))
     entries = [entry for entry in trainer.state.log_history if "rollout/branches" in entry]
-    print(json.dumps({"weights": digest.hexdigest(), "known": trainer.branching.state(), "log": entries}), flush=True)
+    print(
+        json.dumps({"weights": digest.hexdigest(), "known": trainer.branching.state_dict(), "log": entries}),
+        flush=True,
+    )
     trainer.close()

@@ -176,11 +176,11 @@ def test_a_mean_over_tokens_does_not_depend_on_the_mini_batches():
         with iteration.merged_metrics():
             metrics.setdefault("kl", []).append(kl)
             metrics.setdefault("clip_ratio/high_max", []).append(kl)
-        state = json.loads(json.dumps(iteration.state()))
+        state = json.loads(json.dumps(iteration.state_dict()))
         iteration.advance(0.0)
     assert metrics["kl"] == [1.0, 5.0]
     resumed = Iteration(2, 1, {})
-    resumed.restore(state)
+    resumed.load_state_dict(state)
     for one in (iteration, resumed):
         one.merge_training_steps()
         assert one.metrics["kl"] == [4.0] and one.metrics["clip_ratio/high_max"] == [5.0]
@@ -261,7 +261,7 @@ def test_step_samples_of_another_loss_are_not_continued(make_trainer):
 )
 def test_step_samples_with_other_log_probs_are_not_continued(make_trainer, saved, resumed, message):
     common = {"steps_per_generation": 2, "per_device_train_batch_size": 4}
-    state = {**make_trainer(**common, **saved).iteration.state(), "step": 1}
+    state = {**make_trainer(**common, **saved).iteration.state_dict(), "step": 1}
     with pytest.raises(ValueError, match=message):
-        make_trainer(**common, **resumed).iteration.restore(state)
-    make_trainer(**common, **resumed).iteration.restore({**state, "step": 2})
+        make_trainer(**common, **resumed).iteration.load_state_dict(state)
+    make_trainer(**common, **resumed).iteration.load_state_dict({**state, "step": 2})

@@ -87,12 +87,12 @@ class Branching:
                     )
                 self.no_return.add(trajectory.task_id)
 
-    def state(self) -> list[str]:
+    def state_dict(self) -> list[str]:
         """What a checkpoint keeps: of all ranks. Plain data. All ranks call it."""
         return sorted(set(self.gather(sorted(self.no_return))))
 
-    def restore(self, state: Sequence[str]) -> None:
-        """Take up what `state` gave."""
+    def load_state_dict(self, state: Sequence[str]) -> None:
+        """Restore what `state_dict` returned."""
         self.no_return |= set(state)
 
     def _chosen(self, groups: Sequence[Sequence[Trajectory]]) -> list[tuple[int, int]]:
