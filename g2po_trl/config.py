@@ -83,20 +83,15 @@ class G2POConfig(GRPOConfig):
         generation_batch_tokens: maximum number of padded tokens (prompts and longest completions) in one generate
             call of a process. Not used with vLLM.
         num_environment_workers: environment processes per rank. `None`: the number of CPU cores.
-        refill_groups: play up to this many times as many groups in a rollout, until the episodes of every group differ
-            in their reward; the others are replaced by groups of other tasks. What was replaced counts in success
-            rates, costs and the number of episodes, and is saved in `trajectories/replaced-*.jsonl`. 1: off.
-        branch_share: fraction of a group's episodes that are held back until its others have ended, and then continue
-            them from the states that a rule chooses (`choose_branches` of the trainer; by default the least visited
-            states of groups in which every episode failed). Those that it does not choose begin like the others. Only
-            for environments that come to the same states when the same actions are played again. 0: off.
-        rollouts_ahead: groups of episodes go on from one rollout to the next, so that no place for an episode is empty
-            while others end. A rollout ends when as many groups are complete as a batch has; up to `1 +
-            rollouts_ahead` times as many are open. Steps are at most so many policy updates old when they are trained
-            on, and are corrected by `vllm_importance_sampling_*`, whatever the engine is. 0: rollouts end with all
-            their episodes, exactly on-policy. docs/speed.md says when it pays.
-        stream_rollouts: ask each episode for its next action as soon as its observation is there, instead of all
-            episodes once a turn. For colocated vLLM (one process per model) and `vllm_servers`. `None`: with these.
+        rollout_strategy: which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task,
+            all to their ends, exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced
+            by groups of other tasks. `"partial_rollouts"` and `"branching"` are experimental.
+        rollout_strategy_kwargs: options of the strategy, which are the keyword parameters of its class.
+            `DynamicSampling`: `max_generation_batches` (2), how many times a rollout's number of groups may be played;
+            replaced groups count in success rates and costs, and are saved in `trajectories/replaced-*.jsonl`.
+            `PartialRollouts`: `max_off_policy_steps` (1), how many policy updates old a step may be when it is trained
+            on; see docs/speed.md. `BranchingRollout`: `branch_share` (0.5) and `rule` ("least_visited"), see
+            docs/branches.md. As a flag: JSON, `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
         vllm_servers: addresses of vLLM servers that were started by vLLM's own command, e.g.
             `["http://10.0.0.2:8000", "http://10.0.0.3:8000"]`; they generate instead of the training processes.
             docs/scaling.md has the commands. One that fails is left out until the next rollout, and its requests are
@@ -124,7 +119,7 @@ class G2POConfig(GRPOConfig):
             TensorBoard. 0: never.
         num_trajectories_logged: number of trajectories per logged table.
         vllm_importance_sampling_clip_max: largest importance weight of tokens sampled by another policy or engine.
-            `None`: no limit. `"auto"`: TRL's 3, but 1 with `rollouts_ahead` and `"token_truncate"`, since a group's
+            `None`: no limit. `"auto"`: TRL's 3, but 1 with partial rollouts and `"token_truncate"`, since a group's
             advantages are those of the policy that played it (docs/speed.md).
         stop_sequences: strings at which a completion ends, e.g. `["</action>"]`. The string stays part of it.
         save_steps: optimizer steps between checkpoints. A checkpoint contains weights and optimizer, 12 bytes per
@@ -188,17 +183,12 @@ class G2POConfig(GRPOConfig):
         default=65536, metadata={"help": "Maximum number of padded tokens in a generate call."}
     )
     num_environment_workers: int | None = field(default=None, metadata={"help": "Environment processes per rank."})
-    refill_groups: int = field(
-        default=1, metadata={"help": "How many times a rollout's number of groups may be played. 1: none again."}
+    rollout_strategy: str = field(
+        default="synchronous",
+        metadata={"help": "synchronous, dynamic_sampling, partial_rollouts or branching."},
     )
-    branch_share: float = field(
-        default=0.0, metadata={"help": "Fraction of a group's episodes that may continue others. 0: none."}
-    )
-    rollouts_ahead: int = field(
-        default=0, metadata={"help": "How many policy updates old a step may be when it is trained on. 0: on-policy."}
-    )
-    stream_rollouts: bool | None = field(
-        default=None, metadata={"help": "No episode waits for another. None: with colocated vLLM and vllm_servers."}
+    rollout_strategy_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Options of the rollout strategy, as JSON."}
     )
     vllm_servers: list[str] | None = field(
         default=None, metadata={"help": "Addresses of vLLM servers that generate, e.g. http://10.0.0.2:8000."}
@@ -229,12 +219,12 @@ class G2POConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "token_truncate, token_mask, sequence_truncate or sequence_mask. None: sequence_mask, or "
-            "token_truncate with rollouts_ahead."
+            "token_truncate with partial rollouts."
         },
     )
     # A float, None or "auto"; the argument parser wants one type.
     vllm_importance_sampling_clip_max: str = field(
-        default="auto", metadata={"help": "Largest ratio; None: any. auto: 3, or 1 with rollouts_ahead."}
+        default="auto", metadata={"help": "Largest ratio; None: any. auto: 3, or 1 with partial rollouts."}
     )
     stop_sequences: list[str] | None = field(
         default=None, metadata={"help": "Strings at which a completion ends, e.g. '</action>'."}
@@ -248,13 +238,13 @@ class G2POConfig(GRPOConfig):
     collapse_patience: int = field(default=5, metadata={"help": "Log lines over which the two limits above average."})
 
     def __post_init__(self):
-        for name in ("estimator_kwargs", "environment_pool_kwargs"):
+        for name in ("estimator_kwargs", "environment_pool_kwargs", "rollout_strategy_kwargs"):
             setattr(self, name, as_mapping(name, getattr(self, name)))
         self._check_estimator()
         check(self)
         if self.vllm_importance_sampling_mode is None:
             # The product of a completion's ratios says less and less, the older the policy that wrote it.
-            self.vllm_importance_sampling_mode = "token_truncate" if self.rollouts_ahead else "sequence_mask"
+            self.vllm_importance_sampling_mode = "token_truncate" if self.is_off_policy else "sequence_mask"
         self.vllm_importance_sampling_clip_max = as_bound(self)
         if self.use_vllm and self.vllm_max_model_length is None and self.max_prompt_length is not None:
             self.vllm_max_model_length = self.max_prompt_length + self.max_completion_length
@@ -341,9 +331,14 @@ class G2POConfig(GRPOConfig):
         return estimator_name(self.advantage_estimator, self.estimator_kwargs, self.value_lambda)
 
     @property
-    def num_branches(self) -> int:
-        """Episodes of a group that may be branches."""
-        return round(self.branch_share * self.num_generations)
+    def is_off_policy(self) -> bool:
+        """Whether steps may be trained on by a later policy than the one that they were sampled from."""
+        return self.rollout_strategy == "partial_rollouts"
+
+    @property
+    def corrects_sampling(self) -> bool:
+        """Whether completions come with log-probabilities of another engine or policy, for importance weights."""
+        return self.use_vllm or self.vllm_servers is not None or self.is_off_policy
 
     @property
     def optimizer_steps_per_iteration(self) -> int:

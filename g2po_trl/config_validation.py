@@ -13,7 +13,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from .credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS, USE_NODE_VALUES, compares_steps
+from .credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS, USE_NODE_VALUES
 from .credit.state_keys import IGNORABLE
 from .engines.sampling import reserved_option
 from .runs.sample_table import BACKENDS
@@ -127,9 +127,6 @@ def check(args: GRPOConfig) -> None:
         args.state_similarity,
         f"below 1 it needs datasketch: {install_command('similarity')}",
     )
-    _require(args.refill_groups >= 1, "refill_groups", args.refill_groups, "set it to 1 (off) or more")
-    _check_ahead(args)
-    _check_branches(args)
     others = args.other_eval_temperatures
     _require(
         isinstance(others, (list, tuple)) and all(isinstance(one, (int, float)) for one in others),
@@ -160,6 +157,8 @@ def check(args: GRPOConfig) -> None:
     )
     _check_vllm(args)
     _check_servers(args)
+    if args.corrects_sampling:
+        _check_filters(args)
 
 
 def _warn_of_no_effect(args: GRPOConfig) -> None:
@@ -265,7 +264,6 @@ def check_advantage_fn(args: GRPOConfig) -> None:
 def _check_vllm(args: GRPOConfig) -> None:
     if not args.use_vllm:
         return
-    _check_filters(args)
     if args.max_prompt_length is not None and args.vllm_max_model_length is not None:
         needed = args.max_prompt_length + args.max_completion_length
         _require(
@@ -274,48 +272,6 @@ def _check_vllm(args: GRPOConfig) -> None:
             args.vllm_max_model_length,
             f"set it to max_prompt_length + max_completion_length = {needed} or more",
         )
-
-
-def _check_ahead(args: GRPOConfig) -> None:
-    ahead, mode = args.rollouts_ahead, args.vllm_importance_sampling_mode
-    _require(ahead in (0, 1, 2), "rollouts_ahead", ahead, "set it to 0, 1 or 2")
-    if not ahead:
-        return
-    _require(
-        args.refill_groups == 1,
-        "refill_groups",
-        args.refill_groups,
-        f"rollouts_ahead is {ahead} as well; choose one of them",
-    )
-    _require(
-        args.loss_type != "vespo" or mode is None or mode.startswith("token"),
-        "vllm_importance_sampling_mode",
-        mode,
-        "loss_type='vespo' takes token_truncate or token_mask",
-    )
-    _check_filters(args)
-
-
-def _check_branches(args: GRPOConfig) -> None:
-    share, size = args.branch_share, args.num_generations
-    _require(0 <= share < 1, "branch_share", share, "set it to 0 (off) or more, and below 1")
-    if not share:
-        return
-    _require(
-        1 <= args.num_branches <= size - 2,
-        "branch_share",
-        share,
-        f"of num_generations={size} episodes it may make {args.num_branches} branches; that must be at least 1, "
-        "and leave at least 2",
-    )
-    name, kwargs, weight = args.advantage_estimator, args.estimator_kwargs, args.step_advantage_weight
-    _require(
-        name in ESTIMATORS and compares_steps(name, kwargs, weight),
-        "branch_share",
-        share,
-        f"advantage_estimator={name!r} with estimator_kwargs={kwargs} and step_advantage_weight={weight} compares "
-        "whole episodes only, and a branch is none; use 0",
-    )
 
 
 def _check_servers(args: GRPOConfig) -> None:
@@ -346,7 +302,6 @@ def _check_servers(args: GRPOConfig) -> None:
     _require(not args.use_vllm, "use_vllm", True, "vllm_servers is set as well; choose one engine")
     for name in ("vllm_request_timeout", "vllm_server_timeout"):
         _require(getattr(args, name) > 0, name, getattr(args, name), "set it above 0")
-    _check_filters(args)
 
 
 def _check_generation_kwargs(args: GRPOConfig) -> None:
@@ -415,7 +370,7 @@ def as_bound(args: GRPOConfig) -> float | None:
     """Return the largest importance weight: a number above 0, or `None`."""
     value = args.vllm_importance_sampling_clip_max
     if value == "auto":
-        return 1.0 if args.rollouts_ahead and args.vllm_importance_sampling_mode == "token_truncate" else 3.0
+        return 1.0 if args.is_off_policy and args.vllm_importance_sampling_mode == "token_truncate" else 3.0
     if value is None or str(value).lower() in ("none", "null"):
         return None
     try:

@@ -1,11 +1,11 @@
 """`G2POTrainer`: TRL's `GRPOTrainer` with a multi-turn rollout and graph advantages.
 
 Four things differ from GRPO:
-1. a sample's "generation" is an episode in an environment, many replies long (`player`);
-2. every step of it (one prompt, one reply) is a row of its own, so a rollout gives any number of rows;
-3. a row's advantage comes from the state graph of its group, not from the reward alone (`credit`);
-4. rows are cut into micro-batches by tokens inside one training step (`update`).
-The loss is TRL's own. Here are TRL's hooks, which hand over to these parts and to what a run leaves (`folder`).
+1. a sample is an episode in an environment, with many completions (`player`, `strategy`);
+2. each of its steps (one prompt, one completion) is a step sample, so a rollout has any number of them;
+3. the advantage of a step comes from the state graph of its group, not from the reward alone (`credit`);
+4. step samples are split into micro-batches by tokens inside one training step (`update`).
+The loss is TRL's own. The methods here are TRL's hooks; they delegate to these parts and to the run's `folder`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,20 +36,16 @@ from .engines.sampling import Sampling
 from .engines.trl_vllm import starting_vllm
 from .environments.adapters.trl_tools import default_prompt_template, text_environment_factory
 from .environments.contract import TextEnvironment
-from .environments.tasks import check_datasets, own_columns, task_id_of, tasks_hash
-from .experimental.branching.branching import Branching
-from .experimental.branching.rules import ChooseBranches
-from .experimental.partial_rollouts import ages
+from .environments.tasks import check_datasets, own_columns, tasks_hash
 from .prompts.template import PromptTemplate
-from .rollout.dynamic_sampling import Rollout
-from .rollout.episode import Branch
 from .rollout.failing_tasks import TaskErrors
 from .rollout.stats import RolloutStats
+from .rollout.strategy import Rollout
 from .rollout.task_sampler import TaskSampler
 from .runs import hub
 from .runs.callbacks import ClosingVerdict, RolloutBar
 from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, clear_staging, files_moved_in
-from .runs.metrics import advantage_metrics, branch_metrics, evaluation_metrics, gather_rollout, rollout_metrics
+from .runs.metrics import advantage_metrics, evaluation_metrics, gather_rollout, rollout_metrics
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder, check_panel_name
 from .runs.ownership import on_main
@@ -60,12 +56,11 @@ from .runs.summary import at_temperature, check_other_panels, summarize
 from .runs.verdict import Tally
 from .trainer_build import (
     add_callbacks,
-    make_branching,
+    check_strategy,
     make_credit,
     make_iteration,
     make_player,
-    make_refill,
-    make_rolling,
+    make_strategy,
     make_update,
     no_reward_function,
     write_run,
@@ -88,8 +83,9 @@ from .utils.trl_compat import fsdp_plugin_of, is_any_model_prepared, name_or_pat
 
 
 class G2POTrainer(GRPOTrainer):
-    """Trains a language model as an agent by Group-Graph Policy Optimization
-    ([arXiv:2606.22995](https://arxiv.org/abs/2606.22995)).
+    """Trains a language model as an agent with G2PO.
+
+    Group-Graph Policy Optimization: [arXiv:2606.22995](https://arxiv.org/abs/2606.22995).
 
     Args:
         model: a model id, a path, or a model. With `beta` above 0 and no adapter, the reference model is loaded from
@@ -101,12 +97,10 @@ class G2POTrainer(GRPOTrainer):
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`, picklable by
             cloudpickle, since it is called in worker processes. A class with tool methods and `get_reward`, as for
             TRL, is accepted too.
-        prompt_template: the prompt's wording, and the parser of the reply. Default: the environment class's
+        prompt_template: the prompt's wording, and the parser of the completion. Default: the environment class's
             `prompt_template`; without one, `TOOL_PROMPT` for a class with tool methods, otherwise `DEFAULT_PROMPT`.
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
         state_key: `Step -> str`, replaces the environment's own state key.
-        choose_branches: with `branch_share`, `(StateGraph, budget of a group) -> [(trajectory, position), …]`: where
-            episodes begin that continue others. Default: `g2po_trl.experimental.branching.rules.least_visited`.
         processing_class: the tokenizer, with a chat template; for a multimodal checkpoint, its processor.
         card_facts: additional rows of the model card, e.g. the version of the data.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
@@ -131,13 +125,13 @@ class G2POTrainer(GRPOTrainer):
         prompt_template: PromptTemplate | None = None,
         advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
         state_key: Callable[[Step], str] | None = None,
-        choose_branches: ChooseBranches | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         card_facts: dict[str, str] | None = None,
         **kwargs,
     ):
         args = args or G2POConfig("g2po-output")
         check_arguments(model, args, kwargs, environment_factory)
+        check_strategy(args)
         if advantage_fn is not None:
             args.check_advantage_fn()
         self.environment_factory = environment_factory
@@ -159,8 +153,7 @@ class G2POTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **kwargs,
             )
-        # TRL then corrects by the engine's log-probabilities.
-        self.use_vllm = args.use_vllm or args.vllm_servers is not None or args.rollouts_ahead > 0
+        self.use_vllm = args.corrects_sampling  # TRL's loss then uses the importance weights of a batch
         check_trainer(self)
         self.card_facts = card_facts or {}
         self.prompt_template = prompt_template
@@ -171,8 +164,7 @@ class G2POTrainer(GRPOTrainer):
         self.tally = Tally()
         self.verdict = ClosingVerdict(self.tally, self.estimator_name)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
-        self.branching = make_branching(self, choose_branches)
-        self.refill, self.rolling = make_refill(self), make_rolling(self)
+        self.strategy = make_strategy(self)
         self.player.pool.check(own_columns(train_dataset[0]))  # before any work is lost
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
@@ -180,8 +172,7 @@ class G2POTrainer(GRPOTrainer):
         parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
         parts |= {"tally": self.tally}
         parts |= {"layout": self.update.layout}
-        parts |= {"rolling": self.rolling} if self.rolling else {}
-        parts |= {"branching": self.branching} if self.branching else {}
+        parts |= {"strategy": self.strategy}
         self.resumption = RunState(parts, rank, num_ranks)
         self.sample_table = SampleTable(
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
@@ -190,18 +181,18 @@ class G2POTrainer(GRPOTrainer):
         self._made_with = settings_of_parts(args)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """The accelerator as transformers makes it; called before any model is prepared, the reference included."""
+        """Make the accelerator as transformers does, before any model is prepared, the reference included."""
         super().create_accelerator_and_postprocess()
         keep_outputs_exact(fsdp_plugin_of(self.accelerator))
 
     def _choose_estimator(self, advantage_fn: Callable | None) -> tuple[Callable | None, str]:
-        """The estimator and its name."""
+        """Return the estimator and its name."""
         if advantage_fn is None:
             return self.args.make_estimator(), self.args.estimator_name
         return advantage_fn, getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
 
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """(S,) advantages of all ranks' steps, by their graph; `trajectories` are this rank's."""
+        """Return (S,) advantages of all ranks' steps from their graph; `trajectories` are this rank's."""
         return self.credit.estimator(graph)
 
     # -- rollout ---------------------------------------------------------------------------------------------------
@@ -213,8 +204,6 @@ class G2POTrainer(GRPOTrainer):
         groups: Sequence[int] | None = None,
         description: str = "rollout",
         seeds: Sequence[int] | None = None,
-        branches: Sequence[Branch | None] | None = None,
-        branching: Branching | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each task with the current policy, on this rank. All ranks must call it together.
 
@@ -222,21 +211,21 @@ class G2POTrainer(GRPOTrainer):
             tasks: dataset rows.
             sampling: default: as in training. For another temperature with the same lengths and stop sequences:
                 `dataclasses.replace(trainer.args.training_sampling(), temperature=0)`.
-            groups, seeds, branches, branching: see `Player.play`.
+            groups: group of each task, see `Player.play`.
             description: of the progress bar.
+            seeds: seed of each episode, see `Player.play`.
         """
         check_unchanged(self._made_with, self.args)
         sampling = sampling or self.args.training_sampling()
-        played = sum(task_id_of(task) not in self.task_errors for task in tasks)
-        bar = RolloutBar(description, self.player.max_turns, played, self.accelerator.is_main_process)
-        try:
-            with self._policy_in_engine():
-                return self.player.play(tasks, sampling, groups, seeds, bar, branches=branches, branching=branching)
-        finally:
-            bar.close()
+        episodes, is_main = self.player.number_of(tasks), self.accelerator.is_main_process
+        with (
+            closing(RolloutBar(description, self.player.max_turns, episodes, is_main)) as bar,
+            self._policy_in_engine(),
+        ):
+            return self.player.play(tasks, sampling, groups, seeds, bar)
 
     def _policy_in_engine(self) -> AbstractContextManager[None]:
-        """Around several `play` calls of one policy: the engine gets its weights once."""
+        """Return a context for several `play` calls of one policy, whose weights the engine gets once."""
         if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not is_any_model_prepared(self.accelerator):
             raise RuntimeError(
                 "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
@@ -245,21 +234,20 @@ class G2POTrainer(GRPOTrainer):
         return self.player.rollout()
 
     def _roll_out(self, rows: list[dict[str, Any]]) -> MiniBatches:
-        """Rollout -> graph -> advantages -> step batch: the iteration's mini-batches, in micro-batches."""
+        """Play a rollout and return its mini-batches: trajectories -> graph -> advantages -> step batch."""
+        check_unchanged(self._made_with, self.args)
         first = self.accelerator.process_index * len(rows)
         # A group is `num_generations` rows in a row, counted over all ranks.
         groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
-        with self._policy_in_engine():  # the weights are handed on once, also if groups are played again
-            played = self._play_groups(rows, groups)
-        trajectories = played.trajectories
+        with self._policy_in_engine():  # the engine gets the weights once
+            rollout = self.strategy.collect(rows, groups, self.iteration.number)
+        trajectories = rollout.trajectories
 
         clock = Timer()
         records = self.credit.records(trajectories, groups)
-        everything = records
-        if self.args.refill_groups > 1:
-            everything = records + self.credit.records(played.replaced, played.replaced_groups)
-        self.task_errors.count(everything)
-        check_errors(everything, played.errors, self.args.max_error_rate)
+        replaced = self.credit.records(rollout.replaced, rollout.replaced_groups)
+        self.task_errors.count(records + replaced)
+        check_errors(records + replaced, rollout.errors, self.args.max_error_rate)
         graph = self.credit.graph(records)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
         own = advantages_of_rank(advantages, records, first, len(trajectories))
@@ -274,22 +262,9 @@ class G2POTrainer(GRPOTrainer):
         self._add_log_probs(mini_batches)
         clock.record("time/logps")
         metrics = {**self._advantage_metrics(graph, advantages), **update_metrics}
-        everyone = self._log_rollout(played, graph, clock.seconds, metrics)
-        self.tally.add(groups_of(records, self.args.num_generations), everyone, everything[len(records) :])
+        everyone = self._log_rollout(rollout, graph, clock.seconds, metrics)
+        self.tally.add(groups_of(records, self.args.num_generations), everyone, replaced)
         return mini_batches
-
-    def _play_groups(self, rows: list[dict[str, Any]], groups: list[int]) -> Rollout:
-        number, size = self.iteration.number, self.args.num_generations
-        if self.rolling is None:
-            play = lambda tasks, groups: self.play(tasks, groups=groups, branching=self.branching)  # noqa: E731
-            return self.refill.play(play, rows, groups, number)
-        bar = RolloutBar("rollout", len(rows) // size, len(rows), self.accelerator.is_main_process, "group")
-        steps_left = self.state.max_steps - self.state.global_step
-        batches_left = math.ceil(steps_left / self.args.optimizer_steps_per_iteration)
-        try:
-            return Rollout(*self.rolling.play(rows, self.args.training_sampling(), number, bar, batches_left))
-        finally:
-            bar.close()
 
     def _add_log_probs(self, mini_batches: MiniBatches) -> None:
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
@@ -299,14 +274,13 @@ class G2POTrainer(GRPOTrainer):
     # -- training --------------------------------------------------------------------------------------------------
 
     def _prepare_inputs(self, inputs):
-        """Micro-batches go to the device as they are: transformers casts floats to DeepSpeed's dtype."""
+        """Move a micro-batch to the device without transformers' cast of floats to DeepSpeed's dtype."""
         if not isinstance(inputs, dict):
             raise TypeError("dataset rows cannot be prepared one batch at a time: use `evaluate` or `play`")
         return send_to_device(inputs, self.accelerator.device)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """One mini-batch, or all with `mini_batch_size`: forward and backward of their micro-batches. Rolls out
-        first when it is time."""
+        """Play a rollout if needed, and train on its next mini-batch, or with `mini_batch_size` on all of them."""
         iteration = self.iteration
         if iteration.needs_rollout:
             iteration.mini_batches = self._roll_out([own_columns(row) for row in inputs])
@@ -352,7 +326,7 @@ class G2POTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=False, **kwargs
     ):
-        """TRL's only way from token ids to log-probabilities, for a micro-batch in its layout."""
+        """Return log-probabilities and entropies of a micro-batch, computed in its layout."""
         computed = self.update.layout.log_probs(model, attention_mask[:, -logits_to_keep:], compute_entropy)
         if computed is not None:
             outputs = (*computed, None)
@@ -366,7 +340,7 @@ class G2POTrainer(GRPOTrainer):
     # -- metrics ---------------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log `logs` and, in training mode, what has been measured since the last time."""
+        """Log `logs` and, in training mode, the metrics measured since the last time."""
         if self.model.training:
             self.iteration.merge_training_steps()
         super().log(logs, start_time)
@@ -377,28 +351,27 @@ class G2POTrainer(GRPOTrainer):
 
     def _log_rollout(
         self,
-        played: Rollout,
+        rollout: Rollout,
         graph: StateGraph,
         times: dict[str, float],
         more: dict[str, float],
     ) -> list[Trajectory]:
-        """Log and write a rollout. Returns all ranks' trajectories, without their texts."""
-        everyone, stats, times = gather_rollout(played.all, played.stats, times, gather_object)
+        """Log and save a rollout, and return all ranks' trajectories, without their texts."""
+        everyone, stats, times = gather_rollout(rollout.all, rollout.stats, times, gather_object)
         self.iteration.log(
             {
                 "rollout/episodes": len(everyone),
-                **(branch_metrics(everyone, stats) if self.branching else {}),
-                **rollout_metrics(everyone, graph, self.args),
+                **rollout_metrics(everyone, graph, self.args.num_generations, self.strategy.counted_per_group),
                 **stats.metrics(),
-                **(ages(everyone, self.iteration.number) if self.rolling else {}),
+                **self.strategy.metrics(Rollout(everyone, stats)),
                 **times,
                 **more,
-                "episode/tasks_set_aside": len(self.task_errors.set_aside),
+                "episode/tasks_set_aside": len(self.task_errors.excluded),
             }
         )
         self.state.num_input_tokens_seen += stats.prompt_tokens + stats.generated_tokens
-        self.sample_table.offer(played.trajectories, self.iteration.number)
-        self.folder.add_rollout(self.iteration.number, played.trajectories, played.replaced)
+        self.sample_table.offer(rollout.trajectories, self.iteration.number)
+        self.folder.add_rollout(self.iteration.number, rollout.trajectories, rollout.replaced)
         return everyone
 
     # -- evaluation ------------------------------------------------------------------------------------------------
@@ -469,22 +442,22 @@ class G2POTrainer(GRPOTrainer):
     # -- what outlives the process ---------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
-        """Train. `output_dir` belongs to one run and is locked meanwhile; a second call goes on in it.
+        """Train. `output_dir` belongs to one run and is locked meanwhile; a second call continues in it.
 
         Args:
             resume_from_checkpoint: a folder, `True` or `"latest"` for the last checkpoint of `output_dir`, or `"auto"`
                 for the last one if there is any.
+            **kwargs: passed on to transformers' `train`.
 
         Raises:
-            ValueError: when `output_dir` verify another run and `overwrite` is False, when another process trains
+            ValueError: when `output_dir` holds another run and `overwrite` is False, when another process trains
                 there, and when the checkpoint is another run's or cannot be continued with these settings.
         """
         check_unchanged(self._made_with, self.args)
         self.iteration.reset()
         self.update.guard.reset()
         self.tally.restart(is_whole=True)
-        if self.rolling:
-            self.rolling.drop()
+        self.strategy.reset()
         origin, identity = name_or_path_of(self.model.config), self.run_identity()
         begin = partial(self.folder.begin, resume_from_checkpoint, self.args.overwrite, identity, origin)
         checkpoint = on_main(self.accelerator, begin)
@@ -535,12 +508,12 @@ class G2POTrainer(GRPOTrainer):
         return TaskSampler.from_sampler(super()._get_train_sampler(dataset), epoch=lambda: int(self.state.epoch or 0))
 
     def run_identity(self) -> dict[str, Any]:
-        """What must be the same for a run to be continued."""
+        """Return the settings that must be equal for a run to be continued."""
         return identity_of(self.args, self.tasks_hash, self.environment_factory)
 
     @cached_property
     def tasks_hash(self) -> str:
-        """Of the training tasks, in any order."""
+        """Hash of the training tasks, in any order."""
         return tasks_hash(self.train_dataset)
 
     def _get_output_dir(self, trial) -> str:
@@ -589,7 +562,7 @@ class G2POTrainer(GRPOTrainer):
             return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
-        """Write output_dir/README.md: what was trained on what, success before and after, settings, versions."""
+        """Write output_dir/README.md: model, tasks, success before and after, settings, versions."""
         if self.is_world_process_zero():
             tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
             with atomic_write(Path(self.args.output_dir, "README.md")) as file:

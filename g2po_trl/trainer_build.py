@@ -1,10 +1,12 @@
-"""What a `G2POTrainer` has, made from its configuration and from what TRL has made of the model."""
+"""Build the parts of a `G2POTrainer` from its configuration and from the model that TRL has loaded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,17 @@ from .engines.base import Engine
 from .engines.transformers import TransformersEngine
 from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
-from .experimental.branching.branching import Branching
-from .experimental.branching.rules import ChooseBranches, least_visited
-from .experimental.partial_rollouts import Rolling
+from .experimental.branching.branching import BranchingRollout
+from .experimental.partial_rollouts import PartialRollouts
 from .prompts.chat_template import get_tokenizer
 from .prompts.template import PromptTemplate
 from .prompts.tokenization import ChatEncoder
 from .rollout.actor import PromptActor
-from .rollout.dynamic_sampling import Refill
+from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.failing_tasks import TaskErrorReport, TaskErrors
 from .rollout.player import Player
-from .runs.callbacks import callbacks_of
+from .rollout.strategy import RolloutContext, RolloutStrategy, SynchronousRollout
+from .runs.callbacks import RolloutBar, callbacks_of
 from .runs.run_json import describe_run
 from .trajectory import Step
 from .update.iteration import Iteration
@@ -39,14 +41,21 @@ from .update.update import Update
 from .utils.sdpa import without_cudnn_attention
 from .utils.trl_compat import name_or_path_of, train_metrics_of, unwrap_model_for_generation
 
+STRATEGIES: dict[str, type[RolloutStrategy]] = {
+    "synchronous": SynchronousRollout,
+    "dynamic_sampling": DynamicSampling,
+    "partial_rollouts": PartialRollouts,
+    "branching": BranchingRollout,
+}
+
 
 def no_reward_function(**kwargs):
-    """Satisfies `GRPOTrainer.__init__`, which wants a reward function; rewards come from the environment."""
+    """Stand in for the reward function that `GRPOTrainer.__init__` requires; rewards come from the environment."""
     raise RuntimeError("rewards come from the environment; this function is never called")
 
 
 def make_credit(args: G2POConfig, estimator: Callable | None, state_key: Callable[[Step], str] | None) -> Credit:
-    """State keys, graph and estimator as configured."""
+    """Return the configured state keys, graph and estimator."""
     return Credit(
         estimator,
         args.gamma,
@@ -65,12 +74,11 @@ def make_player(
     prompt_template: PromptTemplate,
     task_errors: TaskErrors,
 ) -> Player:
-    """Engine, prompts and environments. The prompt template is tried before workers are started."""
+    """Return engine, prompts and environments. The prompt template is tested before workers are started."""
     args, accelerator = trainer.args, trainer.accelerator
     encode = ChatEncoder(trainer.processing_class, args.chat_template_kwargs)
     encode(prompt_template.messages("observation", "task"))  # a template that refuses does so now
     engine = make_engine(trainer)
-    streams = streams_rollouts(args, engine)
     actor = PromptActor(engine, encode, prompt_template, args.history_length, args.max_prompt_length)
     pool = EnvironmentPool(
         environment_factory,
@@ -83,90 +91,64 @@ def make_player(
     def any_rank(flag: bool) -> bool:
         return bool(accelerator.reduce(torch.tensor(int(flag), device=accelerator.device)).item())
 
-    return Player(pool, actor, args.max_turns, streams, task_errors, any_rank)
+    return Player(pool, actor, args.max_turns, excluded=task_errors, any_running=any_rank)
 
 
-def streams_rollouts(args: G2POConfig, engine: Engine) -> bool:
-    """Whether episodes are asked one by one.
-
-    Raises:
-        ValueError: when they should be, and cannot.
-    """
-    if args.stream_rollouts is None:
-        # Without seeds, which reply comes first would decide what it says.
-        return engine.streams and engine.takes_seeds
-    if args.stream_rollouts and not engine.streams:
-        raise ValueError(
-            "stream_rollouts is True, and this engine answers all prompts of a turn together: set vllm_servers, or "
-            "use_vllm with vllm_mode='colocate' and vllm_tensor_parallel_size=1, or leave stream_rollouts at None"
-        )
-    return args.stream_rollouts
-
-
-def make_refill(trainer: GRPOTrainer) -> Refill:
-    """Which groups are played again, as configured."""
-    args = trainer.args
-    return Refill(args.refill_groups, trainer.train_dataset, args.seed, trainer.task_errors, gather_object)
-
-
-def _check_whole_groups(args: G2POConfig, option: str) -> None:
-    rows = args.per_device_train_batch_size * args.steps_per_generation
-    if rows % args.num_generations:
-        raise ValueError(
-            f"{option} is {getattr(args, option)}, and a process plays per_device_train_batch_size x "
-            f"steps_per_generation = {rows} episodes, which are not whole groups of num_generations="
-            f"{args.num_generations}: make it a multiple"
-        )
-
-
-def make_branching(trainer: GRPOTrainer, choose: ChooseBranches | None) -> Branching | None:
-    """Episodes that continue others, where `branch_share` asks for them.
+def check_strategy(args: G2POConfig) -> None:
+    """Refuse an unknown rollout strategy, options that it does not have, and settings that it excludes.
 
     Raises:
-        ValueError: where they cannot.
+        ValueError: for the first of them.
     """
-    args, credit = trainer.args, trainer.credit
-    if not args.num_branches:
-        if choose is not None:
-            raise ValueError("choose_branches is set and branch_share is 0: set branch_share, or remove it")
-        return None
-    _check_whole_groups(args, "branch_share")
-    rule = least_visited if choose is None else choose
-    own_keys = credit.state_key is None and args.state_similarity == 1
-    return Branching(
-        args.num_branches,
+    name, options = args.rollout_strategy, args.rollout_strategy_kwargs or {}
+    if name not in STRATEGIES:
+        raise ValueError(f"rollout_strategy is {name!r}: choose one of {', '.join(STRATEGIES)}")
+    parameters = signature(STRATEGIES[name]).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            has = f"has the options {', '.join(known)}" if known else "has no options"
+            raise ValueError(
+                f"rollout_strategy_kwargs has {option!r}, and rollout_strategy={name!r} {has}: remove it, or set "
+                "another strategy"
+            )
+    STRATEGIES[name].check(args, **options)
+
+
+def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:
+    """Return the configured rollout strategy."""
+    args, accelerator, credit = trainer.args, trainer.accelerator, trainer.credit
+
+    def batches_left() -> int:
+        return math.ceil((trainer.state.max_steps - trainer.state.global_step) / args.optimizer_steps_per_iteration)
+
+    context = RolloutContext(
+        trainer.player,
         args.num_generations,
-        lambda groups, budget: rule(credit.graph_of_rank(groups), budget),
-        compares_keys=own_keys,
-        gather=gather_object,
+        trainer.train_dataset,
+        args.seed,
+        args.per_device_train_batch_size * args.steps_per_generation,
+        args.training_sampling,
+        accelerator.process_index,
+        gather_object,
+        lambda total, episodes, unit: closing(
+            RolloutBar("rollout", total, episodes, accelerator.is_main_process, unit)
+        ),
+        batches_left,
+        credit.graph_of_rank,
+        has_own_keys=credit.state_key is None and args.state_similarity == 1,
     )
-
-
-def make_rolling(trainer: GRPOTrainer) -> Rolling | None:
-    """Groups that go on from one rollout to the next, where `rollouts_ahead` asks for them.
-
-    Raises:
-        ValueError: where they cannot.
-    """
-    args, player, accelerator = trainer.args, trainer.player, trainer.accelerator
-    if not args.rollouts_ahead:
-        return None
-    if player.actor.is_collective:
-        raise ValueError(
-            f"rollouts_ahead is {args.rollouts_ahead}, and this engine generates for several processes together, but "
-            "their groups are not complete together: set vllm_servers, or use_vllm with vllm_mode='colocate' and "
-            "vllm_tensor_parallel_size=1 on models that are not sharded, or leave rollouts_ahead at 0"
-        )
-    _check_whole_groups(args, "rollouts_ahead")
-    size, tasks, rank = args.num_generations, trainer.train_dataset, accelerator.process_index
-    return Rolling(player, size, args.rollouts_ahead, tasks, args.seed, rank, gather_object, trainer.branching)
+    return STRATEGIES[args.rollout_strategy](context, **args.rollout_strategy_kwargs or {})
 
 
 def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
-    """Return the engine that the options ask for: `generate` by default, `use_vllm` with `vllm_mode` "colocate" or
-    "server", or `vllm_servers`. `kind` asks for another: "vllm", "served" or "generate".
+    """Return the configured engine: `generate`, vLLM through TRL (`use_vllm`), or `vllm_servers`.
+
+    Args:
+        trainer: the trainer.
+        kind: another one: "generate", "vllm" or "served".
     """
-    args, ends = trainer.args, trainer.eos_token_ids
+    args, stop_token_ids = trainer.args, trainer.eos_token_ids
     tokenizer, options = get_tokenizer(trainer.processing_class), args.generation_kwargs
     kind = kind or ("vllm" if args.use_vllm else "served" if args.vllm_servers else "generate")
     if kind == "served":
@@ -175,20 +157,20 @@ def make_engine(trainer: GRPOTrainer, kind: str | None = None) -> Engine:
         from .engines.trl_vllm import VLLMEngine
 
         return VLLMEngine(
-            tokenizer, ends, trainer.vllm_generation, trainer.accelerator, trainer.model, args.seed, options
+            tokenizer, stop_token_ids, trainer.vllm_generation, trainer.accelerator, trainer.model, args.seed, options
         )
     options = {"cache_implementation": args.cache_implementation, **(options or {})}
     # With sharded weights every rank must run the same generate calls, with as many forward passes in each.
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     return TransformersEngine(
         tokenizer,
-        ends,
-        partial(_lend_trained_model, trainer),
+        stop_token_ids,
+        partial(_trained_model_for_generation, trainer),
         args.generation_batch_tokens,
         sharded,
         trainer.accelerator.device,
         options,
-        logprobs=args.rollouts_ahead > 0,
+        logprobs=args.is_off_policy,
     )
 
 
@@ -202,7 +184,7 @@ def _make_served_engine(trainer: GRPOTrainer, tokenizer: Any, options: dict[str,
     connection = TrainerHandle(
         trainer.accelerator,
         lambda: trainer.accelerator.unwrap_model(trainer.model),
-        partial(_lend_trained_model, trainer),
+        partial(_trained_model_for_generation, trainer),
         trainer._dist.gather_params,
         None if args.max_prompt_length is None else args.max_prompt_length + args.max_completion_length,
         args.training_sampling(),
@@ -210,15 +192,15 @@ def _make_served_engine(trainer: GRPOTrainer, tokenizer: Any, options: dict[str,
     )
     # What begins with an underscore is not pushed to the Hub.
     folder = args.vllm_weights_folder or Path(args.output_dir, "_vllm_weights")
-    patience, reply_timeout = args.vllm_server_timeout, args.vllm_request_timeout
+    patience, request_timeout = args.vllm_server_timeout, args.vllm_request_timeout
     return ServedVLLMEngine(
-        tokenizer, trainer.eos_token_ids, args.vllm_servers, folder, connection, patience, reply_timeout, options
+        tokenizer, trainer.eos_token_ids, args.vllm_servers, folder, connection, patience, request_timeout, options
     )
 
 
 @contextmanager
-def _lend_trained_model(trainer: GRPOTrainer, config: GenerationConfig) -> Iterator[torch.nn.Module]:
-    """The bare model, gathered where ZeRO-3 sharded it, in evaluation mode: training mode means dropout."""
+def _trained_model_for_generation(trainer: GRPOTrainer, config: GenerationConfig) -> Iterator[torch.nn.Module]:
+    """Provide the bare model in evaluation mode (training mode has dropout), gathered if ZeRO-3 shards it."""
     with (
         without_cudnn_attention(),
         unwrap_model_for_generation(
@@ -239,7 +221,7 @@ def _lend_trained_model(trainer: GRPOTrainer, config: GenerationConfig) -> Itera
 
 
 def make_iteration(trainer: GRPOTrainer) -> Iteration:
-    """The place in the run, before its first training step."""
+    """Return the progress of the run, before its first training step."""
     args, correction = trainer.args, trainer.update.log_probs.correction
     prepared_with = {
         "loss_type": args.loss_type,
@@ -254,7 +236,7 @@ def make_iteration(trainer: GRPOTrainer) -> Iteration:
 
 
 def make_update(trainer: GRPOTrainer) -> Update:
-    """Layout, micro-batches and log-probabilities as configured."""
+    """Return the configured layout, micro-batches and log-probabilities."""
     args = trainer.args
     layout = Layout(
         args.token_layout,
@@ -292,7 +274,7 @@ def make_update(trainer: GRPOTrainer) -> Update:
 
 
 def add_callbacks(trainer: GRPOTrainer) -> None:
-    """What a user watches, and what ends a run that has come apart, in place of transformers' own lines."""
+    """Replace transformers' log lines by callbacks that report progress and stop a collapsed run."""
     args, pool = trainer.args, trainer.player.pool
     if trainer.accelerator.is_main_process and not torch.accelerator.is_available():
         print("No GPU found: training on the CPU.", flush=True)
@@ -305,7 +287,7 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
 
 
 def precision_of(trainer: GRPOTrainer) -> dict[str, str | None]:
-    """Return what completions of `generate` are computed in, by torch's names; see `describe_run`."""
+    """Return dtype and autocast of `generate`, by torch's names; see `describe_run`."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     base = model.get_base_model() if is_peft_model(model) else model
     # Autocast wraps the forward pass of the prepared model, and `generate` of an adapter calls that of its base.
@@ -315,7 +297,7 @@ def precision_of(trainer: GRPOTrainer) -> dict[str, str | None]:
 
 
 def write_run(trainer: GRPOTrainer, step: int = 0) -> None:
-    """run.json and the panels, before training. `step`: the run goes on after it."""
+    """Write run.json and the panels before training, which continues after `step`."""
     origin, template = name_or_path_of(trainer.model.config), trainer.prompt_template
     panels = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
     described = describe_run(

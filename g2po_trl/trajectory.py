@@ -40,7 +40,7 @@ class Step:
         completion_truncated: the completion reached its maximum length.
         prompt: the last message, of agents that are asked by text.
         advantage: what the step was trained with; `None` if it was not trained.
-        policy_version: iteration whose policy wrote the completion, with `rollouts_ahead`; otherwise `None`.
+        policy_version: iteration whose policy wrote the completion, with partial rollouts; otherwise `None`.
     """
 
     observation: str

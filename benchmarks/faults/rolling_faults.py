@@ -1,4 +1,4 @@
-"""Rolling groups (`rollouts_ahead`) whose environments hang, die and raise: is every episode accounted for?
+"""Partial rollouts whose environments hang, die and raise: is every episode accounted for?
 
     python -m benchmarks.faults.rolling_faults [--output FOLDER] [--iterations 50] [--share 0.3]
 
@@ -24,10 +24,11 @@ from typing import Any
 from benchmarks.common import facts, write_results
 from benchmarks.faults.faulty_environment import FaultyEnvironment
 from g2po_trl import EnvironmentPool
-from g2po_trl.engines.sampling import Sampling, derived_seed
-from g2po_trl.experimental.partial_rollouts import Rolling
+from g2po_trl.engines.sampling import derived_seed
+from g2po_trl.experimental.partial_rollouts import PartialRollouts
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.player import Player
+from g2po_trl.rollout.strategy import RolloutContext
 
 FAULTS = {"hang": "timeout", "die": "crash", "raise": "exception"}  # and what the pool calls it
 
@@ -85,15 +86,15 @@ class Scripted:
         return episode.step(fault if fault and turn == when else "end" if turn == turns else "go", None)
 
 
-class Watched(Rolling):
+class Watched(PartialRollouts):
     """Knows all episodes that it has ever opened, in their order: an episode's number is its place."""
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, context: RolloutContext, **options: Any):
         self.opened: list[tuple[Episode, dict[str, Any]]] = []
-        super().__init__(*arguments)
+        super().__init__(context, **options)
 
-    def _open(self, task, version):
-        super()._open(task, version)
+    def _begin_group(self, task, version):
+        super()._begin_group(task, version)
         self.opened += [(episode, task) for episode in self.groups[-1].members]
 
 
@@ -130,11 +131,11 @@ def play(
         FaultyEnvironment, workers, reset_timeout=4 * limit, step_timeout=limit, load_timeout=60.0
     ) as pool:
         player = Player(pool, actor, max_turns, streams=streams)
-        rolling = Watched(player, group_size, ahead, tasks, seed)
+        rolling = Watched(RolloutContext(player, group_size, tasks, seed), max_off_policy_steps=ahead)
         for version in range(1, iterations + 1):
             rows = [task for task in order.choices(tasks, k=size) for _ in range(group_size)]
             clock = time.perf_counter()
-            trajectories, _ = rolling.play(rows, Sampling(), version)
+            trajectories = rolling.collect(rows, range(len(rows)), version).trajectories
             seconds.append(time.perf_counter() - clock)
             assert len(trajectories) == size * group_size
             trained.update(id(trajectory.steps) for trajectory in trajectories)
@@ -192,7 +193,7 @@ def main() -> None:
     }
     for streams in (True, False):
         for ahead in (1, 2):
-            name = f"{'streaming' if streams else 'in turns'}, rollouts_ahead={ahead}"
+            name = f"{'streaming' if streams else 'in turns'}, max_off_policy_steps={ahead}"
             results[name] = play(streams, ahead, args.iterations, args.share, args.seed, args.limit)
             print(name, json.dumps(results[name]), flush=True)
     if args.output:

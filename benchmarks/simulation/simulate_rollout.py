@@ -3,7 +3,7 @@
     python -m benchmarks.simulation.simulate_rollout --output FOLDER [--gpus 1 8 64] [--episodes 128 ...]
     python -m benchmarks.simulation.simulate_rollout --output FOLDER --record RUN [RUN ...]
 
-`Loop` and `Rolling` play them as they are, with what they wait for simulated (`simulated.py`).
+`Loop` and `PartialRollouts` play them as they are, with what they wait for simulated (`simulated.py`).
 
 1. Check: the rollouts of `streaming.py`, with the tokens of each prompt and reply and every added delay as they were.
    Two costs of the engine are what two of the measured rates give: of turns, and of the engine alone with all prompts

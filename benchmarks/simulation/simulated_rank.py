@@ -16,7 +16,6 @@ from benchmarks.simulation.simulated import (
     SimulatedPool,
     SimulatedSession,
 )
-from g2po_trl.engines.sampling import Sampling
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.loop import Loop
 from g2po_trl.rollout.stats import RolloutStats
@@ -31,7 +30,7 @@ class Rank:
     """A rank that plays one rollout after the other, as a run does.
 
     Args:
-        loop: `"turns"`, `"streams"`, or `"rolling 1"` for groups that go on into the next rollout (`rollouts_ahead`).
+        loop: `"turns"`, `"streams"`, or `"rolling 1"` for groups that go on into the next rollout (partial rollouts).
     """
 
     engine_costs: EngineCosts
@@ -77,24 +76,28 @@ class Rank:
         loop = Loop(self.pool, session, self.max_turns, stats, together=self.loop == "turns")
         loop.play(episodes, tasks, of_groups)
         played = [episode.trajectory() for episode in episodes]
-        if stats.live_steps != sum(len(trajectory.steps) for trajectory in played):
+        if stats.num_steps != sum(len(trajectory.steps) for trajectory in played):
             raise RuntimeError("steps were lost")
-        return played, stats.live_steps
+        return played, stats.num_steps
 
     def _roll(self, groups: Sequence[Group], others: Sequence[Group]) -> tuple[list[Trajectory], int]:
         rows, beside = ([{"task_id": f"{id(group)}", "episodes": group} for group in of] for of in (groups, others))
         if self.rolling is None:
-            from g2po_trl.experimental.partial_rollouts import Rolling
+            from g2po_trl.experimental.partial_rollouts import PartialRollouts
+            from g2po_trl.rollout.strategy import RolloutContext
 
-            actor = SimpleNamespace(streams=True, session=lambda *_: SimulatedSession(self.engine, self.pool))
-            player = SimpleNamespace(
-                pool=self.pool, actor=actor, streams=True, max_turns=self.max_turns, set_aside=(), rollout=nullcontext
+            actor = SimpleNamespace(
+                streams=True, is_collective=False, session=lambda *_: SimulatedSession(self.engine, self.pool)
             )
-            self.rolling = Rolling(player, len(groups[0]), self.ahead, beside, 0)
+            player = SimpleNamespace(
+                pool=self.pool, actor=actor, streams=True, max_turns=self.max_turns, excluded=(), rollout=nullcontext
+            )
+            context = RolloutContext(player, len(groups[0]), beside)
+            self.rolling = PartialRollouts(context, max_off_policy_steps=self.ahead)
         rows = [row for row in rows for _ in row["episodes"]]
-        played, stats = self.rolling.play(rows, Sampling(), self.version)
+        rollout = self.rolling.collect(rows, range(len(rows)), self.version)
         self.version += 1
-        return played, stats.live_steps
+        return rollout.trajectories, rollout.stats.num_steps
 
     def _check(self, played: Trajectory) -> None:
         recorded = self.pool.recorded.pop(played.final_observation, None)  # each once

@@ -156,8 +156,8 @@ def measure(trainer: G2POTrainer, points: dict[str, Point], entries: dict[str, A
             before, started, cpu = workers_cpu(trainer), time.perf_counter(), time.process_time()
             _, stats = roll_out(len(played))
             took = time.perf_counter() - started, time.process_time() - cpu
-            played.append([*(round(t, 5) for t in took), stats.live_steps])
-            workers = [round(stats.environment_time, 5), round(workers_cpu(trainer) - before, 5), stats.live_steps]
+            played.append([*(round(t, 5) for t in took), stats.num_steps])
+            workers = [round(stats.environment_time, 5), round(workers_cpu(trainer) - before, 5), stats.num_steps]
             entry["values"].setdefault("environments", []).append(workers)
 
 

@@ -1,4 +1,4 @@
-"""What groups that go on from one rollout to the next (`rollouts_ahead`) save, and that they are the same episodes.
+"""What partial rollouts (groups that continue in the next rollout) save, and that they are the same episodes.
 
     python -m benchmarks.speed.rolling speed --lengths recorded --output benchmarks/results/rolling
     python -m benchmarks.speed.rolling speed --lengths 50 --batches 6 --output benchmarks/results/rolling
@@ -35,9 +35,10 @@ from benchmarks.common import facts, interleaved, medians, write_results
 from benchmarks.faults.faulty_environment import FaultyEnvironment
 from g2po_trl import EnvironmentPool
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.experimental.partial_rollouts import Rolling
+from g2po_trl.experimental.partial_rollouts import PartialRollouts
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.rollout.player import Player
+from g2po_trl.rollout.strategy import RolloutContext, SynchronousRollout
 
 GROUP = 8
 ARMS = {"in turns": (False, 0), "streaming": (True, 0), "1 ahead": (True, 1), "2 ahead": (True, 2)}
@@ -67,19 +68,19 @@ class Latency:
     def waiting(self) -> int:
         return len(self.asked)
 
-    def prepare(self, live):
+    def prepare(self, running):
         pass
 
     def ask(self, episodes):
         for episode in episodes:
             self.asked[episode.number], self.left[episode.number] = episode, self.random.randint(3, 5)
 
-    def act(self, live):
-        self.ask(live)
+    def act(self, running):
+        self.ask(running)
         steps = {}
         while self.asked:
             steps |= {episode.number: step for episode, step in self.answers(0.0)}
-        return [steps[episode.number] for episode in live]
+        return [steps[episode.number] for episode in running]
 
     def answers(self, timeout):
         time.sleep(self.seconds)
@@ -108,17 +109,19 @@ def one_run(arm: str, groups: list[list[int]], options: argparse.Namespace, pool
     tasks = [{"task_id": str(number)} for number in range(len(groups))]
     actor = Latency(options.seconds, streams, {str(number): found for number, found in enumerate(groups)}, seed)
     player = Player(pool, actor, turns, streams=streams)
-    rolling = Rolling(player, GROUP, ahead, tasks, seed) if ahead else None
+    context = RolloutContext(player, GROUP, tasks, seed)
+    strategy = PartialRollouts(context, max_off_policy_steps=ahead) if ahead else SynchronousRollout(context)
     order = random.Random(seed).sample(tasks, len(tasks))
     kept = []
     for version in range(1, options.unmeasured + options.batches + 1):
         rows = [order.pop() for _ in range(options.groups)]
         rows = [row for row in rows for _ in range(GROUP)]
         names = [place // GROUP for place in range(len(rows))]
-        played, stats = rolling.play(rows, Sampling(), version) if rolling else player.play(rows, None, names)
+        rollout = strategy.collect(rows, names, version)
+        played, stats = rollout.trajectories, rollout.stats
         if version > options.unmeasured:
-            age = [version - step.policy_version for one in played for step in one.steps] if rolling else [0]
-            kept.append((stats.total_time, stats.live_steps, stats.active_fraction, mean(age)))
+            age = [version - step.policy_version for one in played for step in one.steps] if ahead else [0]
+            kept.append((stats.total_time, stats.num_steps, stats.active_fraction, mean(age)))
     pool.end()
     seconds, steps, active, ages = zip(*kept)
     return {
@@ -182,17 +185,20 @@ def same(options: argparse.Namespace) -> dict[str, Any]:
         factory = partial(AlfworldEnvironment, Manifest.scan(Path(folder)), hidden_actions=hidden, intro=False)
         with EnvironmentPool(factory, num_workers=2) as pool:
             player, places = Player(pool, actor, 15), options.groups * GROUP
-            rolling, ages, ahead = Rolling(player, GROUP, 1, tasks, 0), [], []
+            context = RolloutContext(player, GROUP, tasks, sampling=lambda: sampling)
+            rolling, ages, ahead = PartialRollouts(context), [], []
             for version in range(1, options.batches + 1):
                 rows = tasks[(version - 1) * options.groups : version * options.groups]
-                played, _ = rolling.play([row for row in rows for _ in range(GROUP)], sampling, version)
+                played = rolling.collect([row for row in rows for _ in range(GROUP)], [], version).trajectories
                 ages += [version - step.policy_version for one in played for step in one.steps]
                 ahead += played
                 print(version, len(ahead), file=sys.stderr, flush=True)
-            opened, stream = rolling.groups, rolling._stream
+            opened, loop = rolling.groups, rolling._loop
             with player.rollout():
-                while rolling._fill(stream, places, len(opened), version) or stream.live:
-                    stream.advance()
+                while rolling._fill(loop, places, len(opened), version) or loop.running:
+                    loop.observe()
+                    loop.ask()
+                    loop.act()
             ahead += [episode.trajectory() for group in opened for episode in group.members]
             rows = {row["task_id"]: row for row in tasks}
             names = [played.task_id for played in ahead]

@@ -1,4 +1,4 @@
-"""Does it pay that no episode waits for another? Rollouts by vLLM with and without `stream_rollouts`, in one process.
+"""Does it pay that no episode waits for another? Rollouts by vLLM with and without streaming, in one process.
 
     python -m benchmarks.speed.streaming --output benchmarks/results/streaming [--repetitions 5] [--episodes 32]
 
@@ -147,7 +147,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
                     _, stats = play(seconds, name == "streams", repetition)
                     runs[name] = {
                         "seconds": stats.total_time,
-                        "steps": stats.live_steps,
+                        "steps": stats.num_steps,
                         "cached": stats.cached_tokens / max(1, stats.cacheable_tokens),
                         "prompts": stats.prompt_time,
                     }

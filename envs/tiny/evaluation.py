@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.engines.transformers import TransformersEngine, lent
+from g2po_trl.engines.transformers import TransformersEngine, model_for_generation
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -58,7 +58,9 @@ def play(
     """Return one trajectory per row."""
     torch.manual_seed(seed)
     width = max_completion_length + 512  # of a prompt, about
-    engine = TransformersEngine(tokenizer, [tokenizer.eos_token_id], lent(model), batch_tokens=batch_size * width)
+    engine = TransformersEngine(
+        tokenizer, [tokenizer.eos_token_id], model_for_generation(model), batch_tokens=batch_size * width
+    )
     actor = PromptActor(engine, ChatEncoder(tokenizer), template, history_length)
     player = Player(_LocalPool(make_environment, len(rows)), actor, max_turns)
     return player.play(rows, Sampling(temperature, max_tokens=max_completion_length))[0]

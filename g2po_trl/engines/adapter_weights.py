@@ -1,4 +1,4 @@
-"""The weights of a model, whole and one by one: an adapter merged or alone, and the model itself untouched."""
+"""Iterate over a model's weights, gathered one by one: with an adapter merged, without it, or the adapter alone."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ def merged_parameters(
     device: torch.device | None = None,
     merges: bool = True,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and value of each weight of the base model, with the active adapters in it.
+    """Yield name and value of each weight of the base model, with the active adapters merged.
 
-    Merging an adapter and taking it off again leaves rounding errors in the base, and a copy of the base costs its
-    size. Here the tuner layers merge into stand-ins of what they wrap (a linear's weight, stacked experts), one module
-    after the other. Sharded weights come whole: every rank has to iterate to the end.
+    Merging an adapter and unmerging it leaves rounding errors in the base, and a copy of the base costs its size. So
+    tuner layers merge into copies of the parameters that they wrap (a linear's weight, stacked experts), one module
+    after the other. Sharded weights are gathered: every rank has to iterate to the end. The model is not changed.
 
     Args:
-        gather: makes parameters whole that ZeRO-3 keeps in parts.
-        device: where the parts of FSDP2's weights meet, if they are kept on the host.
-        merges: `False` leaves the adapters out.
+        model: with one or more adapters.
+        gather: gathers parameters that ZeRO-3 shards.
+        device: gathers FSDP2's weights, if they are offloaded to the host.
+        merges: `False` yields the base without adapters.
     """
     tuners = defaultdict(list)
     for module in model.modules() if merges else ():
@@ -56,7 +57,7 @@ def base_parameters(
     gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
     device: torch.device | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and value of each weight of the base model without adapters. Arguments as of `merged_parameters`."""
+    """Yield name and value of each weight of the base model. Arguments as in `merged_parameters`."""
     return merged_parameters(model, gather, device, merges=False)
 
 
@@ -66,7 +67,7 @@ def whole_parameters(
     gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
     device: torch.device | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and value of each weight, an adapter's merged into them. Arguments as of `merged_parameters`."""
+    """Yield name and value of each weight, with adapters merged. Arguments as in `merged_parameters`."""
     if isinstance(model, PeftModel):
         yield from merged_parameters(model, gather, device)
         return
@@ -81,7 +82,7 @@ def adapter_parameters(
     gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
     device: torch.device | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The active adapter's weights alone, by the names of PEFT's files. Arguments as of `merged_parameters`."""
+    """Return the active adapter's weights by their names in PEFT's files. Arguments as in `merged_parameters`."""
     values = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or model.prefix in name:
@@ -92,7 +93,7 @@ def adapter_parameters(
 
 @contextmanager
 def _merged(module: torch.nn.Module, layers: Sequence[BaseTunerLayer]) -> Iterator[None]:
-    """If `layers` merge into `module`: they have, into copies that stand in for its parameters."""
+    """Replace the parameters of `module` by copies into which `layers` are merged."""
     kept = [
         (owner, name, parameter)
         for owner in (module.modules() if layers else ())
@@ -112,7 +113,7 @@ def _merged(module: torch.nn.Module, layers: Sequence[BaseTunerLayer]) -> Iterat
 
 
 def _base_name(name: str, prefix: str) -> str | None:
-    """What the base model calls a parameter; `None` for what is an adapter's, or what an adapter replaces."""
+    """Return the base model's name of a parameter; `None` for parameters of adapters, or replaced by them."""
     if any(part in name for part in (prefix, "original_module", "trainable_tokens_")):
         return None
     for part in ("base_model.model.", ".base_layer", ".token_adapter", "modules_to_save.default."):
@@ -121,7 +122,7 @@ def _base_name(name: str, prefix: str) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """Without what activation checkpointing writes into it."""
+    """Return a parameter's name without the prefix of activation checkpointing."""
     return name.replace("_checkpoint_wrapped_module.", "")
 
 

@@ -1,7 +1,7 @@
-"""Token ids in, token ids and log-probabilities out.
+"""The interface of engines: token ids in, token ids and log-probabilities out.
 
-An engine is transformers' `generate` or vLLM (`vllm_engine`, `offline_vllm`, `served_vllm`). All of them cut a reply
-in the same place: after the first end-of-turn token, or where the first of `stop_sequences` is complete.
+Engines are transformers' `generate` and vLLM (colocated, offline, TRL's server, or `vllm_servers`). All of them end a
+completion in the same place: after the first stop token, or where the first of `stop_sequences` is complete.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from .sampling import Sampling
 
 @dataclass
 class Completion:
-    """One reply: token ids with their end-of-turn token, and their log-probabilities where the engine gives them.
+    """A completion as the engine sampled it.
 
-    `complete` is False for a reply that ran into `max_tokens`. `cached_tokens`: of its prompt, the tokens that the
-    engine's prefix cache held already; `None` where there is no such cache, or it does not tell. `repeats`: how often
-    it was asked for again, since a server had failed.
+    Args:
+        ids: token ids, with the stop token.
+        logprobs: log-probability of each token, if the engine returns them.
+        complete: `False` if the completion reached `max_tokens`.
+        cached_tokens: tokens of its prompt that were in the engine's prefix cache. `None`: not reported.
+        repeats: number of times it was requested again because a server had failed.
     """
 
     ids: list[int]
@@ -33,35 +36,40 @@ class Completion:
 
 
 class Engine:
-    """What the rollout knows of an engine: `with engine.rollout(): engine.generate(prompts, sampling)`, many times.
+    """Base class of engines: `with engine.rollout(): engine.generate(prompts, sampling)`, many times.
 
     Args:
-        tokenizer: the model's.
-        ends: tokens that end a reply.
-        options: more of the engine's own sampling options (`generation_kwargs` of the configuration): none that
-            `Sampling` has.
+        tokenizer: the model's tokenizer.
+        stop_token_ids: tokens that end a completion.
+        options: further sampling options of the engine (`generation_kwargs`), none of which `Sampling` has.
 
-    `is_collective` says that a call holds a collective operation: every rank must make it, also with no prompts.
-    `takes_seeds`: a reply follows from its prompt and its seed, whoever else is asked.
-    `streams`: prompts may come while others are being answered (`submit`, `poll`).
+    Attributes:
+        is_collective: a call contains a collective operation, so every rank must make it, even without prompts.
+        takes_seeds: a completion follows from its prompt and seed alone.
+        streams: prompts may be submitted while others are being completed (`submit`, `poll`).
     """
 
     is_collective = False
     takes_seeds = False
     streams = False
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int], options: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_token_ids: Iterable[int],
+        options: dict[str, Any] | None = None,
+    ):
         self.tokenizer = tokenizer
-        self.ends = set(ends)
+        self.stop_token_ids = set(stop_token_ids)
         self.options = options or {}
         self._is_open = False
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """Everything that is done once a rollout and not once a turn. All ranks enter and leave together.
+        """Give the engine the weights of the policy, once for all calls inside. All ranks enter and leave together.
 
-        The policy must not change before it is left. A rollout in a rollout belongs to it: a panel is played in parts,
-        and its weights are handed on once.
+        The policy must not change inside. A nested rollout belongs to the outer one: a panel is played in parts, and
+        the weights are transferred once.
         """
         if self._is_open:
             yield
@@ -75,7 +83,7 @@ class Engine:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """What an engine does at the beginning and at the end of a rollout."""
+        """Do the work at the beginning and at the end of a rollout."""
         yield
 
     def metrics(self) -> dict[str, float]:
@@ -83,34 +91,38 @@ class Engine:
         return {}
 
     def close(self) -> None:
-        """Free what the engine holds. Nothing is generated afterwards."""
+        """Free memory and processes. Nothing is generated afterwards."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
-        """One reply to each prompt, in their order.
+        """Return one completion per prompt, in order.
 
         Args:
-            seeds: one for each prompt; an engine that takes none draws all replies from torch's random state.
+            prompts: token ids.
+            sampling: how completions are sampled, and where they end.
+            seeds: one per prompt; an engine without `takes_seeds` samples from torch's random state.
         """
         raise NotImplementedError
 
     def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
-        """Ask for one reply, whatever else is under way. Within `rollout`, which abandons what is unanswered."""
+        """Request one completion, inside `rollout`, which cancels unfinished requests at its end."""
         raise NotImplementedError
 
     def poll(self, timeout: float) -> dict[int, Completion]:
-        """Return replies that are complete, by the keys of `submit`.
+        """Return finished completions, by the keys of `submit`.
 
         Args:
-            timeout: seconds to wait for the first one, where replies are computed elsewhere. An engine that computes
-                in the caller's thread goes on by a token of each reply instead.
+            timeout: seconds to wait for the first one, if completions are computed in other processes. An engine that
+                computes in the caller's thread samples the next token of each completion instead.
         """
         raise NotImplementedError
 
-    def _reply(self, sampling: Sampling, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> Completion:
-        """Cut off what follows the end of a reply: padding."""
-        end = next((position + 1 for position, token in enumerate(ids) if token in self.ends), None)
+    def _completion(
+        self, sampling: Sampling, ids: Sequence[int], logprobs: Sequence[float] | None = None
+    ) -> Completion:
+        """Return sampled tokens as a completion, without the padding that follows its end."""
+        end = next((position + 1 for position, token in enumerate(ids) if token in self.stop_token_ids), None)
         stops = sampling.stop_sequences
         if stops and self._stopped(ids[:end], stops):
             low, high = 1, end or len(ids)  # the shortest beginning that holds a stop sequence

@@ -19,7 +19,7 @@ _RESERVED = {
 
 
 def reserved_option(options: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first of these engine options that a setting decides, with the setting's name; `None` without one.
+    """Return the first engine option that a setting controls, with the setting's name, or `None`.
 
     The setting is a field of `Sampling`, "seed", "end tokens" or "number of completions".
     """
@@ -50,6 +50,6 @@ class Sampling:
 
 
 def derived_seed(*numbers: int) -> int:
-    """A seed (63 bits) that follows from numbers, such as a panel's seed and the number of an episode."""
+    """Return a seed (63 bits) derived from numbers, such as a panel's seed and the number of an episode."""
     name = " ".join(map(str, numbers)).encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") // 2

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
 
 from ..utils.sdpa import without_cudnn_attention
-from .sampling import Sampling
-
-if TYPE_CHECKING:
-    pass
 from .base import Completion, Engine
+from .sampling import Sampling
 
 
 def generation_config(
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
-    ends: Iterable[int],
+    stop_token_ids: Iterable[int],
     **options: Any,
 ) -> GenerationConfig:
-    """The options of `generate_batch`.
+    """Return the `GenerationConfig` of a sampling.
 
     Args:
-        ends: tokens that end a reply.
-        options: more of `GenerationConfig`; they win.
+        tokenizer: the model's tokenizer.
+        sampling: how completions are sampled, and where they end.
+        stop_token_ids: tokens that end a completion.
+        options: further fields of `GenerationConfig`; they take precedence.
     """
     filters: dict[str, Any] = {"do_sample": False}
     if sampling.temperature > 0:
@@ -47,7 +46,7 @@ def generation_config(
             "repetition_penalty": sampling.repetition_penalty,
             "pad_token_id": tokenizer.pad_token_id,
             "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": sorted(ends),
+            "eos_token_id": sorted(stop_token_ids),
             "disable_compile": True,
             **filters,
             **options,
@@ -56,7 +55,7 @@ def generation_config(
 
 
 def check_options(options: Iterable[str]) -> None:
-    """Refuse options that `GenerationConfig` does not have: it would take and ignore them.
+    """Refuse options that `GenerationConfig` does not have: it would ignore them.
 
     Raises:
         ValueError: naming the first one.
@@ -79,17 +78,19 @@ def generate_batch(
     device: torch.device | None = None,
     record: SampledLogProbs | None = None,
 ) -> list[list[int]]:
-    """One `generate` call: the new tokens of each prompt, in order, padded to the longest.
+    """Return the new tokens of each prompt, in order, padded to the longest, from one call of `generate`.
 
-    What `config` leaves open is neutral: the checkpoint's own generation_config (a repetition penalty, n-grams that
-    may not come again, …) has no part in it, since the probabilities that are trained know nothing of it.
+    Fields that `config` leaves open are neutral: the checkpoint's own generation_config (a repetition penalty, …) is
+    not used, because the trained probabilities do not include it.
 
     Args:
         model: in evaluation mode.
-        prompts: token ids. With none, a dummy is generated: where weights are sharded every rank must make the call.
-        synced_gpus: go on until all ranks are done, as sharded weights need it.
-        device: of the inputs, if it is not the weights' own.
-        record: takes note of the log-probabilities of the new tokens.
+        tokenizer: the model's tokenizer.
+        prompts: token ids. Without prompts a dummy is generated, since with sharded weights every rank must call.
+        config: see `generation_config`.
+        synced_gpus: continue until all ranks are done, as sharded weights require.
+        device: device of the inputs, if it differs from that of the weights.
+        record: records the log-probabilities of the new tokens.
     """
     rows = list(prompts) or [[config.pad_token_id]]
     width = max(map(len, rows))
@@ -114,9 +115,9 @@ def generate_batch(
 
 
 class SampledLogProbs(LogitsProcessor):
-    """Log-probabilities of the tokens that one `generate` call samples, without keeping the logits of all.
+    """Records log-probabilities of the tokens that one `generate` call samples, without keeping all logits.
 
-    transformers asks it for each next token, before temperature and filters: it then sees what the last one was.
+    transformers calls it before each next token, ahead of temperature and filters, with the last token in `input_ids`.
     """
 
     def __init__(self, temperature: float):
@@ -131,18 +132,18 @@ class SampledLogProbs(LogitsProcessor):
         return scores
 
     def sampled(self, tokens: torch.Tensor) -> None:
-        """These were sampled, one a row."""
+        """Record the sampled tokens, one per row."""
         tokens = tokens.to(self._of_next.device)
         self._found.append(self._of_next.gather(-1, tokens[:, None])[:, 0])
 
     def values(self) -> list[list[float]]:
-        """[row][new token]."""
+        """Return log-probabilities as `[row][new token]`."""
         return torch.stack(self._found, dim=1).tolist()
 
 
 @contextmanager
 def _no_defaults(model: torch.nn.Module) -> Iterator[None]:
-    """`generate` fills what its configuration leaves open from the model's; here there is nothing to fill it from."""
+    """Hide the model's own generation_config, from which `generate` would fill unset fields."""
     owners = (
         [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
     )  # PEFT copies its own down
@@ -156,8 +157,8 @@ def _no_defaults(model: torch.nn.Module) -> Iterator[None]:
             owner.generation_config = default
 
 
-# Lends the bare model for some calls of `generate`, in evaluation mode; told how they will be made.
-LendModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
+# Generation config -> a context that provides the bare model in evaluation mode, for calls of `generate`.
+GenerationModel = Callable[[GenerationConfig], AbstractContextManager[torch.nn.Module]]
 
 
 class TransformersEngine(Engine):
@@ -167,29 +168,29 @@ class TransformersEngine(Engine):
 
     Args:
         tokenizer: the model's tokenizer.
-        ends: ids of the tokens that end a completion.
-        lend_model: provides the model during some calls of `generate`.
+        stop_token_ids: tokens that end a completion.
+        generation_model: provides the model for calls of `generate`.
         batch_tokens: maximum tokens of one `generate` call, padding and completions included.
         is_collective: the weights are sharded, so all ranks must make the same calls.
         device: of the inputs, if it differs from that of the weights.
         options: further fields of transformers' `GenerationConfig`.
-        logprobs: replies come with their log-probabilities, at the sampling's temperature.
+        logprobs: return log-probabilities of completions, at the sampling's temperature.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        ends: Iterable[int],
-        lend_model: LendModel,
+        stop_token_ids: Iterable[int],
+        generation_model: GenerationModel,
         batch_tokens: int = 65536,
         is_collective: bool = False,
         device: torch.device | None = None,
         options: dict[str, Any] | None = None,
         logprobs: bool = False,
     ):
-        super().__init__(tokenizer, ends, options)
+        super().__init__(tokenizer, stop_token_ids, options)
         check_options(self.options)
-        self.lend_model, self.batch_tokens, self.logprobs = lend_model, batch_tokens, logprobs
+        self.generation_model, self.batch_tokens, self.logprobs = generation_model, batch_tokens, logprobs
         self.is_collective, self.device = is_collective, device
 
     @classmethod
@@ -200,7 +201,7 @@ class TransformersEngine(Engine):
         autocast: torch.dtype | None = None,
         **options: Any,
     ) -> TransformersEngine:
-        """An engine for a model that is not being trained.
+        """Return an engine for a model that is not being trained.
 
         Args:
             model: in evaluation or training mode; it is put into evaluation mode while it generates.
@@ -208,24 +209,24 @@ class TransformersEngine(Engine):
             autocast: compute in this precision, as training in mixed precision does. `None`: in that of the weights.
             **options: further arguments of the class.
         """
-        return cls(tokenizer, ends_of_turn(tokenizer, model), lent(model, autocast), **options)
+        return cls(tokenizer, get_stop_token_ids(tokenizer, model), model_for_generation(model, autocast), **options)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
-        """One completion per prompt, in order. With sharded weights, ranks without prompts generate dummies.
+        """Return one completion per prompt, in order. With sharded weights, ranks without prompts generate dummies.
 
         Args:
             prompts: token ids.
             sampling: how completions are sampled, and where they end.
             seeds: not supported; completions are drawn from torch's random state.
         """
-        replies: list[Completion] = [None] * len(prompts)
+        completions: list[Completion] = [None] * len(prompts)
         batches = self._batches(prompts, sampling.max_tokens)
         if not batches:
-            return replies
-        config = generation_config(self.tokenizer, sampling, self.ends, **self.options)
-        with self.lend_model(config) as model:
+            return completions
+        config = generation_config(self.tokenizer, sampling, self.stop_token_ids, **self.options)
+        with self.generation_model(config) as model:
             for rows in batches:
                 record = SampledLogProbs(sampling.temperature) if self.logprobs and sampling.temperature else None
                 new = generate_batch(
@@ -239,11 +240,11 @@ class TransformersEngine(Engine):
                 )
                 logprobs = [None] * len(rows) if record is None else record.values()[: len(rows)]
                 for row, ids, of_ids in zip(rows, new, logprobs):
-                    replies[row] = self._reply(sampling, ids, of_ids)
-        return replies
+                    completions[row] = self._completion(sampling, ids, of_ids)
+        return completions
 
     def _batches(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-        """Row numbers of one generate call each: sorted by length, bounded in padded tokens. As many on every rank."""
+        """Return the row numbers of each generate call: sorted by length, bounded in padded tokens."""
         rows = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
         batches = []
         while rows:
@@ -256,11 +257,11 @@ class TransformersEngine(Engine):
         return batches
 
 
-def lent(model: torch.nn.Module, autocast: torch.dtype | None = None) -> LendModel:
-    """Return a function that lends a model that is not being trained; `autocast`: see `TransformersEngine`."""
+def model_for_generation(model: torch.nn.Module, autocast: torch.dtype | None = None) -> GenerationModel:
+    """Return a `GenerationModel` of a model that is not being trained; `autocast` as in `TransformersEngine`."""
 
     @contextmanager
-    def lend(config: GenerationConfig) -> Iterator[torch.nn.Module]:
+    def generation_model(config: GenerationConfig) -> Iterator[torch.nn.Module]:
         was_training = model.training
         model.eval()
         try:
@@ -270,11 +271,11 @@ def lent(model: torch.nn.Module, autocast: torch.dtype | None = None) -> LendMod
         finally:
             model.train(was_training)
 
-    return lend
+    return generation_model
 
 
-def ends_of_turn(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module) -> set[int]:
-    """Tokens that end a reply: the tokenizer's, and those the checkpoint names."""
+def get_stop_token_ids(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module) -> set[int]:
+    """Return the tokens that end a completion: the tokenizer's, and those of the checkpoint's generation_config."""
     named = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
-    return {end for end in ends if end is not None}
+    stop_token_ids = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
+    return {end for end in stop_token_ids if end is not None}

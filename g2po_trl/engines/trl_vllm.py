@@ -1,4 +1,4 @@
-"""Replies by vLLM in training, through TRL's `VLLMGeneration`, whose internals are touched here only."""
+"""Completions by vLLM in training, through TRL's `VLLMGeneration`, whose internals are used only here."""
 
 from __future__ import annotations
 
@@ -31,39 +31,41 @@ REQUESTS_AT_A_TIME = 64  # to a server, where each has a seed of its own; as man
 
 
 class VLLMEngine(RequestEngine):
-    """Replies by vLLM, colocated or on a server.
+    """Generates with vLLM, colocated or on TRL's server.
 
-    A vLLM of one rank streams; where ranks share one (tensor parallel, or TRL's server) they ask together.
+    A vLLM of one rank streams; ranks that share one (tensor parallelism, or TRL's server) generate together.
 
-    Weights go to vLLM once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and its weights away,
-    after every call). Its prefix cache, on by vLLM's default, lives as long: what prompts begin with in common, among
-    the episodes of a group and over turns, is computed once.
+    Weights are transferred once a rollout, and vLLM stays awake until its end (TRL puts it to sleep, and discards its
+    weights, after every call). Its prefix cache lives as long: common beginnings of prompts, within a group and over
+    turns, are computed once.
 
     Args:
-        vllm: TRL's wrapper. accelerator: of the ranks that bring prompts.
-        model: the one that is trained. An adapter goes to vLLM beside the base if it was started with `enable_lora`,
-            else merged into its weights.
-        seed: of replies without seeds of their own; ranks that share a model share it.
+        tokenizer, stop_token_ids, options: see `Engine`.
+        vllm: TRL's wrapper.
+        accelerator: of the ranks that have prompts.
+        model: the trained model. vLLM serves its adapter beside the base if it was started with `enable_lora`;
+            otherwise the adapter is merged into vLLM's weights.
+        seed: of completions without own seeds; ranks that share a model share it.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        ends: Iterable[int],
+        stop_token_ids: Iterable[int],
         vllm: VLLMGeneration,
         accelerator: Accelerator,
         model: torch.nn.Module,
         seed: int,
         options: dict[str, Any] | None = None,
     ):
-        super().__init__(tokenizer, ends, options)
+        super().__init__(tokenizer, stop_token_ids, options)
         self.vllm, self.accelerator, self._closed = vllm, accelerator, False
         self.parallel = vllm.tensor_parallel_size if vllm.mode == "colocate" else 1
         # TRL's wrapper then gathers prompts, takes it that every rank brings as many, and slices the answers so.
         self.is_collective = vllm.mode == "server" or self.parallel > 1
         self.streams = not self.is_collective
         # A server's answers do not say what its cache held.
-        self.tells_cached_tokens = vllm.mode == "colocate" and caches_prefixes(vllm.llm)
+        self.reports_cached_tokens = vllm.mode == "colocate" and caches_prefixes(vllm.llm)
         if self.streams:
             self.requests = Requests(vllm.llm)
         # As it starts, vLLM seeds this process with numbers of its own, whatever `seed` is.
@@ -110,7 +112,7 @@ class VLLMEngine(RequestEngine):
                 vllm._llm_weights_sleeping = True
 
     def close(self) -> None:
-        """End a colocated vLLM, while there are process groups: as Python exits it would miss its own."""
+        """End a colocated vLLM while its process groups exist: at Python's exit they are gone."""
         if self.vllm.mode == "colocate" and not self._closed:
             self._closed = True
             self.vllm.llm.llm_engine.engine_core.shutdown()
@@ -123,8 +125,8 @@ class VLLMEngine(RequestEngine):
         return super().generate(prompts, sampling, seeds)
 
     def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
-        """What TRL's wrapper would pass, and the seed."""
-        options = {**sampling_options(sampling, self.ends), "logprobs": self.vllm.logprobs, **self.options}
+        """Return the parameters that TRL's wrapper would pass, with the seed."""
+        options = {**sampling_options(sampling, self.stop_token_ids), "logprobs": self.vllm.logprobs, **self.options}
         if self.vllm.structured_outputs_regex is not None:
             options["structured_outputs"] = {"regex": self.vllm.structured_outputs_regex}
         return sampling_params({"seed": seed, **options})
@@ -132,7 +134,7 @@ class VLLMEngine(RequestEngine):
     def _generate_together(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None
     ) -> list[Completion]:
-        """By TRL's wrapper: all ranks that share a model or a server."""
+        """Generate through TRL's wrapper, together with all ranks that share a model or a server."""
         number, requests = self._of_all_ranks(len(prompts), seeds)
         if number == 0:
             return []
@@ -140,28 +142,30 @@ class VLLMEngine(RequestEngine):
         vllm.temperature, vllm.top_p, vllm.top_k = sampling.temperature, sampling.top_p, sampling.top_k
         vllm.min_p, vllm.repetition_penalty = sampling.min_p, sampling.repetition_penalty
         vllm.max_completion_length = sampling.max_tokens
-        vllm.generation_kwargs = {"stop_token_ids": sorted(self.ends), **stop_options(sampling), **self.options}
+        options = {"stop_token_ids": sorted(self.stop_token_ids), **stop_options(sampling), **self.options}
+        vllm.generation_kwargs = options
         dummies = [[self.tokenizer.pad_token_id]] * (number - len(prompts))
         cached: list[int | None] = []
         with self._intercepted(number, requests, cached):
             _, ids, logprobs, _ = vllm.generate([*map(list, prompts), *dummies], images=None, num_generations=1)
-        replies = [
-            self._reply(
+        completions = [
+            self._completion(
                 sampling, ids[row], [token[0] if token[0] is not None else float("nan") for token in logprobs[row]]
             )
             for row in range(len(prompts))
         ]
-        for reply, tokens in zip(replies, cached):
-            reply.cached_tokens = tokens
-        return replies
+        for completion, tokens in zip(completions, cached):
+            completion.cached_tokens = tokens
+        return completions
 
     def _of_all_ranks(self, own: int, seeds: Sequence[int] | None) -> tuple[int, list[int] | None]:
-        """How many prompts each rank brings, dummies among them; and, if they have any, the seeds of all prompts of
-        one call of vLLM: this rank's, or those of the ranks that share a model or a server.
+        """Return the number of prompts per rank, with dummies, and the seeds of all prompts of one call of vLLM.
 
-        Ranks of a tensor-parallel model each draw every token and must draw the same, but their random states part
-        (by dropout, by unequal batches): their requests have seeds in training too. As long as the states are the
-        same, a rank's number keeps its seeds apart from another's, or parts of a group would be copies of each other.
+        The seeds are this rank's, or those of the ranks that share a model or a server; `None` if there are none.
+
+        Each rank of a tensor-parallel model samples every token, and all must sample the same; but their random states
+        diverge (dropout, unequal batches), so their requests have seeds in training too. The rank is part of a seed:
+        while the states are equal, parts of a group would otherwise be copies of each other.
         """
         if seeds is None and self.parallel > 1:
             rank = self.accelerator.process_index
@@ -176,13 +180,15 @@ class VLLMEngine(RequestEngine):
         return number, [seed for _, of_rank in ranks for seed in [*of_rank, *[0] * (number - len(of_rank))]]
 
     def _intercepted(self, number: int, seeds: list[int] | None, cached: list) -> AbstractContextManager:
-        """TRL's wrapper samples all prompts alike and passes no cache statistics on. In the one call that it makes of
-        vLLM, each prompt gets its seed, and `cached` the cached tokens of this rank's `number` prompts.
+        """Return a context in which the wrapper's call of vLLM has a seed per prompt and reports cached tokens.
+
+        TRL's wrapper has one sampling for all prompts, and drops cache statistics. `cached` is filled with the cached
+        tokens of this rank's `number` prompts.
         """
         accelerator = self.accelerator
         if self.vllm.mode == "colocate":
             first = accelerator.process_index % self.parallel * number  # the ranks of a model answer for them all
-            own = slice(first, first + number) if self.tells_cached_tokens else slice(0)
+            own = slice(first, first + number) if self.reports_cached_tokens else slice(0)
             return _replaced_generate(self.vllm.llm, partial(_generate_here, seeds, own, cached, self.lora))
         if seeds is not None and accelerator.is_main_process:
             return _replaced_generate(self.vllm.vllm_client, partial(_generate_there, seeds))
@@ -207,8 +213,10 @@ def starting_vllm(colocated: bool, merge_adapter: bool | None = None) -> Abstrac
 
 
 def take_free_port() -> None:
-    """Where torch.distributed meets, unless a launcher has set it, for a colocated vLLM of one process: TRL looks long
-    before vLLM listens, and two runs that start together would find the same port free."""
+    """Set MASTER_PORT to a free port, unless a launcher has set it, for a colocated vLLM of one process.
+
+    TRL chooses a port long before vLLM listens on it, so two runs that start together would choose the same one.
+    """
     if not os.environ.get("MASTER_PORT"):
         with socket.socket() as free:
             free.bind(("", 0))
@@ -235,7 +243,7 @@ def _generate_here(
     sampling_params: Any,
     **kwargs,
 ) -> list:
-    """`LLM.generate`."""
+    """Call `LLM.generate` with a seed per prompt and the adapter, and record cached tokens."""
     if seeds is not None:
         shared, sampling_params = sampling_params, []
         for _, seed in zip(prompts, seeds, strict=True):
@@ -251,7 +259,7 @@ def _generate_here(
 def _generate_there(
     seeds: list[int], generate: Callable, prompts: list, generation_kwargs: dict | None = None, **kwargs
 ) -> dict[str, list]:
-    """`VLLMClient.generate`, a request for each prompt: one request has one seed."""
+    """Call `VLLMClient.generate` once per prompt, because a request has one seed."""
 
     def ask(prompt: list[int], seed: int) -> dict[str, list]:
         return generate(prompts=[prompt], generation_kwargs={**(generation_kwargs or {}), "seed": seed}, **kwargs)

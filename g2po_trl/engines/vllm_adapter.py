@@ -1,4 +1,4 @@
-"""An adapter that a colocated vLLM serves beside the base weights, instead of merged into them.
+"""Serve an adapter beside the base weights of a colocated vLLM, instead of merging it into them.
 
 vLLM keeps weights in bfloat16, where a weight moves only if it is pushed by half of its last place: of a young
 adapter, merging loses most (docs/speed.md, "Adapters"). Beside the base, nothing of it is lost.
@@ -36,18 +36,18 @@ Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 
 @contextmanager
 def adapters_beside_the_base(merge: bool | None) -> Iterator[None]:
-    """A `GRPOTrainer` made meanwhile starts its colocated vLLM with room for its adapter, where that can be served.
+    """Let a `GRPOTrainer` made inside start its colocated vLLM with room for its adapter, if vLLM can serve it.
 
     Args:
-        merge: `True`: no room. `False`: an error where it cannot be served. `None`: merged there, with a line that
-            says so, and where vLLM computes in float32, which loses nothing.
+        merge: `True`: never. `False`: raise an error if vLLM cannot serve it. `None`: merge it then, with a warning,
+            and if vLLM computes in float32, where merging loses nothing.
     """
     with vllm_generation_class(partial(_AdapterGeneration, merge=merge)):
         yield
 
 
 class _AdapterGeneration(VLLMGeneration):
-    """TRL passes vLLM no options of ours: it is called through a name of TRL's module."""
+    """TRL's wrapper, which starts vLLM with LoRA: TRL has no option for it, so `LLM` is replaced in its module."""
 
     def __init__(self, *args: Any, merge: bool | None, **kwargs: Any):
         self.merge = merge
@@ -82,7 +82,7 @@ class _AdapterGeneration(VLLMGeneration):
 
 
 def why_merged(model: PeftModel, sleeps: bool = False) -> str | None:
-    """What of the adapter vLLM cannot serve, in words; `None` if it can."""
+    """Return the reason why vLLM cannot serve the adapter, or `None`."""
     config = model.active_peft_config
     if config.peft_type != PeftType.LORA or len(model.active_adapters) != 1:
         return "it serves one LoRA adapter"
@@ -106,12 +106,16 @@ def why_merged(model: PeftModel, sleeps: bool = False) -> str | None:
 
 
 class ServedAdapter:
-    """The active adapter of a model that is trained, in a colocated vLLM that was started with room for it.
+    """The active adapter of a trained model, in a colocated vLLM that was started with room for it.
 
     Args:
-        llm: with `enable_lora`. gather, device: as of `merged_parameters`. merge: of `adapters_beside_the_base`.
+        llm: with `enable_lora`.
+        model: the trained model.
+        gather, device: see `merged_parameters`.
+        merge: see `adapters_beside_the_base`.
 
-    `merges`: the adapter has parts that this vLLM does not serve. Then `weights` are merged, and there is no request.
+    Attributes:
+        merges: the adapter has parts that this vLLM does not serve. Then `weights` are merged, and requests are plain.
 
     Raises:
         ValueError: for such parts, if they may not be merged.
@@ -132,7 +136,7 @@ class ServedAdapter:
             logger.warning("vLLM has the adapter merged into its weights, which rounds it: it serves no %s", unserved)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is to be loaded into vLLM's own weights before the next rollout."""
+        """Yield the weights to load into vLLM's base before the next rollout."""
         if self.merges:
             yield from merged_parameters(self.model, self.gather, self.device)
         elif not self._has_base and getattr(self.model, "quantization_method", None) is None:
@@ -141,10 +145,9 @@ class ServedAdapter:
             self._has_base = True
 
     def load(self) -> LoRARequest | None:
-        """Put the adapter as it is now in the place of the one before.
+        """Load the current adapter in place of the previous one and return the `LoRARequest` that selects it.
 
-        Returns:
-            what a request says to be answered with it: of another number each time, so that nothing cached fits.
+        Its number is new each time, so that no cached prefix matches.
         """
         if self.merges:
             return None

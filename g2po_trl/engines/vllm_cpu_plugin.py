@@ -9,7 +9,7 @@ hashes seed and position.
 
 
 def register() -> None:
-    """Called by vLLM."""
+    """Apply the changes; vLLM calls it in each of its processes."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -31,8 +31,11 @@ def _make_generators_rewindable() -> None:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
     class Rewindable(torch.Generator):
-        """Begins again when it is taken back. vLLM takes back what it drew after a part of a prompt, and nothing was
-        drawn before that, but for a request that lost its place in the cache and is read again."""
+        """A generator that starts over when it is rewound.
+
+        vLLM rewinds the draw after a part of a prompt. Nothing was drawn before, unless a request lost its place in
+        the cache and is computed again.
+        """
 
         def get_offset(self) -> int:
             return 4  # of one draw, as on a GPU

@@ -1,4 +1,4 @@
-"""Replies by vLLM in this process, for a model that is not being trained."""
+"""Completions by vLLM in this process, for a model that is not being trained."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class OfflineVLLMEngine(RequestEngine):
         # vLLM would take temperature, top_p, … that a request leaves open from the checkpoint's generation_config.
         self.llm = LLM(model, **{"generation_config": "vllm", **vllm_options})
         tokenizer = self.llm.get_tokenizer()
-        ends = {tokenizer.eos_token_id, *_ends_of(model, vllm_options.get("revision"))}
-        super().__init__(tokenizer, [end for end in ends if end is not None], options)
-        self.requests, self.tells_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
+        stop_token_ids = {tokenizer.eos_token_id, *_ends_of(model, vllm_options.get("revision"))}
+        super().__init__(tokenizer, [end for end in stop_token_ids if end is not None], options)
+        self.requests, self.reports_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
         self.longest = self.llm.llm_engine.model_config.max_model_len
 
 
 def _ends_of(model: str, revision: str | None) -> list[int]:
-    """Tokens that end a reply, as the checkpoint says."""
+    """Return the tokens that end a completion according to the checkpoint."""
     try:
-        ends = GenerationConfig.from_pretrained(model, revision=revision).eos_token_id
+        stop_token_ids = GenerationConfig.from_pretrained(model, revision=revision).eos_token_id
     except OSError:
         return []
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return stop_token_ids if isinstance(stop_token_ids, list) else [] if stop_token_ids is None else [stop_token_ids]

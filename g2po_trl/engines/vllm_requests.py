@@ -64,12 +64,12 @@ class Requests:
 
 
 class RequestEngine(Engine):
-    """An engine over `Requests`. A subclass sets `requests` and `tells_cached_tokens`."""
+    """An engine over `Requests`. A subclass sets `requests` and `reports_cached_tokens`."""
 
     takes_seeds = True
     streams = True
     requests: Requests
-    tells_cached_tokens = False
+    reports_cached_tokens = False
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -91,16 +91,16 @@ class RequestEngine(Engine):
         return {key: self._read(sampling, output) for (key, sampling), output in self.requests.step().items()}
 
     def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
-        return sampling_params({"seed": seed, **sampling_options(sampling, self.ends), **self.options})
+        return sampling_params({"seed": seed, **sampling_options(sampling, self.stop_token_ids), **self.options})
 
     def _read(self, sampling: Sampling, output: RequestOutput) -> Completion:
         (answer,) = output.outputs
         ids, logprobs = list(answer.token_ids), None
         if answer.logprobs is not None:
             logprobs = [choices[token].logprob for token, choices in zip(ids, answer.logprobs)]
-        reply = self._reply(sampling, ids, logprobs)
-        reply.cached_tokens = output.num_cached_tokens if self.tells_cached_tokens else None
-        return reply
+        completion = self._completion(sampling, ids, logprobs)
+        completion.cached_tokens = output.num_cached_tokens if self.reports_cached_tokens else None
+        return completion
 
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:
@@ -125,7 +125,7 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
         ) from error
 
 
-def sampling_options(sampling: Sampling, ends: Iterable[int]) -> dict[str, Any]:
+def sampling_options(sampling: Sampling, stop_token_ids: Iterable[int]) -> dict[str, Any]:
     """As vLLM's sampling parameters have them."""
     return {
         "temperature": sampling.temperature,
@@ -134,7 +134,7 @@ def sampling_options(sampling: Sampling, ends: Iterable[int]) -> dict[str, Any]:
         "min_p": sampling.min_p or 0.0,
         "repetition_penalty": sampling.repetition_penalty,
         "max_tokens": sampling.max_tokens,
-        "stop_token_ids": sorted(ends),
+        "stop_token_ids": sorted(stop_token_ids),
         **stop_options(sampling),
     }
 

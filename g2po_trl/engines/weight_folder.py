@@ -1,4 +1,4 @@
-"""Weights as files, for engines in other processes: one version after the other, each complete or not there."""
+"""Weights as files for engines in other processes: successive versions, each complete or absent."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SHARD_BYTES = 4 * 2**30
 
 
 class WeightFolder:
-    """Versions of a run's weights. The folder belongs to one run at a time: `open` removes those of others.
+    """Versions of a run's weights in a folder, which belongs to one run at a time.
 
     Args:
-        path: that the engines see under the same name.
-        writes: whether this process does; the others only take part in gathering weights.
-        shard_bytes: of a file, and of this process's memory.
+        path: folder that the engines see under the same name.
+        writes: whether this process writes; other processes only take part in gathering weights.
+        shard_bytes: size of a file, and of the buffer in this process.
     """
 
     def __init__(self, path: str | Path, writes: bool, shard_bytes: int = SHARD_BYTES):
@@ -30,7 +30,7 @@ class WeightFolder:
         self._run, self._number = secrets.token_hex(4), 0
 
     def open(self) -> None:
-        """Make the folder, and remove what runs that crashed have left there.
+        """Make the folder and remove versions of other runs.
 
         Raises:
             OSError: as the disk does.
@@ -39,11 +39,11 @@ class WeightFolder:
         self._remove(PREFIX)
 
     def save(self, weights: Iterable[tuple[str, torch.Tensor]], adapter: Any = None) -> Path:
-        """The next version, complete when it has its name.
+        """Write the next version and return its folder, which has its name only when it is complete.
 
         Args:
-            weights: iterated to the end also where nothing is written, or after an error: gathering is collective.
-            adapter: PEFT's configuration, if they are an adapter's.
+            weights: iterated to the end on every rank, even after an error, because gathering is collective.
+            adapter: PEFT's configuration, if the weights are an adapter's.
 
         Raises:
             OSError: as the disk does.
@@ -87,7 +87,7 @@ class WeightFolder:
         return version
 
     def keep_only(self, version: Path | None) -> None:
-        """Remove this run's other versions, also those that were begun."""
+        """Remove this run's other versions, including incomplete ones."""
         self._remove(f"{PREFIX}{self._run}-", version)
 
     def _remove(self, prefix: str, but: Path | None = None) -> None:

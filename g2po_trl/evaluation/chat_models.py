@@ -208,7 +208,7 @@ class EngineChat(ChatModel):
         error = f"tokens and {most} of the completion exceed the model's {self.longest}"
         completions = [ChatCompletion("", len(ids), error=f"{len(ids)} {error}") for ids in prompts]
         for i, generated in zip(fitting, self._generate([prompts[i] for i in fitting], settings, seeds, fitting)):
-            last = bool(generated.ids) and generated.ids[-1] in self.engine.ends
+            last = bool(generated.ids) and generated.ids[-1] in self.engine.stop_token_ids
             text = self.encode.decode(generated.ids[:-1] if last else generated.ids)
             cut = before.cut(text)
             complete = generated.complete or cut != text

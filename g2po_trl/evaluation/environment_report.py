@@ -13,7 +13,7 @@ from ..environments.contract_violations import where_raised
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.pool.single import EnvironmentFailedError, RemoteProcessEnvironment
 from ..environments.validation import check_task_columns
-from ..rollout.replay import rehearse
+from ..rollout.replay import replay_difference
 from .random_episodes import LEVELS, Finding, RandomRollouts, episode_findings, learning_findings, play_at_random
 
 
@@ -198,11 +198,11 @@ def _check_replay(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], rollou
     """Return findings about replaying the actions of each task's longest episode in another process."""
     for task, group in zip(tasks, rollouts.groups):
         steps = max((trajectory.steps for trajectory in group), key=len)
-        if different := rehearse(pool, task, steps):
+        if different := replay_difference(pool, task, steps):
             return [
                 Finding(
                     "warning",
-                    f"the same actions do not lead to the same states again: {different}. Branches (branch_share) and "
+                    f"the same actions do not lead to the same states again: {different}. Branching and "
                     "episodes whose worker is lost need it: seed all randomness from the task, and leave clocks and "
                     "random names out of observations.",
                 )
@@ -210,6 +210,6 @@ def _check_replay(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], rollou
     return [
         Finding(
             "ok",
-            "states can be returned to by playing their actions again, also in another process (branch_share).",
+            "states can be returned to by playing their actions again, also in another process.",
         )
     ]

@@ -1,1 +1,1 @@
-"""Off by default, with their own tests; they may change without notice."""
+"""Experimental features: off by default, with their own tests, subject to change without notice."""

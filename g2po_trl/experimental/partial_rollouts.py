@@ -1,8 +1,8 @@
-"""Groups of episodes that go on from one rollout to the next, so that no place for an episode is ever empty.
+"""Partial rollouts: groups of episodes continue from one rollout to the next, so that no place is ever empty.
 
-A rollout of `B` groups ends when `B` of up to `(1 + ahead) B` open groups are complete. The others rest while the
-policy is updated, and go on with the new one: their steps are by several policies, each a little older than the one
-that is trained. How old they get is decided by who is admitted, and nothing that was played is thrown away.
+A rollout of `B` groups ends when `B` of up to `(1 + max_off_policy_steps) B` unfinished groups are complete. The
+other groups pause while the policy is updated, and continue with the new one, so their steps are by several policies.
+The number of groups that may begin bounds the age of steps, and nothing that was played is thrown away.
 """
 
 from __future__ import annotations
@@ -12,32 +12,29 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engines.sampling import Sampling, derived_seed
+from ..engines.sampling import derived_seed
 from ..environments.tasks import own_columns, task_id_of
 from ..rollout.episode import Episode
 from ..rollout.loop import Loop
-from ..rollout.player import SET_ASIDE, Player
-from ..rollout.replay import return_to_start
+from ..rollout.player import EXCLUDED
 from ..rollout.stats import RolloutStats
-from ..trajectory import Trajectory
-from .branching.branching import Branching
-
-Row = dict[str, Any]
+from ..rollout.strategy import Rollout, RolloutContext, Row
 
 
 @dataclass
-class OpenGroup:
-    """A group that was not trained on yet.
+class UnfinishedGroup:
+    """A group that has not been trained on.
 
     Args:
-        number: groups are numbered as they are opened.
-        version: of the policy, when it was opened.
-        members: its episodes. left: how many of them are not over.
-        held_back: of these, those that may be branches and begin when the others have ended.
+        number: groups are numbered as they begin.
+        version: version of the policy when it began.
+        task: its row.
+        members: its episodes.
+        left: number of members that have not ended.
         completed: its place in the order in which groups are completed; `None` while it is played.
     """
 
@@ -46,24 +43,23 @@ class OpenGroup:
     task: Row = field(default_factory=dict)
     members: list[Episode] = field(default_factory=list)
     left: int = 0
-    held_back: list[Episode] = field(default_factory=list)
     completed: int | None = None
 
 
-def next_batch(groups: Sequence[OpenGroup], size: int, version: int, ahead: int) -> list[OpenGroup] | None:
-    """The `size` groups that a policy is updated with, once they are complete: those completed first, as far as no
-    other group, to be trained on in a later batch of that size, would then be more than `ahead` versions old.
+def next_batch(
+    groups: Sequence[UnfinishedGroup], size: int, version: int, max_off_policy_steps: int
+) -> list[UnfinishedGroup] | None:
+    """Return the `size` groups that a policy is updated with, ordered by number; `None` if they are not complete.
 
-    There must not be more than `(1 + ahead) size` groups at any time.
-
-    Returns:
-        The groups in the order of their numbers, or `None` while the groups that are needed are played.
+    Groups that were completed first come first, unless another group, trained on in a later batch of this size, would
+    then be more than `max_off_policy_steps` versions old. There must not be more than
+    `(1 + max_off_policy_steps) size` groups at any time.
     """
     complete = sorted((g for g in groups if g.completed is not None), key=lambda g: g.completed)
-    chosen: list[OpenGroup] = []
-    for later in range(ahead):
+    chosen: list[UnfinishedGroup] = []
+    for later in range(max_off_policy_steps):
         # They must be trained on by `version + later`, and `later` batches after this one can take some of them.
-        due = [g.number for g in groups if g.version + ahead <= version + later]
+        due = [g.number for g in groups if g.version + max_off_policy_steps <= version + later]
         needed = len(due) - later * size - sum(g.number in due for g in chosen)
         ready = [g for g in complete if g.number in due and g not in chosen]
         if len(ready) < needed:
@@ -73,151 +69,161 @@ def next_batch(groups: Sequence[OpenGroup], size: int, version: int, ahead: int)
     return sorted(chosen, key=lambda g: g.number) if len(chosen) == size else None
 
 
-class Rolling:
-    """Plays batches of groups, and keeps the groups that are not complete for the next one. For one rank.
+class PartialRollouts:
+    """Ends a rollout when a batch of groups is complete, and continues the other groups in the next one.
+
+    At most `batch_size` episodes run at a time on this rank. Steps of a batch may be by earlier policies, and are
+    corrected by the importance weights that `vllm_importance_sampling_mode` selects.
 
     Args:
-        player: hosts the environments, and knows who answers.
-        group_size: episodes of a group, all of one task.
-        ahead: how many versions of the policy a step may be old when it is trained on; at least 1.
-        tasks: the rows that tasks are drawn from, for the groups that the first rollout has open beside its own.
-        seed: of these draws, and of completions where the engine takes seeds.
-        rank, gather: this process, and a list of each rank -> the lists of all, joined.
-        branching: which episodes of a group are held back until its others have ended, and where they begin then.
+        context: the parts of the run. Its `tasks` are the rows that tasks are drawn from, for the groups that the
+            first rollout plays in addition to its own.
+        max_off_policy_steps: maximum difference, in policy updates, between the policy that a step was sampled from
+            and the policy that is trained on it; at least 1.
+
+    Raises:
+        ValueError: if the engine generates for several ranks together, or a rank has parts of groups.
     """
 
-    def __init__(
-        self,
-        player: Player,
-        group_size: int,
-        ahead: int,
-        tasks: Sequence[Row],
-        seed: int,
-        rank: int = 0,
-        gather: Callable[[list], list] = list,
-        branching: Branching | None = None,
-    ):
-        self.player, self.group_size, self.ahead = player, group_size, ahead
-        self.tasks, self.seed, self.rank, self.gather = tasks, seed, rank, gather
-        self.branching = branching
+    def __init__(self, context: RolloutContext, *, max_off_policy_steps: int = 1):
+        context.check_whole_groups("partial_rollouts")
+        if context.player.actor.is_collective:
+            raise ValueError(
+                "rollout_strategy is 'partial_rollouts', and this engine generates for several processes together, "
+                "but their groups are not complete together: set vllm_servers, or use_vllm with vllm_mode='colocate' "
+                "and vllm_tensor_parallel_size=1 on models that are not sharded, or use another strategy"
+            )
+        self.context, self.max_off_policy_steps = context, max_off_policy_steps
+        self.player, self.tasks = context.player, context.tasks
         self.queue: deque[Row] = deque()
-        self.groups: list[OpenGroup] = []
+        self.groups: list[UnfinishedGroup] = []
         self._to_begin: deque[Episode] = deque()
-        self._group_of: dict[int, OpenGroup] = {}  # by the numbers of episodes that are not over
+        self._group_of: dict[int, UnfinishedGroup] = {}  # by the numbers of episodes that have not ended
         self._seeds: dict[int, int] = {}
         self._episode_numbers, self._group_numbers = itertools.count(), itertools.count()
         self._completed = itertools.count()
         self._loop: Loop | None = None
-        player.before_play = self.settle
+        self._iteration = 0
+        self.player.before_play = self.settle
 
-    def play(
-        self,
-        rows: Sequence[Row],
-        sampling: Sampling,
-        version: int,
-        on_progress: Callable[[int, int], None] | None = None,
-        batches_left: int | None = None,
-    ) -> tuple[list[Trajectory], RolloutStats]:
-        """Play until a batch of groups is complete, at most `len(rows)` episodes at a time.
+    @property
+    def counted_per_group(self) -> int:
+        return self.context.group_size
+
+    @classmethod
+    def check(cls, args: Any, max_off_policy_steps: int = 1) -> None:
+        if max_off_policy_steps not in (1, 2):
+            raise ValueError(
+                f"max_off_policy_steps (rollout_strategy_kwargs) is {max_off_policy_steps!r}: set it to 1 or 2, or "
+                "use rollout_strategy='synchronous' to train on-policy"
+            )
+        mode = args.vllm_importance_sampling_mode
+        if args.loss_type == "vespo" and not mode.startswith("token"):
+            raise ValueError(
+                f"vllm_importance_sampling_mode is {mode!r}: loss_type='vespo' takes token_truncate or token_mask"
+            )
+
+    def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
+        """Play until a batch of groups is complete, and return the trajectories of these groups.
 
         Args:
-            rows: a batch's tasks, `group_size` times each. They are played after those that wait already.
-            version: of the policy; it grows by one from batch to batch.
-            on_progress: called with (complete groups, live episodes) now and then.
-            batches_left: to be trained on, this one included; no groups are opened that would be left over. `None`:
-                many.
-
-        Returns:
-            The trajectories of `len(rows) / group_size` groups, group by group, not in general of these tasks; and
-            what was played for this batch and later ones.
+            rows: a batch's tasks, `group_size` times each. They are played after the tasks that wait already.
+            groups: not used: groups are numbered as they begin.
+            iteration: version of the policy.
         """
-        size, stats = len(rows) // self.group_size, RolloutStats(places=len(rows))
-        most = size * min(1 + self.ahead, batches_left or math.inf)
-        self.queue.extend(dict(row) for row in rows[:: self.group_size])
+        size, stats = len(rows) // self.context.group_size, RolloutStats(places=len(rows))
+        # No group is begun that would be left over after the last batch.
+        most = size * min(1 + self.max_off_policy_steps, self.context.batches_left() or math.inf)
+        self._iteration = iteration
+        self.queue.extend(dict(row) for row in rows[:: self.context.group_size])
         self._draw(most - len(self.groups) - len(self.queue))
         try:
-            with self.player.rollout():
+            with self.player.rollout(), self.context.progress(size, len(rows), "group") as on_progress:
                 started = time.perf_counter()
-                loop = self._go_on(sampling, stats, version)
-                while (batch := self._observe(loop, size, most, version)) is None:
+                loop = self._continue(stats, iteration)
+                while (batch := self._observe(loop, size, most, iteration)) is None:
                     self._timed(loop, loop.ask)
                     self._timed(loop, loop.act)
                     if on_progress:
-                        on_progress(sum(group.completed is not None for group in self.groups), len(loop.live))
+                        on_progress(sum(group.completed is not None for group in self.groups), len(loop.running))
                 self._timed(loop, loop.rest)
                 stats.total_time = time.perf_counter() - started
         except BaseException:
-            self.drop()
+            self.reset()
             raise
         self.groups = [group for group in self.groups if group not in batch]
-        return [episode.trajectory() for group in batch for episode in group.members], stats
+        return Rollout([episode.trajectory() for group in batch for episode in group.members], stats)
+
+    def metrics(self, rollout: Rollout) -> dict[str, float]:
+        ages = [self._iteration - step.policy_version for played in rollout.trajectories for step in played.steps]
+        return {"rollout/mean_age": sum(ages) / len(ages), "rollout/max_age": max(ages)} if ages else {}
 
     def settle(self) -> None:
-        """Wait for what environments are doing, so that others can play in the pool."""
+        """Wait for the environments, so that others can play in the pool."""
         try:
             if self._loop is not None:
                 self._loop.rest(environments=True)
         except BaseException:  # the pool has ended everything
-            self.drop()
+            self.reset()
             raise
 
-    def drop(self) -> None:
-        """End what is open. Its tasks will be played again, before all others."""
+    def reset(self) -> None:
+        """End unfinished groups. Their tasks will be played again, before all others."""
         if self._loop is not None:
-            self.player.pool.end(self._loop.live)
+            self.player.pool.end(self._loop.running)
         self.queue.extendleft(group.task for group in reversed(self.groups))
         self.groups, self._loop = [], None
         for of_episodes in (self._to_begin, self._group_of, self._seeds):
             of_episodes.clear()
 
     def state_dict(self) -> list[list[str]]:
-        """What a checkpoint keeps: of each rank the tasks that a resumed run plays first. All ranks call it."""
+        """Return, for each rank, the tasks that a resumed run plays first."""
         tasks = [*(group.task for group in self.groups), *self.queue]
-        return self.gather([[_name_of(task) for task in tasks]])
+        return self.context.gather([[_name_of(task) for task in tasks]])
 
     def load_state_dict(self, state: Sequence[Sequence[str]]) -> None:
-        """Restore what `state_dict` returned, by any number of ranks."""
-        ranks = len(self.gather([0]))
-        names = state[self.rank] if len(state) == ranks else list(itertools.chain(*state))[self.rank :: ranks]
-        self.drop()
+        rank, ranks = self.context.rank, len(self.context.gather([0]))
+        names = state[rank] if len(state) == ranks else list(itertools.chain(*state))[rank::ranks]
+        self.reset()
         wanted = set(names)
         rows = {name: dict(row) for row in self.tasks if (name := _name_of(row)) in wanted}
         self.queue = deque(rows[name] for name in names if name in rows)
 
-    def _go_on(self, sampling: Sampling, stats: RolloutStats, version: int) -> Loop:
-        """Return the loop, with the episodes that are open, for a rollout of this version of the policy."""
+    def _continue(self, stats: RolloutStats, version: int) -> Loop:
+        """Return the loop, with its running episodes, for a rollout of this version of the policy."""
         player = self.player
-        session = player.actor.session(sampling, self._seeds, stats)
+        session = player.actor.session(self.context.sampling(), self._seeds, stats)
         if self._loop is None:
             together = not (player.streams and player.actor.streams)
-            self._loop = Loop(player.pool, session, player.max_turns, stats, together, prelude=return_to_start)
-            self._loop.on_end = self._ended
+            self._loop = Loop(player.pool, session, player.max_turns, stats, together, on_end=self._ended)
         self._loop.session, self._loop.stats, self._loop.policy_version = session, stats, version
         return self._loop
 
-    def _observe(self, loop: Loop, size: int, most: int, version: int) -> list[OpenGroup] | None:
-        """What environments have answered, also for episodes that follow those that have ended by it: who answers is
-        asked about all of them together. The batch, if there is one now."""
-        places = size * self.group_size
+    def _observe(self, loop: Loop, size: int, most: int, version: int) -> list[UnfinishedGroup] | None:
+        """Take the environments' answers and return the batch, if it is complete.
+
+        Episodes that take the places of ended ones are observed as well, so that the actor is asked about all at once.
+        """
+        places = size * self.context.group_size
         self._fill(loop, places, most, version)
         self._timed(loop, loop.observe)
         while self._fill(loop, places, most, version):
             self._timed(loop, loop.observe)
-        return next_batch(self.groups, size, version, self.ahead)
+        return next_batch(self.groups, size, version, self.max_off_policy_steps)
 
     def _timed(self, loop: Loop, do: Callable[[], None]) -> None:
-        live, clock = len(loop.live), time.perf_counter()
+        running, clock = len(loop.running), time.perf_counter()
         do()
-        loop.stats.place_seconds += live * (time.perf_counter() - clock)
+        loop.stats.place_seconds += running * (time.perf_counter() - clock)
 
     def _fill(self, loop: Loop, places: int, most: int, version: int) -> bool:
-        """Begin episodes where there are places, of groups that are open or may be opened. Did any begin?"""
+        """Begin episodes in free places and return whether any began; begin groups as long as there are too few."""
         begun: list[Episode] = []
-        while len(loop.live) + len(begun) < places:
+        while len(loop.running) + len(begun) < places:
             if self._to_begin:
                 begun.append(self._to_begin.popleft())
             elif self.queue and len(self.groups) < most:
-                self._open(self.queue.popleft(), version)
+                self._begin_group(self.queue.popleft(), version)
             else:
                 break
         if begun:
@@ -226,50 +232,33 @@ class Rolling:
             loop.begin(begun, [group.task for group in groups], names)
         return bool(begun)
 
-    def _open(self, task: Row, version: int) -> None:
+    def _begin_group(self, task: Row, version: int) -> None:
         name, number = task_id_of(task), next(self._group_numbers)
-        members = [Episode(name, next(self._episode_numbers)) for _ in range(self.group_size)]
-        first = self.branching.first if self.branching else len(members)
-        group = OpenGroup(number, version, task, members, len(members), members[first:])
-        self.groups.append(group)
-        self._group_of |= {episode.number: group for episode in members}
+        members = [Episode(name, next(self._episode_numbers)) for _ in range(self.context.group_size)]
+        self.groups.append(UnfinishedGroup(number, version, task, members, len(members)))
+        self._group_of |= {episode.number: self.groups[-1] for episode in members}
         # By the version, too: a resumed run numbers its groups from 0 again.
         self._seeds |= {
-            episode.number: derived_seed(self.seed, self.rank, version, number, place)
+            episode.number: derived_seed(self.context.seed, self.context.rank, version, number, place)
             for place, episode in enumerate(members)
         }
-        if name not in self.player.set_aside:
-            self._to_begin.extend(members[:first])
+        if name not in self.player.excluded:
+            self._to_begin.extend(members)
             return
-        group.held_back = []
         for episode in members:
-            episode.fail(SET_ASIDE)
+            episode.fail(EXCLUDED)
             self._ended(episode)
 
     def _ended(self, episode: Episode) -> None:
         group = self._group_of.pop(episode.number)
         del self._seeds[episode.number]
         group.left -= 1
-        if group.held_back and group.left == len(group.held_back):
-            self._begin_held_back(group)
         if group.left == 0:
             group.completed = next(self._completed)
-            if self.branching:
-                self.branching.note([member.trajectory() for member in group.members])
-
-    def _begin_held_back(self, group: OpenGroup) -> None:
-        """Its first episodes have ended. The others are next, but for those of older groups."""
-        first = group.members[: -len(group.held_back)]
-        (branches,) = self.branching.branches([[episode.trajectory() for episode in first]])
-        for episode, branch in zip(group.held_back, branches):
-            episode.branch = branch
-        waiting = [*group.held_back, *self._to_begin]
-        self._to_begin = deque(sorted(waiting, key=lambda episode: self._group_of[episode.number].number))
-        group.held_back = []
 
     def _draw(self, number: int) -> None:
-        """Queue so many more tasks, each before any is queued again."""
-        draws = random.Random(derived_seed(self.seed, self.rank, next(self._group_numbers)))
+        """Queue `number` more tasks, each of them before any is queued again."""
+        draws = random.Random(derived_seed(self.context.seed, self.context.rank, next(self._group_numbers)))
         while number > 0:
             places = draws.sample(range(len(self.tasks)), min(number, len(self.tasks)))
             self.queue.extend(own_columns(self.tasks[place]) for place in places)
@@ -277,13 +266,5 @@ class Rolling:
 
 
 def _name_of(row: Row) -> str:
-    """Of its whole content: rows may share a `task_id`."""
+    """Return a name for a row by its whole content: rows may share a `task_id`."""
     return task_id_of({"row": row})
-
-
-def ages(trajectories: Sequence[Trajectory], version: int) -> Mapping[str, float]:
-    """`rollout/mean_age` and `rollout/max_age` of the steps that are trained on by a version of the policy."""
-    found = [version - step.policy_version for played in trajectories for step in played.steps]
-    if not found:
-        return {}
-    return {"rollout/mean_age": sum(found) / len(found), "rollout/max_age": max(found)}

@@ -1,5 +1,5 @@
-"""Rollout: plays tasks and returns trajectories.
+"""Rollout: tasks in, trajectories out.
 
-It imports `environments` alone, and knows no trainer, graph or update. It gives prompts and their encoding, the
-engines that generate, and the `Player` of many concurrent episodes.
+It imports prompts, environments and engines, and knows no trainer, graph or update. `Player` plays many episodes
+concurrently; a strategy decides which ones a rollout plays, and when.
 """

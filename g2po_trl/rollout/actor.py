@@ -1,4 +1,4 @@
-"""Who answers observations: a language model, asked by prompts."""
+"""Actors choose actions: `PromptActor` prompts a language model with each observation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Actor(Protocol):
-    """What a `Player` knows of who answers.
+    """Chooses the actions of a `Player`'s episodes.
 
-    `is_collective`: every rank must call a session's `answers` as often as any. `streams`: its sessions answer one
+    `is_collective`: every rank must call a session's `answers` equally often. `streams`: its sessions answer one
     episode without waiting for others.
     """
 
@@ -32,23 +32,23 @@ class Actor(Protocol):
     streams: bool
 
     def rollout(self) -> AbstractContextManager[None]:
-        """Around several sessions of one policy."""
+        """Return a context for several sessions of one policy."""
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> Session:
-        """Answers one rollout's episodes. `seeds`: one an episode, by its number."""
+        """Return a session that answers one rollout's episodes, with a seed per episode, by its number."""
 
     def close(self) -> None:
-        """Free what it holds. Nothing is answered afterwards."""
+        """Free memory and processes. Nothing is answered afterwards."""
 
 
 @dataclass
 class PromptActor:
-    """A language model that reads the observation and the last steps in a prompt, and replies with an action.
+    """A language model whose prompt has the observation and the last steps, and whose completion names an action.
 
     Args:
         engine: generates completions, e.g. a `TransformersEngine`.
         encode: renders and tokenizes chat messages.
-        template: the prompt's wording, and the parser of the reply.
+        template: the prompt's wording, and the parser of the completion.
         history_length: number of past steps in a prompt.
         max_prompt_length: maximum prompt length in tokens. Longer prompts lose history first, then the middle of the
             observation; one that is still too long ends its episode as a failure. `None`: no limit.
@@ -62,11 +62,11 @@ class PromptActor:
 
     @classmethod
     def from_engine(cls, engine: Engine, template: PromptTemplate = DEFAULT_PROMPT, **options: Any) -> PromptActor:
-        """An actor that uses the chat template of the engine's tokenizer.
+        """Return an actor that uses the chat template of the engine's tokenizer.
 
         Args:
             engine: generates completions.
-            template: the prompt's wording, and the parser of the reply.
+            template: the prompt's wording, and the parser of the completion.
             **options: `history_length`, `max_prompt_length`.
         """
         return cls(engine, ChatEncoder(engine.tokenizer), template, **options)
@@ -77,7 +77,8 @@ class PromptActor:
 
     @property
     def streams(self) -> bool:
-        return self.engine.streams
+        """Whether episodes are answered one by one: completions then must not depend on their order."""
+        return self.engine.streams and self.engine.takes_seeds
 
     def rollout(self) -> AbstractContextManager[None]:
         return self.engine.rollout()
@@ -91,7 +92,7 @@ class PromptActor:
 
 @dataclass
 class PromptSession:
-    """A rollout's prompts and replies."""
+    """Prompts and completions of one rollout."""
 
     actor: PromptActor
     sampling: Sampling
@@ -119,15 +120,15 @@ class PromptSession:
         if not self.asked and not self.actor.is_collective:
             return []
         clock = time.perf_counter()
-        replies = self.actor.engine.poll(timeout) if self.actor.streams else self._generate()
+        completions = self.actor.engine.poll(timeout) if self.actor.streams else self._generate()
         self.stats.generation_time += time.perf_counter() - clock
-        prompts = [self.prompts.pop(number) for number in replies]
-        self._count(prompts, list(replies.values()))
-        answered = [self.asked.pop(number) for number in replies]
-        return [(episode, self._step(episode, *row)) for episode, *row in zip(answered, prompts, replies.values())]
+        prompts = [self.prompts.pop(number) for number in completions]
+        self._count(prompts, list(completions.values()))
+        answered = [self.asked.pop(number) for number in completions]
+        return [(episode, self._step(episode, *row)) for episode, *row in zip(answered, prompts, completions.values())]
 
     def _generate(self) -> dict[int, Completion]:
-        """One reply to each prompt, by the episode's number."""
+        """Return one completion per prompt, by the episode's number."""
         prompts = [self.prompts[number].ids for number in self.asked]
         seeds = None if self.seeds is None else [self._seed(episode) for episode in self.asked.values()]
         return dict(zip(self.asked, self.actor.engine.generate(prompts, self.sampling, seeds)))
@@ -150,21 +151,21 @@ class PromptSession:
             else:
                 self.prompts[episode.number] = prompt
 
-    def _count(self, prompts: Sequence[FittedPrompt], replies: Sequence[Completion]) -> None:
+    def _count(self, prompts: Sequence[FittedPrompt], completions: Sequence[Completion]) -> None:
         stats = self.stats
         stats.truncated_prompts += sum(prompt.truncated for prompt in prompts)
         stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
-        stats.generated_tokens += sum(len(reply.ids) for reply in replies)
-        stats.truncated_replies += sum(not reply.complete for reply in replies)
-        stats.repeated_requests += sum(reply.repeats for reply in replies)
+        stats.generated_tokens += sum(len(completion.ids) for completion in completions)
+        stats.truncated_completions += sum(not completion.complete for completion in completions)
+        stats.repeated_requests += sum(completion.repeats for completion in completions)
         stats.engine_metrics = self.actor.engine.metrics()
-        for prompt, reply in zip(prompts, replies):
-            if reply.cached_tokens is not None:
+        for prompt, completion in zip(prompts, completions):
+            if completion.cached_tokens is not None:
                 stats.cacheable_tokens += len(prompt.ids)
-                stats.cached_tokens += reply.cached_tokens
+                stats.cached_tokens += completion.cached_tokens
 
-    def _step(self, episode: Episode, prompt: FittedPrompt, reply: Completion) -> Step:
-        text = self.actor.encode.decode(reply.ids)
+    def _step(self, episode: Episode, prompt: FittedPrompt, completion: Completion) -> Step:
+        text = self.actor.encode.decode(completion.ids)
         admissible = episode.observation.admissible_actions
         action, valid = self.actor.template.read(text, prompt.text[-64:], admissible)
         return episode.step(
@@ -172,15 +173,15 @@ class PromptSession:
             text,
             valid=valid,
             prompt_ids=prompt.ids,
-            completion_ids=reply.ids,
-            logprobs=reply.logprobs,
+            completion_ids=completion.ids,
+            logprobs=completion.logprobs,
             prompt_truncated=prompt.truncated,
-            completion_truncated=not reply.complete,
+            completion_truncated=not completion.complete,
         )
 
 
 def prompt_contents(episode: Episode, history_length: int) -> dict[str, Any]:
-    """What `PromptTemplate.messages` is told of an episode."""
+    """Return the arguments of `PromptTemplate.messages` for an episode's next step."""
     return {
         "observation": episode.observation.text,
         "task": episode.task,

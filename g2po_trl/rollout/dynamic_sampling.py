@@ -1,74 +1,49 @@
-"""Groups whose episodes were all paid the same are played again, on other tasks."""
+"""Dynamic sampling: groups whose episodes all have the same reward are replaced by groups of other tasks."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..engines.sampling import derived_seed
 from ..environments.tasks import own_columns, task_id_of
 from ..trajectory import Trajectory
-from .stats import RolloutStats
-
-Row = dict[str, Any]
-# (rows, groups) -> a trajectory of each row, and what they cost. All ranks call it together.
-Play = Callable[[Sequence[Row], Sequence[int]], tuple[list[Trajectory], RolloutStats]]
+from .strategy import Rollout, RolloutContext, Row, SynchronousRollout
 
 
-@dataclass
-class Rollout:
-    """A rollout: of each row a trajectory, what gave way to it, and what all of them cost.
+class DynamicSampling(SynchronousRollout):
+    """Plays further groups until the rewards of every group differ, or a budget of groups is spent.
 
-    `replaced_groups`: of each replaced trajectory (which time its group was replaced, its group): each of one task.
-    """
-
-    trajectories: list[Trajectory]
-    stats: RolloutStats
-    replaced: list[Trajectory] = field(default_factory=list)
-    replaced_groups: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def all(self) -> list[Trajectory]:
-        """Everything that was played."""
-        return self.trajectories + self.replaced
-
-    @property
-    def errors(self) -> list[str | None]:
-        """Of episodes from the beginning that environments have ended."""
-        return [played.error for played in self.all if played.outcome == "error" and played.parent is None]
-
-
-@dataclass
-class Refill:
-    """Plays rollouts whose groups have something to compare, as far as `times` goes.
+    This is the dynamic sampling of DAPO (https://arxiv.org/abs/2503.14476), with a bounded number of groups.
 
     Args:
-        times: how many times a rollout's number of groups may be played; 1: none is played again.
-        tasks: rows to draw other tasks from. They follow from `seed` and the rollout's number.
-        set_aside: ids of tasks that are not drawn.
-        gather: a list of each rank -> the lists of all, joined.
+        context: the parts of the run. Other tasks are drawn from its `tasks`, in an order that follows from its `seed`
+            and the iteration, without those that the player excludes.
+        max_generation_batches: budget, as a multiple of a rollout's number of groups.
     """
 
-    times: int
-    tasks: Sequence[Row]
-    seed: int
-    set_aside: Container[str] = ()
-    gather: Callable[[list], list] = list
+    def __init__(self, context: RolloutContext, *, max_generation_batches: int = 2):
+        super().__init__(context)
+        self.max_generation_batches = max_generation_batches
 
-    def play(self, play: Play, rows: Sequence[Row], groups: Sequence[int], number: int) -> Rollout:
-        """Play this rank's `rows`, whose groups may have members on other ranks. All ranks call it together.
+    @classmethod
+    def check(cls, args: Any, max_generation_batches: int = 2) -> None:
+        if not isinstance(max_generation_batches, int) or max_generation_batches < 1:
+            raise ValueError(
+                f"max_generation_batches (rollout_strategy_kwargs) is {max_generation_batches!r}: set it to 2 or more"
+            )
 
-        A group that is played again keeps the newest of its tasks, also when that has taught nothing either.
+    def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
+        """Play this rank's `rows`, whose groups may have members on other ranks.
+
+        A group that is played again keeps the newest of its tasks, even if its rewards are equal too.
         """
-        played = Rollout(*play(rows, groups))
-        if self.times == 1:
-            return played
-        others = self._other_tasks(self.gather([task_id_of(row) for row in rows]), number)
-        left, time = (self.times - 1) * len(set(self.gather(list(groups)))), 0
+        rollout, gather = super().collect(rows, groups, iteration), self.context.gather
+        others = self._other_tasks(gather([task_id_of(row) for row in rows]), iteration)
+        left, time = (self.max_generation_batches - 1) * len(set(gather(list(groups)))), 0
         while left > 0:
-            again = without_spread(self.gather(_rewards(played.trajectories, groups)))[:left]
+            again = equal_reward_groups(gather(_rewards(rollout.trajectories, groups)))[:left]
             if not again:
                 break
             left -= len(again)
@@ -78,26 +53,31 @@ class Refill:
                 break
             places = [place for place, group in enumerate(groups) if group in task_of]
             own = [groups[place] for place in places]
-            new, stats = play([task_of[group] for group in own], own)
-            played.stats = played.stats.and_then(stats)
-            played.replaced += [played.trajectories[place] for place in places]
+            new, stats = self.context.play([task_of[group] for group in own], own)
+            rollout.stats = rollout.stats.and_then(stats)
+            rollout.replaced += [rollout.trajectories[place] for place in places]
             time += 1
-            played.replaced_groups += [(time, group) for group in own]
+            rollout.replaced_groups += [(time, group) for group in own]
             for place, trajectory in zip(places, new):
-                played.trajectories[place] = trajectory
-        return played
+                rollout.trajectories[place] = trajectory
+        return rollout
 
-    def _other_tasks(self, names: Iterable[str], number: int) -> Iterable[Row]:
-        """Each of the others once, in an order of this rollout."""
-        names = set(names)
-        for place in random.Random(derived_seed(self.seed, number)).sample(range(len(self.tasks)), len(self.tasks)):
-            row = own_columns(self.tasks[place])
-            if task_id_of(row) not in names and task_id_of(row) not in self.set_aside:
+    def _other_tasks(self, names: Iterable[str], iteration: int) -> Iterable[Row]:
+        """Yield each task that is not among `names` once, in an order of this iteration."""
+        tasks, excluded, names = self.context.tasks, self.context.player.excluded, set(names)
+        draws = random.Random(derived_seed(self.context.seed, iteration))
+        for place in draws.sample(range(len(tasks)), len(tasks)):
+            row = own_columns(tasks[place])
+            if task_id_of(row) not in names and task_id_of(row) not in excluded:
                 yield row
 
 
-def without_spread(rewards: Iterable[tuple[int, float | None]]) -> list[int]:
-    """Groups whose episodes were all paid the same, in order; `None` for an episode that does not count."""
+def equal_reward_groups(rewards: Iterable[tuple[int, float | None]]) -> list[int]:
+    """Return the groups whose rewards are all equal, in order.
+
+    Args:
+        rewards: (group, reward) of each episode; `None` for an episode without a result.
+    """
     of_group: dict[int, set[float]] = {}
     for group, reward in rewards:
         of_group.setdefault(group, set()).update([] if reward is None else [reward])

@@ -1,4 +1,4 @@
-"""An episode under way: what it has seen, what it was answered, how it ended."""
+"""A running episode: its observations and steps, its outcome, and where a branch begins."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..environments.contract import Observation, StepResult
 from ..environments.pool.pool import EnvironmentFailure
 from ..trajectory import Step, Trajectory
 
-NOT_RETURNED = "its beginning cannot be reached again"
+NOT_REPLAYED = "its beginning cannot be reached again"
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Where an episode begins that continues another.
+    """The beginning of an episode that continues another one, its parent.
 
     Args:
-        parent: the other one's place in the group.
-        steps: those of the parent up to the one in whose state the branch begins; the last is not played.
+        parent: the parent's place in the group.
+        steps: the parent's steps up to the state in which the branch begins; the last one is not played.
         compares_keys: whether the state keys of `steps` are the environment's own, and are compared.
     """
 
@@ -30,10 +30,10 @@ class Branch:
 
 @dataclass
 class Episode:
-    """An episode under way.
+    """A running episode.
 
-    `number`: its place among those played together; `history`: (observation, action) of each step; `outcome`: `None`
-    while it is live.
+    `number` is its place among the episodes played together; `history` has (observation, action) of each step;
+    `outcome` is `None` while it is running.
     """
 
     task_id: str
@@ -51,35 +51,35 @@ class Episode:
 
     @property
     def start(self) -> int:
-        """Steps of its parent that are played again before its first."""
+        """Number of the parent's steps that are replayed before its first step."""
         return 0 if self.branch is None else len(self.branch.steps) - 1
 
     @property
     def turns(self) -> int:
-        """Of the game, those that its parent played included."""
+        """Number of turns since the reset, including replayed ones."""
         return self.start + len(self.steps)
 
     def open(self, seen: Observation | EnvironmentFailure) -> None:
-        """Take what the environment's reset answered."""
+        """Begin with the environment's answer to `reset`."""
         if isinstance(seen, EnvironmentFailure):
             self.end_without_result(seen)
         else:
             self.observation, self.task = seen, seen.task or ""
 
-    def step(self, action: str, reply: str | None, **facts: Any) -> Step:
-        """The step that answers the observation; `facts` are other fields of it."""
+    def step(self, action: str, completion: str | None, **fields: Any) -> Step:
+        """Return the step that answers the current observation; `fields` are further fields of `Step`."""
         seen = self.observation
         return Step(
             observation=seen.text,
             action=action,
             state_key=seen.state_key,
-            reply=reply,
+            reply=completion,
             admissible_actions=seen.admissible_actions,
-            **facts,
+            **fields,
         )
 
     def advance(self, result: StepResult | EnvironmentFailure) -> None:
-        """Take what the environment answered to the last step."""
+        """Continue with the environment's answer to the last step."""
         if isinstance(result, EnvironmentFailure):
             self.end_without_result(result)
             return
@@ -95,7 +95,7 @@ class Episode:
                 self.failure_reason = str(reason)
 
     def fail(self, reason: str) -> None:
-        """End without a result: it is in no statistic."""
+        """End with outcome `"error"`, which is in no statistic."""
         self.outcome, self.error = "error", reason
 
     def give_up(self, reason: str) -> None:
@@ -103,13 +103,13 @@ class Episode:
         self.outcome, self.failure_reason = "failure", reason
 
     def end_without_result(self, failure: EnvironmentFailure) -> None:
-        """Its environment answers no more."""
+        """End because the environment failed: as an error, or as lost with its worker."""
         self.fail(f"{failure.kind}: {failure.message}")
         if failure.kind == "lost":
             self.outcome = "lost"
 
     def trajectory(self) -> Trajectory:
-        """What it leaves behind. An episode without an outcome ran out of turns."""
+        """Return the episode as a trajectory; without an outcome it ran out of turns."""
         final = self.observation.text if self.observation else None
         return Trajectory(
             self.task_id,

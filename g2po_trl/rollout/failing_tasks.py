@@ -1,4 +1,4 @@
-"""Tasks that cannot be played: found, set aside, named at the end."""
+"""Tasks whose episodes only end in environment errors: counted, excluded, and reported at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 
 class PlayedTask(Protocol):
-    """An episode's task and outcome, as a `Trajectory` and the record of one have them."""
+    """Task and outcome of an episode, e.g. a `Trajectory`."""
 
     task_id: str
     outcome: str
@@ -17,10 +17,10 @@ class PlayedTask(Protocol):
 
 
 class TaskErrors:
-    """Counts the rollouts in a row in which every episode of a task ended in an environment error.
+    """Counts consecutive rollouts in which every episode of a task ended in an environment error.
 
     Args:
-        patience: after so many a task is set aside: it is not played again, its trajectories are errors at once.
+        patience: number of such rollouts after which a task is excluded: it is not played again.
     """
 
     def __init__(self, patience: int):
@@ -28,21 +28,21 @@ class TaskErrors:
         self.in_a_row: dict[str, int] = {}
 
     @property
-    def set_aside(self) -> list[str]:
-        """Ids of these tasks, sorted."""
+    def excluded(self) -> list[str]:
+        """Ids of excluded tasks, sorted."""
         return sorted(task for task, count in self.in_a_row.items() if count >= self.patience)
 
     def __contains__(self, task_id: str) -> bool:
         return self.in_a_row.get(task_id, 0) >= self.patience
 
     def count(self, records: Iterable[PlayedTask]) -> None:
-        """Take note of a rollout, all ranks' trajectories."""
+        """Count a rollout, given the records of all ranks' trajectories."""
         failed: dict[str, bool] = {}
         not_known = set()
         for record in records:
-            if record.parent is not None:  # that a state cannot be returned to is another thing
+            if record.parent is not None:  # a state that cannot be reached again is no error of the task
                 continue
-            if record.outcome == "lost":  # says nothing about its task
+            if record.outcome == "lost":  # with its worker: no evidence about the task
                 not_known.add(record.task_id)
                 continue
             failed[record.task_id] = failed.get(record.task_id, True) and record.outcome == "error"
@@ -55,22 +55,22 @@ class TaskErrors:
                 self.in_a_row[task] = self.in_a_row.get(task, 0) + 1
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint keeps. Plain data."""
+        """Return the counts, as plain data."""
         return self.in_a_row
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore what `state_dict` returned."""
+        """Continue with the counts of `state_dict`."""
         self.in_a_row.update(state)
 
 
 class TaskErrorReport(TrainerCallback):
-    """Names the tasks that were set aside, when training has ended."""
+    """Prints the excluded tasks when training has ended."""
 
     def __init__(self, errors: TaskErrors):
         self.errors = errors
 
     def on_train_end(self, args, state, control, **kwargs: Any):
-        names = self.errors.set_aside
+        names = self.errors.excluded
         if names and state.is_world_process_zero:
             print(
                 f"{len(names)} task(s) were set aside after {self.errors.patience} rollouts of nothing but "

@@ -1,12 +1,12 @@
-"""The loop that plays episodes: what an episode goes through between its environment and the model.
+"""The loop that plays episodes, between their environments and the model.
 
-    begin      its environment is reset, in a slot of the pool
-    observe    the environment's answer is taken: the episode is ready to be asked, or it is over
-    ask        the session is handed the episodes that are ready
-    act        the session's steps are appended, and their actions sent to the environments; then `observe` again
+    begin      reset an environment, in a slot of the pool
+    observe    receive the environments' answers: an episode is ready for the session, or has ended
+    ask        give the session the ready episodes
+    act        append the session's steps and send their actions to the environments; then `observe` again
 
-A loop streams: each episode is asked as soon as its own observation is there. Or it plays turns, all episodes
-`together`: for engines that answer a batch at a time, and for ranks that must generate together.
+A loop streams: each episode is asked as soon as its own observation has arrived. Or it plays turns, all episodes
+`together`, for engines that answer a batch at a time, and for ranks that must generate together.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from .stats import RolloutStats
 
 Answer = Observation | StepResult | EnvironmentFailure
 
-A_MOMENT, A_WHILE = 0.005, 1.0  # seconds to wait for the session while environments may answer, and while none will
+# Longest wait for the session: while environments may answer as well, and while none is busy.
+POLL_SECONDS, IDLE_POLL_SECONDS = 0.005, 1.0
 _GONE = (
-    "somebody else has ended the live episodes of this pool: use no EnvironmentPool.reset, check or end() beside a "
-    "trainer, but Player.play"
+    "the running episodes of this pool were ended from outside: while a trainer uses it, call Player.play instead of "
+    "EnvironmentPool.reset, check or end()"
 )
 
 
 class Session(Protocol):
-    """What answers observations during one rollout. `waiting`: number of episodes asked and not answered."""
+    """Answers observations during one rollout. `waiting` is the number of episodes asked and not answered."""
 
     waiting: int
 
     def ask(self, episodes: Sequence[Episode]) -> None:
-        """Take episodes whose observation is to be answered. May end some, by `Episode.give_up`."""
+        """Ask for the next steps of episodes. May end some, by `Episode.give_up`."""
 
     def answers(self, timeout: float) -> list[tuple[Episode, Step | None]]:
         """Return the next steps of some of the episodes asked; `None` for an episode that the session has ended.
 
-        A session that streams waits for the first at most `timeout` seconds. Another answers all at once; if it is
-        collective, every rank calls this as often as any, also with nothing asked.
+        A session that streams waits at most `timeout` seconds for the first one. Another one answers all at once; if
+        it is collective, every rank calls this equally often, even with nothing asked.
         """
 
 
@@ -54,19 +55,19 @@ class Loop:
     Args:
         pool: hosts the environments.
         session: answers observations.
-        max_turns: an episode is over after this many turns.
-        stats: costs are added to them; `environment_time` is that with nothing else to do.
-        together: play turns: all environments have answered before the session is asked, and the session has before
-            actions are sent.
-        any_live: whether this rank has live episodes -> whether any has. Ranks that generate together call it once a
-            turn and go on until none has. Default: for a rank on its own.
-        prelude: takes each environment's answers until its episode can be asked, and returns the action to send in
-            between, or `None`. Default: the first observation opens the episode.
-        on_turn: called with (turns of the longest episode, live episodes) when one of them has changed.
-        on_end: called with each episode when it is over.
-        policy_version: noted in each step.
+        max_turns: an episode ends after this many turns.
+        stats: costs are added to it. `environment_time` is the time in which only environments were busy.
+        together: play turns: wait for all environments before asking the session, and for all of its answers before
+            sending actions.
+        any_running: whether this rank has running episodes -> whether any rank has. Ranks that generate together call
+            it once a turn and continue until no rank has any. Default: for one rank.
+        prelude: receives each environment's answers until its episode can be asked, and returns the action to send
+            in between, or `None`. Default: the first observation begins the episode.
+        on_turn: called with (turns of the longest episode, running episodes) when one of them has changed.
+        on_end: called with each episode that has ended.
+        policy_version: written into each step.
 
-    `live` holds the episodes under way, by the pool's slots.
+    `running` has the running episodes, by the pool's slots.
     """
 
     pool: EnvironmentPool
@@ -74,12 +75,12 @@ class Loop:
     max_turns: int
     stats: RolloutStats
     together: bool = False
-    any_live: Callable[[bool], bool] = bool
+    any_running: Callable[[bool], bool] = bool
     prelude: Callable[[Episode, Answer], str | None] = Episode.open
     on_turn: Callable[[int, int], None] | None = None
     on_end: Callable[[Episode], None] | None = None
     policy_version: int | None = None
-    live: dict[int, Episode] = field(default_factory=dict, init=False)
+    running: dict[int, Episode] = field(default_factory=dict, init=False)
     _slots: dict[int, int] = field(default_factory=dict, init=False)  # by the episode's number
     _opening: set[int] = field(default_factory=set, init=False)  # slots whose answers the prelude takes
     _ready: list[Episode] = field(default_factory=list, init=False)
@@ -94,10 +95,10 @@ class Loop:
         """Play episodes to their ends.
 
         Args:
-            episodes: those that begin at once.
+            episodes: the episodes that begin at once.
             tasks: arguments of `reset`, by the number of an episode.
             groups: group of each task, see `EnvironmentPool.begin`.
-            more: returns further episodes that may begin by now, each once. Default: there are none.
+            more: returns further episodes that may begin by now, each once. Default: none.
         """
         retry_group = object()
 
@@ -107,19 +108,19 @@ class Loop:
 
         try:
             begin(episodes)
-            progress = 0, len(self.live)
+            progress = 0, len(self.running)
             while True:
                 self.observe()
                 self.ask()
                 begin(more())
-                before, progress = progress, (self.stats.turns, len(self.live))
+                before, progress = progress, (self.stats.turns, len(self.running))
                 if self.on_turn and progress != before:
                     self.on_turn(*progress)
-                if not self.any_live(bool(self.live)):
+                if not self.any_running(bool(self.running)):
                     break
                 self.act()
         finally:
-            self.pool.end(self.live)
+            self.pool.end(self.running)
 
     def begin(
         self,
@@ -128,20 +129,20 @@ class Loop:
         groups: Sequence[Any],
         retry_group: object = None,
     ) -> None:
-        """Reset an environment for each episode, beside those that are live; see `EnvironmentPool.begin`."""
+        """Reset an environment for each episode, while others are running; see `EnvironmentPool.begin`."""
         clock = time.perf_counter()
         slots = self.pool.begin(tasks, groups, retry_group)
-        if not self.live.keys().isdisjoint(slots):
+        if not self.running.keys().isdisjoint(slots):
             self.pool.end(slots)
             raise RuntimeError(_GONE)
         for slot, episode in zip(slots, episodes):
-            self.live[slot], self._slots[episode.number] = episode, slot
+            self.running[slot], self._slots[episode.number] = episode, slot
         self._opening.update(slots)
         if not self.session.waiting:
             self.stats.environment_time += time.perf_counter() - clock
 
     def observe(self) -> None:
-        """Take what environments have answered. Wait for it if there is nothing else to do."""
+        """Receive answers of environments. Wait for them if the session is idle."""
         clock, idle = time.perf_counter(), not self.session.waiting
         if self.together:
             self._take_all()
@@ -151,33 +152,33 @@ class Loop:
             self.stats.environment_time += time.perf_counter() - clock
 
     def ask(self) -> None:
-        """Hand the session the episodes that are ready, in the order of their numbers."""
+        """Give the session the ready episodes, in the order of their numbers."""
         asked, self._ready = sorted(self._ready, key=lambda episode: episode.number), []
         if asked:
             self.session.ask(asked)
         self._end([episode for episode in asked if not self._goes_on(episode)])
 
     def act(self) -> None:
-        """Send the actions that the session has. Wait for them, but not for long if environments may answer."""
-        answers = self.session.answers(A_MOMENT if len(self.live) > self.session.waiting else A_WHILE)
+        """Send the actions that the session returns. Wait for them, briefly if environments may answer."""
+        answers = self.session.answers(POLL_SECONDS if len(self.running) > self.session.waiting else IDLE_POLL_SECONDS)
         while self.together and self.session.waiting:
-            answers += self.session.answers(A_WHILE)
+            answers += self.session.answers(IDLE_POLL_SECONDS)
         self._send(answers)
 
     def rest(self, environments: bool = False) -> None:
-        """Wait until the session has answered; with `environments`, until they have, too. Nothing is asked."""
+        """Wait until the session has answered and, with `environments`, until these have. Ask nothing."""
         while self.session.waiting:
-            self._send(self.session.answers(A_WHILE))
+            self._send(self.session.answers(IDLE_POLL_SECONDS))
         if environments:
             self._take_all()
 
     def _take(self, timeout: float | None) -> list[Episode]:
-        """Take the answers that have come. Episodes that go on are ready then; return those that are over."""
+        """Receive answers, queue the episodes that continue, and return the episodes that have ended."""
         answers, requests, over = self.pool.receive(timeout), {}, []
-        if timeout is None and self.live and not answers:  # none is owed: this would go on for ever
+        if timeout is None and self.running and not answers:  # none is pending: this would loop forever
             raise RuntimeError(_GONE)
         for slot, answer in answers.items():
-            episode = self.live[slot]
+            episode = self.running[slot]
             if slot not in self._opening:
                 episode.advance(answer)
             elif (request := self.prelude(episode, answer)) is not None:
@@ -191,7 +192,7 @@ class Loop:
 
     def _take_all(self) -> None:
         over = []
-        while len(self._ready) + len(over) < len(self.live):
+        while len(self._ready) + len(over) < len(self.running):
             over += self._take(timeout=None)
         self._end(sorted(over, key=lambda episode: episode.number))
 
@@ -205,7 +206,7 @@ class Loop:
             episode.steps.append(step)
             actions[self._slots[episode.number]] = step.action
             self.stats.turns = max(self.stats.turns, len(episode.steps))
-        self.stats.live_steps += len(actions)
+        self.stats.num_steps += len(actions)
         self.pool.send(actions)
         self._end(over)
 
@@ -213,10 +214,10 @@ class Loop:
         return episode.outcome is None and episode.turns < self.max_turns
 
     def _end(self, episodes: Sequence[Episode]) -> None:
-        """Free the slots of episodes that are over, also of those that ran out of turns."""
+        """Free the slots of episodes that have ended or run out of turns."""
         slots = [self._slots.pop(episode.number) for episode in episodes]
         self.pool.end(slots)
         for slot, episode in zip(slots, episodes):
-            del self.live[slot]
+            del self.running[slot]
             if self.on_end:
                 self.on_end(episode)

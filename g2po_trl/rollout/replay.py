@@ -1,4 +1,4 @@
-"""Back to a state of an earlier episode: its task and its actions, every observation compared."""
+"""Return to a state of an earlier episode by replaying its actions, and compare every observation."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from typing import Any
 from ..environments.contract import Observation, StepResult
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..trajectory import Step
-from .episode import NOT_RETURNED, Branch, Episode
+from .episode import NOT_REPLAYED, Branch, Episode
 
 
-def return_to_start(episode: Episode, answer: Observation | StepResult | EnvironmentFailure) -> str | None:
-    """Take an environment's answer before its episode is asked, and return the next action on the way to its start.
+def replay_to_start(episode: Episode, answer: Observation | StepResult | EnvironmentFailure) -> str | None:
+    """Process an environment's answer and return the next action to replay; `None` at the episode's start.
 
-    A branch's environment plays the parent's actions again. The branch ends with outcome `"error"` if an observation
-    or a reward is not its parent's: the environment does not follow from its task and the actions alone.
-
-    Returns:
-        `None` when the episode is where it begins, or has ended. An episode that is no branch begins with its first
-        observation.
+    A branch's environment replays the parent's actions. The branch ends with outcome `"error"` if an observation or a
+    reward differs from its parent's: the environment does not depend on task and actions alone. An episode that is no
+    branch starts with its first observation.
     """
     if episode.observation is None:
         episode.open(answer)
@@ -28,26 +25,26 @@ def return_to_start(episode: Episode, answer: Observation | StepResult | Environ
     return None if episode.branch is None else _next(episode)
 
 
-def rehearse(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> str | None:
-    """Play an episode's actions again, and return the first difference; `None`: a branch can return to its states.
+def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> str | None:
+    """Replay an episode's actions and return the first difference, or `None` if every state is reached again.
 
     Args:
-        pool: plays nothing else.
-        task: of the episode.
-        steps: the episode's.
+        pool: a pool without other episodes.
+        task: the episode's task.
+        steps: the episode's steps.
     """
     episode = Episode("", branch=Branch(0, steps))
     episode.open(pool.reset([task])[0])
     for number, step in enumerate(steps):
         if not _as_before(episode, number):
-            return episode.error.removeprefix(f"{NOT_RETURNED}: ")
+            return episode.error.removeprefix(f"{NOT_REPLAYED}: ")
         if number < len(steps) - 1:
             _replayed(episode, step, pool.step({0: step.action})[0])
     return None
 
 
 def _next(episode: Episode) -> str | None:
-    """The next action of a branch's way back. `None`: it is where the branch begins, or the branch has ended."""
+    """Return the next action to replay; `None` if the branch has reached its start, or has ended."""
     number = len(episode.history)
     if not _as_before(episode, number) or number == episode.start:
         return None
@@ -62,27 +59,30 @@ def _replayed(episode: Episode, step: Step, result: StepResult | EnvironmentFail
     episode.observation = result.observation
     episode.reward += result.reward
     if result.terminated or result.truncated:
-        episode.fail(f"{NOT_RETURNED}: the episode ended after {step.action!r}, and its parent's went on")
+        episode.fail(f"{NOT_REPLAYED}: the episode ended after {step.action!r}, and its parent's went on")
     elif result.reward != step.reward:
-        episode.fail(f"{NOT_RETURNED}: {step.action!r} paid {result.reward:g}, and its parent {step.reward:g}")
+        episode.fail(f"{NOT_REPLAYED}: {step.action!r} paid {result.reward:g}, and its parent {step.reward:g}")
 
 
 def _failed(episode: Episode, failure: EnvironmentFailure) -> None:
-    """What raises where it did not for the parent follows from something else than the actions. A process that ends or
-    takes too long says nothing of that kind."""
+    """End a branch whose environment failed during the replay.
+
+    An exception that the parent did not meet shows that the environment depends on more than the actions. A process
+    that ended or timed out does not.
+    """
     if failure.kind in ("exception", "invalid"):
-        episode.fail(f"{NOT_RETURNED}: {failure.kind}: {failure.message}")
+        episode.fail(f"{NOT_REPLAYED}: {failure.kind}: {failure.message}")
     else:
         episode.end_without_result(failure)
 
 
 def _as_before(episode: Episode, number: int) -> bool:
-    """Does a live branch see what its parent saw before that step? If it does not, it ends."""
+    """Return whether a running branch observes the same as its parent before that step; if not, end it."""
     if episode.outcome is not None:
         return False
     difference = _difference(episode.branch.steps[number], episode)
     if difference:
-        episode.fail(f"{NOT_RETURNED}: before step {number + 1}, {difference}")
+        episode.fail(f"{NOT_REPLAYED}: before step {number + 1}, {difference}")
     return not difference
 
 

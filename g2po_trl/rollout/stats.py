@@ -1,4 +1,4 @@
-"""What a rollout cost."""
+"""Costs of a rollout: times, tokens, turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 
-# Not more where a rollout is played in parts, or by several ranks.
+# Not summed over parts of a rollout or over ranks.
 _OF_THE_ROLLOUT = ("turns",)
 
 
@@ -31,8 +31,8 @@ class RolloutStats:
         repeated_requests: requests that were repeated because a server had failed.
         engine_metrics: the engine's own numbers, by metric name (`Engine.metrics`); of several ranks the largest.
         replayed_steps: steps that were played again to return to a state.
-        places: episodes that may be live at a time, if others follow those that end; 0: none do.
-        place_seconds: seconds that live episodes have spent, summed over them; with `places`.
+        places: maximum number of running episodes, if others take the place of ended ones; otherwise 0.
+        place_seconds: seconds that episodes were running, summed over them; with `places`.
     """
 
     environment_time: float = 0.0
@@ -41,9 +41,9 @@ class RolloutStats:
     total_time: float = 0.0
     turns: int = 0
     parts: tuple[tuple[int, int], ...] = ()
-    live_steps: int = 0
+    num_steps: int = 0
     truncated_prompts: int = 0
-    truncated_replies: int = 0
+    truncated_completions: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
     # Of the prompts for which the engine says what its prefix cache held: all tokens, and those.
@@ -58,14 +58,14 @@ class RolloutStats:
 
     @classmethod
     def over_ranks(cls, stats: Sequence[RolloutStats]) -> RolloutStats:
-        """Counts are summed; of times and turns the largest counts: all wait for the slowest rank."""
+        """Return sums of the ranks' counts, and their largest times and turns: they wait for the slowest rank."""
         times = {"environment_time", "generation_time", "prompt_time", "total_time"}
         parts = zip_longest(*(one.parts for one in stats), fillvalue=(0, 0))
         together = tuple((max(turns for turns, _ in part), sum(number for _, number in part)) for part in parts)
         return replace(cls._joined(stats, {*times, *_OF_THE_ROLLOUT}), parts=together)
 
     def and_then(self, other: RolloutStats) -> RolloutStats:
-        """Of two rollouts, one after the other."""
+        """Return the stats of this rollout followed by another."""
         return replace(self._joined([self, other], set(_OF_THE_ROLLOUT)), parts=self.parts + other.parts)
 
     @classmethod
@@ -84,13 +84,13 @@ class RolloutStats:
 
     @property
     def active_fraction(self) -> float:
-        """Share of (episode, turn) places in which an episode was live; with `places`, of their time."""
+        """Fraction of (episode, turn) places with a running episode; with `places`, of their time."""
         if self.places:
             return self.place_seconds / max(1e-9, self.places * self.total_time)
-        return self.live_steps / max(1, sum(turns * number for turns, number in self.parts))
+        return self.num_steps / max(1, sum(turns * number for turns, number in self.parts))
 
     def metrics(self) -> dict[str, float]:
-        """`time/*` in seconds and `rollout/*`. Those of a prefix cache and of servers if there are any."""
+        """Return `time/*` in seconds and `rollout/*`, with the engine's own metrics."""
         cache = {}
         if self.cacheable_tokens:
             cache["rollout/prefix_cache_hit_fraction"] = self.cached_tokens / self.cacheable_tokens
@@ -101,13 +101,13 @@ class RolloutStats:
             "time/generation": self.generation_time,
             "time/prompts": self.prompt_time,
             "rollout/active_fraction": self.active_fraction,
-            "rollout/steps": self.live_steps,
+            "rollout/steps": self.num_steps,
             "rollout/prompt_tokens": self.prompt_tokens,
             "rollout/reply_tokens": self.generated_tokens,
             "rollout/truncated_prompts": self.truncated_prompts,
-            "rollout/truncated_replies": self.truncated_replies,
-            "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.live_steps),
-            "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.live_steps),
+            "rollout/truncated_replies": self.truncated_completions,
+            "rollout/mean_prompt_tokens": self.prompt_tokens / max(1, self.num_steps),
+            "rollout/mean_reply_tokens": self.generated_tokens / max(1, self.num_steps),
             **cache,
             **repeated,
             **self.engine_metrics,

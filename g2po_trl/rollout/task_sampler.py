@@ -9,9 +9,9 @@ from ..utils.trl_compat import RepeatSampler
 
 
 class TaskSampler(RepeatSampler):
-    """TRL's order of tasks, but the order of an epoch depends on the seed and the epoch alone.
+    """TRL's sampler of tasks, whose order in an epoch depends only on the seed and the epoch.
 
-    TRL draws it from a generator that a resumed run would start anew: the first epoch's order again.
+    TRL draws the order from one generator, which a resumed run would start again with the first epoch's order.
     """
 
     def __init__(self, *args: Any, epoch: Callable[[], int], **kwargs: Any):
@@ -20,7 +20,7 @@ class TaskSampler(RepeatSampler):
 
     @classmethod
     def from_sampler(cls, sampler: RepeatSampler, epoch: Callable[[], int]) -> TaskSampler:
-        """TRL's own sampler, with this order."""
+        """Return TRL's sampler with this order."""
         return cls(
             sampler.data_source,
             sampler.mini_repeat_count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,20 +16,23 @@ from ..rollout.stats import RolloutStats
 from ..trajectory import Step, Trajectory
 from .summary import summarize
 
-if TYPE_CHECKING:
-    from trl import GRPOConfig
-
 _SHORT: dict[bool | None, list[str] | None] = {True: [""], False: ["another"], None: None}  # lists without the texts
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph, args: GRPOConfig) -> dict[str, float]:
-    """Return `episode/*` and `graph/*` of a rollout: all ranks' trajectories in whole groups.
+def rollout_metrics(
+    trajectories: Sequence[Trajectory], graph: StateGraph, group_size: int, counted_per_group: int
+) -> dict[str, float]:
+    """Return `episode/*` and `graph/*` of a rollout.
 
-    `episode/*` leaves out episodes that are held back for branches. Groups with successes have more episodes from the
-    beginning, so that all of them together would overestimate success.
+    Args:
+        trajectories: of all ranks, in whole groups.
+        graph: of the trajectories that are trained on.
+        group_size: episodes of a group.
+        counted_per_group: `episode/*` are about this number of episodes at the beginning of each group.
     """
-    size, first = args.num_generations, args.num_generations - args.num_branches
-    summary = summarize([played for place, played in enumerate(trajectories) if place % size < first])
+    summary = summarize(
+        [played for place, played in enumerate(trajectories) if place % group_size < counted_per_group]
+    )
     return {
         **{f"episode/{name}": value for name, value in summary.items() if not isinstance(value, dict)},
         **{f"graph/{name}": value for name, value in graph.statistics().items()},
@@ -62,16 +65,6 @@ def advantage_metrics(
     return {
         f"advantage/{name}abs_mean": float(np.abs(values[used]).mean()) if used.any() else 0.0
         for name, (values, used) in parts.items()
-    }
-
-
-def branch_metrics(trajectories: Sequence[Trajectory], stats: RolloutStats) -> dict[str, float]:
-    """Return the metrics of branches."""
-    branches = [played for played in trajectories if played.parent is not None]
-    return {
-        "rollout/branches": len(branches),
-        "rollout/branch_errors": sum(not played.counted for played in branches),
-        "rollout/replayed_steps": stats.replayed_steps,
     }
 
 

@@ -211,7 +211,7 @@ def identity_of(args: GRPOConfig, tasks_hash: str, environment_factory: Callable
     """
     names = ("learning_rate", "advantage_estimator")
     names += ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
-    names += ("gradient_accumulation_steps", "shuffle_dataset", "rollouts_ahead")
+    names += ("gradient_accumulation_steps", "shuffle_dataset", "rollout_strategy", "rollout_strategy_kwargs")
     environment = describe_object(environment_factory)  # by its name: a file may be moved
     return {name: getattr(args, name) for name in names} | {
         "environment": environment and environment["import"].rpartition(":")[2],

@@ -26,7 +26,7 @@ class Tally:
         episodes, without_result: number of episodes, and of those that ended in an error or were lost.
         groups: number of groups with a result, of which
         lost_groups, won_groups: those in which every episode failed, or succeeded;
-        unequal_groups: those with unequal rewards. With `refill_groups`, replaced groups are not among `groups`:
+        unequal_groups: those with unequal rewards. With dynamic sampling, replaced groups are not among `groups`:
         replaced_won, replaced_lost: number of their episodes that succeeded, and that failed.
         completions, valid: number of completions, and of those with the required format.
         listed, admissible: number of steps for which actions were listed, and of those with an action among them.

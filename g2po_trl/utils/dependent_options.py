@@ -56,9 +56,11 @@ SWITCHES = (
     ),
     _by("vllm_servers", "vllm_request_timeout", "vllm_weights_folder"),
     Switch(
-        ("use_vllm", "vllm_servers", "rollouts_ahead"),
-        lambda value: bool(value("use_vllm") or value("vllm_servers") or value("rollouts_ahead")),
-        "--use_vllm, --vllm_servers or --rollouts_ahead",
+        ("use_vllm", "vllm_servers", "rollout_strategy"),
+        lambda value: bool(
+            value("use_vllm") or value("vllm_servers") or value("rollout_strategy") == "partial_rollouts"
+        ),
+        "--use_vllm, --vllm_servers or --rollout_strategy partial_rollouts",
         ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
         in_objects=False,
     ),

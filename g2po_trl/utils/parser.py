@@ -15,6 +15,7 @@ from typing import Any
 # Removed option -> its replacement. Refused on the command line and in YAML.
 REMOVED = {
     "update_while_playing": "leave it out, updates begin when all episodes of a rollout have ended",
+    "stream_rollouts": "leave it out, rollouts stream if the engine can (colocated vLLM and vllm_servers)",
     "overlap_environments": "set use_vllm: its rollouts stream, and environments step while others are answered",
 }
 # (option, object, its entry): options that an earlier version had beside the object.
@@ -34,6 +35,14 @@ _MOVED = [
     ("environment_worker_memory_mb", "environment_pool_kwargs", "max_worker_memory"),
     ("environment_variables", "environment_pool_kwargs", "environment_variables"),
 ]
+REMOVED |= {
+    option: f'set rollout_strategy to {strategy}, and rollout_strategy_kwargs to {{"{entry}": VALUE}}'
+    for option, strategy, entry in (
+        ("refill_groups", "dynamic_sampling", "max_generation_batches"),
+        ("rollouts_ahead", "partial_rollouts", "max_off_policy_steps"),
+        ("branch_share", "branching", "branch_share"),
+    )
+}
 REMOVED |= {
     option: f"write {whole}: {{{entry}: VALUE}}, or as a flag --{whole} '{{\"{entry}\": VALUE}}'"
     for option, whole, entry in _MOVED

@@ -28,7 +28,7 @@ from g2po_recipes.cold_start.smollm2 import NAME as SMOLLM2
 from g2po_recipes.cold_start.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.engines.sampling import Sampling, derived_seed
-from g2po_trl.engines.transformers import TransformersEngine, ends_of_turn
+from g2po_trl.engines.transformers import TransformersEngine, get_stop_token_ids
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.rollout.actor import PromptActor
@@ -188,7 +188,7 @@ def teach(
         peft_config=peft_config,
     )
     trained = trainer.accelerator.unwrap_model(trainer.model)
-    stop_token_ids = ends_of_turn(processing_class, trained)
+    stop_token_ids = get_stop_token_ids(processing_class, trained)
     validate_samples(samples, trainer.train_dataset, processing_class, exam.template, stop_token_ids, args.max_length)
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None

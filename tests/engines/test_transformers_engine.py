@@ -53,7 +53,7 @@ def test_where_a_reply_ends(text, kept, complete):
     tokenizer, engine = engine_with_tokenizer()
     sampling = Sampling(stop_sequences=("</a>", "STOP"))
     ids = tokenizer(text)["input_ids"]
-    reply = engine._reply(sampling, ids, [-float(i) for i in range(len(ids))])
+    reply = engine._completion(sampling, ids, [-float(i) for i in range(len(ids))])
     assert tokenizer.decode(reply.ids) == kept and reply.complete is complete
     assert reply.logprobs == [-float(i) for i in range(len(reply.ids))]
 
@@ -61,7 +61,7 @@ def test_where_a_reply_ends(text, kept, complete):
 def test_without_stop_sequences_only_the_end_of_turn_ends():
     tokenizer, engine = engine_with_tokenizer()
     assert (
-        tokenizer.decode(engine._reply(Sampling(), tokenizer("</a> go<|im_end|>x")["input_ids"]).ids)
+        tokenizer.decode(engine._completion(Sampling(), tokenizer("</a> go<|im_end|>x")["input_ids"]).ids)
         == "</a> go<|im_end|>"
     )
 

@@ -5,24 +5,25 @@ import os
 import random
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import programs
 import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
+from returning import StartAt
 from scripted_actors import ScriptedActor, ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Dying, Forgetful, Gated, Slow, Uneven
 
-from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
+from g2po_trl import EnvironmentPool, PromptTemplate, Step, Trajectory, read_jsonl
 from g2po_trl.engines.base import Completion
-from g2po_trl.experimental.branching.branching import Branching
+from g2po_trl.experimental.branching.branching import BranchingRollout, BranchSchedule
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.rollout.episode import NOT_RETURNED, Branch
+from g2po_trl.rollout.episode import NOT_REPLAYED, Branch
 from g2po_trl.rollout.player import Player
+from g2po_trl.rollout.strategy import RolloutContext
 
 TEMPLATE = PromptTemplate("{task}|{observation}", "{steps_taken}|{history}|{observation}", parse_reply=parse_plain)
 ENGINES = [ScriptedEngine, ScriptedStream]
@@ -52,7 +53,9 @@ def test_a_branch_goes_on_where_its_parent_was(encode, kind):
         (short, long), _ = player.play(tasks)
         prompts, asked[:] = sorted(asked), []
         branches = [Branch(0, short.steps[:3]), Branch(1, long.steps[:5]), None, Branch(0, short.steps[:2])]
-        found, stats = player.play([tasks[0], tasks[1], tasks[0], tasks[0]], groups=[0, 0, 0, 0], branches=branches)
+        found, stats = player.play(
+            [tasks[0], tasks[1], tasks[0], tasks[0]], groups=[0, 0, 0, 0], schedule=StartAt(branches)
+        )
     assert [(t.parent, t.start, len(t.steps), t.outcome) for t in found] == [
         (0, 2, 2, "success"),
         (1, 4, 2, "truncated"),
@@ -61,7 +64,7 @@ def test_a_branch_goes_on_where_its_parent_was(encode, kind):
     ]
     assert found[0].steps == short.steps[2:] and found[3].steps == short.steps[1:]
     assert found[1].steps == long.steps[4:], "six turns in all"
-    assert stats.replayed_steps == 2 + 4 + 1 and stats.turns == 4 and stats.live_steps == 2 + 2 + 4 + 3
+    assert stats.replayed_steps == 2 + 4 + 1 and stats.turns == 4 and stats.num_steps == 2 + 2 + 4 + 3
     assert set(asked) <= set(prompts) and found[0].reward == 3.0
 
 
@@ -70,9 +73,9 @@ def test_an_environment_that_nobody_can_return_to(encode, kind):
     with EnvironmentPool(Forgetful, num_workers=2) as pool:
         player = make_player(pool, encode, kind)
         (parent,), _ = player.play([{"turns": 4}])
-        found, _ = player.play([{"turns": 4}] * 3, branches=[Branch(0, parent.steps[:n]) for n in (2, 3, 4)])
+        found, _ = player.play([{"turns": 4}] * 3, schedule=StartAt([Branch(0, parent.steps[:n]) for n in (2, 3, 4)]))
     assert [t.outcome for t in found] == ["success", "success", "error"]
-    assert found[2].error.startswith(f"{NOT_RETURNED}: before step 4, the observation is 'left 1 ")
+    assert found[2].error.startswith(f"{NOT_REPLAYED}: before step 4, the observation is 'left 1 ")
     assert not found[2].steps
 
 
@@ -82,9 +85,9 @@ def test_a_process_that_ends_says_nothing_about_returning(encode, kind):
     with EnvironmentPool(Dying, num_workers=1) as pool:
         player = make_player(pool, encode, kind)
         (parent,), _ = player.play([{"turns": 4}])
-        (found,), _ = player.play([{"turns": 4, "reward": 13.0}], branches=[Branch(0, parent.steps[:3])])
+        (found,), _ = player.play([{"turns": 4, "reward": 13.0}], schedule=StartAt([Branch(0, parent.steps[:3])]))
     assert parent.outcome == "success" and found.outcome == "error" and not found.steps
-    assert found.error.startswith("crash: ") and NOT_RETURNED not in found.error
+    assert found.error.startswith("crash: ") and NOT_REPLAYED not in found.error
 
 
 def test_a_parent_that_was_longer_than_the_episode(encode):
@@ -94,127 +97,96 @@ def test_a_parent_that_was_longer_than_the_episode(encode):
         for step in parent.steps:
             step.observation = step.observation.replace("5", "2").replace("4", "1")
             step.state_key = step.state_key.replace("5", "2").replace("4", "1")
-        (found,), _ = player.play([{"turns": 2}], branches=[Branch(0, parent.steps[:4])])
-        (other,), _ = player.play([{"turns": 3, "task_id": "x"}], branches=[Branch(0, parent.steps[:2])])
+        (found,), _ = player.play([{"turns": 2}], schedule=StartAt([Branch(0, parent.steps[:4])]))
+        (other,), _ = player.play([{"turns": 3, "task_id": "x"}], schedule=StartAt([Branch(0, parent.steps[:2])]))
     assert found.outcome == "error" and "parent's went on" in found.error
     assert other.outcome == "error" and "the observation is 'left 3', and was 'left 2'" in other.error
 
 
-class Plays:
-    """Stands for the player: every episode has three steps; tells what it was asked for."""
-
-    def __init__(self, rows, outcome="failure", error=None):
-        self.rows, self.calls, self.outcome, self.error = rows, [], outcome, error
-
-    def __call__(self, places, branches):
-        from g2po_trl import Step, Trajectory
-        from g2po_trl.rollout.stats import RolloutStats
-
-        rows = [self.rows[place] for place in places]
-        self.calls.append([(row["task_id"], branch) for row, branch in zip(rows, branches)])
-        played = []
-        for row, branch in zip(rows, branches):
-            error = self.error if branch else None
-            steps = [] if error else [Step(name, "go") for name in "abc"]
-            origin = {"parent": branch.parent, "start": len(branch.steps) - 1} if branch else {}
-            played.append(
-                Trajectory(row["task_id"], steps, 0.0, "error" if error else self.outcome, error=error, **origin)
-            )
-        return played, RolloutStats(live_steps=len(rows))
+def make_strategy(rule, player=None, **context):
+    """Half of each group of four is held back; the rule is given the first episodes in place of their graph."""
+    context = RolloutContext(player, 4, graph_of=lambda groups: groups[0], **context)
+    strategy = BranchingRollout(context, branch_share=0.5)
+    strategy.rule = rule
+    return strategy
 
 
-def test_what_is_held_back_is_played_as_the_rule_says():
-    plays, seen = Plays([{"task_id": name} for name in "xxxxyyyy"]), []
+def failed_group():
+    return [Trajectory("x", [Step(name, "go") for name in "abc"], 0.0, "failure") for _ in range(2)]
 
-    def choose(groups, budget):
-        seen.append(([[t.task_id for t in group] for group in groups], budget))
-        return [(3, 1)]
 
-    trajectories, stats = Branching(2, 4, choose).play(plays, 8)
-    assert seen == [([["x", "x"], ["y", "y"]], 2)]
-    first, second = plays.calls
-    assert first == [("x", None)] * 2 + [("y", None)] * 2
-    assert [(name, branch and (branch.parent, len(branch.steps))) for name, branch in second] == [
-        ("x", None),
-        ("x", None),
-        ("y", (1, 2)),
-        ("y", None),
-    ]
-    assert [(t.task_id, t.parent) for t in trajectories] == [("x", None)] * 4 + [("y", None)] * 2 + [
-        ("y", 1),
-        ("y", None),
-    ]
-    assert stats.live_steps == 8
+def test_branches_begin_where_the_rule_says():
+    seen, group = [], failed_group()
+    strategy = make_strategy(lambda graph, budget: seen.append((graph, budget)) or [(1, 1)])
+    assert [(branch.parent, branch.steps) for branch in strategy.branches(group)] == [(1, group[1].steps[:2])]
+    assert seen == [(group, 2)] and strategy.counted_per_group == 2
 
 
 def test_a_task_that_cannot_be_returned_to_is_not_branched_again(caplog):
-    branching = Branching(1, 4, lambda groups, budget: [(0, 1)])
-    for expected in (True, False):
-        plays = Plays([{"task_id": "x"}] * 4, error=f"{NOT_RETURNED}: whatever")
-        branching.play(plays, 4)
-        assert (plays.calls[1][0][1] is not None) == expected
+    strategy = make_strategy(lambda graph, budget: [(0, 1)])
+    assert len(strategy.branches(failed_group())) == 1
+    strategy.record_failures([Trajectory("x", [], 0.0, "error", error=f"{NOT_REPLAYED}: whatever")])
+    assert strategy.branches(failed_group()) == []
     (told,) = caplog.messages
-    assert told.startswith("task x is not branched again") and told.endswith(f"{NOT_RETURNED}: whatever")
-    again = Branching(1, 4, branching.choose)
-    again.load_state_dict(branching.state_dict())
+    assert told.startswith("task x is not branched again") and told.endswith(f"{NOT_REPLAYED}: whatever")
+    again = make_strategy(strategy.rule)
+    again.load_state_dict(strategy.state_dict())
     assert again.no_return == {"x"}
 
 
 @pytest.mark.parametrize("point", [(0, 0), (0, 3), (5, 1), (-1, 1)])
-def test_a_rule_that_names_what_is_not_there(point):
-    branching = Branching(1, 4, lambda groups, budget: [point])
-    with pytest.raises(ValueError, match=f"choose_branches returned trajectory {point[0]}, position {point[1]}"):
-        branching.play(Plays([{"task_id": "x"}] * 4), 4)
+def test_a_rule_that_names_a_state_that_is_not_there_is_refused(point):
+    strategy = make_strategy(lambda graph, budget: [point])
+    with pytest.raises(ValueError, match=f"rule returned trajectory {point[0]}, position {point[1]}: name traj"):
+        strategy.branches(failed_group())
+
+
+def test_a_rule_that_returns_too_many_branches_is_refused():
+    with pytest.raises(ValueError, match="at most 2 of a group"):
+        make_strategy(lambda graph, budget: [(0, 1)] * 3).branches(failed_group())
 
 
 @pytest.mark.parametrize("chosen", [None, [3], [(1, 1.0)], [(1, 1, 1)], "ab"])
-def test_a_rule_that_returns_something_else(chosen):
-    with pytest.raises(ValueError, match=r"choose_branches returned .*: return pairs of whole numbers"):
-        Branching(1, 4, lambda groups, budget: chosen).play(Plays([{"task_id": "x"}] * 4), 4)
+def test_a_rule_that_returns_something_else_is_refused(chosen):
+    with pytest.raises(ValueError, match=r"rule returned .*: return pairs of whole numbers"):
+        make_strategy(lambda graph, budget: chosen).branches(failed_group())
 
 
 def test_numbers_of_numpy_do_not_get_into_files():
-    plays = Plays([{"task_id": "x"}] * 4)
-    branch = Branching(1, 4, lambda groups, budget: np.array([[1, 2]])).play(plays, 4)[0][3]
+    (branch,) = make_strategy(lambda graph, budget: np.array([[1, 2]])).branches(failed_group())
     assert type(branch.parent) is int and branch.parent == 1
 
 
-def test_a_rank_without_groups_plays_as_often_as_others():
-    """A refilled rollout may have none for it."""
-    plays = Plays([])
-    assert Branching(1, 4, lambda groups, budget: 1 / 0).play(plays, 0)[0] == [] and plays.calls == [[], []]
-
-
 def test_checkpoints_know_of_all_ranks():
-    branching = Branching(1, 4, None, no_return={"b"}, gather=lambda own: [*own, "a", "b"])
-    assert branching.state_dict() == ["a", "b"]
+    strategy = make_strategy(None, gather=lambda own: [*own, "a", "b"])
+    strategy.no_return = {"b"}
+    assert strategy.state_dict() == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_a_group_branches_when_its_first_episodes_have_ended(encode, kind):
-    """Where nothing waits for others, long before those of another group have. Its number is an episode's place."""
+    """Long before those of another group have. Its number is an episode's place."""
     tasks = [{"turns": 2, "reward": 0.0, "task_id": "a"}] * 4 + [{"turns": 12, "task_id": "b"}] * 4
-    branching = Branching(2, 4, lambda groups, budget: [(0, 1)] if groups[0][0].task_id == "a" else [])
+    strategy = make_strategy(lambda first, budget: [(0, 1)] if first[0].task_id == "a" else [])
     ended = []
     with EnvironmentPool(partial(Slow, 0.01), num_workers=2) as pool:
         player = make_player(pool, encode, kind, max_turns=20)
         groups = [0] * 4 + [1] * 4
-        found, stats = player.play(tasks, groups=groups, branching=branching, on_end=ended.append)
+        found, stats = player.play(tasks, groups=groups, on_end=ended.append, schedule=BranchSchedule(strategy))
     assert [(t.task_id, t.parent, t.start, len(t.steps), t.outcome) for t in found] == [
         *[("a", None, 0, 2, "failure")] * 2,
         ("a", 0, 1, 1, "failure"),
         ("a", None, 0, 2, "failure"),
         *[("b", None, 0, 12, "success")] * 4,
     ]
-    assert stats.replayed_steps == 1 and stats.live_steps == 7 + 48 and len(ended) == 8
-    if kind is ScriptedStream:
-        assert {e.number for e in ended[:4]} == {0, 1, 2, 3}
+    assert stats.replayed_steps == 1 and stats.num_steps == 7 + 48 and len(ended) == 8
+    assert {e.number for e in ended[:4]} == {0, 1, 2, 3}
 
 
 def test_nobody_waits_while_a_branch_is_brought_back(encode, tmp_path):
     """No step is played again before others were asked ten more times."""
     tasks = [{"turns": 5, "reward": 0.0, "task_id": "a"}] * 4 + [{"turns": 60, "task_id": "b"}] * 4
-    branching = Branching(2, 4, lambda groups, budget: [(0, 4), (1, 4)] if groups[0][0].task_id == "a" else [])
+    strategy = make_strategy(lambda first, budget: [(0, 4), (1, 4)] if first[0].task_id == "a" else [])
     ended, asked = [], []
 
     def end(episode):
@@ -229,7 +201,7 @@ def test_nobody_waits_while_a_branch_is_brought_back(encode, tmp_path):
 
     with EnvironmentPool(partial(Gated, tmp_path), num_workers=3) as pool:
         player = make_player(pool, encode, ScriptedStream, max_turns=60, watch=ask)
-        found, stats = player.play(tasks, groups=[0] * 4 + [1] * 4, branching=branching, on_end=end)
+        found, stats = player.play(tasks, groups=[0] * 4 + [1] * 4, on_end=end, schedule=BranchSchedule(strategy))
     assert [(t.start, t.error) for t in found] == [(0, None), (0, None), (4, None), (4, None), *[(0, None)] * 4]
     assert stats.replayed_steps == 8
 
@@ -239,28 +211,10 @@ def test_what_is_paid_on_the_way_is_compared(encode, kind):
     with EnvironmentPool(Uneven, num_workers=1) as pool:
         player, task = make_player(pool, encode, kind), {"turns": 3, "random_rewards": True}
         (parent,), _ = player.play([task])
-        found, _ = player.play([task] * 2, branches=[None, Branch(0, parent.steps[:3])])
+        found, _ = player.play([task] * 2, schedule=StartAt([None, Branch(0, parent.steps[:3])]))
     paid = parent.steps[0].reward
     assert found[0].error is None and found[1].outcome == "error" and not found[1].steps
-    assert f"{NOT_RETURNED}: 'go' paid 0." in found[1].error and f"its parent {paid:g}" in found[1].error
-
-
-def test_groups_that_taught_nothing_with_their_branches_are_replaced(make_trainer):
-    """Branches first: a failed group is continued, and gives way to another task if that helped nothing either."""
-    tasks = [{"turns": 3, "reward": 10.0 * (n > 2), "task_id": str(n)} for n in range(8)]
-    trainer = make_trainer(Countdown, dataset=Dataset.from_list(tasks), branch_share=0.5, refill_groups=2, max_steps=1)
-    trainer.train()
-    entry = next(entry for entry in trainer.state.log_history if "rollout/episodes" in entry)
-    assert entry["rollout/episodes"] == 16, "all episodes of a group are paid the same here"
-    played = [t for path in Path(trainer.args.output_dir, "trajectories").glob("*.jsonl") for t in read_jsonl(path)]
-    branches = [t for t in played if t.parent is not None]
-    assert (
-        len(played) == 16
-        and entry["rollout/branches"]
-        == len(branches)
-        == 2 * entry["rollout/episodes"] / 4 - sum(t.reward > 0 for t in played) / 2
-    )
-    assert all(t.reward == 0 for t in branches)
+    assert f"{NOT_REPLAYED}: 'go' paid 0." in found[1].error and f"its parent {paid:g}" in found[1].error
 
 
 def test_rates_are_about_as_many_episodes_of_each_task(make_trainer):
@@ -269,7 +223,7 @@ def test_rates_are_about_as_many_episodes_of_each_task(make_trainer):
     trainer = make_trainer(
         Countdown,
         dataset=Dataset.from_list(tasks),
-        branch_share=0.5,
+        rollout_strategy="branching",
         max_steps=4,
         shuffle_dataset=False,
         learning_rate=0.0,
@@ -289,7 +243,7 @@ def test_rates_are_about_as_many_episodes_of_each_task(make_trainer):
 def test_training(make_trainer, tmp_path):
     """Every episode fails, so half of each group continues others; they are trained, and no success rate has them."""
     tasks = Dataset.from_list([{"turns": 3, "reward": 0.0, "success": False, "task_id": str(n)} for n in range(8)])
-    trainer = make_trainer(Countdown, dataset=tasks, branch_share=0.5, max_steps=2)
+    trainer = make_trainer(Countdown, dataset=tasks, rollout_strategy="branching", max_steps=2)
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
     for number, entry in enumerate(entries, 1):
@@ -303,7 +257,7 @@ def test_training(make_trainer, tmp_path):
 
 def test_success_rates_are_those_of_the_first_episodes():
     """Branches that won and were long change nothing of `episode/*`."""
-    from g2po_trl import StateGraph, Step, Trajectory
+    from g2po_trl import StateGraph
     from g2po_trl.runs.metrics import rollout_metrics
 
     def episode(names, won, **origin):
@@ -312,11 +266,9 @@ def test_success_rates_are_those_of_the_first_episodes():
 
     roots = [episode("abc", True), episode("abd", False), episode("ab", False)]
     branches = [episode("bcdefgh", True, parent=1, start=1), episode("d", True, parent=1, start=2)]
-    args = SimpleNamespace(scale_by_std=True, invalid_action_penalty=0.0, episode_statistics="trajectory")
 
     def metrics(played, held_back):
-        args.num_generations, args.num_branches = len(played), held_back
-        return rollout_metrics(played, StateGraph.from_groups([played]), args)
+        return rollout_metrics(played, StateGraph.from_groups([played]), len(played), len(played) - held_back)
 
     plain, branched = metrics(roots, 0), metrics([*roots, *branches], 2)
     names = [name for name in plain if name.startswith("episode/")]
@@ -327,20 +279,18 @@ def test_success_rates_are_those_of_the_first_episodes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"branch_share": 1.0}, "branch_share is 1.0"),
-        ({"branch_share": 0.1}, "may make 0"),
-        ({"branch_share": 0.75}, "may make 3"),
-        ({"branch_share": 0.5, "advantage_estimator": "grpo", "step_advantage_weight": 1.0}, "compares whole"),
-        ({"branch_share": 0.5, "step_advantage_weight": 0.0}, "step_advantage_weight=0.0 compares whole"),
-        (
-            {"branch_share": 0.5, "estimator_kwargs": {"node_centric": False, "edge_centric": False}},
-            "whole episodes only",
-        ),
+        ({"rollout_strategy_kwargs": {"branch_share": 0.1}}, "may make 0"),
+        ({"rollout_strategy_kwargs": {"branch_share": 0.75}}, "may make 3"),
+        ({"rollout_strategy_kwargs": {"rule": "best"}}, "rule .* is 'best': choose one of least_visited"),
+        ({"rollout_strategy_kwargs": {"share": 0.5}}, "has 'share', and .* has the options branch_share, rule"),
+        ({"advantage_estimator": "grpo", "step_advantage_weight": 1.0}, "compares whole"),
+        ({"step_advantage_weight": 0.0}, "step_advantage_weight=0.0 compares whole"),
+        ({"estimator_kwargs": {"node_centric": False, "edge_centric": False}}, "whole episodes only"),
     ],
 )
-def test_what_is_refused(make_trainer, options, message):
+def test_branching_refuses_what_it_excludes(make_trainer, options, message):
     with pytest.raises(ValueError, match=message):
-        make_trainer(**options)
+        make_trainer(rollout_strategy="branching", **options)
 
 
 def wandering(seed):
@@ -382,7 +332,7 @@ def test_real_environments_are_returned_to(environment, tmp_path):
         long = [(task, parent) for task, parent in zip(tasks, parents) if len(parent.steps) > 1]
         chosen = [draws.choice(long) for _ in range(200)]
         branches = [Branch(0, parent.steps[: draws.randint(2, len(parent.steps))]) for _, parent in chosen]
-        found, stats = Player(pool, wandering(2), 15).play([task for task, _ in chosen], branches=branches)
+        found, stats = Player(pool, wandering(2), 15).play([task for task, _ in chosen], schedule=StartAt(branches))
     assert not [t.error for t in found if t.error] and stats.replayed_steps > 200
     for branch, (_, parent), trajectory in zip(branches, chosen, found):
         point = parent.steps[trajectory.start]
@@ -392,17 +342,14 @@ def test_real_environments_are_returned_to(environment, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("none", {}), ("none", {"rollouts_ahead": 1}), ("none", {"refill_groups": 2}), ("fsdp2", {"refill_groups": 2})],
-)
-def test_two_ranks(kind, options, tiny_model_dir, tmp_path):
+@pytest.mark.parametrize("kind", ["none", "fsdp2"])
+def test_two_ranks(kind, tiny_model_dir, tmp_path):
     """The same weights, all counts over both, and what one rank cannot return to is kept for all."""
     script, env = (
         Path(__file__).parents[1] / "helpers" / "branches_script.py",
         {**os.environ, "ACCELERATE_USE_CPU": "true"},
     )
-    given = {"per_device_train_batch_size": 8, **options}
+    given = {"per_device_train_batch_size": 8}
     arguments = [script, tiny_model_dir, tmp_path / "out", kind, json.dumps(given)]
     run = programs.run_ranks(2, *arguments, env={**env, "OMP_NUM_THREADS": "1"})
     assert run.returncode == 0, run.stderr[-3000:]
@@ -419,5 +366,4 @@ def test_two_ranks(kind, options, tiny_model_dir, tmp_path):
         assert entry["rollout/episodes"] == len(played) >= 16 and entry["rollout/branch_errors"] == 0
         assert entry["rollout/branches"] == sum(t.parent is not None for t in played)
         assert entry["episode/episodes"] == len(played) / 2
-        if "rollouts_ahead" not in options:
-            assert entry["rollout/replayed_steps"] == sum(t.start for t in played)
+        assert entry["rollout/replayed_steps"] == sum(t.start for t in played)

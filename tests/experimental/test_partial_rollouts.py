@@ -15,9 +15,10 @@ from toy_environments import Countdown, Dying, Slow
 
 from g2po_trl import EnvironmentPool, read_jsonl
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.experimental.partial_rollouts import OpenGroup, Rolling, _name_of, next_batch
+from g2po_trl.experimental.partial_rollouts import PartialRollouts, UnfinishedGroup, _name_of, next_batch
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.player import Player
+from g2po_trl.rollout.strategy import RolloutContext
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def numbers(groups):
 
 
 def test_the_first_complete_groups_make_a_batch():
-    groups = [OpenGroup(number, version=3) for number in range(6)]
+    groups = [UnfinishedGroup(number, version=3) for number in range(6)]
     assert next_batch(groups, 2, 3, 1) is None
     for place, number in enumerate((4, 1, 5)):
         groups[number].completed = place
@@ -41,13 +42,13 @@ def test_the_first_complete_groups_make_a_batch():
 def test_a_group_that_would_get_too_old_comes_first():
     """At version 4, those that were opened at 3 are due with one version ahead; with two, as many as one batch cannot
     take at version 5."""
-    groups = [OpenGroup(number, version=3 if number < 2 else 4) for number in range(4)]
+    groups = [UnfinishedGroup(number, version=3 if number < 2 else 4) for number in range(4)]
     for place, number in enumerate((2, 3, 1)):
         groups[number].completed = place
     assert next_batch(groups, 2, 4, 1) is None
     groups[0].completed = 3
     assert numbers(next_batch(groups, 2, 4, 1)) == [0, 1]
-    groups = [OpenGroup(number, version=3 if number < 3 else 4) for number in range(6)]
+    groups = [UnfinishedGroup(number, version=3 if number < 3 else 4) for number in range(6)]
     for place, number in enumerate((4, 5)):
         groups[number].completed = place
     assert next_batch(groups, 2, 4, 2) is None, "two of the three can wait for version 5, one cannot"
@@ -64,7 +65,7 @@ def test_no_group_is_ever_too_old_and_none_is_left_out(ahead):
             batch = None
             while batch is None:
                 while len(groups) < (1 + ahead) * size and draws.random() < 0.8:
-                    groups.append(OpenGroup(opened, version))
+                    groups.append(UnfinishedGroup(opened, version))
                     opened += 1
                 played = [group for group in groups if group.completed is None]
                 if played:
@@ -77,14 +78,24 @@ def test_no_group_is_ever_too_old_and_none_is_left_out(ahead):
         assert sorted(trained + numbers(groups)) == list(range(opened))
 
 
+def make_rolling(player, group_size, ahead, tasks, **context):
+    context = RolloutContext(player, group_size, tasks, sampling=lambda: Sampling(max_tokens=8), **context)
+    return PartialRollouts(context, max_off_policy_steps=ahead)
+
+
+def collect(rolling, rows, version):
+    rollout = rolling.collect(rows, range(len(rows)), version)
+    return rollout.trajectories, rollout.stats
+
+
 def roll(pool, actor, tasks, iterations, ahead=1, group_size=3, size=2, max_turns=4, streams=True):
-    """(trajectories, stats) of each rollout; the Rolling itself."""
-    rolling = Rolling(Player(pool, actor, max_turns, streams=streams), group_size, ahead, tasks, seed=0)
+    """(trajectories, stats) of each rollout; the strategy itself."""
+    rolling = make_rolling(Player(pool, actor, max_turns, streams=streams), group_size, ahead, tasks)
     order, rollouts = iter(range(10**6)), []
     for version in range(1, iterations + 1):
         rows = [dict(tasks[next(order) % len(tasks)]) for _ in range(size)]
         rows = [row for row in rows for _ in range(group_size)]
-        rollouts.append(rolling.play(rows, Sampling(max_tokens=8), version))
+        rollouts.append(collect(rolling, rows, version))
     return rollouts, rolling
 
 
@@ -128,8 +139,9 @@ def test_no_group_is_opened_that_nobody_would_train_on(encode):
     tasks = [{"task_id": str(n), "turns": n} for n in (1, 3)]
     rows = [task for task in tasks for _ in range(3)]
     with EnvironmentPool(Countdown, num_workers=2) as pool:
-        rolling = Rolling(Player(pool, make_actor(encode, ScriptedStream), max_turns=4), 3, 1, tasks, seed=0)
-        played = [rolling.play(rows, Sampling(max_tokens=8), number, None, 4 - number)[0] for number in (1, 2, 3)]
+        left, player = iter((3, 2, 1)), Player(pool, make_actor(encode, ScriptedStream), max_turns=4)
+        rolling = make_rolling(player, 3, 1, tasks, batches_left=lambda: next(left))
+        played = [collect(rolling, rows, number)[0] for number in (1, 2, 3)]
         assert not rolling.groups and [len(batch) for batch in played] == [6, 6, 6]
 
 
@@ -148,12 +160,12 @@ def test_others_play_in_between(encode):
         with EnvironmentPool(partial(Slow, 0.02), num_workers=2) as pool:
             actor = make_actor(encode, kind)
             rollouts, rolling = roll(pool, actor, tasks, 3)
-            live = len(rolling._loop.live)
+            running = len(rolling._loop.running)
             panel, _ = rolling.player.play([{"turns": 2}] * 5)
             assert [t.outcome for t in panel] == ["success"] * 5
-            assert 0 < len(rolling._loop.live) <= live, "they rest"
+            assert 0 < len(rolling._loop.running) <= running, "they rest"
             rows = [{"task_id": "2", "turns": 2}] * 6
-            trajectories, _ = rolling.play(rows, Sampling(max_tokens=8), 4)
+            trajectories, _ = collect(rolling, rows, 4)
             assert [t.outcome for t in trajectories] == ["success"] * 6
 
 
@@ -165,7 +177,7 @@ def test_places_are_filled_before_the_engine_is_asked(encode):
         answer = actor.engine.answer
         actor.engine.answer = lambda prompts: asked.append(len(prompts)) or answer(prompts)
         rollouts, _ = roll(pool, actor, tasks, 8, max_turns=10)
-    assert sum(stats.live_steps for _, stats in rollouts) == sum(asked) and np.mean(asked) > 5.8
+    assert sum(stats.num_steps for _, stats in rollouts) == sum(asked) and np.mean(asked) > 5.8
 
 
 def test_ctrl_c_while_environments_come_to_rest(encode):
@@ -191,19 +203,19 @@ def test_a_pool_that_somebody_else_has_emptied(encode):
     tasks = [{"task_id": str(n), "turns": n} for n in (2, 7, 3)]
     with EnvironmentPool(Countdown, num_workers=2) as pool:
         _, rolling = roll(pool, make_actor(encode, ScriptedEngine), tasks, 1, max_turns=9)
-        assert rolling._loop.live
+        assert rolling._loop.running
         pool.end()
         rows = [{"task_id": "2", "turns": 2}] * 6
         with pytest.raises((RuntimeError, ValueError), match="ended"):
-            rolling.play(rows, Sampling(max_tokens=8), 3)
-        trajectories, _ = rolling.play(rows, Sampling(max_tokens=8), 3)
+            collect(rolling, rows, 3)
+        trajectories, _ = collect(rolling, rows, 3)
         assert len(trajectories) == 6 and not {t.outcome for t in trajectories} & {"error", "lost"}
 
 
 def test_rows_that_share_a_task_id(encode):
     tasks = [{"task_id": "a", "turns": n} for n in (1, 2)]
     with EnvironmentPool(Countdown, num_workers=1) as pool:
-        first, second = (Rolling(Player(pool, make_actor(encode), 4), 3, 1, tasks, seed=0) for _ in range(2))
+        first, second = (make_rolling(Player(pool, make_actor(encode), 4), 3, 1, tasks) for _ in range(2))
         first.queue.extend(tasks)
         second.load_state_dict(first.state_dict())
     assert list(second.queue) == tasks
@@ -214,8 +226,8 @@ def test_a_resumed_run_has_other_seeds(encode):
     task, seeds = {"task_id": "a", "turns": 1}, []
     with EnvironmentPool(Countdown, num_workers=1) as pool:
         for version in (1, 7):
-            rolling = Rolling(Player(pool, make_actor(encode), 4), 3, 1, [task], seed=0)
-            rolling._open(task, version)
+            rolling = make_rolling(Player(pool, make_actor(encode), 4), 3, 1, [task])
+            rolling._begin_group(task, version)
             seeds += rolling._seeds.values()
     assert len(set(seeds)) == 6
 
@@ -232,9 +244,9 @@ def test_environments_that_die(encode):
 def test_tasks_that_are_set_aside_are_not_played(encode):
     tasks = [{"task_id": str(n), "turns": 2} for n in range(3)]
     with EnvironmentPool(Countdown, num_workers=2) as pool:
-        player = Player(pool, make_actor(encode, ScriptedEngine), 4, set_aside=["1"])
-        rolling = Rolling(player, 3, 1, tasks, seed=0)
-        trajectories, _ = rolling.play([tasks[1]] * 3 + [tasks[0]] * 3, Sampling(max_tokens=8), 1)
+        player = Player(pool, make_actor(encode, ScriptedEngine), 4, excluded=["1"])
+        rolling = make_rolling(player, 3, 1, tasks)
+        trajectories, _ = collect(rolling, [tasks[1]] * 3 + [tasks[0]] * 3, 1)
     assert len(trajectories) == 6 and "1" in {t.task_id for t in trajectories}
     found = {(t.task_id == "1", t.outcome, len(t.steps)) for t in trajectories}
     assert found <= {(True, "error", 0), (False, "success", 2)}
@@ -245,15 +257,16 @@ def test_after_an_error_open_tasks_come_first(encode):
     with EnvironmentPool(Countdown, num_workers=2) as pool:
         actor = make_actor(encode)
         answer, actor.engine.answer = actor.engine.answer, lambda prompts: 1 / 0
-        rolling = Rolling(Player(pool, actor, 4), 3, 1, tasks, seed=0)
+        rolling = make_rolling(Player(pool, actor, 4), 3, 1, tasks)
         with pytest.raises(ZeroDivisionError):
-            rolling.play([tasks[3]] * 3 + [tasks[1]] * 3, Sampling(max_tokens=8), 1)
+            collect(rolling, [tasks[3]] * 3 + [tasks[1]] * 3, 1)
         (waiting,) = rolling.state_dict()
         assert not pool._scheduler.episodes and len(waiting) == 4
         assert [task["task_id"] for task in rolling.queue][:2] == ["3", "1"]
         actor.engine.answer = answer
         for rank, number in ((0, 1), (1, 2)):  # of as many processes as before, or more
-            other = Rolling(Player(pool, actor, 4), 3, 1, tasks, 0, rank, lambda own, number=number: own * number)
+            gather = lambda own, number=number: own * number  # noqa: E731
+            other = make_rolling(Player(pool, actor, 4), 3, 1, tasks, rank=rank, gather=gather)
             other.load_state_dict([waiting])
             assert list(other.queue) == list(rolling.queue)[rank::number]
 
@@ -280,7 +293,7 @@ def test_log_probabilities_of_generate(tiny_model_dir):
 
 def test_training(make_trainer, tmp_path):
     """With a learning rate of 0 an older policy is the same one, so nothing is corrected."""
-    trainer = make_trainer(rollouts_ahead=1, max_steps=5, learning_rate=0.0, save_trajectories=True)
+    trainer = make_trainer(rollout_strategy="partial_rollouts", max_steps=5, learning_rate=0.0, save_trajectories=True)
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "episode/success_rate" in entry]
     assert len(entries) == 5 and entries[0]["rollout/max_age"] == 0
@@ -295,7 +308,8 @@ def test_training(make_trainer, tmp_path):
 def test_a_policy_that_moves_on_is_corrected(make_trainer):
     trainer = make_trainer(
         LongLetterEnvironment,
-        rollouts_ahead=2,
+        rollout_strategy="partial_rollouts",
+        rollout_strategy_kwargs={"max_off_policy_steps": 2},
         max_steps=8,
         learning_rate=1e-2,
         vllm_importance_sampling_clip_max=1.5,
@@ -312,35 +326,52 @@ def test_a_policy_that_moves_on_is_corrected(make_trainer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rollouts_ahead": 3}, "rollouts_ahead is 3"),
-        ({"rollouts_ahead": 1, "refill_groups": 2}, "refill_groups is 2"),
-        ({"rollouts_ahead": 1, "top_p": 0.9}, "top_p=0.9"),
+        ({"rollout_strategy_kwargs": {"max_off_policy_steps": 3}}, "max_off_policy_steps .* is 3: set it to 1 or 2"),
+        ({"rollout_strategy_kwargs": {"ahead": 1}}, "has 'ahead', and .* has the options max_off_policy_steps"),
+        ({"top_p": 0.9}, "top_p=0.9"),
+        ({"loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"}, "takes token_truncate or token_m"),
     ],
 )
-def test_what_is_refused(make_trainer, options, message):
+def test_partial_rollouts_refuse_what_they_exclude(make_trainer, options, message):
     with pytest.raises(ValueError, match=message):
-        make_trainer(**options)
+        make_trainer(rollout_strategy="partial_rollouts", **options)
+
+
+def test_partial_rollouts_refuse_an_engine_that_generates_for_several_ranks(encode):
+    with EnvironmentPool(Countdown, num_workers=1) as pool:
+        actor = make_actor(encode, ScriptedEngine)
+        actor.engine.is_collective = True
+        with pytest.raises(ValueError, match="generates for several processes together"):
+            make_rolling(Player(pool, actor, 4), 3, 1, [])
+
+
+def test_partial_rollouts_refuse_parts_of_groups(encode):
+    with EnvironmentPool(Countdown, num_workers=1) as pool:
+        with pytest.raises(ValueError, match="= 4 episodes, which are not whole groups of num_generations=3"):
+            make_rolling(Player(pool, make_actor(encode), 4), 3, 1, [], batch_size=4)
 
 
 def test_resuming(make_trainer, tmp_path):
     """What was open is played again, before all other tasks."""
     tasks = Dataset.from_list([{"turns": 1 + n % 4, "task_id": str(n)} for n in range(8)])
-    options = {"environment": Countdown, "dataset": tasks, "rollouts_ahead": 1}
+    options = {"environment": Countdown, "dataset": tasks, "rollout_strategy": "partial_rollouts"}
     options |= {"save_strategy": "steps", "save_steps": 2}
     first = make_trainer(**options, max_steps=2)
     first.train()
-    (waiting,) = first.rolling.state_dict()
+    (waiting,) = first.strategy.state_dict()
     assert len(waiting) == 2
     second = make_trainer(**options, max_steps=4)
     restored = []
-    restore = second.rolling.restore
+    restore = second.strategy.load_state_dict
 
     def watched(state):
         restore(state)
-        restored.extend(dict(task) for task in second.rolling.queue)
+        restored.extend(dict(task) for task in second.strategy.queue)
 
-    second.rolling.restore = watched
+    second.strategy.load_state_dict = watched
     second.train(resume_from_checkpoint="latest")
     assert [_name_of(task) for task in restored] == waiting and second.state.global_step == 4
-    with pytest.raises(ValueError, match="rollouts_ahead was 1 and is 0"):
-        make_trainer(**{**options, "rollouts_ahead": 0}, max_steps=6).train(resume_from_checkpoint="latest")
+    with pytest.raises(ValueError, match="rollout_strategy was 'partial_rollouts' and is 'synchronous'"):
+        make_trainer(**{**options, "rollout_strategy": "synchronous"}, max_steps=6).train(
+            resume_from_checkpoint="latest"
+        )

@@ -107,7 +107,7 @@ def make_engine(tokenizer, servers, folder, model=None, patience=0.3, **options)
     model = model or Table()
 
     @contextmanager
-    def lend(config):
+    def generation_model(config):
         with torch.no_grad():
             yield model
 
@@ -118,7 +118,7 @@ def make_engine(tokenizer, servers, folder, model=None, patience=0.3, **options)
     accelerator = SimpleNamespace(
         process_index=0, num_processes=1, is_main_process=True, device=torch.device("cpu"), wait_for_everyone=lambda: 0
     )
-    trainer = TrainerHandle(accelerator, lambda: model, lend, gather, 500, SAMPLING)
+    trainer = TrainerHandle(accelerator, lambda: model, generation_model, gather, 500, SAMPLING)
     urls = [server.url for server in servers]
     return ServedVLLMEngine(tokenizer, [2], urls, folder / "weights", trainer, patience, **options)
 
@@ -155,13 +155,13 @@ def left_out(engine):
 def test_the_server_with_the_fewest_requests_is_asked():
     servers = Servers(["http://a", "http://b", "http://c"], first=1)
     a, b, c = servers.all
-    assert [servers.take() for _ in range(4)] == [b, c, a, b], "ranks begin at different ones"
-    servers.give_back(c)
-    assert servers.take() is c
-    servers.leave_out(c, "it died")
-    assert [servers.take() for _ in range(3)] == [a, b, a]
-    servers.leave_out(a, "as well"), servers.leave_out(b, "too")
-    assert servers.take() is None and "http://b: too" in servers.why()
+    assert [servers.acquire() for _ in range(4)] == [b, c, a, b], "ranks begin at different ones"
+    servers.release(c)
+    assert servers.acquire() is c
+    servers.exclude(c, "it died")
+    assert [servers.acquire() for _ in range(3)] == [a, b, a]
+    servers.exclude(a, "as well"), servers.exclude(b, "too")
+    assert servers.acquire() is None and "http://b: too" in servers.reasons()
 
 
 @pytest.mark.parametrize("slowly", ["its headers", "its body"])
@@ -266,7 +266,7 @@ def test_a_faulty_answer_is_asked_of_another(tokenizer, tmp_path, shared_pair, f
     good, bad = shared_pair
     model = Table()
     bad.set(faults=["fine"] * bad.completions() + [fault])
-    engine = make_engine(tokenizer, (good, bad), tmp_path, model, reply_timeout=0.5)
+    engine = make_engine(tokenizer, (good, bad), tmp_path, model, request_timeout=0.5)
     with engine.rollout():
         replies = engine.generate(PROMPTS, SAMPLING, SEEDS)
         assert left_out(engine) == 1
@@ -420,7 +420,7 @@ def test_nobody_asks_while_a_server_gets_weights(tokenizer, tmp_path):
             server.kill()
             server.start(stuck=True).wait()
             (of_engine,) = engine.servers.all
-            loading = threading.Thread(target=lambda: engine.receiver.load(of_engine), daemon=True)
+            loading = threading.Thread(target=lambda: engine.weight_sync.load(of_engine), daemon=True)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(threading, "excepthook", lambda failed: None)
                 loading.start()

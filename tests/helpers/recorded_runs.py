@@ -44,15 +44,22 @@ RUNS = {
         "num_generations_eval": 2,
     },
     "branches": {
-        "branch_share": 0.5,
-        "refill_groups": 3,
+        "rollout_strategy": "branching",
+        "per_device_train_batch_size": 16,
+        "environment": Ladder,
+        "tasks": LADDERS,
+        "beta": 0.0,
+    },
+    "dynamic": {
+        "rollout_strategy": "dynamic_sampling",
+        "rollout_strategy_kwargs": {"max_generation_batches": 3},
         "per_device_train_batch_size": 16,
         "environment": Ladder,
         "tasks": LADDERS,
         "beta": 0.0,
     },
     "ahead": {
-        "rollouts_ahead": 1,
+        "rollout_strategy": "partial_rollouts",
         "value_lambda": 0.5,
         "per_device_train_batch_size": 16,
         "max_error_rate": 1.0,
@@ -146,7 +153,7 @@ class Recorded:
         for owner, name in ((engine, "generate"), (engine, "poll"), (encode, "ids"), (pool, "step")):
             self._wrap(owner, name, self._timed(name, in_rollouts=True))
         for owner, name in (
-            (trainer, "_play_groups"),
+            (trainer.strategy, "collect"),
             (trainer, "estimate_advantages"),
             (trainer.update, "micro_batches"),
             (trainer.update, "add_log_probs"),
@@ -192,7 +199,7 @@ class Recorded:
 
     def _play(self, inner, *arguments, **options):
         trajectories, stats = inner(*arguments, **options)
-        if self.plays and (options.get("branching") is None or self.trainer.player.streams):
+        if self.plays:
             self.parts[self.number].append([t.to_dict() for t in trajectories])
         return trajectories, stats
 

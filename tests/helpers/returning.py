@@ -7,6 +7,24 @@ from g2po_trl.rollout.episode import Branch
 from g2po_trl.rollout.player import Player
 
 
+class StartAt:
+    """A schedule: all episodes begin at once, each at its branch, or with its task for `None`."""
+
+    def __init__(self, branches):
+        self.branches = branches
+
+    def first(self, episodes):
+        for episode, branch in zip(episodes, self.branches, strict=True):
+            episode.branch = branch
+        return episodes
+
+    def more(self):
+        return []
+
+    def ended(self, episode):
+        pass
+
+
 def return_everywhere(factory, task, actions, max_turns=None, at=None):
     """Play the actions, and in another process continue that episode from each of its later states, all at a time; or
     from those before the steps `at`, counted from 0.
@@ -25,7 +43,7 @@ def return_everywhere(factory, task, actions, max_turns=None, at=None):
     (parent,), _ = play([task])
     assert parent.error is None, parent.error
     branches = [Branch(0, parent.steps[: number + 1]) for number in at or range(1, len(parent.steps))]
-    found, stats = play([task] * len(branches), groups=[0] * len(branches), branches=branches)
+    found, stats = play([task] * len(branches), groups=[0] * len(branches), schedule=StartAt(branches))
     assert stats.replayed_steps <= sum(range(1, len(parent.steps)))
     return parent, found
 

@@ -123,7 +123,11 @@ def make_trainer(
     if mode == "adapter":
         defaults |= {"vllm_merge_adapter": False}
     if mode == "branches":  # few turns: in most groups every episode fails
-        defaults |= {"branch_share": 0.375, "max_turns": 5}
+        defaults |= {
+            "rollout_strategy": "branching",
+            "rollout_strategy_kwargs": {"branch_share": 0.375},
+            "max_turns": 5,
+        }
     args = G2POConfig(f"{folder}/out", **{**defaults, **options})
     pretend()
     return G2POTrainer(

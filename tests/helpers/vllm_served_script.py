@@ -154,7 +154,7 @@ def train(folder: str, mode: str, processes: list[Process]) -> dict:
     trainer.accelerator.wait_for_everyone()
     return {
         "logs": logs,
-        "takes_adapters": engine.receiver.takes_adapters,
+        "takes_adapters": engine.weight_sync.takes_adapters,
         "folder": left,
         "folder_closed": sorted(path.name for path in engine.files.path.iterdir()),
     }

@@ -1,4 +1,4 @@
-"""Groups without spread are played again on other tasks: which, how often, on how many ranks, and who counts them."""
+"""Dynamic sampling: which groups are replaced, how often, by which tasks, and where replaced ones count."""
 
 from itertools import count
 
@@ -6,29 +6,35 @@ import pytest
 from toy_environments import Countdown
 
 from g2po_trl import Trajectory, read_jsonl
-from g2po_trl.rollout.dynamic_sampling import Refill, without_spread
+from g2po_trl.rollout.dynamic_sampling import DynamicSampling, equal_reward_groups
 from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.rollout.strategy import RolloutContext
 
 
-def test_without_spread():
+def test_equal_reward_groups_skip_episodes_without_a_result():
     paid = {0: [0, 10], 1: [10, 10], 2: [0, 0, None], 3: [None, None], 4: [0, 0.5, 0]}
-    assert without_spread((group, reward) for group, rewards in paid.items() for reward in rewards) == [1, 2, 3]
+    assert equal_reward_groups((group, reward) for group, rewards in paid.items() for reward in rewards) == [1, 2, 3]
 
 
 class Rollouts:
-    """Tasks in capitals have spread; every rollout is noted."""
+    """A player: rewards of tasks in capitals differ; every call is recorded."""
 
-    def __init__(self):
-        self.calls = []
+    max_turns = 3
 
-    def __call__(self, rows, groups):
+    def __init__(self, excluded=()):
+        self.calls, self.excluded = [], excluded
+
+    def number_of(self, rows):
+        return len(rows)
+
+    def play(self, rows, sampling, groups, on_turn, schedule):
         self.calls.append([(group, row["task_id"]) for group, row in zip(groups, rows)])
         numbers = count()
         played = [
             Trajectory(row["task_id"], [], 10.0 * (next(numbers) % 2) * row["task_id"].isupper(), "success")
             for row in rows
         ]
-        return played, RolloutStats(turns=3, live_steps=len(rows), total_time=1.0)
+        return played, RolloutStats(turns=3, num_steps=len(rows), total_time=1.0)
 
 
 def rows_of(names, members=2):
@@ -37,15 +43,20 @@ def rows_of(names, members=2):
     ]
 
 
-def tasks_of(refill, number):
-    return [row["task_id"] for row in refill._other_tasks(["a", "B"], number)]
+def make_strategy(player, names, budget, seed=0):
+    context = RolloutContext(player, 2, [{"task_id": name} for name in names], seed)
+    return DynamicSampling(context, max_generation_batches=budget)
+
+
+def tasks_of(strategy, iteration):
+    return [row["task_id"] for row in strategy._other_tasks(["a", "B"], iteration)]
 
 
 def test_groups_are_replaced_until_all_have_spread():
-    refill = Refill(5, [{"task_id": name} for name in "aBcDeFG"], seed=0, set_aside={"G"})
-    rollouts, (rows, groups) = Rollouts(), rows_of("aBc")
-    played = refill.play(rollouts, rows, groups, number=4)
-    order = [name for name in tasks_of(refill, 4) if name != "c"]
+    rollouts, (rows, groups) = Rollouts(excluded={"G"}), rows_of("aBc")
+    strategy = make_strategy(rollouts, "aBcDeFG", 5)
+    played = strategy.collect(rows, groups, 4)
+    order = [name for name in tasks_of(strategy, 4) if name != "c"]
     assert set(order) == {"D", "e", "F"}, "none of this rollout, and none that is set aside"
     assert all(trajectory.task_id.isupper() for trajectory in played.trajectories)
     assert [trajectory.task_id for trajectory in played.trajectories[2:4]] == ["B", "B"]
@@ -55,43 +66,42 @@ def test_groups_are_replaced_until_all_have_spread():
     assert played.replaced_groups[:4] == [(1, 0), (1, 0), (1, 2), (1, 2)]
     tasks = set(zip(played.replaced_groups, replaced))
     assert len(tasks) == len(set(played.replaced_groups)) > 2, "states of two tasks are never merged as one group's"
-    assert len(played.all) == sum(map(len, rollouts.calls)) == played.stats.live_steps
+    assert len(played.all) == sum(map(len, rollouts.calls)) == played.stats.num_steps
     assert (played.stats.turns, played.stats.total_time) == (3, len(rollouts.calls))
 
 
 def test_it_ends():
-    """At `times` as many groups, or where no task is left; and 1 is off."""
-    few, many = ([{"task_id": name} for name in names] for names in ("abc", "abcdefghijkl"))
-    for times, tasks, groups_played in ((1, many, 2), (2, many, 4), (3, many, 6), (9, few, 3)):
+    """When the budget is spent, or no task is left; 1 plays nothing again."""
+    few, many = "abc", "abcdefghijkl"
+    for budget, names, groups_played in ((1, many, 2), (2, many, 4), (3, many, 6), (9, few, 3)):
         rollouts, (rows, groups) = Rollouts(), rows_of("ab")
-        played = Refill(times, tasks, seed=0).play(rollouts, rows, groups, number=1)
+        played = make_strategy(rollouts, names, budget).collect(rows, groups, 1)
         assert sum(len({group for group, _ in call}) for call in rollouts.calls) == groups_played
         assert len(played.trajectories) == 4 and len(played.replaced) == 2 * (groups_played - 2)
 
 
 def test_another_rollout_draws_others():
-    refill = Refill(2, [{"task_id": str(number)} for number in range(50)], seed=0)
-    assert tasks_of(refill, 1) == tasks_of(refill, 1) != tasks_of(refill, 2)
-    assert tasks_of(refill, 1) != tasks_of(Refill(2, refill.tasks, seed=1), 1)
+    strategy, other = (make_strategy(Rollouts(), map(str, range(50)), 2, seed) for seed in (0, 1))
+    assert tasks_of(strategy, 1) == tasks_of(strategy, 1) != tasks_of(strategy, 2)
+    assert tasks_of(strategy, 1) != tasks_of(other, 1)
 
 
-@pytest.mark.parametrize("refill", [1, 3])
-def test_training(make_trainer, tmp_path, refill):
+@pytest.mark.parametrize("budget", [1, 3])
+def test_training(make_trainer, tmp_path, budget):
     """Of an environment that pays every episode the same."""
     from datasets import Dataset
 
     tasks = [{"turns": 1 + number % 2, "reward": 10.0 + number} for number in range(8)]
-    trainer = make_trainer(
-        Countdown, dataset=Dataset.from_list(tasks), refill_groups=refill, max_steps=1, save_trajectories=True
-    )
+    options = {"rollout_strategy": "dynamic_sampling", "rollout_strategy_kwargs": {"max_generation_batches": budget}}
+    trainer = make_trainer(Countdown, dataset=Dataset.from_list(tasks), max_steps=1, save_trajectories=True, **options)
     opened, rollout = [], trainer.player.actor.engine._open
     trainer.player.actor.engine._open = lambda: opened.append(1) or rollout()
     trainer.train()
     assert len(opened) == 1, "the engine gets the weights once"
     (entry,) = (log for log in trainer.state.log_history if "episode/success_rate" in log)
     first = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-    assert entry["rollout/episodes"] == first * refill, "all are paid the same, so all are replaced"
+    assert entry["rollout/episodes"] == first * budget, "all are paid the same, so all are replaced"
     folder = tmp_path / "out/trajectories"
-    replaced = list(read_jsonl(folder / "replaced-000001.jsonl")) if refill > 1 else []
-    assert len(list(read_jsonl(folder / "train-000001.jsonl"))) == first and len(replaced) == first * (refill - 1)
+    replaced = list(read_jsonl(folder / "replaced-000001.jsonl")) if budget > 1 else []
+    assert len(list(read_jsonl(folder / "train-000001.jsonl"))) == first and len(replaced) == first * (budget - 1)
     assert entry["episode/success_rate"] == 1

@@ -15,12 +15,12 @@ def rollout(**outcomes):
 def test_only_rollouts_of_nothing_but_errors_in_a_row_count():
     errors = TaskErrors(2)
     errors.count(rollout(a=["error", "error"], b=["error", "failure"], c=["success"]))
-    assert errors.set_aside == []
+    assert errors.excluded == []
     errors.count(rollout(a=["success", "error"], b=["error", "error"]))
     errors.count(rollout(a=["error"], b=["error"]))
-    assert errors.set_aside == ["b"] and "b" in errors and "a" not in errors
+    assert errors.excluded == ["b"] and "b" in errors and "a" not in errors
     errors.count(rollout(a=["error"], b=["error"]))
-    assert errors.set_aside == ["a", "b"]
+    assert errors.excluded == ["a", "b"]
 
 
 def test_lost_episodes_say_nothing_about_their_task():
@@ -30,7 +30,7 @@ def test_lost_episodes_say_nothing_about_their_task():
     errors.count(rollout(a=["error"] + ["lost"] * 7))  # one ended in an error, and took the others along
     assert errors.in_a_row == {"a": 1, "b": 1}
     errors.count(rollout(a=["error", "error"], b=["lost", "failure"]))
-    assert errors.set_aside == ["a"] and "b" not in errors.in_a_row
+    assert errors.excluded == ["a"] and "b" not in errors.in_a_row
 
 
 class OneBadTask(LetterEnvironment):
@@ -73,4 +73,4 @@ def test_a_broken_task_is_set_aside_and_named(make_trainer, capsys):
     )
     again = make_trainer(**options)
     again.train(resume_from_checkpoint=f"{again.args.output_dir}/checkpoint-2")
-    assert again.task_errors.set_aside == ["game 1"]
+    assert again.task_errors.excluded == ["game 1"]

@@ -11,13 +11,12 @@ from conftest import build_tokenizer
 from scripted_actors import ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Dying, Overwhelming, Slow, Waiting
 
-from g2po_trl import EnvironmentPool, G2POConfig, PromptTemplate
+from g2po_trl import EnvironmentPool, PromptTemplate
 from g2po_trl.engines.base import Completion
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
-from g2po_trl.trainer_build import streams_rollouts
 
 TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_reply=parse_plain)
 WITH_ACTIONS = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_reply=parse_plain)
@@ -70,8 +69,8 @@ def test_the_same_episodes_as_in_turns(encode, turns):
         for order in range(3):
             found, stats, ended, progress = play_watched(pool, make_actor(encode, order=order), tasks, groups)
             assert found == wanted
-            assert (stats.turns, stats.live_steps, stats.generated_tokens) == (
-                *(cost.turns, cost.live_steps, cost.generated_tokens),
+            assert (stats.turns, stats.num_steps, stats.generated_tokens) == (
+                *(cost.turns, cost.num_steps, cost.generated_tokens),
             )
             assert sorted(ended) == list(range(len(turns)))
             assert not progress or progress[-1] == (min(4, max(turns)), 0)
@@ -83,12 +82,12 @@ class Ranks:
     def __init__(self, number):
         self.barrier, self.flags = threading.Barrier(number, timeout=30), [False] * number
 
-    def any_live(self, rank, live):
-        self.flags[rank] = live
+    def any_running(self, rank, running):
+        self.flags[rank] = running
         self.barrier.wait()
-        any_live = any(self.flags)
+        any_running = any(self.flags)
         self.barrier.wait()
-        return any_live
+        return any_running
 
     def play(self, play):
         """`play(rank)` of each rank, at a time."""
@@ -128,10 +127,10 @@ def test_ranks_that_generate_together_call_as_often(encode, turns, calls):
     def play(rank):
         tasks = [{"turns": n} for n in turns[rank]]
         with EnvironmentPool(Countdown, num_workers=1) as pool:
-            player = Player(pool, actors[rank], 4, any_live=partial(ranks.any_live, rank))
+            player = Player(pool, actors[rank], 4, any_running=partial(ranks.any_running, rank))
             found, stats = player.play(tasks)
             alone, cost = Player(pool, make_actor(encode, ScriptedEngine), 4).play(tasks)
-        assert (found, stats.live_steps, stats.prompt_tokens) == (alone, cost.live_steps, cost.prompt_tokens)
+        assert (found, stats.num_steps, stats.prompt_tokens) == (alone, cost.num_steps, cost.prompt_tokens)
 
     ranks.play(play)
     assert tuple(actor.engine.calls for actor in actors) == calls
@@ -145,7 +144,7 @@ def test_a_prompt_that_cannot_fit_on_one_rank_leaves_the_others_calls_equal(enco
     def play(rank):
         actors[rank].template, actors[rank].max_prompt_length = WITH_ACTIONS, 150
         with EnvironmentPool(Overwhelming, num_workers=1) as pool:
-            player = Player(pool, actors[rank], 2, any_live=partial(ranks.any_live, rank))
+            player = Player(pool, actors[rank], 2, any_running=partial(ranks.any_running, rank))
             return [(t.outcome, len(t.steps)) for t in player.play(tasks[rank])[0]]
 
     assert ranks.play(play)[0] == [("failure", 0)]
@@ -208,16 +207,7 @@ def test_nobody_is_busy_while_all_environments_are(encode):
     assert stats.environment_time > 0.5 and len(received) < 60
 
 
-def test_who_streams(tmp_path):
-    """By default whose replies do not depend on who is asked first; what cannot be is refused."""
-    vllm, unseeded, generate = (
-        SimpleNamespace(streams=streams, takes_seeds=seeds) for streams, seeds in ((1, 1), (1, 0), (0, 0))
-    )
-
-    def streams(engine, **options):
-        return bool(streams_rollouts(G2POConfig(str(tmp_path), use_cpu=True, bf16=False, **options), engine))
-
-    assert [streams(engine) for engine in (vllm, unseeded, generate)] == [True, False, False]
-    assert streams(unseeded, stream_rollouts=True) and not streams(vllm, stream_rollouts=False)
-    with pytest.raises(ValueError, match="this engine answers all prompts of a turn together"):
-        streams(generate, stream_rollouts=True)
+def test_an_actor_streams_if_its_engine_streams_and_takes_seeds(encode):
+    """Otherwise completions would depend on the order in which they are asked for."""
+    engines = [SimpleNamespace(streams=streams, takes_seeds=seeds) for streams, seeds in ((1, 1), (1, 0), (0, 0))]
+    assert [bool(PromptActor(engine, encode).streams) for engine in engines] == [True, False, False]

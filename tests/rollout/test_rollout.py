@@ -55,7 +55,7 @@ def test_only_live_episodes_are_generated_and_stepped(play, request):
     assert [len(t.steps) for t in trajectories] == [1, 3, 2, 4]
     assert [t.outcome for t in trajectories] == ["success", "success", "success", "truncated"]
     assert [t.reward for t in trajectories] == [10, 10, 10, 0]
-    assert stats.live_steps == 10 and stats.turns == 4 and stats.active_fraction == 10 / 16
+    assert stats.num_steps == 10 and stats.turns == 4 and stats.active_fraction == 10 / 16
     assert trajectories[1].final_observation == "left 0"
 
 
@@ -149,9 +149,9 @@ def test_facts_of_the_last_step_count_where_the_turn_limit_ends_the_episode(play
 
 def test_the_active_fraction_of_a_rollout_in_parts():
     """Ten turns and then two, all episodes live throughout; over ranks the longest of a part counts."""
-    first = RolloutStats(turns=10, live_steps=80, parts=((10, 8),))
-    second = RolloutStats(turns=2, live_steps=16, parts=((2, 8),))
+    first = RolloutStats(turns=10, num_steps=80, parts=((10, 8),))
+    second = RolloutStats(turns=2, num_steps=16, parts=((2, 8),))
     both = first.and_then(second)
     assert first.active_fraction == second.active_fraction == both.active_fraction == 1.0 and both.turns == 10
-    idle = RolloutStats(turns=5, live_steps=5, parts=((5, 1), (0, 0)))
+    idle = RolloutStats(turns=5, num_steps=5, parts=((5, 1), (0, 0)))
     assert RolloutStats.over_ranks([both, idle]).active_fraction == (96 + 5) / (10 * 9 + 2 * 8)

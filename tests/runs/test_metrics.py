@@ -18,10 +18,10 @@ from recorded_runs import RUNS, TRIALS, make_recorded
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 # The logged value must lie between what was measured inside of it and around it, by clocks of the test.
 CLOCKS = {
-    "time/rollout": (["generate", "step"], ["_play_groups"]),
-    "time/environment": (["step"], ["_play_groups"]),
-    "time/generation": (["generate"], ["_play_groups"]),
-    "time/prompts": (["ids"], ["_play_groups"]),
+    "time/rollout": (["generate", "step"], ["collect"]),
+    "time/environment": (["step"], ["collect"]),
+    "time/generation": (["generate"], ["collect"]),
+    "time/prompts": (["ids"], ["collect"]),
     "time/advantage": (["estimate_advantages"], ["_roll_out"]),
     "time/critic": (["fit"], ["_roll_out"]),
     "time/batch": (["micro_batches"], ["_roll_out"]),
@@ -67,14 +67,14 @@ def expected(run, number):
     rollouts = {n: by_hand.Rollout(folder, n, args.num_generations) for n in iterations_of(run)}
     rollout = rollouts[number]
     logged = iterations_of(run)[number]
-    size, first = args.num_generations, args.num_generations - args.num_branches
+    size, first = args.num_generations, run.trainer.strategy.counted_per_group
     whole = [t for place, t in enumerate(rollout.all) if place % size < first]
     found = {f"episode/{name}": value for name, value in by_hand.episode_metrics(whole).items()}
     found["episode/tasks_set_aside"] = len(set_aside(rollouts, number, args.task_error_patience))
     found |= by_hand.graph_metrics(rollout, args.gamma) | by_hand.cost_metrics(rollout)
-    if args.num_branches:
+    if args.rollout_strategy == "branching":
         found |= by_hand.branch_metrics(rollout)
-    if args.rollouts_ahead:
+    if args.is_off_policy:
         found |= of_rolling(run, rollouts, number, logged)
     else:
         found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])

@@ -170,9 +170,9 @@ def test_value_lambda_auto_is_refused_with_what_to_do_instead(tmp_path):
     ("options", "bound"),
     [
         ({}, 3.0),
-        ({"rollouts_ahead": 1}, 1.0),
-        ({"rollouts_ahead": 1, "vllm_importance_sampling_mode": "token_mask"}, 3.0),
-        ({"rollouts_ahead": 1, "vllm_importance_sampling_clip_max": "2.5"}, 2.5),
+        ({"rollout_strategy": "partial_rollouts"}, 1.0),
+        ({"rollout_strategy": "partial_rollouts", "vllm_importance_sampling_mode": "token_mask"}, 3.0),
+        ({"rollout_strategy": "partial_rollouts", "vllm_importance_sampling_clip_max": "2.5"}, 2.5),
         ({"vllm_importance_sampling_clip_max": None, "vllm_importance_sampling_clip_min": 0.5}, None),
     ],
 )

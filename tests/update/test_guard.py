@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from spoiled_gradients import spoil
 from transformers import GenerationConfig
 
-from g2po_trl.engines.transformers import lent
+from g2po_trl.engines.transformers import model_for_generation
 from g2po_trl.ppo.critic import Critic
 from g2po_trl.update.guard import describe
 
@@ -109,8 +109,8 @@ def test_a_lent_model_takes_no_cudnn_attention_either(make_trainer):
     """The check of servers' weights calls it itself."""
     trainer = make_trainer(LongLetterEnvironment)
     torch.backends.cuda.enable_cudnn_sdp(True)
-    for lend in (trainer.player.actor.engine.lend_model, lent(trainer.model)):
-        with lend(GenerationConfig()):
+    for generation_model in (trainer.player.actor.engine.generation_model, model_for_generation(trainer.model)):
+        with generation_model(GenerationConfig()):
             assert not torch.backends.cuda.cudnn_sdp_enabled()
         assert torch.backends.cuda.cudnn_sdp_enabled()
 

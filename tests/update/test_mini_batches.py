@@ -38,7 +38,7 @@ def log_of(trainer):
     [
         {"loss_type": "dapo", "num_iterations": 2},
         {"loss_type": "grpo", "peft_config": LORA},
-        {"loss_type": "bnpo", "beta": 0.0, "rollouts_ahead": 1},
+        {"loss_type": "bnpo", "beta": 0.0, "rollout_strategy": "partial_rollouts"},
     ],
     ids=["dapo, two passes", "grpo, LoRA", "bnpo, corrected"],
 )
@@ -251,11 +251,15 @@ def test_step_samples_of_another_loss_are_not_continued(make_trainer):
     [
         ({"beta": 0.0}, {"beta": 0.05}, "beta was '0' and is 'above 0'"),
         (
-            {"rollouts_ahead": 1},
-            {"rollouts_ahead": 1, "vllm_importance_sampling_mode": "token_mask"},
+            {"rollout_strategy": "partial_rollouts"},
+            {"rollout_strategy": "partial_rollouts", "vllm_importance_sampling_mode": "token_mask"},
             "vllm_importance_sampling_mode was 'token_truncate' and is 'token_mask'",
         ),
-        ({"rollouts_ahead": 1}, {}, "vllm_importance_sampling_mode was 'token_truncate' and is None"),
+        (
+            {"rollout_strategy": "partial_rollouts"},
+            {},
+            "vllm_importance_sampling_mode was 'token_truncate' and is None",
+        ),
     ],
     ids=["kl", "correction", "no correction"],
 )

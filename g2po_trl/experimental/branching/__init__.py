@@ -1,1 +1,1 @@
-"""Branching: episodes that continue others from states of interest."""
+"""Branching: episodes that continue others from chosen states."""

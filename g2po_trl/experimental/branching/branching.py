@@ -1,152 +1,155 @@
-"""Groups in two parts: some episodes from the beginning, then the others, from where they teach more."""
+"""Branching: some episodes of each group begin where others were, as soon as those have ended."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from operator import index
+from typing import Any
 
-from ...rollout.episode import NOT_RETURNED, Branch, Episode
-from ...rollout.stats import RolloutStats
+from ...credit.estimators.registry import ESTIMATORS, compares_steps
+from ...credit.graph import StateGraph
+from ...rollout.episode import NOT_REPLAYED, Branch, Episode
+from ...rollout.strategy import Rollout, RolloutContext, Row, SynchronousRollout
 from ...trajectory import Trajectory
+from .rules import RULES
 
 logger = logging.getLogger(__name__)
 
-# (places, branches) -> a trajectory of each place, and what they cost. All ranks call it together.
-Play = Callable[[Sequence[int], Sequence[Branch | None]], tuple[list[Trajectory], RolloutStats]]
-# (groups of trajectories, branches of a group at most) -> (place among all trajectories, position) of each branch
-Choose = Callable[[Sequence[Sequence[Trajectory]], int], Sequence[tuple[int, int]]]
 
+class BranchingRollout(SynchronousRollout):
+    """Holds back some episodes of each group until its first ones have ended, and then continues these.
 
-@dataclass
-class Branching:
-    """Holds back some episodes of each group until its others have ended, and branches where a rule says so.
+    Held-back episodes that the rule does not use begin with their task, as the first ones do. A branch begins with its
+    parent's actions, so environments must lead to the same states when the same actions are played again.
 
     Args:
-        held_back: episodes of a group that may become branches. Those that do not are played from the beginning.
-        group_size: episodes of a group; a rank plays whole groups.
-        choose: the rule.
-        compares_keys: compare the environment's state keys, too, when a state is returned to.
-        no_return: ids of tasks whose environment came to other states when the same actions were played again. They
-            are not branched any more.
-        gather: a list of each rank -> the lists of all, joined.
+        context: the parts of the run.
+        branch_share: fraction of a group's episodes that are held back.
+        rule: name of the rule in `RULES` that chooses the states to continue from.
     """
 
-    held_back: int
-    group_size: int
-    choose: Choose
-    compares_keys: bool = True
-    no_return: set[str] = field(default_factory=set)
-    gather: Callable[[list], list] = list
+    def __init__(self, context: RolloutContext, *, branch_share: float = 0.5, rule: str = "least_visited"):
+        super().__init__(context)
+        context.check_whole_groups("branching")
+        self.rule = RULES[rule]
+        self.held_back = round(branch_share * context.group_size)
+        self.no_return: set[str] = set()  # ids of tasks that are not branched any more
 
     @property
-    def first(self) -> int:
-        """Episodes of each group that are not held back: whatever happens, as many of each task."""
-        return self.group_size - self.held_back
+    def counted_per_group(self) -> int:
+        """Episodes of each group that always begin with its task: the same number of each task."""
+        return self.context.group_size - self.held_back
 
-    def play(self, play: Play, number: int) -> tuple[list[Trajectory], RolloutStats]:
-        """A trajectory of each of so many places, whole groups: held-back ones when all others have ended."""
-        size = self.first
-        first = [place for place in range(number) if place % self.group_size < size]
-        later = [place for place in range(number) if place % self.group_size >= size]
-        whole, stats = play(first, [None] * len(first))
-        of_group = list(map(iter, self.branches([whole[i : i + size] for i in range(0, len(whole), size)])))
-        more, further = play(later, [next(of_group[place // self.group_size], None) for place in later])
-        self.note([*whole, *more])
-        trajectories = dict(zip([*first, *later], [*whole, *more]))
-        return [trajectories[place] for place in range(number)], stats.and_then(further)
+    @classmethod
+    def check(cls, args: Any, branch_share: float = 0.5, rule: str = "least_visited") -> None:
+        size, number = args.num_generations, round(branch_share * args.num_generations)
+        if not 1 <= number <= size - 2:
+            raise ValueError(
+                f"branch_share (rollout_strategy_kwargs) is {branch_share!r}: of num_generations={size} episodes it "
+                f"may make {number} branches; that must be at least 1, and leave at least 2"
+            )
+        if rule not in RULES:
+            raise ValueError(f"rule (rollout_strategy_kwargs) is {rule!r}: choose one of {', '.join(RULES)}")
+        name, kwargs, weight = args.advantage_estimator, args.estimator_kwargs, args.step_advantage_weight
+        if name not in ESTIMATORS or not compares_steps(name, kwargs, weight):
+            raise ValueError(
+                f"rollout_strategy is 'branching', and advantage_estimator={name!r} with estimator_kwargs={kwargs} "
+                f"and step_advantage_weight={weight} compares whole episodes only, and a branch is none: use another "
+                "strategy"
+            )
 
-    def branches(self, groups: Sequence[Sequence[Trajectory]]) -> list[list[Branch]]:
-        """Those of each group, whose first episodes are given.
+    def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
+        return Rollout(*self.context.play(rows, groups, BranchSchedule(self)))
+
+    def metrics(self, rollout: Rollout) -> dict[str, float]:
+        branches = [played for played in rollout.trajectories if played.parent is not None]
+        return {
+            "rollout/branches": len(branches),
+            "rollout/branch_errors": sum(not played.counted for played in branches),
+            "rollout/replayed_steps": rollout.stats.replayed_steps,
+        }
+
+    def state_dict(self) -> list[str]:
+        return sorted(set(self.context.gather(sorted(self.no_return))))
+
+    def load_state_dict(self, state: Sequence[str]) -> None:
+        self.no_return |= set(state)
+
+    def branches(self, first: Sequence[Trajectory]) -> list[Branch]:
+        """Return the branches of a group, whose first episodes have ended.
 
         Raises:
-            ValueError: if the rule names what is not there.
+            ValueError: if the rule chooses a state that cannot be branched from.
         """
-        found: list[list[Branch]] = [[] for _ in groups]
-        for place, position in self._chosen(groups) if groups else ():
-            group, parent = divmod(place, self.first)
-            if not 0 <= group < len(groups) or len(found[group]) == self.held_back:
-                self._refuse(place, position)
-            trajectory = groups[group][parent]
-            if not trajectory.counted or not 0 < position < len(trajectory.steps):
-                self._refuse(place, position)
-            found[group].append(Branch(parent, trajectory.steps[: position + 1], self.compares_keys))
-        return [[] if group[0].task_id in self.no_return else branches for group, branches in zip(groups, found)]
+        found = []
+        for place, position in self._chosen(first):
+            steps = first[place].steps if 0 <= place < len(first) and first[place].counted else ()
+            if not 0 < position < len(steps) or len(found) == self.held_back:
+                raise ValueError(
+                    f"the branching rule returned trajectory {place}, position {position}: name trajectories with a "
+                    f"result, positions after the first step and before the end, and at most {self.held_back} of a "
+                    "group"
+                )
+            found.append(Branch(place, steps[: position + 1], self.context.has_own_keys))
+        return [] if first[0].task_id in self.no_return else found
 
-    def note(self, played: Iterable[Trajectory]) -> None:
-        """Take note of what cannot be returned to, once all episodes of some groups have ended."""
-        for trajectory in played:
-            if (trajectory.error or "").startswith(NOT_RETURNED):
+    def record_failures(self, group: Sequence[Trajectory]) -> None:
+        """Stop branching a task whose environment did not lead to the same states again."""
+        for trajectory in group:
+            if (trajectory.error or "").startswith(NOT_REPLAYED):
                 if not self.no_return:
                     logger.warning(
-                        "task %s is not branched again, nor will others be with which this happens "
-                        "(rollout/branch_errors; the command check may find the cause): %s",
+                        "task %s is not branched again, and neither are other tasks with this error "
+                        "(rollout/branch_errors; `g2po check` may find the cause): %s",
                         trajectory.task_id,
                         trajectory.error,
                     )
                 self.no_return.add(trajectory.task_id)
 
-    def state_dict(self) -> list[str]:
-        """What a checkpoint keeps: of all ranks. Plain data. All ranks call it."""
-        return sorted(set(self.gather(sorted(self.no_return))))
-
-    def load_state_dict(self, state: Sequence[str]) -> None:
-        """Restore what `state_dict` returned."""
-        self.no_return |= set(state)
-
-    def _chosen(self, groups: Sequence[Sequence[Trajectory]]) -> list[tuple[int, int]]:
-        """What the rule returned, as plain numbers: numpy's would get into files."""
-        chosen = self.choose(groups, self.held_back)
+    def _chosen(self, first: Sequence[Trajectory]) -> list[tuple[int, int]]:
+        """Return the rule's choice as plain integers, since numpy's cannot be written to files."""
+        graph: StateGraph = self.context.graph_of([first])
+        chosen = self.rule(graph, self.held_back)
         try:
             return [(index(place), index(position)) for place, position in chosen]
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"choose_branches returned {str(chosen)[:200]} ({error}): return pairs of whole numbers, (trajectory, "
-                "position)"
+                f"the branching rule returned {str(chosen)[:200]} ({error}): return pairs of whole numbers, "
+                "(trajectory, position)"
             ) from error
 
-    def _refuse(self, place: int, position: int) -> None:
-        raise ValueError(
-            f"choose_branches returned trajectory {place}, position {position}: name trajectories with a result, "
-            f"positions after the first step and before the end, and at most {self.held_back} of a group"
-        )
 
-
-class DeferredEpisodes:
-    """Which episodes of a rollout may begin: of each group the first ones, and the others when those have ended.
+class BranchSchedule:
+    """Begins the first episodes of each group at once, and its held-back ones when the first have ended.
 
     Args:
-        branching: knows how many are held back, and where they begin.
-        episodes: whole groups, one after the other.
-        on_end: called with each episode that is over, when it was taken note of.
+        strategy: the number of first episodes, and where the others begin.
     """
 
-    def __init__(
-        self, branching: Branching, episodes: Sequence[Episode], on_end: Callable[[Episode], None] | None = None
-    ):
-        self.branching, self.on_end, size = branching, on_end, branching.group_size
+    def __init__(self, strategy: BranchingRollout):
+        self.strategy = strategy
+        self._may_begin: list[Episode] = []
+
+    def first(self, episodes: Sequence[Episode]) -> list[Episode]:
+        size = self.strategy.context.group_size
         self._groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
         self._group_of = {e.number: group for group, members in enumerate(self._groups) for e in members}
         self._left = [size] * len(self._groups)
-        self._may_begin = [e for members in self._groups for e in members[: branching.first]]
+        return [e for members in self._groups for e in members[: self.strategy.counted_per_group]]
 
-    def take(self) -> list[Episode]:
-        """Those that may begin by now. Each is there once."""
-        taken, self._may_begin = self._may_begin, []
-        return taken
+    def more(self) -> list[Episode]:
+        begun, self._may_begin = self._may_begin, []
+        return begun
 
     def ended(self, episode: Episode) -> None:
-        """Take note of an episode that is over."""
         group = self._group_of[episode.number]
-        members, first = self._groups[group], self.branching.first
+        members, first = self._groups[group], self.strategy.counted_per_group
         self._left[group] -= 1
         if self._left[group] == 0:
-            self.branching.note([member.trajectory() for member in members])
-        elif self._left[group] == self.branching.held_back:
-            (branches,) = self.branching.branches([[member.trajectory() for member in members[:first]]])
+            self.strategy.record_failures([member.trajectory() for member in members])
+        elif self._left[group] == len(members) - first:
+            branches = self.strategy.branches([member.trajectory() for member in members[:first]])
             for member, branch in zip(members[first:], branches):
                 member.branch = branch
             self._may_begin += members[first:]
-        if self.on_end:
-            self.on_end(episode)

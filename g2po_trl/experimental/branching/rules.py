@@ -1,8 +1,8 @@
-"""Where to branch: from which states of a group's graph further episodes are worth more than from the beginning.
+"""Rules that choose the states of a group's graph from which further episodes begin.
 
 A rule is a function `(graph, budget) -> [(trajectory, position), …]`: continue that trajectory from the state in which
 it took the step at that position. It may return fewer than `budget` for a group: the others are played from the
-beginning. A trainer takes another rule as `choose_branches`.
+beginning. A rule of your own is added to `RULES`.
 
 A state chosen because a step there turned out well is on average not as good as it looks. Visits, and whether a whole
 group failed, say little about a single step.
@@ -22,7 +22,7 @@ ChooseBranches = Callable[[StateGraph, int], Branches]
 
 
 def least_visited(graph: StateGraph, budget: int) -> Branches:
-    """In groups in which every episode failed, the states that were visited least, and of these the earliest.
+    """Choose the least visited states, the earliest first, of groups in which every episode failed.
 
     Elsewhere nothing: episodes from the beginning teach as fast there (docs/branches.md).
 
@@ -42,7 +42,7 @@ def least_visited(graph: StateGraph, budget: int) -> Branches:
 
 
 def uniform(graph: StateGraph, budget: int, seed: int = 0) -> Branches:
-    """In every group, states drawn at random, each with the same probability. See `least_visited`."""
+    """Choose states of every group at random, with equal probability. See `least_visited`."""
     draws, chosen = _draws(graph, seed), []
     for group in range(graph.num_groups):
         steps = _first_visits(graph, group)
@@ -51,8 +51,7 @@ def uniform(graph: StateGraph, budget: int, seed: int = 0) -> Branches:
 
 
 def highest_spread(graph: StateGraph, budget: int) -> Branches:
-    """In every group, the states whose returns differ most: standard deviation of the returns of a state's visits by
-    the square root of their number. See `least_visited`."""
+    """Choose the states of every group with the largest standard error of their returns. See `least_visited`."""
     used = graph.counted
     mean = np.bincount(graph.node[used], graph.returns[used], minlength=graph.num_nodes) / graph.node_visits
     squares = (graph.returns[used] - mean[graph.node[used]]) ** 2
@@ -68,7 +67,7 @@ def highest_spread(graph: StateGraph, budget: int) -> Branches:
 
 
 def last_steps(graph: StateGraph, budget: int, number: int = 3, seed: int = 0) -> Branches:
-    """In every group, states drawn from the last `number` steps of its episodes. See `least_visited`."""
+    """Choose states of every group at random from the last `number` steps of episodes. See `least_visited`."""
     draws, chosen = _draws(graph, seed), []
     left = graph.lengths[graph.trajectory] - graph.position
     for group in range(graph.num_groups):
@@ -87,7 +86,7 @@ RULES: dict[str, ChooseBranches] = {
 
 
 def all_failed(graph: StateGraph) -> np.ndarray:
-    """(groups,) bool: groups with counted episodes from the beginning, none of which was a success."""
+    """Return (groups,) bool: groups with counted episodes from the beginning, none of which was a success."""
     used = graph.trajectory_counted & graph.from_beginning
     played = np.bincount(graph.trajectory_group[used], minlength=graph.num_groups)
     won = graph.trajectory_group[used & graph.trajectory_success]
@@ -95,19 +94,19 @@ def all_failed(graph: StateGraph) -> np.ndarray:
 
 
 def _draws(graph: StateGraph, seed: int) -> np.random.Generator:
-    """The same of the same graph, and others of another: a rule is called again and again."""
+    """Return a generator seeded by the graph, so that a rule chooses the same for the same graph."""
     return np.random.default_rng([seed, crc32(graph.node.tobytes()), crc32(graph.returns.tobytes())])
 
 
 def _may_branch(graph: StateGraph, group: int) -> np.ndarray:
-    """(S,) bool: steps of a group's episodes from the beginning, apart from the states in which they begin."""
+    """Return (S,) bool: steps of a group's episodes from the beginning, without their initial states."""
     steps = graph.counted & graph.from_beginning[graph.trajectory] & (graph.group == group)
     beginnings = np.unique(graph.node[steps & (graph.position == 0)])
     return steps & ~np.isin(graph.node, beginnings)
 
 
 def _first_visits(graph: StateGraph, group: int) -> np.ndarray:
-    """For each state that may be branched from, the step that visited it after the fewest others."""
+    """Return the earliest step in each state that may be branched from."""
     steps = np.flatnonzero(_may_branch(graph, group))
     steps = steps[np.lexsort((steps, graph.position[steps]))]
     _, first = np.unique(graph.node[steps], return_index=True)

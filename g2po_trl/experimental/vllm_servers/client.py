@@ -1,4 +1,4 @@
-"""HTTP to servers that may die: the one with the fewest requests is asked, and one that fails is left out."""
+"""HTTP client for servers that may fail: requests go to the server with the fewest, and failed ones are excluded."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ KEPT = 3.0  # seconds that an idle connection is used again: vLLM closes one aft
 
 
 class ServerUnavailable(Exception):
-    """A server that cannot be asked now: it refuses connections, breaks them, is late, or answers nonsense.
+    """The server refuses or breaks connections, is late, or returns an invalid response.
 
-    `status`: of HTTP, if it has answered by an error of its own.
+    `status` is the HTTP status of an error response.
     """
 
     status: int | None = None
 
 
 class RequestRejected(RuntimeError):
-    """What a server has understood and does not do. `status` is that of HTTP."""
+    """The server rejects a request. `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -41,11 +41,11 @@ class RequestRejected(RuntimeError):
 
 
 class RequestCancelled(Exception):
-    """Nobody waits for this answer any more."""
+    """The response is not awaited any more."""
 
 
 class _UntilDeadline(io.RawIOBase):
-    """What a socket receives, up to a time: its own time-out starts anew with each byte."""
+    """Stream of a socket with a deadline for the whole response; a socket's own time-out restarts with each byte."""
 
     def __init__(self, connection: socket.socket, deadline: float):
         self._connection, self._deadline = connection, deadline
@@ -67,7 +67,7 @@ class _UntilDeadline(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """A response that has come in whole by the deadline, or raises TimeoutError."""
+    """A response that arrives completely by the deadline, or raises `TimeoutError`."""
 
     def __init__(self, sock: socket.socket, *args: Any, deadline: float, **kwargs: Any):
         super().__init__(sock, *args, **kwargs)
@@ -76,18 +76,18 @@ class _Response(http.client.HTTPResponse):
 
 
 class Server:
-    """One server, asked from many threads, each with a connection of its own, kept for the next request.
+    """One server, used from many threads, with a pool of connections.
 
-    `version`: of the weights that its process must have. Each new connection asks for it, since a server that was
-    started again is another process, with other weights, behind the same address. `control`: the same server for
-    those that give it weights, who speak to whichever process is there. `lost`: why it is left out.
+    `version` is the version of the weights that its process must have. Each new connection checks it, because a
+    restarted server is another process, with other weights, at the same address. `control` is the same server without
+    this check, for loading weights. `lost` is the reason why it is excluded, or `None`.
     """
 
     def __init__(self, url: str, has_control: bool = True):
         self.url, self.parts = url.rstrip("/"), urlsplit(url)
         self.version: str | None = None
         self.lost: str | None = None
-        self.under_way = 0
+        self.in_flight = 0
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         self._busy: set[http.client.HTTPConnection] = set()
         self._lock, self._call = threading.Lock(), 0
@@ -107,13 +107,19 @@ class Server:
         timeout: float,
         wanted: Callable[[], bool] | None = None,
     ) -> Any:
-        """The JSON of the answer; `None` for an empty one, the text of any other.
+        """Send a request and return the JSON of the response; `None` if it is empty, its text if it is not JSON.
 
         Args:
-            wanted: does anybody wait for it still? Whoever calls `interrupt` makes it False before.
+            method: of HTTP.
+            path: of the URL.
+            body: JSON object to send, or `None`.
+            timeout: seconds until the complete response.
+            wanted: returns whether the response is still awaited; it must return `False` before `interrupt` is called.
 
         Raises:
-            ServerLost, Refused, Abandoned: see there.
+            ServerUnavailable: if the server cannot be reached, or fails.
+            RequestRejected: if the server rejects the request.
+            RequestCancelled: if the response is not awaited any more.
         """
         call, data = self._call, None if body is None else json.dumps(body).encode()
         if wanted is not None and not wanted():
@@ -125,9 +131,9 @@ class Server:
             try:
                 return self._exchange(kept, call, method, path, data, timeout)
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-                if self.control is not self:  # a reply: the next server gives it
+                if self.control is not self:  # a completion: another server computes it
                     raise
-                # Perhaps closed while it was idle, and what is told a server may be told twice.
+                # It may have been closed while idle; control requests can be repeated safely.
                 return self._exchange(self._connect(call), call, method, path, data, timeout)
         except TimeoutError as error:
             raise ServerUnavailable(f"no answer in {timeout:g} s") from error
@@ -135,7 +141,7 @@ class Server:
             raise ServerUnavailable(f"{type(error).__name__}: {error}") from error
 
     def interrupt(self) -> None:
-        """End all calls, by `RequestCancelled`. The server sees its clients gone, and stops computing."""
+        """End all calls with `RequestCancelled`, and close connections, so that the server stops computing."""
         with self._lock:
             self._call += 1
             for connection in self._busy:
@@ -218,11 +224,11 @@ class Server:
 
 
 class Servers:
-    """Which of several servers is asked.
+    """Selects the server of each request.
 
     Args:
-        urls: of the servers.
-        first: who is preferred among those with as few requests; ranks differ in it.
+        urls: addresses of the servers.
+        first: index of the preferred server among equally busy ones; it differs between ranks.
     """
 
     def __init__(self, urls: Sequence[str], first: int = 0):
@@ -230,31 +236,31 @@ class Servers:
         self._first, self._lock = first % len(self.all), threading.Lock()
 
     @property
-    def live(self) -> list[Server]:
+    def available(self) -> list[Server]:
         return [server for server in self.all if server.lost is None]
 
-    def take(self) -> Server | None:
-        """The one with the fewest requests under way, with one more now; `None` if all are left out."""
+    def acquire(self) -> Server | None:
+        """Return the server with the fewest requests in flight and count one more; `None` if all are excluded."""
         with self._lock:
             order = self.all[self._first :] + self.all[: self._first]
-            server = min((s for s in order if s.lost is None), key=lambda s: s.under_way, default=None)
+            server = min((s for s in order if s.lost is None), key=lambda s: s.in_flight, default=None)
             if server is not None:
-                server.under_way += 1
+                server.in_flight += 1
             return server
 
-    def give_back(self, server: Server) -> None:
+    def release(self, server: Server) -> None:
         with self._lock:
-            server.under_way -= 1
+            server.in_flight -= 1
 
-    def leave_out(self, server: Server, reason: str) -> None:
-        """Ask it no more. The first reason is kept, and told."""
+    def exclude(self, server: Server, reason: str) -> None:
+        """Send no more requests to a server. The first reason is kept, and logged."""
         with self._lock:
             if server.lost is not None:
                 return
             server.lost = reason
         logger.warning("%s is left out until the next rollout: %s", server.url, reason)
 
-    def why(self) -> str:
+    def reasons(self) -> str:
         return "; ".join(f"{server.url}: {server.lost}" for server in self.all if server.lost is not None)
 
 
@@ -282,14 +288,14 @@ def _read(status: int, answer: bytes) -> Any:
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    """Nothing was asked: what there is to read is its end."""
+    """Return whether the server has closed an idle connection."""
     with selectors.DefaultSelector() as selector:  # `select` knows 1,024 files only
         selector.register(connection, selectors.EVENT_READ)
         return bool(selector.select(0))
 
 
 def _notice_dead_hosts(connection: socket.socket) -> None:
-    """A host that loses its power closes nothing: ask the network every ten seconds whether it is there."""
+    """Probe the connection every ten seconds, to detect a host that lost its power."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):

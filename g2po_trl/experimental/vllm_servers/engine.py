@@ -1,4 +1,4 @@
-"""Replies by vLLM servers, started by vLLM's own command on any machine, with weights that go to them as files."""
+"""Completions by vLLM servers on any machine, started by vLLM's own command, which load weights from files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_REPEATS = 8  # of one request: one that ends every server it meets must not
 
 @dataclass
 class PendingRequest:
-    """A request, and how often it was repeated."""
+    """A request, with the number of times it was repeated."""
 
     key: Any
     sampling: Sampling
@@ -42,24 +42,26 @@ class PendingRequest:
 
 @dataclass
 class WeightSyncStats:
-    """The last handing over of weights."""
+    """Duration of the last weight transfer, and the largest difference of log-probabilities after it."""
 
     seconds: float = 0.0
     difference: float = 0.0
 
 
 class ServedVLLMEngine(Engine):
-    """Replies by vLLM servers that speak OpenAI's protocol, with token ids in and out.
+    """Generates on vLLM servers through OpenAI's protocol, with token ids in and out.
 
-    Each rank asks the servers itself, always the one with the fewest of its requests. One that fails is left out until
-    the next rollout, and its requests are repeated at the others, with the same seeds. At the beginning of a rollout
-    the main process writes the weights to a folder, and all servers load them.
+    Each rank sends its requests itself, always to the server with the fewest of them. A failed server is excluded
+    until the next rollout, and its requests are repeated on other servers, with the same seeds. At the beginning of a
+    rollout the main process writes the weights to a folder, and all servers load them.
 
     Args:
-        urls: of the servers. folder: for weights; the servers see it under the same name.
-        trainer: what is needed of it.
-        patience: seconds to wait for a server when none answers.
-        reply_timeout: seconds a reply may take.
+        tokenizer, stop_token_ids, options: see `Engine`.
+        urls: addresses of the servers.
+        folder: folder for weights, which the servers see under the same name.
+        trainer: access to the trained model.
+        patience: seconds to wait for a server if none answers.
+        request_timeout: seconds a completion may take.
     """
 
     takes_seeds = True
@@ -68,21 +70,21 @@ class ServedVLLMEngine(Engine):
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        ends: Iterable[int],
+        stop_token_ids: Iterable[int],
         urls: Sequence[str],
         folder: str | Path,
         trainer: TrainerHandle,
         patience: float = 240.0,
-        reply_timeout: float = 600.0,
+        request_timeout: float = 600.0,
         options: dict[str, Any] | None = None,
     ):
-        super().__init__(tokenizer, ends, options)
-        self.trainer, self.patience, self.reply_timeout = trainer, patience, reply_timeout
+        super().__init__(tokenizer, stop_token_ids, options)
+        self.trainer, self.patience, self.request_timeout = trainer, patience, request_timeout
         self.accelerator = trainer.accelerator
         self.servers = Servers(urls, first=self.accelerator.process_index)
-        self.receiver = WeightSync(tokenizer, trainer, is_peft_model(trainer.model()))
-        facts = self._on_main(lambda: self.receiver.check(self.servers.all, patience))
-        self.receiver.takes_adapters, self.receiver.names = facts
+        self.weight_sync = WeightSync(tokenizer, trainer, is_peft_model(trainer.model()))
+        facts = self._on_main(lambda: self.weight_sync.check(self.servers.all, patience))
+        self.weight_sync.takes_adapters, self.weight_sync.names = facts
         self.files = WeightFolder(folder, self.accelerator.is_main_process)
         self._on_main(self._open_folder)
         self.synced, self._rollouts = WeightSyncStats(), 0
@@ -90,32 +92,33 @@ class ServedVLLMEngine(Engine):
         self._answers: queue.SimpleQueue[tuple[int, PendingRequest, Any]] = queue.SimpleQueue()
         self._unanswered = 0
 
-    # -- replies ---------------------------------------------------------------------------------------------------
+    # -- completions --------------------------------------------------------------------------------------------
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
-        replies: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         with self.rollout():
             for row, (prompt, seed) in enumerate(zip(prompts, seeds or [None] * len(prompts), strict=True)):
                 self.submit(row, prompt, sampling, seed)
-            while len(replies) < len(prompts):
-                replies.update(self.poll(self.reply_timeout))
-        return [replies[row] for row in range(len(prompts))]
+            while len(completions) < len(prompts):
+                completions.update(self.poll(self.request_timeout))
+        return [completions[row] for row in range(len(prompts))]
 
     def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
-        body = {**sampling_options(sampling, self.ends), "logprobs": 0, "return_token_ids": True, **self.options}
+        body = {**sampling_options(sampling, self.stop_token_ids), "logprobs": 0, "return_token_ids": True}
+        body |= self.options
         self._unanswered += 1
         self._start(PendingRequest(key, sampling, {"prompt": list(prompt), "seed": seed, **body}))
 
     def poll(self, timeout: float) -> dict[int, Completion]:
-        replies, stranded, deadline = {}, [], time.monotonic() + timeout
-        while self._unanswered and not replies:
+        completions, stranded, deadline = {}, [], time.monotonic() + timeout
+        while self._unanswered and not completions:
             try:
                 call, asked, result = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
-            while True:  # what else is there
+            while True:
                 if call == self._rollouts:
                     if isinstance(result, BaseException):
                         raise result
@@ -123,7 +126,7 @@ class ServedVLLMEngine(Engine):
                         stranded.append(asked)
                     else:
                         self._unanswered -= 1
-                        replies[asked.key] = result
+                        completions[asked.key] = result
                 if self._answers.empty():
                     break
                 call, asked, result = self._answers.get()
@@ -131,23 +134,23 @@ class ServedVLLMEngine(Engine):
                 self._wait_for_one()
                 while stranded:
                     self._start(stranded.pop())
-        return replies
+        return completions
 
     def _start(self, asked: PendingRequest) -> None:
         self._threads.submit(self._ask, self._rollouts, asked)
 
     def _ask(self, rollout: int, asked: PendingRequest) -> None:
-        """In a thread: until a server has answered, or none is left."""
+        """Repeat a request, in a thread, until a server has answered or none is left."""
         try:
             result = None
             while rollout == self._rollouts and result is None:
-                server = self.servers.take()
+                server = self.servers.acquire()
                 if server is None:
                     break
                 try:
                     result = self._ask_one(server, asked, wanted=lambda: rollout == self._rollouts)
                 except ServerUnavailable as lost:
-                    self.servers.leave_out(server, str(lost))
+                    self.servers.exclude(server, str(lost))
                     asked.repeats += 1
                     if asked.repeats > MOST_REPEATS:
                         raise RuntimeError(
@@ -155,7 +158,7 @@ class ServedVLLMEngine(Engine):
                             "Look into the logs of the servers"
                         ) from lost
                 finally:
-                    self.servers.give_back(server)
+                    self.servers.release(server)
         except RequestCancelled:
             return
         except BaseException as error:
@@ -163,9 +166,9 @@ class ServedVLLMEngine(Engine):
         self._answers.put((rollout, asked, result))
 
     def _ask_one(self, server: Server, asked: PendingRequest, wanted: Callable[[], bool]) -> Completion:
-        body = {"model": self.receiver.model_name(server), **asked.body}
+        body = {"model": self.weight_sync.model_name(server), **asked.body}
         try:
-            answer = server.post("/v1/completions", body, self.reply_timeout, wanted)
+            answer = server.post("/v1/completions", body, self.request_timeout, wanted)
         except RequestRejected as error:
             if error.status == 404:  # of an adapter: it was started again, and knows the base alone
                 raise ServerUnavailable(f"it has no model {body['model']!r} any more: {error}") from error
@@ -173,7 +176,7 @@ class ServedVLLMEngine(Engine):
         return self._read(asked, answer)
 
     def _read(self, asked: PendingRequest, answer: Any) -> Completion:
-        """Raises ServerLost for what is not an answer to this request."""
+        """Parse the response; raise `ServerUnavailable` if it does not match the request."""
         try:
             (choice,) = answer["choices"]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -185,18 +188,18 @@ class ServedVLLMEngine(Engine):
                 raise TypeError(f"{len(ids)} tokens with {len(logprobs)} log-probabilities")
             logprobs = [float(value) for value in logprobs]
             self._check(asked.body["max_tokens"], ids, logprobs)
-            reply = self._reply(asked.sampling, ids, logprobs)
+            completion = self._completion(asked.sampling, ids, logprobs)
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
-        reply.cached_tokens, reply.repeats = details.get("cached_tokens"), asked.repeats
-        return reply
+        completion.cached_tokens, completion.repeats = details.get("cached_tokens"), asked.repeats
+        return completion
 
     def _check(self, longest: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Raises ServerLost for what the model cannot have said; trained, it would end the run or spoil the model."""
+        """Raise `ServerUnavailable` for a completion that the model cannot have sampled: it must not be trained on."""
         if not 1 <= len(ids) <= longest:
             raise ServerUnavailable(f"its reply has {len(ids)} tokens, and 1 to {longest} were asked for")
-        vocabulary = self.receiver.vocabulary
+        vocabulary = self.weight_sync.vocabulary
         if unknown := next((token for token in ids if not 0 <= token < vocabulary), None):
             raise ServerUnavailable(f"its reply has token {unknown}, and the model's vocabulary has {vocabulary}")
         if not all(map(math.isfinite, logprobs)):
@@ -205,7 +208,7 @@ class ServedVLLMEngine(Engine):
     def metrics(self) -> dict[str, float]:
         return {
             "time/weights": self.synced.seconds,
-            "rollout/servers_left_out": len(self.servers.all) - len(self.servers.live),
+            "rollout/servers_left_out": len(self.servers.all) - len(self.servers.available),
             "rollout/server_logp_difference": self.synced.difference,
         }
 
@@ -217,12 +220,12 @@ class ServedVLLMEngine(Engine):
         try:
             yield
         finally:
-            self._rollouts += 1  # what is unanswered is abandoned
+            self._rollouts += 1  # cancels unanswered requests
             self._unanswered = 0
             for server in self.servers.all:
                 server.interrupt()
         if self.accelerator.is_main_process:
-            self.receiver.check_unchanged(self.servers.live)
+            self.weight_sync.check_unchanged(self.servers.available)
 
     def close(self) -> None:
         self._rollouts += 1
@@ -242,17 +245,17 @@ class ServedVLLMEngine(Engine):
             ) from error
 
     def _sync(self) -> None:
-        """The policy of now to all servers that answer; those left out before are asked again."""
-        started, trainer, receiver = time.perf_counter(), self.trainer, self.receiver
-        receiver.probe = Probe.from_ids(self.tokenizer, trainer, receiver.probe_ids)
+        """Give the current policy to all servers that answer, including ones that were excluded."""
+        started, trainer, weight_sync = time.perf_counter(), self.trainer, self.weight_sync
+        weight_sync.probe = Probe.from_ids(self.tokenizer, trainer, weight_sync.probe_ids)
         model, device = trainer.model(), self.accelerator.device
         adapter, error = None, None
-        if receiver.takes_adapters:
+        if weight_sync.takes_adapters:
             weights = adapter_parameters(model, trainer.gather, device).items()
             adapter = model.peft_config[model.active_adapter]
         else:
             weights = whole_parameters(model, trainer.gather, device)
-        self.accelerator.wait_for_everyone()  # nobody asks with the old ones any more
+        self.accelerator.wait_for_everyone()  # no rank generates with the old weights any more
         try:
             version = self.files.save(weights, adapter)
         except Exception as failure:
@@ -263,30 +266,30 @@ class ServedVLLMEngine(Engine):
                 raise RuntimeError(
                     f"vllm_weights_folder: the weights cannot be written to {self.files.path} ({error})"
                 ) from error
-            receiver.version = version
-            lost, difference = receiver.load_everywhere(self.servers.all, self.patience)
+            weight_sync.version = version
+            lost, difference = weight_sync.load_everywhere(self.servers.all, self.patience)
             self.files.keep_only(version)
             return str(version), lost, difference
 
         path, lost, difference = self._on_main(hand_over)
-        receiver.version = Path(path)
+        weight_sync.version = Path(path)
         for server, reason in zip(self.servers.all, lost):
             server.lost = reason
-            server.version = None if receiver.takes_adapters else receiver.version.name
+            server.version = None if weight_sync.takes_adapters else weight_sync.version.name
         self.synced = WeightSyncStats(time.perf_counter() - started, difference)
 
     def _wait_for_one(self) -> None:
-        """Until one of the servers answers and has the weights.
+        """Wait until one of the servers answers and has the weights.
 
         Raises:
             RuntimeError: when it takes too long.
         """
-        why, deadline = self.servers.why(), time.monotonic() + self.patience
-        logger.warning("no vLLM server is left (%s): waiting %g s for one", why, self.patience)
-        while not self.servers.live:
+        reasons, deadline = self.servers.reasons(), time.monotonic() + self.patience
+        logger.warning("no vLLM server is left (%s): waiting %g s for one", reasons, self.patience)
+        while not self.servers.available:
             for server in self.servers.all:
                 try:
-                    self.receiver.load(server)
+                    self.weight_sync.load(server)
                 except ServerUnavailable:
                     continue
                 server.lost = None
@@ -294,13 +297,13 @@ class ServedVLLMEngine(Engine):
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"none of vllm_servers answers, for {self.patience:g} s (vllm_server_timeout): {why}. Start them "
-                    "again, and resume the run from its last checkpoint"
+                    f"none of vllm_servers answers, for {self.patience:g} s (vllm_server_timeout): {reasons}. Start "
+                    "them again, and resume the run from its last checkpoint"
                 )
             time.sleep(min(1.0, self.patience / 10))
 
     def _on_main(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns in the main process, on all ranks; what it raises, too."""
+        """Run `work` in the main process, and return its result, or raise its error, on all ranks."""
         outcome: list[Any] = [None, None]
         if self.accelerator.is_main_process:
             try:

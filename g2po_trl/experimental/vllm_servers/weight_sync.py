@@ -1,4 +1,4 @@
-"""How vLLM servers get weights from files, and how it is known that they have them."""
+"""Let vLLM servers load weights from files, and verify that they have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from ...engines.sampling import Sampling
-from ...engines.transformers import LendModel
+from ...engines.transformers import GenerationModel
 from ...engines.weight_folder import EMPTY, PREFIX
 from .client import RequestRejected, Server, ServerUnavailable
 
@@ -35,20 +35,21 @@ START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logpr
 
 @dataclass
 class TrainerHandle:
-    """What the engine knows of the trainer.
+    """Access to the trainer's model and settings.
 
     Args:
-        model: the one that is trained, at any time.
-        lend: the same, for a forward pass that all ranks make.
-        gather: makes parameters whole that ZeRO-3 keeps in parts.
-        longest: tokens of the longest prompt and its reply, if there is a limit.
-        sampling: of training.
-        compares: the engine's log-probabilities are compared with the trainer's, so they must be of that sampling.
+        accelerator: of the trainer.
+        model: returns the trained model.
+        generation_model: provides the model for a forward pass that all ranks make.
+        gather: gathers parameters that ZeRO-3 shards.
+        longest: tokens of the longest prompt and its completion, if there is a limit.
+        sampling: sampling of rollouts.
+        compares: whether the loss uses the engine's log-probabilities, which then must be those of `sampling`.
     """
 
     accelerator: Accelerator
     model: Callable[[], torch.nn.Module]
-    lend: LendModel
+    generation_model: GenerationModel
     gather: Callable[[Sequence], AbstractContextManager]
     longest: int | None
     sampling: Sampling
@@ -57,12 +58,13 @@ class TrainerHandle:
 
 @dataclass
 class Probe:
-    """A fixed prompt, and what the trainer's policy says of it.
+    """A fixed prompt with the policy's log-probabilities.
 
     Args:
         ids: (T,) token ids.
-        logprobs: (T - 1,) of each token but the first.
-        next: (V,) log-probabilities of the token that follows. tempered: at the temperature of training.
+        logprobs: (T - 1,) log-probabilities of all tokens but the first.
+        next: (V,) log-probabilities of the next token.
+        tempered: (V,) the same at the temperature of rollouts.
     """
 
     ids: list[int]
@@ -72,8 +74,8 @@ class Probe:
 
     @classmethod
     def from_ids(cls, tokenizer: PreTrainedTokenizerBase, trainer: TrainerHandle, ids: list[int]) -> Probe:
-        """All ranks call it together: weights may be sharded."""
-        with trainer.lend(GenerationConfig(max_new_tokens=1)) as model:
+        """Return the probe of these tokens. All ranks call it together, since weights may be sharded."""
+        with trainer.generation_model(GenerationConfig(max_new_tokens=1)) as model:
             row = torch.tensor([ids], device=trainer.accelerator.device)
             logits = model(input_ids=row, attention_mask=torch.ones_like(row)).logits[0].float().cpu()
         logprobs = logits.log_softmax(-1)
@@ -82,10 +84,10 @@ class Probe:
 
 
 class WeightSync:
-    """The servers' side of weights. One object on each rank; the main process loads, others only if they must.
+    """Loads weights into the servers. Each rank has one; usually the main process alone loads.
 
-    `takes_adapters`: each server loads an adapter beside the base that it was started with; otherwise, all weights in
-    place of its own, which needs vLLM's development mode. `version`: the folder of the newest weights.
+    `takes_adapters`: each server loads an adapter beside the base that it was started with; otherwise it loads all
+    weights in place of its own, which needs vLLM's development mode. `version` is the folder of the newest weights.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, trainer: TrainerHandle, has_adapter: bool):
@@ -100,10 +102,13 @@ class WeightSync:
     def model_name(self, server: Server) -> str:
         return self.version.name if self.takes_adapters else self.names[server.url]
 
-    # -- before anything is lost ---------------------------------------------------------------------------------
+    # -- before training ---------------------------------------------------------------------------------
 
     def check(self, servers: Sequence[Server], patience: float) -> tuple[bool, dict[str, str]]:
-        """That each server answers, serves this model, and can be given weights.
+        """Check that each server answers, serves this model, and can load weights.
+
+        Returns:
+            whether all of them load adapters, and the name of the model on each, by address.
 
         Raises:
             ValueError: naming the server and the remedy.
@@ -183,11 +188,14 @@ class WeightSync:
     # -- once a rollout ------------------------------------------------------------------------------------------
 
     def load_everywhere(self, servers: Sequence[Server], patience: float) -> tuple[list[str | None], float]:
-        """All servers get the newest version; why each is left out (`None`: it is not), and the largest difference
-        between its log-probabilities of the probe and the trainer's.
+        """Load the newest version on all servers.
+
+        Returns:
+            for each server the reason why it is excluded, or `None`; and the largest difference between a server's
+            log-probabilities of the probe and the trainer's.
 
         Raises:
-            RuntimeError: when no server has them, or one says it has and answers by others.
+            RuntimeError: if no server has loaded the weights, or one reports that it has and uses others.
         """
         self._syncs += 1
         deadline, differences = time.monotonic() + patience, []
@@ -233,7 +241,8 @@ class WeightSync:
             the mean difference of the probe's log-probabilities from the trainer's, in nats.
 
         Raises:
-            ServerLost: it did not work. RuntimeError: it has, but other weights answer.
+            ServerUnavailable: if loading failed.
+            RuntimeError: if the server reports that it has loaded them, and uses other weights.
         """
         try:
             if self.takes_adapters:
@@ -268,8 +277,10 @@ class WeightSync:
         server.version = self.version.name
 
     def _wait_until_seen(self, server: Server) -> None:
-        """vLLM does not survive a folder that is not there, and that of another machine may come late. In the format
-        of its kernels it takes an empty file, and changes nothing.
+        """Wait until the server sees the folder of the weights, which may arrive late on another machine.
+
+        vLLM crashes if the folder is missing. So it is first asked to load an empty file, in the format of its
+        kernels, which changes nothing.
         """
         arguments = {"weights_path": str(self.version / EMPTY), "is_checkpoint_format": False}
         deadline = time.monotonic() + SEEING
@@ -288,7 +299,7 @@ class WeightSync:
                 time.sleep(0.5)
 
     def _forget_prefixes(self, server: Server) -> None:
-        """What the old weights computed of prompts. vLLM refuses while it still ends requests that were abandoned."""
+        """Reset the prefix cache of the old weights. vLLM refuses while it is ending cancelled requests."""
         deadline = time.monotonic() + 30
         while not self._post(server, "/reset_prefix_cache", {})["success"]:
             if self._get(server, "/weight_info")["weight_version"] == self.version.name:
@@ -298,7 +309,7 @@ class WeightSync:
             time.sleep(0.1)
 
     def _load_adapter(self, server: Server) -> None:
-        """Beside the base, under a name of its own, so that nothing cached of another version fits."""
+        """Load the adapter beside the base, under a new name, so that no cached prefix of another version matches."""
         loaded = [model["id"] for model in self._get(server, "/v1/models")["data"]]
         if self.version.name not in loaded:
             body = {"lora_name": self.version.name, "lora_path": str(self.version)}
@@ -336,7 +347,7 @@ class WeightSync:
         return difference
 
     def check_unchanged(self, servers: Sequence[Server]) -> None:
-        """After a rollout: that nobody else has loaded weights meanwhile."""
+        """Raise an error if another run has loaded weights during the rollout."""
         if self.takes_adapters:
             return
         for server in servers:

@@ -1,0 +1,179 @@
+"""The seam for schedules: a strategy decides which episodes a rollout plays, and when.
+
+A trainer calls `collect` once an iteration and knows nothing else of the schedule. `SynchronousRollout` plays one
+episode of each row from beginning to end; other strategies extend or replace it (`DynamicSampling`, and in
+`g2po_trl.experimental` `PartialRollouts` and `BranchingRollout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..engines.sampling import Sampling
+from ..trajectory import Trajectory
+from .player import Player, Schedule
+from .stats import RolloutStats
+
+Row = dict[str, Any]  # of the dataset: the keyword arguments of an environment's `reset`
+OnTurn = Callable[[int, int], None]
+
+
+@dataclass
+class Rollout:
+    """Trajectories of one rank, or of all ranks, and their costs.
+
+    Args:
+        trajectories: whole groups, group by group; they are trained on.
+        stats: costs of everything that was played.
+        replaced: trajectories of groups that others replaced. They count in statistics, and are not trained on.
+        replaced_groups: for each of `replaced`, (how many times its group had been replaced, the group).
+    """
+
+    trajectories: list[Trajectory]
+    stats: RolloutStats
+    replaced: list[Trajectory] = field(default_factory=list)
+    replaced_groups: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Trajectory]:
+        """Everything that was played."""
+        return self.trajectories + self.replaced
+
+    @property
+    def errors(self) -> list[str | None]:
+        """Errors of episodes from the beginning that environments ended."""
+        return [played.error for played in self.all if played.outcome == "error" and played.parent is None]
+
+
+class RolloutStrategy(Protocol):
+    """Decides which episodes a rollout plays, and when. All ranks call each method together.
+
+    The keyword-only parameters of its constructor are the strategy's options (`rollout_strategy_kwargs`).
+    `counted_per_group` is the number of episodes at the beginning of each group that success rates are about.
+    """
+
+    counted_per_group: int
+
+    @classmethod
+    def check(cls, args: Any, **options: Any) -> None:
+        """Refuse settings that the strategy excludes, before a model is loaded.
+
+        Args:
+            args: a `G2POConfig`.
+            **options: the strategy's options.
+
+        Raises:
+            ValueError: for the first such setting.
+        """
+
+    def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
+        """Play a rollout of the current policy.
+
+        Args:
+            rows: this rank's rows of the batch.
+            groups: group of each row, counted over all ranks.
+            iteration: number of the iteration, from 1; it grows by one with each policy.
+        """
+
+    def metrics(self, rollout: Rollout) -> dict[str, float]:
+        """Return the strategy's own metrics of the last rollout, given that of all ranks, without texts."""
+
+    def reset(self) -> None:
+        """End unfinished episodes. Called when training begins."""
+
+    def state_dict(self) -> Any:
+        """Return what a checkpoint keeps, of all ranks, as plain data."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a state that `state_dict` returned, perhaps with another number of ranks."""
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """The parts of a run that a strategy plays with.
+
+    Args:
+        player: plays the episodes.
+        group_size: episodes of a group, all of one task.
+        tasks: rows that further tasks are drawn from.
+        seed: of such draws, and of completions.
+        batch_size: episodes of a rollout on this rank. `None`: any number of whole groups.
+        sampling: returns how completions are sampled; called once a rollout.
+        rank: this process.
+        gather: a list of each rank -> the lists of all ranks, joined.
+        progress: (total, episodes, unit of the total) -> a context with a function that is called with
+            (progress, running episodes), or `None`.
+        batches_left: returns the number of rollouts still to be trained on, this one included. `None`: many.
+        graph_of: groups of trajectories -> their `StateGraph`, on this rank alone.
+        has_own_keys: state keys are the environment's own, not the trainer's.
+    """
+
+    player: Player
+    group_size: int
+    tasks: Sequence[Row] = ()
+    seed: int = 0
+    batch_size: int | None = None
+    sampling: Callable[[], Sampling] = Sampling
+    rank: int = 0
+    gather: Callable[[list], list] = list
+    progress: Callable[[int, int, str], AbstractContextManager[OnTurn | None]] = lambda *_: nullcontext()
+    batches_left: Callable[[], int | None] = lambda: None
+    graph_of: Callable[[Sequence[Sequence[Trajectory]]], Any] | None = None
+    has_own_keys: bool = True
+
+    def play(
+        self, rows: Sequence[Row], groups: Sequence[int], schedule: Schedule | None = None
+    ) -> tuple[list[Trajectory], RolloutStats]:
+        """Play one episode of each row and return the trajectories and their costs. See `Player.play`."""
+        with self.progress(self.player.max_turns, self.player.number_of(rows), "turn") as on_turn:
+            return self.player.play(rows, self.sampling(), groups, on_turn=on_turn, schedule=schedule)
+
+    def check_whole_groups(self, strategy: str) -> None:
+        """Refuse a batch of this rank that holds parts of groups.
+
+        Raises:
+            ValueError: with the remedy.
+        """
+        if (self.batch_size or 0) % self.group_size:
+            raise ValueError(
+                f"rollout_strategy is {strategy!r}, and a process plays per_device_train_batch_size x "
+                f"steps_per_generation = {self.batch_size} episodes, which are not whole groups of num_generations="
+                f"{self.group_size}: make it a multiple"
+            )
+
+
+class SynchronousRollout:
+    """Plays one episode of each row, and ends when all of them have ended: exactly on-policy.
+
+    Args:
+        context: the parts of the run.
+    """
+
+    def __init__(self, context: RolloutContext):
+        self.context = context
+
+    @property
+    def counted_per_group(self) -> int:
+        return self.context.group_size
+
+    @classmethod
+    def check(cls, args: Any) -> None:
+        pass
+
+    def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
+        return Rollout(*self.context.play(rows, groups))
+
+    def metrics(self, rollout: Rollout) -> dict[str, float]:
+        return {}
+
+    def reset(self) -> None:
+        pass
+
+    def state_dict(self) -> Any:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
