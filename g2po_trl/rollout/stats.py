@@ -22,9 +22,9 @@ class RolloutStats:
         turns: turns of the longest episode.
         parts: (turns of the longest episode, episodes) of each part of the rollout; one begins when the one before has
             ended.
-        live_steps: steps of all episodes.
+        num_steps: steps of all episodes.
         truncated_prompts: steps whose prompt lost history or text.
-        truncated_replies: completions that reached `max_tokens`.
+        truncated_completions: completions that reached `max_tokens`.
         generated_tokens, prompt_tokens: tokens of all completions, and of all prompts.
         cacheable_tokens: prompt tokens for which the engine reports its prefix cache.
         cached_tokens: of these, tokens that the cache held.
