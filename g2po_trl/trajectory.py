@@ -131,9 +131,7 @@ class Trajectory:
 
     @property
     def counted(self) -> bool:
-        """Whether the episode has a result. Those without one (`"error"`, `"lost"`) are in no statistic and not
-        trained on.
-        """
+        """Whether the episode has a result. Without one (`"error"`, `"lost"`) it enters no statistic and no update."""
         return self.outcome not in UNCOUNTED
 
     def to_dict(self) -> dict[str, Any]:

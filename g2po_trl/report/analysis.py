@@ -82,9 +82,9 @@ def load_iteration(run: str | Path, number: int, name: str = "train") -> Iterati
 
 
 def load_log(run: str | Path) -> list[dict[str, Any]]:
-    """What the trainer logged of each iteration, as of the end of the run or of its newest checkpoint.
+    """Return the logged metrics of each iteration, as of the end of the run or of its newest checkpoint.
 
-    A file that cannot be read is left out, with a warning: a kill or a full disk has cut it.
+    A file that cannot be read is left out, with a warning: a kill or a full disk cut it.
     """
     states = [*Path(run).glob("checkpoint-*/trainer_state.json"), *Path(run).glob("trainer_state.json")]
     newest: dict[str, Any] = {"global_step": -1, "log_history": []}
@@ -160,7 +160,7 @@ def group_sizes(graph: StateGraph) -> dict[str, float | np.ndarray]:
 
 
 def turns_to_finish(trajectories: Iterable[Trajectory]) -> np.ndarray:
-    """(number of successful episodes,) their numbers of steps, without branches: they are the end of another one."""
+    """Return the number of steps of each successful episode, without branches: they are ends of other episodes."""
     return np.array([len(t.steps) for t in trajectories if t.success and t.parent is None], dtype=np.int64)
 
 
@@ -222,13 +222,15 @@ def value_errors(graph: StateGraph) -> dict[str, float]:
 def simulate_variances(
     sizes: Sequence[int], sigma: float = 1.0, shared: float = 0.0, trials: int = 20_000, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Draw groups of returns again and again: the variances of V and delta beside the paper's expressions.
-
-    Returns at both ends of an edge have standard deviation `sigma`; a share `shared` of the draws at one end are also
-    draws at the other, as when those trajectories took the edge.
+    """Return the variances of V and delta over random groups of returns, and the paper's expressions for them.
 
     Args:
-        sizes: |G|, of both ends.
+        sizes: visits |G| of the nodes at both ends of an edge.
+        sigma: standard deviation of a return.
+        shared: fraction of the returns at one end that are also returns at the other, as when a trajectory takes the
+            edge.
+        trials: number of random groups.
+        seed: of the random groups.
 
     Returns:
         Arrays over sizes: `value` (measured Var V), `value_expected` (sigma^2 / |G|), `edge` (measured Var delta),

@@ -53,7 +53,7 @@ class LeftOutErrors:
     num_steps: int
 
     def by_group(self, least_visits: int = 1) -> np.ndarray:
-        """(groups, L) sums of the errors at states that the others visited at least so often."""
+        """Return (groups, L) sums of the errors at states with at least `least_visits` visits of other episodes."""
         groups, asked = int(self.group.max(initial=-1)) + 1, self.visits >= least_visits
         sums = [np.bincount(self.group[asked], column[asked], minlength=groups) for column in self.errors.T]
         return np.column_stack(sums)
@@ -100,18 +100,20 @@ def same_action_spread(graph: StateGraph) -> np.ndarray:
 
 
 def hidden_share(spread: np.ndarray) -> float | None:
-    """The share of all groups' `same_action_spread` that is among steps of the same action; `None` without any."""
+    """Return the fraction of `same_action_spread`, over all groups, among steps of one action; `None` if it is 0."""
     same, total = spread.sum(axis=0)
     return float(same / total) if total > 0 else None
 
 
 def best_lambda(errors: np.ndarray, spread: np.ndarray) -> float:
-    """λ for updates with such data.
+    """Return the λ to recommend for updates with such data.
 
-    1 unless the keys are trusted, see `HIDDEN`. Then 0, unless another λ has less error and is told apart from it.
+    It is 1 unless the keys are trusted, see `HIDDEN`. Otherwise it is 0, unless another λ has a significantly smaller
+    error.
 
     Args:
-        errors: (groups, L) sums of left-out errors by `LAMBDAS`. spread: (groups, 2) `same_action_spread`.
+        errors: (groups, L) sums of left-out errors by `LAMBDAS`.
+        spread: (groups, 2) `same_action_spread`.
     """
     hidden = hidden_share(spread)
     if hidden is None or hidden > HIDDEN:
@@ -123,7 +125,7 @@ def best_lambda(errors: np.ndarray, spread: np.ndarray) -> float:
 
 
 def left_out_errors(graph: StateGraph, lambdas: Sequence[float] = LAMBDAS) -> LeftOutErrors:
-    """The errors of all steps whose state another episode of their group visited; 0 for what is only rounding."""
+    """Return the errors of all steps whose state another episode of their group visited; rounding counts as 0."""
     used = graph.counted
     node, next_node, trajectory = graph.node[used], graph.next_node[used], graph.trajectory[used]
     returns = graph.returns[used]

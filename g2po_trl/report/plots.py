@@ -23,7 +23,7 @@ class Plot(Figure):
 
 
 def figure(xlabel: str, ylabel: str, width: float = 6.4, height: float = 4.0) -> tuple[Plot, object]:
-    """An empty figure of one plot."""
+    """Return a figure with one empty plot, and its axes."""
     made = Plot(figsize=(width, height), layout="constrained")
     axes = made.add_subplot()
     axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -170,7 +170,9 @@ def prediction_errors(
     """Squared error of left-out episodes' returns by the λ of values, relative to that of λ = 1.
 
     Args:
+        lambdas: λ of each point.
         curves: states the errors are of -> (relative difference for each λ, its confidence interval), fractions.
+        bold: key of the curve with the thick line.
     """
     made, axes = figure("λ of the values", "squared error of returns,\nrelative to λ = 1 (%)")
     axes.axhline(0, color="gray", linewidth=0.8)

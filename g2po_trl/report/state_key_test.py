@@ -46,12 +46,13 @@ KEYS_HELP = 'docs/environments.md, "What counts as one state"'
 def measure(
     iterations: Sequence[Iteration], gamma: float | Sequence[float]
 ) -> tuple[LeftOutErrors, np.ndarray, np.ndarray]:
-    """Errors and `same_action_spread` of all iterations as one batch of groups; (groups,) the iteration of each.
+    """Return errors and `same_action_spread` of all iterations as one batch of groups, and each group's iteration.
 
     Branches are left out: their returns are part of their parents'.
 
     Args:
-        gamma: of all iterations, or of each.
+        iterations: of a run.
+        gamma: discount of all iterations, or of each.
     """
     gammas = [gamma] * len(iterations) if isinstance(gamma, (int, float)) else list(gamma)
     of_group = np.repeat(np.arange(len(iterations)), [len(iteration.groups) for iteration in iterations])
@@ -82,11 +83,13 @@ def _together(gammas: Sequence[float]) -> Iterator[tuple[int, int]]:
 
 
 def examine(errors: LeftOutErrors, spread: np.ndarray, of_group: np.ndarray, numbers: Sequence[int]) -> dict[str, Any]:
-    """What `analysis.json` holds as `prediction`.
+    """Return the part `prediction` of `analysis.json`.
 
     Args:
-        errors: by `LAMBDAS`. spread: (groups, 2). of_group: (groups,) iteration of each group, from 0. numbers: what
-            iterations are called.
+        errors: by `LAMBDAS`.
+        spread: (groups, 2) `same_action_spread`.
+        of_group: (groups,) iteration of each group, from 0.
+        numbers: number of each iteration in the run.
 
     Returns:
         `lambdas`; `steps`; `unpredicted_share`: share of the steps whose state no other episode of the group visited;
@@ -157,10 +160,13 @@ def table(errors: LeftOutErrors, of_group: np.ndarray, numbers: Sequence[int]) -
 
 
 def bootstrap(sums: np.ndarray, base: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """95 % intervals of relative differences when groups are drawn again, with replacement.
+    """Return 95 % bootstrap intervals of relative differences; groups are drawn with replacement.
 
     Args:
-        sums: (groups, rows, L) sums of errors. base: the place in L of what the others are compared with.
+        sums: (groups, rows, L) sums of errors.
+        base: index in L that the others are compared with.
+        resamples: number of bootstrap samples.
+        seed: of the draws.
 
     Returns:
         (rows, L, 2) ends of the percentile interval of sum / sum at `base` - 1, nan where no draw has an error. Draws
@@ -184,7 +190,7 @@ def bootstrap(sums: np.ndarray, base: int, resamples: int = RESAMPLES, seed: int
 
 
 def verdict(found: dict[str, Any]) -> str:
-    """The test in words: what the data prefer, whether keys look Markov, what to do."""
+    """Return the test in words: which λ the data prefer, whether keys look Markov, what to do."""
     whole = found["rows"][0]
     if not found["steps"]:
         return "No episode took a step that counts: there is nothing to test the keys with."
@@ -250,7 +256,7 @@ def _is_better(row: dict[str, Any], of: float) -> bool:
 
 
 def _change(row: dict[str, Any], of: float) -> str:
-    """ "-4.3 %, 95 % interval -6.0 to -2.7 %", as far as there are any."""
+    """Return a text such as `-4.3 %, 95 % interval -6.0 to -2.7 %`, without parts that are unknown."""
     number = LAMBDAS.index(of)
     if row["relative"] is None:
         return f"{row['mean_squared_error'][number]:.3g} instead of 0"
@@ -261,7 +267,7 @@ def _change(row: dict[str, Any], of: float) -> str:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The table of the test as lines: all predictions, by visits, by iterations; then the verdict."""
+    """Return the table of the test as lines: all predictions, by visits, by iterations; then the verdict."""
     rows = found["rows"]
     lines = ["test of the state keys: how well a group's values predict the returns of an episode that is left out"]
     if found["unpredicted_share"] is not None:
@@ -278,7 +284,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def label(row: dict[str, Any]) -> str:
-    """What a row is about: "all", "3-7 visits", "iterations 1-14"."""
+    """Return the name of a row: "all", "3-7 visits", "iterations 1-14"."""
     for name in ("visits", "iterations"):
         if row[name] is not None:
             first, last = row[name]
@@ -288,7 +294,7 @@ def label(row: dict[str, Any]) -> str:
 
 
 def curves(found: dict[str, Any]) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """What `plots.prediction_errors` draws: differences and intervals of a whole run, by visits."""
+    """Return the curves of `plots.prediction_errors`: differences and intervals of a whole run, by visits."""
     rows = [row for row in found["rows"] if row["iterations"] is None and row["interval"] is not None]
     return {label(row): (row["relative"], row["interval"]) for row in rows}
 

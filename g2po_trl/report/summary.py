@@ -14,10 +14,12 @@ SIZES = (1, 2, 4, 8, 16, 32)
 
 
 def analyse(iterations: list[analysis.Iteration], gamma: float | None, described: dict) -> tuple[dict, dict]:
-    """Numbers for analysis.json, and what the plots show besides.
+    """Return the contents of analysis.json, and further arrays for the plots.
 
     Args:
-        gamma: discount; `None`: of each iteration that of the run, by its description `described`.
+        iterations: of a run.
+        gamma: discount. `None`: the run's own of each iteration, as `described`.
+        described: the run's run.json.
     """
     gammas = [gamma_of(described, iteration.number) if gamma is None else gamma for iteration in iterations]
     rows, sizes, deviations, turns = [], [], [], []
@@ -50,7 +52,7 @@ def analyse(iterations: list[analysis.Iteration], gamma: float | None, described
 
 
 def gamma_of(described: dict, iteration: int) -> float:
-    """The discount that an iteration was trained with, 0.95 if the run does not say it."""
+    """Return the discount that an iteration was trained with, 0.95 if run.json has none."""
     return description_at(described, iteration).get("trainer", {}).get("gamma", 0.95)
 
 
@@ -64,13 +66,13 @@ def verdict_on(iterations: list[analysis.Iteration], run: dict) -> str | None:
 
 
 def mean_over(rows: list[dict], part: str, name: str) -> float:
-    """Mean over the iterations that have such a number; nan if none has."""
+    """Return the mean over the iterations that have this number; nan if none has."""
     values = np.array([row[part][name] for row in rows])
     return float(values[~np.isnan(values)].mean()) if not np.isnan(values).all() else float("nan")
 
 
 def notes(run: dict) -> list[str]:
-    """What to mind about values of a run that was trained otherwise than by G2PO with mean returns."""
+    """Return warnings about values of a run that was not trained by G2PO with mean returns."""
     name = run.get("estimator", {}).get("estimator_name", "g2po")
     used = run.get("trainer", {}).get("value_lambda", 1.0)
     said = [] if name.startswith("g2po") else [f"The run was trained with {name}: value_lambda is an option of g2po."]
@@ -81,7 +83,7 @@ def notes(run: dict) -> list[str]:
 
 
 def summary(rows: list[dict]) -> str:
-    """A run in some lines: means over its iterations."""
+    """Return a run in a few lines: means over its iterations."""
 
     def mean(part: str, name: str) -> float:
         return mean_over(rows, part, name)

@@ -31,7 +31,7 @@ class IterationLog:
             self._open = {name: value for name, value in entry.items() if name != "time/update"}
 
     def close(self) -> Iterator[dict[str, Any]]:
-        """The iteration whose update was not logged, if there is one."""
+        """Yield the iteration whose update was not logged, if there is one."""
         if self._open is not None:
             yield self._open
         self._open = None

@@ -28,7 +28,10 @@ def rewardflow(
 
     Args:
         graph: S steps.
-        step_weight, scale_by_std, invalid_action_penalty, episode_statistics: as in `g2po`.
+        step_weight: weight w of A_F.
+        scale_by_std: divide by standard deviations.
+        invalid_action_penalty: see `episode_advantage`.
+        episode_statistics: see `episode_advantage`.
         decay: discount for each further step to a reward, in (0, 1). The authors use 0.9 for ALFWorld.
 
     Returns:
