@@ -24,8 +24,8 @@ from ..credit.values import lambda_values
 
 LAMBDAS = (1.0, 0.9, 0.8, 0.5, 0.0)
 # A state is visited often from so many visits by other episodes on. λ = 0 predicts worse where it loses by more than
-# so many standard errors; a λ is told apart from another by more than so many.
-OFTEN, LOSES, TOLD_APART = 8, 2.0, 1.0
+# so many standard errors; a smaller error is preferred to that of λ = 0 from so many on.
+OFTEN, LOSES, PREFERRED = 8, 2.0, 1.0
 # Keys are trusted up to such a share of `same_action_spread`. On the task of benchmarks/credit/tabular.py right keys
 # have at most 0.07 (episodes end by a turn limit that no state shows) and wrong ones 0.1 to 0.5.
 HIDDEN = 0.08
@@ -108,8 +108,8 @@ def hidden_share(spread: np.ndarray) -> float | None:
 def best_lambda(errors: np.ndarray, spread: np.ndarray) -> float:
     """Return the λ to recommend for updates with such data.
 
-    It is 1 unless the keys are trusted, see `HIDDEN`. Otherwise it is 0, unless another λ has a significantly smaller
-    error.
+    It is 1 unless the keys are trusted, see `HIDDEN`. Otherwise it is 0, unless the error of another λ is smaller by
+    more than `PREFERRED` standard errors.
 
     Args:
         errors: (groups, L) sums of left-out errors by `LAMBDAS`.
@@ -120,7 +120,7 @@ def best_lambda(errors: np.ndarray, spread: np.ndarray) -> float:
         return 1.0
     zero = LAMBDAS.index(0.0)
     above = errors - errors[:, zero : zero + 1]
-    better = [number for number in range(len(LAMBDAS)) if standard_errors(above[:, number]) < -TOLD_APART]
+    better = [number for number in range(len(LAMBDAS)) if standard_errors(above[:, number]) < -PREFERRED]
     return LAMBDAS[min(better, key=lambda number: errors[:, number].sum(), default=zero)]
 
 

@@ -227,7 +227,7 @@ def _preferred(whole: dict[str, Any]) -> str:
     best = _best(whole)
     if best == 1:
         return "λ = 1 predicts the returns of left-out episodes best."
-    apart = "" if _is_better(whole, best) else ", not told apart from λ = 1"
+    apart = "" if _is_better(whole, best) else ", not significantly better than λ = 1"
     return (
         f"λ = {best:g} predicts the returns of left-out episodes best (squared error {_change(whole, best)}){apart}."
     )
@@ -237,7 +237,7 @@ def _keys(often: dict[str, Any], hidden: float | None) -> str:
     where = f"at states that other episodes visited at least {OFTEN} times"
     if hidden is None or often["interval"] is None:
         return f"The keys could not be tested: too few groups have prediction errors {where} ({often['groups']})."
-    compared = "predicts better than" if hidden < -LOSES else "is not told apart from"
+    compared = "predicts better than" if hidden < -LOSES else "does not differ significantly from"
     return f"No sign that the keys hide something: {where}, λ = 0 {compared} λ = 1 ({_change(often, 0.0)})."
 
 

@@ -165,7 +165,9 @@ def test_keys_that_hide_something_where_visits_are_few_are_named_too():
 def test_what_is_not_told_apart_is_not_advised():
     noise = [1, -1, 1, -1, 1, -1, 1, -1, -0.5]
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [10 + of for of in noise]}, visits=8))
-    assert "not told apart from λ = 1" in found["verdict"] and found["verdict"].endswith("Keep value_lambda 1.")
+    assert "not significantly better than λ = 1" in found["verdict"] and found["verdict"].endswith(
+        "Keep value_lambda 1."
+    )
     zero = [14, 9, 12, 9, 11, 10, 10, 10, 10]  # more, by one standard error
     best = examined_errors(errors_of({1.0: [10] * 9, 0.9: [11] * 9, 0.8: [11] * 9, 0.5: [12] * 9, 0.0: zero}))
     assert best["verdict"].startswith("λ = 1 predicts") and best["value_lambda"] == 1
