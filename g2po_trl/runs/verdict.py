@@ -141,7 +141,7 @@ def verdict(tally: Tally, estimator_name: str = "g2po") -> str | None:
     if compares is None:
         return None
     return (
-        f"No group had episodes with different rewards: in {groups} they were equal ({tally.lost_groups:,} lost and "
+        f"Nothing to compare: in {groups} rewards were equal ({tally.lost_groups:,} lost and "
         f"{tally.won_groups:,} won every episode). Use tasks that the model solves sometimes, or larger groups "
         "(num_generations)."
     )
