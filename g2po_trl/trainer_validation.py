@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -94,8 +93,16 @@ _READ_ONCE = ("output_dir", "per_device_train_batch_size", "gradient_accumulatio
 def settings_of_parts(args: G2POConfig) -> dict[str, Any]:
     """Return the fields that the trainer's parts read once, for `check_unchanged`."""
     names = {field.name for field in fields(args)} - {field.name for field in fields(TrainingArguments)} - _READ_LATE
-    values = {name: getattr(args, name) for name in (*sorted(names), *_READ_ONCE)}
-    return {name: copy(value) if isinstance(value, (dict, list)) else value for name, value in values.items()}
+    return {name: _snapshot(getattr(args, name)) for name in (*sorted(names), *_READ_ONCE)}
+
+
+def _snapshot(value: Any) -> Any:
+    """Return a copy with dtypes by name: transformers replaces them in place when it writes its arguments."""
+    if isinstance(value, dict):
+        return {key: _snapshot(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_snapshot(one) for one in value]
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
 def settings_of_optimizer(args: G2POConfig) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
         ValueError: for the first changed field.
     """
     for name, value in made_with.items():
-        if getattr(args, name) != value:
+        if _snapshot(getattr(args, name)) != value:
             raise ValueError(
                 f"{name} is {getattr(args, name)!r} and was {value!r} when the trainer read it, which it does once: "
                 "set it in G2POConfig, and make the trainer with that"

@@ -390,6 +390,16 @@ def test_a_field_that_was_read_already_cannot_be_changed(make_trainer, use):
     trainer.play([dict(TASKS[0])])
 
 
+def test_a_dtype_that_transformers_writes_as_a_name_is_unchanged(make_trainer):
+    trainer = make_trainer(model_init_kwargs={"dtype": torch.float32})
+    trainer.args.to_dict()  # as checkpoints and loggers do; it replaces the dtype in place
+    assert trainer.args.model_init_kwargs == {"dtype": "float32"}
+    trainer.play([dict(TASKS[0])])
+    trainer.args.model_init_kwargs["dtype"] = "bfloat16"
+    with pytest.raises(ValueError, match="model_init_kwargs is .*bfloat16"):
+        trainer.play([dict(TASKS[0])])
+
+
 def test_a_prompt_that_is_passed_wins_over_the_class(tmp_path, tiny_model_dir):
     class WithPrompt(LetterEnvironment):
         prompt_template = LETTER_PROMPT
