@@ -20,7 +20,8 @@ from letter_trainer import make_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer, Step, Trajectory
-from g2po_trl.rollout.player import RolloutStats
+from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.rollout.strategy import Rollout, SynchronousRollout
 
 PRECISIONS = {
     "float32": (torch.float32, False),
@@ -41,6 +42,12 @@ def recorded(number: int) -> Trajectory:
     return Trajectory(f"task {number // 4}", steps, float(number % 2), "success" if number % 2 else "failure")
 
 
+class RecordedRollout(SynchronousRollout):
+    def collect(self, rows, groups, iteration):
+        first = self.context.rank * len(rows)
+        return Rollout([recorded(first + i) for i in range(len(rows))], RolloutStats())
+
+
 class RecordedTrainer(G2POTrainer):
     """Trains on recorded trajectories, and keeps what its policy gave their tokens."""
 
@@ -54,10 +61,7 @@ class RecordedTrainer(G2POTrainer):
             self.gradient_bytes.append(sharding.gradient_bytes(self.model))
 
         self.accelerator.backward = measured
-
-    def play(self, tasks, **options):
-        first = self.accelerator.process_index * len(tasks)
-        return [recorded(first + i) for i in range(len(tasks))], RolloutStats()
+        self.strategy = RecordedRollout(self.strategy.context)
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         self._inputs = inputs
