@@ -38,6 +38,7 @@ from .update.iteration import Iteration
 from .update.layout import Layout
 from .update.log_probs import Correction
 from .update.update import Update
+from .utils.options import check_options
 from .utils.sdpa import without_cudnn_attention
 from .utils.trl_compat import name_or_path_of, train_metrics_of, unwrap_model_for_generation
 
@@ -104,14 +105,8 @@ def check_strategy(args: G2POConfig) -> None:
     if name not in STRATEGIES:
         raise ValueError(f"rollout_strategy is {name!r}: choose one of {', '.join(STRATEGIES)}")
     parameters = signature(STRATEGIES[name]).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
-    for option in options:
-        if option not in known:
-            has = f"has the options {', '.join(known)}" if known else "has no options"
-            raise ValueError(
-                f"rollout_strategy_kwargs has {option!r}, and rollout_strategy={name!r} {has}: remove it, or set "
-                "another strategy"
-            )
+    defaults = {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
+    check_options("rollout_strategy_kwargs", options, defaults, f"rollout_strategy={name!r}")
     STRATEGIES[name].check(args, **options)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -20,6 +19,7 @@ from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
 from .prompts.chat_template import get_chat_template
 from .update.batch import loss_scale
+from .utils.options import check_options
 from .utils.trl_compat import name_or_path_of
 
 
@@ -65,17 +65,13 @@ _POOL_REMEDIES = {
 
 
 def _check_pool_kwargs(kwargs: Mapping[str, Any]) -> None:
-    options = [name for name in signature(EnvironmentPool).parameters if name not in _POOL_REMEDIES]
-    for name, value in kwargs.items():
+    parameters = signature(EnvironmentPool).parameters.values()
+    defaults = {one.name: one.default for one in parameters if one.name not in _POOL_REMEDIES}
+    for name in kwargs:
         if name in _POOL_REMEDIES:
             raise ValueError(f"environment_pool_kwargs has {name!r}: {_POOL_REMEDIES[name]} instead")
-        if name not in options:
-            near = difflib.get_close_matches(name, options, 1)
-            raise ValueError(
-                f"environment_pool_kwargs has {name!r}, which EnvironmentPool does not have; "
-                + (f"did you mean {near[0]!r}? " if near else "")
-                + f"its options are {', '.join(options)}"
-            )
+    check_options("environment_pool_kwargs", kwargs, defaults, "EnvironmentPool")
+    for name, value in kwargs.items():
         is_limit = name in ("load_timeout", "episode_timeout", "max_worker_resets", "max_worker_memory")
         if is_limit and value is not None and (not isinstance(value, (int, float)) or value <= 0):
             raise ValueError(f"environment_pool_kwargs has {name}={value!r}: set it above 0, or to None")

@@ -29,9 +29,10 @@ class DynamicSampling(SynchronousRollout):
 
     @classmethod
     def check(cls, args: Any, max_generation_batches: int = 2) -> None:
-        if not isinstance(max_generation_batches, int) or max_generation_batches < 1:
+        if max_generation_batches < 2:
             raise ValueError(
-                f"max_generation_batches (rollout_strategy_kwargs) is {max_generation_batches!r}: set it to 2 or more"
+                f"max_generation_batches (rollout_strategy_kwargs) is {max_generation_batches!r}: set it to 2 or "
+                "more, or use rollout_strategy='synchronous'"
             )
 
     def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:

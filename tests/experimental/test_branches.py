@@ -282,7 +282,11 @@ def test_success_rates_are_those_of_the_first_episodes():
         ({"rollout_strategy_kwargs": {"branch_share": 0.1}}, "may make 0"),
         ({"rollout_strategy_kwargs": {"branch_share": 0.75}}, "may make 3"),
         ({"rollout_strategy_kwargs": {"rule": "best"}}, "rule .* is 'best': choose one of least_visited"),
-        ({"rollout_strategy_kwargs": {"share": 0.5}}, "has 'share', and .* has the options branch_share, rule"),
+        ({"rollout_strategy_kwargs": {"branch_share": "0.5"}}, "branch_share='0.5': set it to a number"),
+        (
+            {"rollout_strategy_kwargs": {"share": 0.5}},
+            "has 'share', which .* does not have; .*its options are branch_share, rule",
+        ),
         ({"advantage_estimator": "grpo", "step_advantage_weight": 1.0}, "compares whole"),
         ({"step_advantage_weight": 0.0}, "step_advantage_weight=0.0 compares whole"),
         ({"estimator_kwargs": {"node_centric": False, "edge_centric": False}}, "whole episodes only"),

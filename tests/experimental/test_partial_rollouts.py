@@ -327,7 +327,10 @@ def test_a_policy_that_moves_on_is_corrected(make_trainer):
     ("options", "message"),
     [
         ({"rollout_strategy_kwargs": {"max_off_policy_steps": 3}}, "max_off_policy_steps .* is 3: set it to 1 or 2"),
-        ({"rollout_strategy_kwargs": {"ahead": 1}}, "has 'ahead', and .* has the options max_off_policy_steps"),
+        (
+            {"rollout_strategy_kwargs": {"ahead": 1}},
+            "has 'ahead', which .* does not have; its options are max_off_policy_steps",
+        ),
         ({"top_p": 0.9}, "top_p=0.9"),
         ({"loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"}, "takes token_truncate or token_m"),
     ],

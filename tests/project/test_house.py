@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "prompts": set(),
     "environments": {"utils", "prompts"},
     "engines": {"utils"},
-    "credit": {"trajectory"},
+    "credit": {"utils", "trajectory"},
     "rollout": {"utils", "trajectory", "prompts", "environments", "engines"},
     "update": {"utils", "trajectory"},
     "runs": DATA,

@@ -86,7 +86,7 @@ def test_another_rollout_draws_others():
     assert tasks_of(strategy, 1) != tasks_of(other, 1)
 
 
-@pytest.mark.parametrize("budget", [1, 3])
+@pytest.mark.parametrize("budget", [2, 3])
 def test_training(make_trainer, tmp_path, budget):
     """Of an environment that pays every episode the same."""
     from datasets import Dataset
@@ -102,6 +102,13 @@ def test_training(make_trainer, tmp_path, budget):
     first = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
     assert entry["rollout/episodes"] == first * budget, "all are paid the same, so all are replaced"
     folder = tmp_path / "out/trajectories"
-    replaced = list(read_jsonl(folder / "replaced-000001.jsonl")) if budget > 1 else []
+    replaced = list(read_jsonl(folder / "replaced-000001.jsonl"))
     assert len(list(read_jsonl(folder / "train-000001.jsonl"))) == first and len(replaced) == first * (budget - 1)
     assert entry["episode/success_rate"] == 1
+
+
+@pytest.mark.parametrize("budget, message", [(1, "is 1: set it to 2 or more"), (2.5, "set it to a whole number")])
+def test_budgets_without_effect_are_refused(make_trainer, budget, message):
+    options = {"rollout_strategy": "dynamic_sampling", "rollout_strategy_kwargs": {"max_generation_batches": budget}}
+    with pytest.raises(ValueError, match=message):
+        make_trainer(Countdown, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...trajectory import Step, Trajectory
+from ...utils.options import check_options
 from ..graph import StateGraph
 from .crbc import crbc
 from .g2po import LEFT_OUT, g2po
@@ -85,21 +85,10 @@ def estimator_name(name: str, estimator_kwargs: Mapping[str, Any] | None = None,
 
 
 def _check_options(name: str, kwargs: Mapping[str, Any]) -> None:
-    options = estimator_options(name)
-    for option, value in kwargs.items():
+    for option in kwargs:
         if option in RUN_SETTINGS:
             raise ValueError(f"estimator_kwargs has {option!r}: set {RUN_SETTINGS[option]} instead")
-        if option not in options:
-            near = difflib.get_close_matches(option, options, 1)
-            known = f"its options are {', '.join(options)}" if options else "it has no options"
-            raise ValueError(
-                f"estimator_kwargs has {option!r}, which advantage_estimator={name!r} does not have; "
-                + (f"did you mean {near[0]!r}? " if near else "")
-                + known
-            )
-        kind = type(options[option])
-        if not isinstance(value, (int, float) if kind is float else kind) or (kind is float and value is True):
-            raise ValueError(f"estimator_kwargs has {option}={value!r}: set it to a {_KINDS[kind]}")
+    check_options("estimator_kwargs", kwargs, estimator_options(name), f"advantage_estimator={name!r}")
     if kwargs:
         try:
             ESTIMATORS[name](_ONE_STEP, **kwargs)
@@ -107,5 +96,4 @@ def _check_options(name: str, kwargs: Mapping[str, Any]) -> None:
             raise ValueError(f"estimator_kwargs has a value that {name} refuses: {error}") from error
 
 
-_KINDS = {bool: "truth value", float: "number", int: "whole number", str: "string"}
 _ONE_STEP = StateGraph.from_groups([[Trajectory("task", [Step("state", "action")], 1.0, "success")]])
