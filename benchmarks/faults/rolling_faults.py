@@ -65,12 +65,6 @@ class Scripted:
     def waiting(self) -> int:
         return len(self.asked)
 
-    def prepare(self, live):
-        pass
-
-    def act(self, live):
-        return [self._step(episode) for episode in live]
-
     def ask(self, episodes):
         known = self.seeds if isinstance(self.seeds, dict) else range(len(self.seeds))
         assert all(episode.number in known and episode.number not in self.asked for episode in episodes)

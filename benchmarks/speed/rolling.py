@@ -68,19 +68,9 @@ class Latency:
     def waiting(self) -> int:
         return len(self.asked)
 
-    def prepare(self, running):
-        pass
-
     def ask(self, episodes):
         for episode in episodes:
             self.asked[episode.number], self.left[episode.number] = episode, self.random.randint(3, 5)
-
-    def act(self, running):
-        self.ask(running)
-        steps = {}
-        while self.asked:
-            steps |= {episode.number: step for episode, step in self.answers(0.0)}
-        return [steps[episode.number] for episode in running]
 
     def answers(self, timeout):
         time.sleep(self.seconds)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import programs
 import pytest
+from run_g2po import outcome
 
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli import COMMANDS, main
@@ -34,16 +35,6 @@ def folder(tmp_path, monkeypatch):
     write_folder(tmp_path / "coin")
     monkeypatch.chdir(tmp_path / "coin")
     return tmp_path / "coin"
-
-
-def outcome(capsys, *arguments):
-    """Exit code, output and errors of `g2po ARGUMENTS`."""
-    try:
-        main(list(arguments))
-        code = 0
-    except SystemExit as exit_:
-        code = exit_.code or 0
-    return code, *capsys.readouterr()
 
 
 def test_commands_that_need_no_torch_import_none(folder):

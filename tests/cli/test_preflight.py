@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from run_g2po import outcome
 
-from g2po_trl.cli import main
 from g2po_trl.cli.commands.init import write_folder
 from g2po_trl.cli.commands.train import classify_source, read, resolve
 from g2po_trl.cli.flags import fields_of, make_parser
@@ -27,15 +27,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "coin")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path / "coin"
-
-
-def outcome(capsys, *arguments):
-    try:
-        main(list(arguments))
-        code = 0
-    except SystemExit as exit_:
-        code = exit_.code or 0
-    return code, *capsys.readouterr()
 
 
 @pytest.mark.parametrize("name", ["train_alfworld", "train_alfworld_ppo", "train_environment", "teach_webshop"])
