@@ -26,7 +26,7 @@ def run_recipe(folder, endpoint, *flags):
         | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,  # half a minute; only a hang is longer
     )
 
 
