@@ -100,6 +100,17 @@ def test_every_page_is_in_the_table_of_contents_and_links_to_the_next():
         assert page == "index" or f"]({page}.md)" in index, page
 
 
+@pytest.mark.parametrize("page", ["log", "reproducing"])
+def test_the_first_mention_of_a_tag_names_its_commit(page):
+    """A tag may be moved or lost."""
+    text = " ".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").split())
+    first = dict(reversed(re.findall(r"\btag `([\w.-]+)`(?: \(commit `([0-9a-f]{7})`\))?", text)))
+    assert first and all(first.values()), first
+    for tag, commit in first.items():
+        known = subprocess.run(["git", "rev-parse", f"{tag}^{{commit}}"], cwd=ROOT, capture_output=True, text=True)
+        assert known.returncode or known.stdout.startswith(commit), f"{tag} is {known.stdout}"
+
+
 def test_the_documentation_builds(tmp_path):
     pytest.importorskip("sphinx")
     pytest.importorskip("myst_parser")
