@@ -182,12 +182,23 @@ class PartialRollouts:
         return self.context.gather([[_name_of(task) for task in tasks]])
 
     def load_state_dict(self, state: Sequence[Sequence[str]]) -> None:
-        rank, ranks = self.context.rank, len(self.context.gather([0]))
-        names = state[rank] if len(state) == ranks else list(itertools.chain(*state))[rank::ranks]
-        self.reset()
+        """Queue the tasks of `state_dict`, distributed again if the number of ranks has changed.
+
+        Raises:
+            ValueError: on every rank, if the dataset lacks one of them.
+        """
+        names = list(itertools.chain(*state))
         wanted = set(names)
         rows = {name: dict(row) for row in self.tasks if (name := _name_of(row)) in wanted}
-        self.queue = deque(rows[name] for name in names if name in rows)
+        if missing := sorted(wanted - set(rows)):
+            raise ValueError(
+                f"the checkpoint has unfinished groups of tasks that are not rows of train_dataset "
+                f"(hashes of the rows: {', '.join(missing)}): use the run's dataset, or start a new run from its "
+                "weights (model_name_or_path)"
+            )
+        rank, ranks = self.context.rank, len(self.context.gather([0]))
+        self.reset()
+        self.queue = deque(rows[name] for name in (state[rank] if len(state) == ranks else names[rank::ranks]))
 
     def _continue(self, stats: RolloutStats, version: int) -> Loop:
         """Return the loop, with its running episodes, for a rollout of this version of the policy."""

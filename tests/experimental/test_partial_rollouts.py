@@ -221,6 +221,17 @@ def test_rows_that_share_a_task_id(encode):
     assert list(second.queue) == tasks
 
 
+def test_tasks_that_the_dataset_has_lost_are_named_on_every_rank(encode):
+    kept, lost, of_rank_1 = ({"task_id": name, "turns": 2} for name in "abc")
+    with EnvironmentPool(Countdown, num_workers=1) as pool:
+        player = Player(pool, make_actor(encode), 4)
+        rolling = make_rolling(player, 3, 1, [kept, of_rank_1], gather=lambda own: own * 2)
+        state = [[_name_of(kept)], [_name_of(lost), _name_of(of_rank_1)]]
+        with pytest.raises(ValueError, match=rf"not rows of train_dataset \(hashes of the rows: {_name_of(lost)}\): use the run's"):
+            rolling.load_state_dict(state)
+        assert not rolling.queue
+
+
 def test_a_resumed_run_has_other_seeds(encode):
     """It numbers its groups from 0 again."""
     task, seeds = {"task_id": "a", "turns": 1}, []
