@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..prompts.conversation import ChatRequest
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -23,12 +25,15 @@ class Observation:
         state_key: steps with equal keys are in the same state of the graph. `None`: the text is the key.
         admissible_actions: the actions that can be executed in this state; the prompt lists them. `None`: unknown.
         task: the goal in words. Return it from `reset`; the prompt repeats it at every step.
+        request: the chat messages and tools that the model is asked with, instead of a prompt made of the fields
+            above. The action is then a `ChatResponse` as JSON. `None`: the trainer's prompt template asks.
     """
 
     text: str
     state_key: str | None = None
     admissible_actions: list[str] | None = None
     task: str | None = None
+    request: ChatRequest | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..prompts.conversation import ChatRequest
 from ..utils.json import to_plain
 from .contract import Observation, StepResult
 
@@ -78,7 +79,21 @@ def validate_observation(value: Any, where: str, max_characters: int | None = No
             f"{where}: the observation has {len(texts['text'])} characters, more than {max_characters}; shorten "
             "it in the environment"
         )
-    return Observation(admissible_actions=actions, **texts)  # a subclass may not unpickle in the trainer
+    # A new object: a subclass may not unpickle in the trainer.
+    return Observation(admissible_actions=actions, request=_validate_request(value.request, where), **texts)
+
+
+def _validate_request(request: Any, where: str) -> ChatRequest | None:
+    if request is None:
+        return None
+    if not isinstance(request, ChatRequest):
+        raise EnvironmentContractError(
+            f"{where}: Observation.request is {_show(request)}; give a ChatRequest, or None"
+        )
+    try:
+        return ChatRequest.from_dict(to_plain(request.to_dict()))
+    except ValueError as error:
+        raise EnvironmentContractError(f"{where}: Observation.request: {error}") from error
 
 
 def validate_step(value: Any, where: str, max_characters: int | None = None) -> StepResult:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
+from ...prompts.conversation import ChatRequest
 from ..contract import Observation, StepResult, TextEnvironment
 from ..pool.pool import EnvironmentFailure, EnvironmentPool
 from ..pool.worker_process import withheld_variables
@@ -29,7 +30,9 @@ def read_observation(fields: Mapping[str, Any]) -> Observation:
         ValueError: if no field contains a text.
     """
     if "admissible_actions" in fields:
-        return Observation(**{name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")})
+        texts = {name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")}
+        request = fields.get("request")
+        return Observation(**texts, request=None if request is None else ChatRequest.from_dict(request))
     for name in _TEXT_FIELDS:
         if isinstance(fields.get(name), str):
             return Observation(fields[name])
@@ -191,6 +194,7 @@ def make_app(
         state_key: str | None = None
         admissible_actions: list[str] | None = None
         task: str | None = None
+        request: dict[str, Any] | None = None
         terminated: bool = False
         truncated: bool = False
         info: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ...prompts.conversation import ChatRequest
 from ..contract import Observation, StepResult
 from ..validation import check_info
 from .channel import MAX_MESSAGE_BYTES
@@ -63,7 +64,8 @@ def encode(answer: Answer) -> bytes:
         if isinstance(result, StepResult):
             seen = result.observation
             fields["step"] = [result.reward, result.terminated, result.truncated, result.info]
-        fields["seen"] = [seen.text, seen.state_key, seen.admissible_actions, seen.task]
+        request = None if seen.request is None else seen.request.to_dict()
+        fields["seen"] = [seen.text, seen.state_key, seen.admissible_actions, seen.task, request]
         result = fields
     message = _to_text([answer.job, answer.seconds, answer.digest, result]).encode(*_CODE)
     if len(message) > MAX_MESSAGE_BYTES:
@@ -100,13 +102,14 @@ def _result(result: Any) -> Observation | StepResult | tuple[str, str] | None:
     return _step(seen, *result["step"]) if "step" in result else seen
 
 
-def _observation(text: Any, state_key: Any, admissible_actions: Any, task: Any) -> Observation:
+def _observation(text: Any, state_key: Any, admissible_actions: Any, task: Any, request: Any) -> Observation:
     """Validate an observation from JSON, like `validation.validate_observation`."""
     texts = [part for part in (text, state_key, task) if part is not None]
     if text is None or type(admissible_actions) not in (list, type(None)):
         raise ValueError("the observation is invalid")
     "".join([*texts, *(admissible_actions or ())]).encode()  # raises unless all are strings without lone surrogates
-    return Observation(text, state_key, admissible_actions, task)
+    request = None if request is None else ChatRequest.from_dict(request)
+    return Observation(text, state_key, admissible_actions, task, request)
 
 
 def _step(observation: Observation, reward: Any, terminated: Any, truncated: Any, info: Any) -> StepResult:

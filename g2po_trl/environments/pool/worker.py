@@ -27,6 +27,7 @@ from typing import Any
 
 import cloudpickle
 
+from ...prompts.conversation import prefix_digests
 from ..contract import Observation, StepResult
 from ..validation import EnvironmentContractError, factory_name, validate_observation, validate_step
 from .answers import Answer, encode
@@ -125,6 +126,9 @@ def digest(answer: Observation | StepResult) -> str:
     if isinstance(answer, StepResult):
         seen, facts = answer.observation, (answer.reward, answer.terminated, answer.truncated)
     text = repr((seen.text, seen.state_key, seen.admissible_actions, seen.task, facts))
+    if seen.request is not None:
+        request = seen.request
+        text += repr((prefix_digests(request.messages, request.tools)[-1], request.stop, request.max_tokens))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -1,0 +1,247 @@
+"""Chat requests: the messages, tools and stops of one call of a model, and the response to it.
+
+Messages are plain data in the form that chat templates take: `role`, `content` (a string), of an assistant
+`tool_calls`, of a tool `name` and `tool_call_id`. Arguments of tool calls are objects, not JSON text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One call of a chat model.
+
+    Args:
+        messages: the conversation so far, oldest first, normalized by `normalize_messages`.
+        tools: JSON schemas of the functions that may be called, as chat templates take them. `None`: none.
+        stop: the completion ends before the first of these texts.
+        max_tokens: maximum tokens of the completion, below the trainer's. `None`: the trainer's.
+        shorten: the oldest turns may be left out if the prompt is too long. `False`: such a prompt ends the episode.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    shorten: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the request as JSON data."""
+        return {
+            "messages": self.messages,
+            "tools": self.tools,
+            "stop": list(self.stop),
+            "max_tokens": self.max_tokens,
+            "shorten": self.shorten,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ChatRequest:
+        """Return the request of JSON data, checked field by field.
+
+        Raises:
+            ValueError: for a field that is missing, unknown or has the wrong type; the message names it.
+        """
+        data = dict(data)
+        try:
+            messages, tools, stop = data.pop("messages"), data.pop("tools", None), data.pop("stop", ())
+            max_tokens, shorten = data.pop("max_tokens", None), data.pop("shorten", False)
+        except KeyError as error:
+            raise ValueError(f"a request has no {error.args[0]}") from error
+        if data:
+            raise ValueError(f"a request has unknown fields: {', '.join(map(str, data))}")
+        if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+            raise ValueError(f"tools is {_show(tools)}; give a list of JSON schemas")
+        if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(f"stop is {_show(stop)}; give a list of texts")
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+            raise ValueError(f"max_tokens is {_show(max_tokens)}; give a positive number")
+        if type(shorten) is not bool:
+            raise ValueError(f"shorten is {_show(shorten)}; give True or False")
+        return cls(normalize_messages(messages), tools or None, tuple(stop), max_tokens, shorten)
+
+
+def normalize_messages(messages: Any) -> list[Message]:
+    """Return chat messages in one form, whatever client wrote them.
+
+    Content that is missing or `None` becomes "", a list of text parts their joined text, the arguments of a tool call
+    that are JSON text an object. Fields that chat templates do not read are left out.
+
+    Raises:
+        ValueError: for something else than messages, an unknown role, or content that is not text; the message names
+            the place.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise ValueError(f"messages is {_show(messages)}; give a list of chat messages")
+    return [_normalize(message, f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def _normalize(message: Any, where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{where} is {_show(message)}; give an object with role and content")
+    role = message.get("role")
+    if role not in ROLES:
+        raise ValueError(f"{where}: role is {_show(role)}; give one of {', '.join(ROLES)}")
+    normalized: Message = {
+        "role": "system" if role == "developer" else role,
+        "content": _content_text(message.get("content"), where),
+    }
+    if role == "assistant":
+        if thought := message.get("reasoning_content"):
+            normalized["reasoning_content"] = _text(thought, f"{where}: reasoning_content")
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, (list, tuple)):
+                raise ValueError(f"{where}: tool_calls is {_show(calls)}; give a list")
+            normalized["tool_calls"] = [_call(call, f"{where}: tool_calls[{i}]") for i, call in enumerate(calls)]
+    for name in ("name", "tool_call_id") if role == "tool" else ():
+        if message.get(name) is not None:
+            normalized[name] = _text(message[name], f"{where}: {name}")
+    return normalized
+
+
+def _content_text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, (list, tuple)):
+        texts = []
+        for place, part in enumerate(content):
+            kind = part.get("type", "text") if isinstance(part, Mapping) else None
+            if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
+                raise ValueError(f"{where}: content[{place}] is of type {_show(kind)}; only text is supported")
+            texts.append(part["text"])
+        content = "\n".join(texts)
+    return _text(content, f"{where}: content")
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"{where} is {_show(call)}; give a function with a name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except ValueError:
+            pass  # what a model wrote; chat templates print it as it is
+    arguments = {} if arguments is None else arguments
+    normalized = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return normalized if call.get("id") is None else {"id": _text(call["id"], f"{where}: id"), **normalized}
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {_show(value)}; give a text")
+    return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be tokenized
+
+
+def since_last_completion(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages after the last one of the assistant: what the agent or its environment added."""
+    last = max((place for place, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    return list(messages[last + 1 :])
+
+
+def request_key(messages: Sequence[Message]) -> str:
+    """Return the default state key of a request: `since_last_completion` as JSON, without ids of calls."""
+    said = map(_without_ids, since_last_completion(messages))
+    return json.dumps(list(said), ensure_ascii=False, sort_keys=True)
+
+
+def as_text(messages: Sequence[Message]) -> str:
+    """Return messages for people to read: one paragraph each, with its role."""
+    return "\n\n".join(f"{message['role']}: {message_text(message)}" for message in messages)
+
+
+def message_text(message: Message) -> str:
+    """Return a message's content and tool calls for people to read."""
+    calls = [
+        f"{call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})"
+        for call in message.get("tool_calls", ())
+    ]
+    return "\n".join(filter(None, [message["content"], *calls]))
+
+
+def prefix_digests(messages: Sequence[Message], tools: Any = None) -> list[bytes]:
+    """Return a digest of each prefix of a conversation with these tools, from none to all of its messages.
+
+    Equal digests mean equal messages but for the ids of tool calls, which clients choose.
+    """
+    state = hashlib.blake2b(_canonical(tools), digest_size=16)
+    digests = [state.digest()]
+    for message in messages:
+        state.update(_canonical(_without_ids(message)))
+        digests.append(state.digest())
+    return digests
+
+
+def _without_ids(message: Message) -> Message:
+    kept = {name: part for name, part in message.items() if name not in ("tool_call_id", "reasoning_content")}
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [call["function"] for call in kept["tool_calls"]]
+    return kept
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode() + b"\0"
+
+
+@dataclass(frozen=True)
+class ChatResponse:
+    """The model's answer to a `ChatRequest`, as an environment receives it (`to_action`, `from_action`).
+
+    Args:
+        content: text of the completion, without tool calls.
+        tool_calls: calls as in a normalized message.
+        finish_reason: "stop", "length" or "tool_calls".
+        prompt_tokens, completion_tokens: 0 if unknown.
+    """
+
+    content: str
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    finish_reason: str = "stop"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def message(self) -> Message:
+        """Return the assistant's message."""
+        calls = {"tool_calls": [dict(call) for call in self.tool_calls]} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.content, **calls}
+
+    def to_action(self) -> str:
+        """Return what `TextEnvironment.step` receives: the response as a JSON object."""
+        usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+        return json.dumps(
+            {**self.message(), "finish_reason": self.finish_reason, "usage": usage}, ensure_ascii=False, sort_keys=True
+        )
+
+    @classmethod
+    def from_action(cls, action: str) -> ChatResponse:
+        """Return the response that `to_action` wrote.
+
+        Raises:
+            ValueError: for another text.
+        """
+        data = json.loads(action)
+        if not isinstance(data, dict) or "content" not in data:
+            raise ValueError(f"an action is {_show(action)}; a chat response is a JSON object with content")
+        usage = data.get("usage", {})
+        return cls(
+            data["content"],
+            tuple(data.get("tool_calls", ())),
+            data.get("finish_reason", "stop"),
+            usage.get("prompt_tokens", 0),
+            usage.get("completion_tokens", 0),
+        )
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,139 @@
+"""Chat requests and responses: one form for what clients send, keys, digests."""
+
+import json
+
+import pytest
+
+from g2po_trl import Observation, StepResult, TextEnvironment
+from g2po_trl.environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from g2po_trl.prompts.conversation import (
+    ChatRequest,
+    ChatResponse,
+    as_text,
+    normalize_messages,
+    prefix_digests,
+    request_key,
+    since_last_completion,
+)
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+CONVERSATION = [
+    {"role": "user", "content": "1 + 2?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "call_1", **CALL}]},
+    {"role": "tool", "content": "3", "tool_call_id": "call_1"},
+]
+
+
+@pytest.mark.parametrize(
+    "sent, normal",
+    [
+        ({"role": "user", "content": None}, {"role": "user", "content": ""}),
+        ({"role": "developer", "content": "be brief"}, {"role": "system", "content": "be brief"}),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "audio": None},
+            {"role": "user", "content": "a\nb"},
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": '{"a": 1}'}}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "x", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+            },
+        ),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{broken"}}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{broken"}}],
+            },
+        ),
+        ({"role": "user", "content": "\udc00"}, {"role": "user", "content": "?"}),
+    ],
+)
+def test_normalize_messages_of_any_client_gives_one_form(sent, normal):
+    assert normalize_messages([sent]) == [normal]
+    assert normalize_messages([normal]) == [normal]
+
+
+@pytest.mark.parametrize(
+    "messages, error",
+    [
+        ([], "messages is []"),
+        ("hello", "messages is 'hello'"),
+        ([{"role": "robot", "content": ""}], r"messages\[0\]: role is 'robot'"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] is of type 'image_url'; only text"),
+        ([{"role": "user", "content": 5}], "content is 5; give a text"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], r"tool_calls\[0\] is .* a function with a name"),
+    ],
+)
+def test_normalize_messages_names_what_is_wrong(messages, error):
+    with pytest.raises(ValueError, match=error.replace("[]", r"\[\]")):
+        normalize_messages(messages)
+
+
+@pytest.mark.parametrize(
+    "fields, error",
+    [
+        ({}, "no messages"),
+        ({"messages": CONVERSATION, "n": 2}, "unknown fields: n"),
+        ({"messages": CONVERSATION, "tools": {}}, "tools is {}"),
+        ({"messages": CONVERSATION, "stop": "a"}, "stop is 'a'"),
+        ({"messages": CONVERSATION, "stop": [""]}, r"stop is \[''\]"),
+        ({"messages": CONVERSATION, "max_tokens": 0}, "max_tokens is 0"),
+        ({"messages": CONVERSATION, "max_tokens": True}, "max_tokens is True"),
+        ({"messages": CONVERSATION, "shorten": 1}, "shorten is 1"),
+    ],
+)
+def test_request_from_dict_names_the_wrong_field(fields, error):
+    with pytest.raises(ValueError, match=error):
+        ChatRequest.from_dict(fields)
+
+
+def test_request_and_response_survive_json():
+    request = ChatRequest(CONVERSATION, [{"type": "function"}], ("\n",), 5, True)
+    assert ChatRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request
+    response = ChatResponse("three", (CALL,), "tool_calls", 10, 2)
+    assert ChatResponse.from_action(response.to_action()) == response
+    with pytest.raises(ValueError, match="a chat response is a JSON object"):
+        ChatResponse.from_action('"three"')
+
+
+def test_request_key_is_what_came_since_the_last_completion():
+    assert since_last_completion(CONVERSATION) == CONVERSATION[2:]
+    assert since_last_completion(CONVERSATION[:1]) == CONVERSATION[:1]
+    other = [*CONVERSATION[:2], {**CONVERSATION[2], "tool_call_id": "call_9"}]
+    assert request_key(CONVERSATION) == request_key(other) != request_key(CONVERSATION[:1])
+    assert as_text(CONVERSATION) == 'user: 1 + 2?\n\nassistant: add({"a": 1, "b": 2})\n\ntool: 3'
+
+
+def test_prefix_digests_ignore_ids_of_calls_alone():
+    digests = prefix_digests(CONVERSATION)
+    assert len(set(digests)) == 4
+    renamed = [CONVERSATION[0], {**CONVERSATION[1], "tool_calls": [CALL]}, {"role": "tool", "content": "3"}]
+    assert prefix_digests(renamed) == digests
+    assert prefix_digests(CONVERSATION[:2]) == digests[:3]
+    changed = [CONVERSATION[0], {**CONVERSATION[1], "content": "hm"}, CONVERSATION[2]]
+    assert [a == b for a, b in zip(prefix_digests(changed), digests)] == [True, True, False, False]
+    assert not set(prefix_digests(CONVERSATION, [{"name": "add"}])) & set(digests)  # other tools, other prompts
+
+
+class Adder(TextEnvironment):
+    def reset(self, bad=False):
+        messages = [{"role": "user", "content": ["1 + 2?"] if bad else [{"type": "text", "text": "1 + 2?"}]}]
+        return Observation("1 + 2?", request=ChatRequest(messages, stop=("\n",)))
+
+    def step(self, action):
+        response = ChatResponse.from_action(action)
+        return StepResult(Observation("over"), float(response.content == "3"), terminated=True)
+
+
+def test_request_of_an_environment_arrives_normalized_and_checked():
+    with EnvironmentPool(Adder, num_workers=1) as pool:
+        seen = pool.reset([{}])[0]
+        assert seen.request == ChatRequest([{"role": "user", "content": "1 + 2?"}], stop=("\n",))
+        assert pool.step({0: ChatResponse("3").to_action()})[0].reward == 1.0
+        failure = pool.reset([{"bad": True}])[0]
+        assert isinstance(failure, EnvironmentFailure) and failure.kind == "invalid"
+        assert "Observation.request: messages[0]: content[0]" in failure.message
