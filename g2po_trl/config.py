@@ -57,9 +57,11 @@ class G2POConfig(GRPOConfig):
             then weigh more). As a flag: JSON, `--estimator_kwargs '{"edge_centric": false}'`.
         step_advantage_weight: weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO,
             A = A_EP + w A_S for GiGPO and A = A_EP + w A_D for GraphGPO.
+        state_key: what counts as one state of a group. `None`: equal keys, which are the environment's
+            (`Observation.state_key`) or else the observations. `"similar"`: keys that share 90 % of their word bigrams
+            (Jaccard similarity); `"similar:0.8"`: 80 %. This needs the extra `similarity`. A function `Step -> str` is
+            given to the trainer instead. See `g2po_trl.credit.state_keys`.
         state_key_ignores: what to leave out of state keys: any of `"numbers"`, `"list_order"`, `"case"`.
-        state_similarity: merge states of a group whose keys have at least this Jaccard similarity over word bigrams.
-            1.0 merges identical keys only. Below 1 it needs the extra `similarity`. See `g2po_trl.credit.state_keys`.
         invalid_action_penalty: subtracted for each completion without the required format.
         max_turns: maximum number of turns of an episode. An episode that reaches it ends as `truncated`.
         history_length: number of past steps (observation and action) in a prompt.
@@ -155,11 +157,11 @@ class G2POConfig(GRPOConfig):
         default=None, metadata={"help": "Options of the estimator, as JSON. docs/method.md lists them."}
     )
     step_advantage_weight: float = field(default=1.0, metadata={"help": "w in A = A_EP + w (A_NC + A_EC)."})
+    state_key: str | None = field(
+        default=None, metadata={"help": "None: equal keys are one state. similar, similar:0.8: similar ones too."}
+    )
     state_key_ignores: list[str] | None = field(
         default=None, metadata={"help": f"What keys of states leave out: any of {', '.join(IGNORABLE)}."}
-    )
-    state_similarity: float = field(
-        default=1.0, metadata={"help": "Merge states with at least this similarity of keys. 1: equal keys only."}
     )
     invalid_action_penalty: float = field(
         default=0.1, metadata={"help": "Subtracted for each completion without the required format."}

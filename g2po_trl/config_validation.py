@@ -8,18 +8,16 @@ import os
 import re
 import warnings
 from dataclasses import fields
-from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS, USE_NODE_VALUES
-from .credit.state_keys import IGNORABLE
+from .credit.state_keys import IGNORABLE, similarity_threshold
 from .engines.sampling import reserved_option
 from .runs.sample_table import BACKENDS
 from .update.packing import LAYOUTS
 from .utils.dependent_options import without_effect
-from .utils.extras import install_command
 from .utils.parser import refuse_removed
 
 if TYPE_CHECKING:
@@ -86,7 +84,6 @@ _MAY_BE_NONE = {"mini_batch_size", "max_prompt_length", "eval_top_p", "eval_top_
 _RANGES = {
     "gamma": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (the paper uses 0.95)"),
     "value_lambda": (lambda value: 0 <= value <= 1, "set it between 0 and 1 (1 is the paper)"),
-    "state_similarity": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (1: equal keys)"),
     "eval_temperature": (lambda value: value >= 0, "set it to 0 (greedy) or more"),
     "eval_top_p": (lambda value: 0 < value <= 1, "set it above 0 and at most 1, or to None"),
     **dict.fromkeys(("max_error_rate", "min_valid_action_ratio", "min_success_of_best"), _FRACTION),
@@ -121,12 +118,7 @@ def check(args: GRPOConfig) -> None:
         _require(accepted, name, value, remedy)
     for name in args.state_key_ignores or ():
         _require(name in IGNORABLE, "state_key_ignores", name, f"choose from {', '.join(IGNORABLE)}")
-    _require(
-        args.state_similarity == 1 or find_spec("datasketch") is not None,
-        "state_similarity",
-        args.state_similarity,
-        f"below 1 it needs datasketch: {install_command('similarity')}",
-    )
+    similarity_threshold(args.state_key)
     others = args.other_eval_temperatures
     _require(
         isinstance(others, (list, tuple)) and all(isinstance(one, (int, float)) for one in others),
@@ -233,8 +225,7 @@ def check_estimator(args: GRPOConfig) -> None:
     unused = {
         "value_lambda": (1.0, name not in USE_NODE_VALUES),
         "step_advantage_weight": (1.0, "step_weight" not in parameters),
-        "state_key_ignores": (None, name in COMPARE_EPISODES),
-        "state_similarity": (1.0, name in COMPARE_EPISODES),
+        **dict.fromkeys(("state_key", "state_key_ignores"), (None, name in COMPARE_EPISODES)),
     }
     for field_name, (default, is_unused) in unused.items():
         value = getattr(args, field_name)

@@ -68,6 +68,7 @@ from .trainer_build import (
 from .trainer_validation import (
     check_arguments,
     check_errors,
+    check_state_key,
     check_trainer,
     check_unchanged,
     settings_of_optimizer,
@@ -100,7 +101,7 @@ class G2POTrainer(GRPOTrainer):
         prompt_template: the prompt's wording, and the parser of the completion. Default: the environment class's
             `prompt_template`; without one, `TOOL_PROMPT` for a class with tool methods, otherwise `DEFAULT_PROMPT`.
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
-        state_key: `Step -> str`, replaces the environment's own state key.
+        state_key: `Step -> str`, replaces the environment's own state key; not with the configuration's `state_key`.
         processing_class: the tokenizer, with a chat template; for a multimodal checkpoint, its processor.
         card_facts: additional rows of the model card, e.g. the version of the data.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
@@ -132,6 +133,7 @@ class G2POTrainer(GRPOTrainer):
         args = args or G2POConfig("g2po-output")
         check_arguments(model, args, kwargs, environment_factory)
         check_strategy(args)
+        check_state_key(state_key, args)
         if advantage_fn is not None:
             args.check_advantage_fn()
         self.environment_factory = environment_factory

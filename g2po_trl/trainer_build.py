@@ -62,9 +62,8 @@ def make_credit(args: G2POConfig, estimator: Callable | None, state_key: Callabl
         args.gamma,
         args.num_generations,
         args.value_lambda,
-        state_key,
+        args.state_key if state_key is None else state_key,
         args.state_key_ignores,
-        args.state_similarity,
         gather_object,
     )
 
@@ -131,7 +130,7 @@ def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:
         ),
         batches_left,
         credit.graph_of_rank,
-        has_own_keys=credit.state_key is None and args.state_similarity == 1,
+        has_own_keys=credit.state_key is None and credit.similarity is None,
     )
     return STRATEGIES[args.rollout_strategy](context, **args.rollout_strategy_kwargs or {})
 

@@ -121,6 +121,21 @@ def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
             )
 
 
+def check_state_key(function: Callable | None, args: G2POConfig) -> None:
+    """Check that the trainer's `state_key` is a function, and the only one.
+
+    Raises:
+        TypeError: if it is not a function.
+        ValueError: if the configuration has another.
+    """
+    if function is None:
+        return
+    if not callable(function):
+        raise TypeError(f"state_key is {function!r} in G2POTrainer: pass a function, or set it in G2POConfig")
+    if args.state_key is not None:
+        raise ValueError(f"state_key is {args.state_key!r} in G2POConfig and a function in G2POTrainer: choose one")
+
+
 def check_trainer(trainer: GRPOTrainer) -> None:
     """Check tokenizer, model, sharding, schedule and dataset once TRL's constructor has run.
 

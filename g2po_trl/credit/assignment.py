@@ -9,7 +9,7 @@ import numpy as np
 
 from ..trajectory import Step, Trajectory
 from .graph import StateGraph, TrajectoryRecord, record
-from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys
+from .state_keys import assign_keys, keys_of_groups, make_state_key, merge_similar_keys, similarity_threshold
 
 
 class Credit:
@@ -20,9 +20,8 @@ class Credit:
         gamma: discount.
         num_generations: trajectories of a group.
         value_lambda: λ of the node values, see `StateGraph.from_groups`.
-        state_key: `Step -> str`, in place of the environment's key or the observation.
+        state_key: what counts as one state, see `g2po_trl.credit.state_keys`.
         state_key_ignores: details that keys leave out, see `NormalisedKey`.
-        state_similarity: similarity from which keys are merged, see `merge_similar`.
         gather: concatenates a list over all ranks. `list` for one rank.
     """
 
@@ -32,15 +31,14 @@ class Credit:
         gamma: float,
         num_generations: int,
         value_lambda: float = 1.0,
-        state_key: Callable[[Step], str] | None = None,
+        state_key: Callable[[Step], str] | str | None = None,
         state_key_ignores: Iterable[str] | None = None,
-        state_similarity: float = 1.0,
         gather: Callable[[list], list] = list,
     ):
         self.estimator, self.gamma, self.num_generations = estimator, gamma, num_generations
-        self.value_lambda = value_lambda
-        self.state_key = make_state_key(state_key, state_key_ignores)
-        self.state_similarity, self.gather = state_similarity, gather
+        self.value_lambda, self.gather = value_lambda, gather
+        function, similar = (state_key, None) if callable(state_key) else (None, state_key)
+        self.state_key, self.similarity = make_state_key(function, state_key_ignores), similarity_threshold(similar)
 
     def records(self, trajectories: Sequence[Trajectory], groups: Sequence[Hashable]) -> list[TrajectoryRecord]:
         """Return the records of all ranks' trajectories, each rank's in the order of the groups' numbers.
@@ -49,9 +47,9 @@ class Credit:
         """
         if self.state_key is not None:
             assign_keys(trajectories, self.state_key)
-        if self.state_similarity < 1:
+        if self.similarity is not None:
             keys = self.gather([keys_of_groups(trajectories, groups)])
-            merge_similar_keys(trajectories, groups, self.state_similarity, keys)
+            merge_similar_keys(trajectories, groups, self.similarity, keys)
         return self.gather([record(trajectory) for trajectory in trajectories])
 
     def graph_of_rank(self, groups: Sequence[Sequence[Trajectory]]) -> StateGraph:

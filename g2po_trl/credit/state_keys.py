@@ -1,11 +1,13 @@
 """State keys: steps with equal keys are in the same node of the graph.
 
-The default key of a step is the environment's (`Observation.state_key`), or else the text of the observation. Three
-options merge more states, and are applied in this order:
+The default key of a step is the environment's (`Observation.state_key`), or else the text of the observation.
+`state_key` replaces it or merges more states:
 
-- a function `Step -> str` (`state_key` of the trainer);
-- `NormalisedKey`, which ignores numbers, the order of lists or letter case (`state_key_ignores` of the configuration);
-- `merge_similar`, which merges keys of a group that share most of their words (`state_similarity`).
+- a function `Step -> str`, given to the trainer, replaces it;
+- `"similar"` and `"similar:0.8"`, in the configuration, merge keys of a group that share most of their word pairs
+  (`merge_similar`).
+
+Either is applied with `state_key_ignores`: `NormalisedKey` ignores numbers, the order of lists or letter case.
 
 Merging states of different value costs more than it gains (docs/benchmarks.md): "the drawer 1 is open" and "the drawer
 1 is closed" are nearly the same text. Watch `graph/value_std_within_node` with coarser keys.
@@ -16,8 +18,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from ..trajectory import Step, Trajectory
+from ..utils.extras import install_command
 
 IGNORABLE = ("numbers", "list_order", "case")
 
@@ -68,6 +72,29 @@ def make_state_key(state_key: Callable[[Step], str] | None, ignores: Iterable[st
     if not ignores:
         return state_key
     return NormalisedKey(**{name: name in ignores for name in IGNORABLE}, key=state_key)
+
+
+def similarity_threshold(state_key: str | None) -> float | None:
+    """Return the threshold of `merge_similar` in a `state_key`: 0.8 for `"similar:0.8"`, 0.9 for `"similar"`.
+
+    Raises:
+        ValueError: for another text, and if datasketch is not installed.
+    """
+    if state_key is None:
+        return None
+    kind, colon, number = str(state_key).partition(":")
+    try:
+        threshold = float(number) if colon else 0.9
+    except ValueError:
+        threshold = 0.0
+    if kind != "similar" or not 0 < threshold < 1:
+        raise ValueError(
+            f"state_key is {state_key!r}: write similar:0.9 to merge keys that share 90 % of their word pairs (any "
+            "number above 0 and below 1), or leave it out for equal keys; a function goes to G2POTrainer(state_key=…)."
+        )
+    if find_spec("datasketch") is None:
+        raise ValueError(f"state_key is {state_key!r}, which needs datasketch: {install_command('similarity')}")
+    return threshold
 
 
 def assign_keys(trajectories: Iterable[Trajectory], key: Callable[[Step], str]) -> None:
@@ -133,22 +160,11 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
 
     Args:
         texts: keys of a group.
-        threshold: in (0, 1]; 1 leaves all texts apart.
-
-    Raises:
-        ValueError: if `threshold` is out of range.
-        ImportError: if datasketch is not installed.
+        threshold: above 0 and below 1.
     """
-    if not 0 < threshold <= 1:
-        raise ValueError(f"state_similarity is {threshold}: set it above 0 and at most 1 (1: equal keys only)")
-    texts = sorted(set(texts))
-    if threshold == 1 or len(texts) < 2:
-        return {text: text for text in texts}
-    try:
-        from datasketch import MinHash, MinHashLSH
-    except ImportError as error:
-        raise ImportError("state_similarity below 1 needs datasketch: pip install datasketch") from error
+    from datasketch import MinHash, MinHashLSH
 
+    texts = sorted(set(texts))
     # A lower threshold here, for recall: the exact comparison below rejects the rest.
     index = MinHashLSH(threshold=0.8 * threshold, num_perm=_PERMUTATIONS, weights=(0.05, 0.95))
     pairs_of = [word_pairs(text) for text in texts]

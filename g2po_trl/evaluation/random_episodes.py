@@ -186,8 +186,8 @@ def _graph(rollouts: RandomRollouts, episodes: int) -> list[Finding]:
             Finding(
                 "warning",
                 f"{text}: most actions are compared with no other, and G2PO is little more than GRPO. Give equal "
-                "states an equal state_key (leave out counters and clocks), or see state_key_ignores and "
-                "state_similarity.",
+                "states an equal state_key (leave out counters and clocks), or see the options state_key and "
+                "state_key_ignores.",
             )
         ]
     return [Finding("ok", f"{text}: there is a graph to learn from.")]

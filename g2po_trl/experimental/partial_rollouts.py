@@ -192,7 +192,7 @@ class PartialRollouts:
         rows = {name: dict(row) for row in self.tasks if (name := _name_of(row)) in wanted}
         if missing := sorted(wanted - set(rows)):
             raise ValueError(
-                f"the checkpoint has unfinished groups of tasks that are not rows of train_dataset "
+                "the checkpoint has unfinished groups of tasks that are not rows of train_dataset "
                 f"(hashes of the rows: {', '.join(missing)}): use the run's dataset, or start a new run from its "
                 "weights (model_name_or_path)"
             )

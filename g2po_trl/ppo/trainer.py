@@ -95,8 +95,8 @@ class PPOConfig(G2POConfig):
             ("value_lambda", 1.0),
             ("step_advantage_weight", 1.0),
             ("estimator_kwargs", None),
+            ("state_key", None),
             ("state_key_ignores", None),
-            ("state_similarity", 1.0),
         ):
             if getattr(self, name) != only:
                 raise ValueError(

@@ -131,7 +131,7 @@ def verdict(tally: Tally, estimator_name: str = "g2po") -> str | None:
         return (
             f"No action was compared with another in the same state: after an episode's first step, "
             f"{_all(tally.later_steps, 'step')} were in a state that was visited once in its group. Use coarser state "
-            "keys (state_key, state_key_ignores, state_similarity); `g2po view` shows what tells states apart."
+            "keys (state_key, state_key_ignores); `g2po view` shows what tells states apart."
         )
     groups = _all(tally.groups, "group")
     if tally.lost_groups == tally.groups and not tally.replaced_won:

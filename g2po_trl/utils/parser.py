@@ -16,6 +16,7 @@ from typing import Any
 REMOVED = {
     "update_while_playing": "leave it out, updates begin when all episodes of a rollout have ended",
     "stream_rollouts": "leave it out, rollouts stream if the engine can (colocated vLLM and vllm_servers)",
+    "state_similarity": "set state_key to similar:NUMBER, e.g. similar:0.9",
     "overlap_environments": "set use_vllm: its rollouts stream, and environments step while others are answered",
 }
 # (option, object, its entry): options that an earlier version had beside the object.

@@ -2,20 +2,26 @@
 
 import json
 import random
+import re
+import sys
 
 import pytest
 from letter_environment import LongLetterEnvironment
 
 import g2po_trl.credit.state_keys
-from g2po_trl import NormalisedKey, StateGraph, Step, Trajectory
+from g2po_trl import G2POConfig, NormalisedKey, StateGraph, Step, Trajectory
+from g2po_trl.cli.recipe import parse_arguments
+from g2po_trl.credit.assignment import Credit
 from g2po_trl.credit.state_keys import (
     keys_of_groups,
     make_state_key,
     merge_similar,
     merge_similar_keys,
     similarity,
+    similarity_threshold,
     word_pairs,
 )
+from g2po_trl.runs.run_json import read_run
 
 
 def normal(text, **options):
@@ -113,7 +119,6 @@ def test_texts_that_differ_in_a_word_are_one_state_and_others_are_not():
     assert merged[texts[0]] == merged[texts[1]] == merged[texts[2]] == min(texts[:3])
     for text, representative in merged.items():
         assert similarity(word_pairs(text), word_pairs(representative)) >= 0.7
-    assert merge_similar(texts, 1.0) == {text: text for text in texts}
     assert merge_similar([], 0.5) == {}
 
 
@@ -186,9 +191,45 @@ def test_a_group_spread_over_ranks_is_merged_as_one():
     assert [t.steps[0].key for t in first + second] == [t.steps[0].key for t in whole]
 
 
-def test_a_threshold_that_means_nothing_is_refused():
-    with pytest.raises(ValueError, match="state_similarity is 0"):
-        merge_similar(["a"], 0)
+@pytest.mark.parametrize(
+    ("state_key", "threshold"), [(None, None), ("similar", 0.9), ("similar:0.85", 0.85), ("similar:1e-1", 0.1)]
+)
+def test_thresholds_of_similar_keys(state_key, threshold):
+    assert similarity_threshold(state_key) == threshold
+
+
+@pytest.mark.parametrize(
+    "state_key",
+    ["same", "similar:", "similar:0", "similar:1", "similar:nan", "similar:90%", "similar 0.9", "Similar", "", 0.9],
+)
+def test_another_state_key_is_refused(state_key):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'state_key is {state_key!r}: write similar:0.9 to merge')}"):
+        similarity_threshold(state_key)
+
+
+def test_similar_keys_need_datasketch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    assert similarity_threshold(None) is None
+    with pytest.raises(
+        ValueError, match=r"state_key is 'similar', which needs datasketch: pip install .*\[similarity\]"
+    ):
+        similarity_threshold("similar")
+
+
+@pytest.mark.parametrize(
+    ("state_key", "ignores", "keys"),
+    [
+        ("similar:0.5", None, ["Door 3 open a b c"] * 3),
+        ("similar:0.6", None, ["door 1 open a b c", "door 2 open a b c", "Door 3 open a b c"]),  # 5 of 9 pairs
+        (None, ["numbers"], ["door # open a b c", "door # open a b c", "Door # open a b c"]),
+        ("similar:0.6", ["numbers"], ["Door # open a b c"] * 3),
+        (lambda step: step.key[:6], ["numbers"], ["door #", "door #", "Door #"]),
+    ],
+)
+def test_details_are_ignored_before_similar_keys_are_merged(state_key, ignores, keys):
+    played = trajectories_of([f"{door} open a b c" for door in ("door 1", "door 2", "Door 3")] + ["cellar"])
+    Credit(None, 0.95, 1, state_key=state_key, state_key_ignores=ignores).records(played, [0])
+    assert [step.key for step in played[0].steps] == [*keys, "cellar"]
 
 
 # -- in the trainer ---------------------------------------------------------------------------------------------------
@@ -208,19 +249,20 @@ def test_the_users_key_makes_the_nodes(make_trainer):
     plain = make_trainer(**options)
     plain.train()
     assert nodes(plain)[0] > 2 and keys_written(plain) == {None}
-    one = make_trainer(**options, state_key=lambda step: "anywhere")
+    one = make_trainer(**options, key_function=lambda step: "anywhere")
     one.train()
     assert nodes(one) == [2.0] and keys_written(one) == {"anywhere"}  # two groups
     normalised = make_trainer(**options, state_key_ignores=["numbers"])
     normalised.train()
     assert nodes(normalised) == [4.0] and keys_written(normalised) == {"hall #", "room #"}
-    similar = make_trainer(**options, state_similarity=0.15)
+    similar = make_trainer(**options, state_key="similar:0.15")
     similar.train()
     assert nodes(similar)[0] == 4.0 and keys_written(similar) >= {"room 1"}
+    assert read_run(similar.args.output_dir)["trainer"]["state_key"] == "similar:0.15"
 
 
 def test_a_key_that_is_no_text_is_refused(make_trainer):
-    trainer = make_trainer(max_steps=1, state_key=lambda step: 7)
+    trainer = make_trainer(max_steps=1, key_function=lambda step: 7)
     with pytest.raises(TypeError, match="state_key returned 7"):
         trainer.train()
 
@@ -228,11 +270,28 @@ def test_a_key_that_is_no_text_is_refused(make_trainer):
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"state_similarity": 1.5}, "state_similarity is 1.5"),
+        ({"state_key": "similar:1.5"}, "state_key is 'similar:1.5': write similar:0.9"),
+        ({"state_key": "similar", "key_function": str}, "state_key is 'similar' in G2POConfig and a function in"),
         ({"state_key_ignores": ["colour"]}, "state_key_ignores is 'colour'"),
-        ({"state_similarity": 0.9, "advantage_estimator": "grpo"}, "state_similarity is 0.9"),
+        ({"state_key": "similar", "advantage_estimator": "grpo"}, "state_key is 'similar': .* leave it at None"),
     ],
 )
 def test_bad_options_are_refused(options, match, make_trainer):
     with pytest.raises(ValueError, match=match):
         make_trainer(**options)
+
+
+def test_the_trainers_key_is_a_function(make_trainer):
+    with pytest.raises(TypeError, match="state_key is 'similar' in G2POTrainer: pass a function, or set it in G2POCo"):
+        make_trainer(key_function="similar")
+
+
+def test_similar_keys_by_flag_and_by_file(tmp_path):
+    (tmp_path / "config.yaml").write_text("state_key: similar:0.8\nuse_cpu: true\nbf16: false\n")
+    argv = ["--config", str(tmp_path / "config.yaml"), "--output_dir", str(tmp_path)]
+    (of_file,), (of_flag,) = (
+        parse_arguments((G2POConfig,), argv=[*argv, *more]) for more in ([], ["--state_key", "similar"])
+    )
+    assert (of_file.state_key, of_flag.state_key) == ("similar:0.8", "similar")
+    with pytest.raises(SystemExit, match="state_similarity was removed: set state_key to similar:NUMBER"):
+        parse_arguments((G2POConfig,), argv=[*argv, "--state_similarity", "0.8"])

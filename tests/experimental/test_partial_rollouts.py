@@ -227,7 +227,7 @@ def test_tasks_that_the_dataset_has_lost_are_named_on_every_rank(encode):
         player = Player(pool, make_actor(encode), 4)
         rolling = make_rolling(player, 3, 1, [kept, of_rank_1], gather=lambda own: own * 2)
         state = [[_name_of(kept)], [_name_of(lost), _name_of(of_rank_1)]]
-        with pytest.raises(ValueError, match=rf"not rows of train_dataset \(hashes of the rows: {_name_of(lost)}\): use the run's"):
+        with pytest.raises(ValueError, match=rf"hashes of the rows: {_name_of(lost)}\): use the run's dataset"):
             rolling.load_state_dict(state)
         assert not rolling.queue
 

@@ -76,7 +76,7 @@ def build(model, output, scenario, loss_type, kind, **kwargs):
         "logging_steps": 1,
     }
     if scenario == "three times the samples" and loss_type != "ppo":
-        options |= {"state_similarity": 0.15}  # merges rooms, over ranks
+        options |= {"state_key": "similar:0.15"}  # merges rooms, over ranks
     if scenario == "mini-batches":
         options |= {
             "steps_per_generation": 1,

@@ -36,7 +36,7 @@ def make_letter_trainer(
     output_dir,
     environment=LetterEnvironment,
     advantage_fn=None,
-    state_key=None,
+    key_function=None,
     dataset=TASKS,
     eval_dataset=None,
     peft_config=None,
@@ -44,7 +44,7 @@ def make_letter_trainer(
     processing_class=None,
     **options,
 ):
-    """`options` are fields of `G2POConfig`."""
+    """`options` are fields of `G2POConfig`; `key_function` is the trainer's `state_key`."""
     return G2POTrainer(
         model=str(model),
         args=make_config(output_dir, **options),
@@ -53,7 +53,7 @@ def make_letter_trainer(
         environment_factory=environment,
         prompt_template=LETTER_PROMPT,
         advantage_fn=advantage_fn,
-        state_key=state_key,
+        state_key=key_function,
         peft_config=peft_config,
         quantization_config=quantization_config,
         processing_class=processing_class,
