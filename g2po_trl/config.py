@@ -100,7 +100,7 @@ class G2POConfig(GRPOConfig):
             repeated; without any, a run waits `vllm_server_timeout` seconds and ends.
         vllm_weights_folder: a folder that training and `vllm_servers` see under the same name; each rollout's weights
             go through it. It belongs to one run. `None`: `_vllm_weights` in `output_dir`.
-        vllm_request_timeout: seconds that one reply of `vllm_servers` may take, before its server counts as failed.
+        vllm_request_timeout: seconds a completion of `vllm_servers` may take before its server counts as failed.
         vllm_merge_adapter: how a colocated vLLM gets a LoRA adapter. `False`: beside the base weights, where nothing
             of it is lost; refused where vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged
             into vLLM's weights, as TRL does, which rounds it, but generates faster. `None`: merged where vLLM computes
@@ -198,7 +198,9 @@ class G2POConfig(GRPOConfig):
     vllm_weights_folder: str | None = field(
         default=None, metadata={"help": "Folder for weights that vllm_servers see. None: in output_dir."}
     )
-    vllm_request_timeout: float = field(default=600.0, metadata={"help": "Seconds a reply of vllm_servers may take."})
+    vllm_request_timeout: float = field(
+        default=600.0, metadata={"help": "Seconds a completion of vllm_servers may take."}
+    )
     vllm_merge_adapter: bool | None = field(
         default=None, metadata={"help": "Merge a LoRA adapter into colocated vLLM's weights. None: if it must be."}
     )

@@ -30,7 +30,7 @@ class Step:
         action: text that the environment played.
         valid: whether the completion had the required format.
         state_key: steps of a group with equal keys are in the same state. `None`: the observation is the key.
-        reply: text of the completion.
+        completion: text that the model generated.
         admissible_actions: those that the environment listed.
         reward: reward of this step.
         prompt_ids: token ids that the model read.
@@ -47,7 +47,7 @@ class Step:
     action: str
     valid: bool = True
     state_key: str | None = None
-    reply: str | None = None
+    completion: str | None = None
     admissible_actions: list[str] | None = None
     reward: float = 0.0
     prompt_ids: list[int] = field(default_factory=list)
@@ -142,7 +142,10 @@ class Trajectory:
         known, known_step = {f.name for f in fields(cls)}, {f.name for f in fields(Step)}
         unknown = (set(data) - known) | {f"steps.{k}" for step in data["steps"] for k in set(step) - known_step}
         if unknown:
-            raise ValueError(f"unknown trajectory fields {sorted(unknown)}: written by a newer version of g2po_trl?")
+            raise ValueError(
+                f"unknown trajectory fields {sorted(unknown)}: written by another version of g2po_trl; read the "
+                "file with that version, or rename the fields to this version's"
+            )
         return cls(**{**data, "steps": [Step(**step) for step in data["steps"]]})
 
 

@@ -7,8 +7,8 @@
 
 A fixed policy plays groups of 8 on generated ALFWorld games that no run trains on. Every method's advantages are then
 computed from the same episodes, and with them its gradient (on-policy, no KL term), one vector a group: the sum over
-steps of advantage times gradient of the reply's log-probability, so each step passes through the model once, however
-many methods there are. With g a group's gradient, m = E g and an iteration of 8 groups (64 episodes):
+steps of advantage times gradient of the completion's log-probability, so each step passes through the model once,
+however many methods there are. With g a group's gradient, m = E g and an iteration of 8 groups (64 episodes):
 
     signal     |m|² / E |mean of 8 g - m|²: signal to noise of an iteration's gradient
     halves     cosine of the mean gradients of two random halves of all groups
@@ -72,7 +72,7 @@ def replayed(trajectory: Trajectory, environment: AlfworldEnvironment) -> Trajec
 
 
 def step_gradients(model: torch.nn.Module, steps: Sequence, used: np.ndarray) -> torch.Tensor:
-    """(S, parameters) gradient of the log-probability of each step's reply; 0 where not `used`."""
+    """(S, parameters) gradient of the log-probability of each step's completion; 0 where not `used`."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     found = torch.zeros(len(steps), sum(p.numel() for p in parameters))
     for row, step in enumerate(steps):

@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.common import ROOT, facts
 from benchmarks.credit.exact import success_rate
 from benchmarks.credit.language_house import HOUSE_PROMPT, HouseEnvironment, text_house
-from benchmarks.credit.language_policy import REPLY, action_probabilities, policy_of, prompt_numbers
+from benchmarks.credit.language_policy import COMPLETION, action_probabilities, policy_of, prompt_numbers
 from benchmarks.credit.language_report import report
 from benchmarks.credit.truth import DEFAULT, METHODS, Task, compare, summary
 from g2po_envs.alfworld.tiny import tiny_model_path
@@ -157,7 +157,8 @@ def check(options: argparse.Namespace, model: Path, exact: dict[str, dict[int, f
         steps = [step for trajectory in played for step in trajectory.steps]
         admissible = [step for step in steps if step.action in step.admissible_actions]
         scored = [
-            tokenizer(REPLY.format(action=step.action), add_special_tokens=False)["input_ids"] for step in admissible
+            tokenizer(COMPLETION.format(action=step.action), add_special_tokens=False)["input_ids"]
+            for step in admissible
         ]
         others = sum(step.completion_ids[: len(ids)] != ids for step, ids in zip(admissible, scored))
         success, error = (

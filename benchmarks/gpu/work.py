@@ -41,10 +41,11 @@ def synthetic_trajectories(
 
     Args:
         lengths: tokens of what all prompts begin with, of the task, and, in the mean, of the rest of a prompt (the
-            same for members in the same state) and of a reply. 700 and 150 together are what `costs.Work` assumes.
+            same for members in the same state) and of a completion. 700 and 150 together are what `costs.Work`
+            assumes.
     """
     rng = np.random.default_rng(seed)
-    constant, task, state, reply = lengths
+    constant, task, state, completion = lengths
 
     def tokens(mean: int) -> list[int]:
         length = int(np.clip(rng.lognormal(np.log(mean) - 0.045, 0.3), 2, 3.4 * mean))  # of this mean
@@ -59,7 +60,7 @@ def synthetic_trajectories(
             for turn in range(turns):
                 at = int(rng.integers(turn + 1))
                 name = f"{turn}.{at}"
-                steps.append(Step(name, "go", prompt_ids=states[turn][at], completion_ids=tokens(reply)))
+                steps.append(Step(name, "go", prompt_ids=states[turn][at], completion_ids=tokens(completion)))
             won = bool(rng.integers(2)) if member > 1 else bool(member)  # some of each group: advantages are not all 0
             outcome = "success" if won else "failure"
             found.append(Trajectory(f"task {group}", steps, 10.0 * won, outcome, group=group))

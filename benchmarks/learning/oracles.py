@@ -31,7 +31,7 @@ from g2po_envs.alfworld.make_tiny_model import COURSE
 from g2po_envs.alfworld.manifest import Manifest
 from g2po_envs.alfworld.tiny import HISTORY_LENGTH, tiny_environment, tiny_model_path
 from g2po_envs.tiny.demonstration import Demonstration
-from g2po_envs.tiny.training import REPLY
+from g2po_envs.tiny.training import COMPLETION
 from g2po_trl.environments.contract import Observation
 
 MODES = ("as it is", "perfect copying", "perfect planning")
@@ -59,9 +59,9 @@ class Player:
     def choose(self, prompts: Sequence[str], actions: Sequence[Sequence[str]]) -> list[str]:
         """One of the actions of each prompt, by the probability of its completion."""
         encode = lambda text: self.tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
-        replies = [[encode(REPLY.format(action=action)) for action in some] for some in actions]
-        rows = [encode(prompt) + reply for prompt, some in zip(prompts, replies) for reply in some]
-        lengths = [len(reply) for some in replies for reply in some]
+        completions = [[encode(COMPLETION.format(action=action)) for action in some] for some in actions]
+        rows = [encode(prompt) + completion for prompt, some in zip(prompts, completions) for completion in some]
+        lengths = [len(completion) for some in completions for completion in some]
         scores = completion_log_probs(self.model, [np.array(row) for row in rows], lengths, [self.temperature])[0]
         chosen = []
         for some, of_prompt in zip(actions, np.split(scores, np.cumsum([len(some) for some in actions])[:-1])):

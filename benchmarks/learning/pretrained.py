@@ -4,7 +4,7 @@
     python -m benchmarks.learning.pretrained --official FOLDER [--vllm]
     python -m benchmarks.learning.pretrained --report
 
-1. *start*: `recipes/teach_alfworld.py` teaches the model the reply's format (seed 0).
+1. *start*: `recipes/teach_alfworld.py` teaches the model the completion's format (seed 0).
 2. *runs*: `recipes/train_alfworld.py --config recipes/alfworld/smollm2-135m.yaml` from that start, one thread each,
    with the method's flags, and FLAGS. A panel of 96 held-out games is played before, midway and after. `--vllm`:
    episodes are played by vLLM (with `.venv-vllm/bin/python`, which `make test-vllm` sets up).

@@ -68,7 +68,7 @@ FITS: dict[str, tuple[tuple[Callable[[Work, UnitCosts], float], ...], tuple[str,
     "logps": ((logps,), ("scored_token",)),
     "update": ((update,), ("updated_token",)),
 }
-# (episodes, turns, prompt) of an iteration; (episodes, ranks, prompt tokens, reply tokens) of a planning.
+# (episodes, turns, prompt) of an iteration; (episodes, ranks, prompt tokens, completion tokens) of a planning.
 PLAYED = {
     "fit": [(16, 10, "compact"), (32, 15, "compact"), (48, 15, "compact"), (16, 30, "compact"), (16, 10, "full")],
     "check": [(96, 15, "compact"), (32, 30, "compact"), (24, 15, "full")],
@@ -109,10 +109,10 @@ def play_iteration(trainer, tasks: list[dict[str, Any]], turns: int) -> tuple[Wo
 
     def timed(*args):
         nonlocal generating
-        generating += clock(lambda: replies.append(generate(*args)))[1]
-        return replies.pop()
+        generating += clock(lambda: completions.append(generate(*args)))[1]
+        return completions.pop()
 
-    replies: list[Any] = []
+    completions: list[Any] = []
     trainer.player.actor.engine.generate = timed
     torch.manual_seed(0)  # the same episodes at every repetition
     in_workers, started = workers_cpu(trainer), time.process_time()
@@ -129,7 +129,7 @@ def play_iteration(trainer, tasks: list[dict[str, Any]], turns: int) -> tuple[Wo
         prompt_tokens=stats.prompt_tokens / stats.num_steps,
         reply_tokens=stats.generated_tokens / stats.num_steps,
         longest_reply=sum(map(max, by_turn)) / stats.turns,
-        decoded_tokens=sum(len(replies) * max(replies) for replies in by_turn) / stats.num_steps,
+        decoded_tokens=sum(len(completions) * max(completions) for completions in by_turn) / stats.num_steps,
         forwarded=facts["forwarded_tokens"] / tokens,
         passes=1,
         slices=1,
@@ -144,7 +144,7 @@ def play_iteration(trainer, tasks: list[dict[str, Any]], turns: int) -> tuple[Wo
     return work, seconds | {name: clock(run, 0.1)[1] for name, run in runs.items()}
 
 
-def plan(episodes: int, ranks: int, prompt: int, reply: int) -> tuple[Work, dict[str, float]]:
+def plan(episodes: int, ranks: int, prompt: int, completion: int) -> tuple[Work, dict[str, float]]:
     """The same of gathering and of micro-batches, on synthetic step samples: 33 steps an episode over 60 pages a
     group, a seventh of a prompt the same in all of them."""
     rng = np.random.default_rng(0)
@@ -153,12 +153,12 @@ def plan(episodes: int, ranks: int, prompt: int, reply: int) -> tuple[Work, dict
         pages = rng.integers(150_000, size=(60, prompt), dtype=np.int32)
         pages[:, : prompt // 7] = pages[0, : prompt // 7]
         rows += [pages[page] for page in rng.integers(60, size=8 * 33)]
-    replies = list(rng.integers(150_000, size=(len(rows), reply), dtype=np.int32))
+    completions = list(rng.integers(150_000, size=(len(rows), completion), dtype=np.int32))
     parts = [
-        StepBatch(rows[r], replies[r], np.zeros(len(rows[r]), np.float32), np.ones(len(rows[r]), bool))
+        StepBatch(rows[r], completions[r], np.zeros(len(rows[r]), np.float32), np.ones(len(rows[r]), bool))
         for r in (slice(len(rows) * i // ranks, len(rows) * (i + 1) // ranks) for i in range(ranks))
     ]
-    work = Work(episodes, ranks, turns=33, active=1.0, prompt_tokens=prompt, reply_tokens=reply)
+    work = Work(episodes, ranks, turns=33, active=1.0, prompt_tokens=prompt, reply_tokens=completion)
     made: list[Any] = []
 
     def cut() -> None:
@@ -166,13 +166,13 @@ def plan(episodes: int, ranks: int, prompt: int, reply: int) -> tuple[Work, dict
         made[:] = make_micro_batches(parts, 0, options, np.random.default_rng(0))
 
     seconds = {"batch": median(clock(cut)[1] for _ in range(5))}
-    work = replace(work, forwarded=float(made[1]["update/forwarded_tokens"]) / (len(rows) * (prompt + reply)))
+    work = replace(work, forwarded=float(made[1]["update/forwarded_tokens"]) / (len(rows) * (prompt + completion)))
     if ranks > 1:
         sent = [pickle.dumps([part]) for part in parts]
         sending = [clock(lambda: pickle.dumps([parts[0]]))[1] for _ in range(5)]
         receiving = [clock(lambda: [pickle.loads(part) for part in sent])[1] for _ in range(5)]
         seconds["gather"] = median(sending) + median(receiving)
-        seconds["step_bytes"] = sum(map(len, sent)) / len(rows) - 4 * (prompt + reply)
+        seconds["step_bytes"] = sum(map(len, sent)) / len(rows) - 4 * (prompt + completion)
     return work, seconds
 
 

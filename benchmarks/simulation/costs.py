@@ -22,8 +22,9 @@ class Work:
     Args:
         episodes: of all ranks. group: of one task; they share a worker. turns: of a rank's longest episode.
         active: share of (episode, turn) places with a live episode, `rollout/active_fraction`.
-        prompt_tokens, reply_tokens: of a step sample. longest_reply: of a turn, over a rank's live episodes.
-        decoded_tokens: that a step's reply costs; `None`: its own. `generate` goes on to the longest reply.
+        prompt_tokens, reply_tokens: of a step sample's prompt and completion; named as in the stored results.
+        longest_reply: of a turn, over a rank's live episodes.
+        decoded_tokens: that a step's completion costs; `None`: its own. `generate` goes on to the longest completion.
         forwarded: positions in the update by tokens of its step samples: what is shared passes through once.
         passes: of log-probabilities: under the old policy, under the reference. slices: optimizer steps.
         workers: environment processes of a rank.
@@ -82,7 +83,8 @@ class UnitCosts:
         prompt_token, generated_token, decode_pass: of generation; the last one whatever the batch.
         kv_bytes, kv_memory: bytes of a token's keys and values, and of a rank's room for them; 0: no limit.
         reset, environment_step: of one episode in a worker.
-        played_turn, built_prompt, built_token: turns, own steps, tokens of their prompts: encoding, reading replies.
+        played_turn, built_prompt, built_token: turns, own steps, tokens of their prompts: encoding, reading
+            completions.
         graph, graph_step: once, and all.
         pickled_step: own. unpickled_step, unpickled_byte: all. step_bytes: besides 4 for a token.
         planned_step, planned_token: all. collated_step, collated_token: own.

@@ -5,7 +5,7 @@
 
 `Loop` and `PartialRollouts` play them as they are, with what they wait for simulated (`simulated.py`).
 
-1. Check: the rollouts of `streaming.py`, with the tokens of each prompt and reply and every added delay as they were.
+1. Check: the rollouts of `streaming.py`, with each prompt's and completion's tokens and every added delay as they were.
    Two costs of the engine are what two of the measured rates give: of turns, and of the engine alone with all prompts
    at once. The other rates are predicted, and printed beside what was measured.
 2. Predictions for Qwen2.5-1.5B on H100s, a rank each. Unit costs are those of `costs.py`: what a GPU does is assumed,
@@ -40,8 +40,8 @@ from benchmarks.simulation.simulation_check import CHECKED, check
 from g2po_trl.utils.json import write_json
 
 VARIED: dict[str, dict[str, Any]] = {  # of the drawn world, one at a time
-    "replies all as long": {"spread": 0.0},
-    "replies less unequal": {"spread": 0.3},
+    "completions all as long": {"spread": 0.0},
+    "completions less unequal": {"spread": 0.3},
     "steps of 0 to 2 s": {"wait": 2.0},
 }
 
@@ -54,21 +54,21 @@ class World:
     turns: Sequence[Sequence[tuple[int, bool]]]
     max_turns: int
     prompt: int = 700
-    reply: float = 150
-    longest_reply: int = 512
+    completion: float = 150
+    longest_completion: int = 512
     spread: float = 0.6
     wait: float = 0.0  # each step waits 0 to so many seconds
 
     def groups(self, number: int, seed: int) -> list[Group]:
-        """Lengths of replies have a log-normal distribution, cut off at the longest; `spread`: of their logarithms."""
+        """Lengths of completions are log-normal, cut off at the longest; `spread`: of their logarithms."""
         rng = np.random.default_rng(seed)
         chosen = [self.turns[i] for i in rng.integers(len(self.turns), size=number)]
 
         def member(turns: int, ends: bool) -> Recorded:
-            replies = np.exp(self.spread * rng.standard_normal(turns) - self.spread**2 / 2) * self.reply
-            replies = np.clip(replies, 1, self.longest_reply).astype(int).tolist()
+            completions = np.exp(self.spread * rng.standard_normal(turns) - self.spread**2 / 2) * self.completion
+            completions = np.clip(completions, 1, self.longest_completion).astype(int).tolist()
             waits = (self.wait * rng.random(turns)).tolist() if self.wait else [0.0] * turns
-            return Recorded([self.prompt] * turns, replies, waits, ends)
+            return Recorded([self.prompt] * turns, completions, waits, ends)
 
         return [[member(*each) for each in group] for group in chosen]
 
@@ -248,7 +248,7 @@ def on_h100(unit_costs: dict[str, float]) -> tuple[EngineCosts, PoolCosts, Calla
     from benchmarks.simulation.costs import Gpu, UnitCosts, Work, advantages, batch, exchange, gpu_costs, logps, update
 
     gpu, host = Gpu(), UnitCosts(**unit_costs)
-    work = Work(8, prompt_tokens=World.prompt, reply_tokens=World.reply)
+    work = Work(8, prompt_tokens=World.prompt, reply_tokens=World.completion)
     c = gpu_costs("1.5b", gpu, work, host)
     a_token = c.kv_bytes / (gpu.bandwidth * gpu.read_share)
     engine = EngineCosts(

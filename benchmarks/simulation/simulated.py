@@ -36,18 +36,18 @@ class Recorded:
     """What an episode does, whatever plays it.
 
     Args:
-        prompts, replies: tokens of each turn. waits: seconds for which each step waits, for something that is no core.
+        prompts, completions: tokens of each turn. waits: seconds that each step waits, for something that is no core.
         ends: the environment ends it after its last turn; else it runs out of turns.
     """
 
     prompts: Sequence[int]
-    replies: Sequence[int]
+    completions: Sequence[int]
     waits: Sequence[float]
     ends: bool
 
     @property
     def turns(self) -> int:
-        return len(self.replies)
+        return len(self.completions)
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,8 @@ class EngineCosts:
     Args:
         step: a forward pass, whatever is in it. sequence: each sequence that gets a token in it.
         context: each token that such a sequence has before it. prompt_token: each prompt token that is read in it.
-        max_sequences, max_tokens: at most so many in one pass. kv_tokens: of prompts and replies that the cache holds.
-        prompt, prompt_text: of the loop's process, to build a prompt and read its reply, and for each prompt token.
+        max_sequences, max_tokens: at most so many in one pass. kv_tokens: of prompts and completions in the cache.
+        prompt, prompt_text: of the loop's process, to build a prompt and read its completion, and per prompt token.
     """
 
     step: float
@@ -222,17 +222,18 @@ class SimulatedEngine:
     def __init__(self, clock: Clock, costs: EngineCosts):
         self.clock, self.costs = clock, costs
         self.computing = 0.0  # seconds
-        self.tokens = 0  # of replies
-        self._queue: deque[list] = deque()  # key, prompt tokens to read, prompt, reply
-        self._running: list[tuple[int, int, Any, int, int]] = []  # pass that ends it, in order, key, prompt, reply
+        self.tokens = 0  # of completions
+        self._queue: deque[list] = deque()  # key, prompt tokens to read, prompt, completion
+        # pass that ends it, in order, key, prompt, completion
+        self._running: list[tuple[int, int, Any, int, int]] = []
         self._passes = self._number = self._held = 0
         self._load = 0.0  # seconds that running sequences add to a pass
 
-    def submit(self, key: Any, prompt: int, reply: int) -> None:
-        self._queue.append([key, prompt, prompt, reply])
+    def submit(self, key: Any, prompt: int, completion: int) -> None:
+        self._queue.append([key, prompt, prompt, completion])
 
     def advance(self, until: float = math.inf) -> list[Any]:
-        """Compute until some reply is complete, or a pass ends then or later: the keys of those that are complete."""
+        """Compute until some completion is complete, or a pass ends then or later: the keys of the complete ones."""
         finished: list[Any] = []
         while (self._queue or self._running) and not finished:
             read, new = self._read()
@@ -247,14 +248,14 @@ class SimulatedEngine:
             self.tokens += passes * len(self._running) + len(new)
             self.computing += passes * seconds
             self.clock.now += passes * seconds
-            for key, _, prompt, reply in new:  # a prompt's last part gives the first token
+            for key, _, prompt, completion in new:  # a prompt's last part gives the first token
                 self._number += 1
-                heapq.heappush(self._running, (self._passes + reply - 1, self._number, key, prompt, reply))
-                self._load += self._added(prompt, reply)
+                heapq.heappush(self._running, (self._passes + completion - 1, self._number, key, prompt, completion))
+                self._load += self._added(prompt, completion)
             while self._running and self._running[0][0] <= self._passes:
-                _, _, key, prompt, reply = heapq.heappop(self._running)
-                self._load = self._load - self._added(prompt, reply) if self._running else 0.0
-                self._held -= prompt + reply
+                _, _, key, prompt, completion = heapq.heappop(self._running)
+                self._load = self._load - self._added(prompt, completion) if self._running else 0.0
+                self._held -= prompt + completion
                 finished.append(key)
             if self.clock.now >= until:
                 break
@@ -266,11 +267,11 @@ class SimulatedEngine:
         read = 0
         while self._queue and room > read and len(self._running) + len(new) < self.costs.max_sequences:
             first = self._queue[0]
-            _, left, prompt, reply = first
+            _, left, prompt, completion = first
             if left == prompt:  # not begun
-                if self._held and self._held + prompt + reply > self.costs.kv_tokens:
+                if self._held and self._held + prompt + completion > self.costs.kv_tokens:
                     break
-                self._held += prompt + reply
+                self._held += prompt + completion
             part = min(left, room - read)
             first[1] -= part
             read += part
@@ -278,8 +279,8 @@ class SimulatedEngine:
                 new.append(self._queue.popleft())
         return read, new
 
-    def _added(self, prompt: int, reply: int) -> float:
-        return self.costs.sequence + self.costs.context * (prompt + reply / 2)
+    def _added(self, prompt: int, completion: int) -> float:
+        return self.costs.sequence + self.costs.context * (prompt + completion / 2)
 
 
 @dataclass
@@ -307,4 +308,4 @@ class SimulatedSession:
 
     def _sizes(self, episode: Episode) -> tuple[int, int]:
         recorded, turn = self.pool.recorded[episode.observation.text], len(episode.steps)
-        return recorded.prompts[turn], recorded.replies[turn]
+        return recorded.prompts[turn], recorded.completions[turn]

@@ -108,7 +108,7 @@ class Rank:
 def all_at_once(groups: Sequence[Group], costs: EngineCosts) -> float:
     """Seconds of the engine for all prompts of a rollout, handed to it without turns or environments."""
     engine = SimulatedEngine(Clock(), costs)
-    sizes = [size for group in groups for member in group for size in zip(member.prompts, member.replies)]
+    sizes = [size for group in groups for member in group for size in zip(member.prompts, member.completions)]
     for number, size in enumerate(sizes):
         engine.submit(number, *size)
     left = len(sizes)

@@ -30,7 +30,7 @@ def check(measured: dict[str, Any], known: dict[str, Any], host: dict[str, float
     of all prompts at once, without added seconds. How a prompt token compares with a sequence is as measured alone.
 
     Args:
-        known: results with the tokens of prompts and replies, and the engine's times; of the same seeds.
+        known: results with the tokens of prompts and completions, and the engine's times; of the same seeds.
     """
     settings, runs = measured["settings"], measured["raw"]
     lengths = known["tokens of prompt and reply, by repetition, episode, turn"][: settings["repetitions"]]
@@ -46,9 +46,9 @@ def check(measured: dict[str, Any], known: dict[str, Any], host: dict[str, float
         members = []
         for number, turns in enumerate(lengths[repetition]):
             draw = random.Random(number)
-            prompts, replies = zip(*turns)
+            prompts, completions = zip(*turns)
             waits = [seconds * draw.random() for _ in turns]
-            members.append(Recorded(prompts, replies, waits, len(turns) < settings["turns"]))
+            members.append(Recorded(prompts, completions, waits, len(turns) < settings["turns"]))
         return [members[i : i + 8] for i in range(0, len(members), 8)]
 
     def played(costs: EngineCosts, loop: str, seconds: float) -> list[dict[str, float]]:

@@ -25,12 +25,12 @@ from g2po_trl import StateGraph, Step, Trajectory, g2po
 
 TEXT_LENGTH = 400
 LAMBDAS = (0.9, 0.5, 0.0)  # beside 1, which the released code has
-# name -> (groups, trajectories of a group, steps in all, tokens of a reply, repetitions). The released code copies an
-# advantage to each token of a reply, up to 512 in its scripts; 1 is in its favour.
+# name -> (groups, trajectories of a group, steps in all, tokens of a completion, repetitions). The released code
+# copies an advantage to each token of a completion, up to 512 in its scripts; 1 is in its favour.
 SIZES = {
     "the paper's rollout": (16, 8, 4235, 512, 15),
-    "the paper's rollout, replies of 1 token": (16, 8, 4235, 1, 15),
-    "64 groups of 64, replies of 1 token": (64, 64, 134_000, 1, 5),
+    "the paper's rollout, completions of 1 token": (16, 8, 4235, 1, 15),
+    "64 groups of 64, completions of 1 token": (64, 64, 134_000, 1, 5),
 }
 
 
@@ -69,7 +69,7 @@ def load_released(path: Path):
     return module
 
 
-def make_released(module, groups: list[list[Trajectory]], reply_tokens: int):
+def make_released(module, groups: list[list[Trajectory]], completion_tokens: int):
     """The released estimator on the same steps, as its trainer calls it."""
     import torch
 
@@ -85,7 +85,7 @@ def make_released(module, groups: list[list[Trajectory]], reply_tokens: int):
     rewards = np.array([trajectory.reward for _, _, trajectory, _ in flat])
     valid = np.array([step.valid for *_, step in flat])
     batch = types.SimpleNamespace(
-        batch={"responses": torch.zeros(len(flat), reply_tokens)},
+        batch={"responses": torch.zeros(len(flat), completion_tokens)},
         non_tensor_batch={
             "episode_rewards": rewards,
             "anchor_obs": np.array([step.observation for *_, step in flat], dtype=object),
@@ -93,9 +93,9 @@ def make_released(module, groups: list[list[Trajectory]], reply_tokens: int):
             "uid": index,
         },
     )
-    mask = torch.ones(len(flat), reply_tokens)
-    # The reward of a step as its trainer hands it over: the episode's, less the penalty of an invalid reply.
-    scores = torch.zeros(len(flat), reply_tokens)
+    mask = torch.ones(len(flat), completion_tokens)
+    # The reward of a step as its trainer hands it over: the episode's, less the penalty of an invalid completion.
+    scores = torch.zeros(len(flat), completion_tokens)
     scores[:, -1] = torch.tensor(rewards - 0.1 * ~valid)
 
     def estimate() -> np.ndarray:
@@ -143,20 +143,20 @@ def main() -> None:
     }
     print(json.dumps(results["machine"]))
 
-    for name, (num_groups, size, num_steps, reply_tokens, repetitions) in SIZES.items():
+    for name, (num_groups, size, num_steps, completion_tokens, repetitions) in SIZES.items():
         groups = make_groups(num_groups, size, num_steps)
         graph = StateGraph.from_groups(groups)
         ours(groups)
         entry = {
             "steps": graph.num_steps,
             "trajectories": num_groups * size,
-            "reply_tokens": reply_tokens,
+            "completion_tokens": completion_tokens,
             "mean_group_size": graph.num_steps / graph.num_nodes,
         }
         arms = {"ours_seconds": timed(ours, groups)}
         arms |= {value_lambda: timed(ours, groups, value_lambda) for value_lambda in LAMBDAS}
         if module:
-            released = make_released(module, groups, reply_tokens)
+            released = make_released(module, groups, completion_tokens)
             entry["largest_difference"] = float(np.abs(ours(groups) - released()).max())
             arms["released_seconds"] = timed(released)
         times = interleaved(arms, repetitions, warm_up=0)

@@ -6,23 +6,25 @@ A repetition is one training iteration (rollout, one optimizer step) of each sid
 games neither has played. The first warms up and is dropped; who begins alternates. Prints and writes every value and
 medians; seconds are wall clock, and `generate` and the environments are part of the rollout.
 
-Equal: games and their order, groups of 8, the bounds on environment steps and on a reply's tokens, sampling, reward
-(10 for a win, nothing else), loss, learning rate, optimizer, beta 0, float32 on the CPU, `generate`, and what the
-model reads at the first step, to the letter. Hooks on the model and a callback measure both sides alike: the update
-begins with the first forward pass that keeps gradients.
+Equal: games and their order, groups of 8, the bounds on environment steps and on a completion's tokens, sampling,
+reward (10 for a win, nothing else), loss, learning rate, optimizer, beta 0, float32 on the CPU, `generate`, and what
+the model reads at the first step, to the letter. Hooks on the model and a callback measure both sides alike: the
+update begins with the first forward pass that keeps gradients.
 
 Unequal, for it is what is compared:
 
 - Sample. Ours is a step: a prompt built anew of the task, two past steps and the observation. TRL's is a conversation:
-  all observations and replies so far, which `generate` reads from the start again at every turn. Both train replies.
+  all observations and completions so far, which `generate` reads from the start again at every turn. Both train
+  completions.
 - What the model knows. It was taught on our prompts; conversations are new to it, and it wins fewer games in them. A
   chat template and a response template make its `<action>` tags a tool call; an answer is "Seen: … Actions: …".
 - Lengths. A conversation that reaches the model's context ends there; `--context` raises it, to positions the model
-  has not learnt. TRL has one limit for a reply and for all of a conversation; a reply's is `generation_kwargs` here.
-- Ends. TRL's tools cannot end an episode: after a win the model is asked on until it replies without a call or is out
-  of calls, and after the last call it replies once more. A reply without `<action>` ends TRL's episode; ours plays its
-  last 30 characters. A second action of one reply is played by TRL alone.
-- Credit. TRL's is the episode's advantage for all its replies; ours is G2PO's, step by step.
+  has not learnt. TRL has one limit for a completion and for all of a conversation; a completion's is
+  `generation_kwargs` here.
+- Ends. TRL's tools cannot end an episode: after a win the model is asked on until it writes no call or is out of
+  calls, and after the last call it is asked once more. A completion without `<action>` ends TRL's episode;
+  ours plays its last 30 characters. A second action of one completion is played by TRL alone.
+- Credit. TRL's is the episode's advantage for all its completions; ours is G2PO's, step by step.
 - Environments step one after the other in TRL's process, and in a worker process for each core in ours.
 - Batches. TRL pads to the iteration's longest conversation, 2 a forward pass (no slower than 1, 4 or 8); ours are
   steps of like length, 2,048 tokens a forward pass, as in the recipe.
@@ -51,7 +53,7 @@ from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, Manifest, generate_games
 from g2po_envs.alfworld.tiny import HISTORY_LENGTH, tiny_environment, tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer
 
-MODEL, DONE, GROUP_SIZE, REPLY_TOKENS, CONVERSATIONS = str(tiny_model_path()), "The task is done.", 8, 24, 2
+MODEL, DONE, GROUP_SIZE, COMPLETION_TOKENS, CONVERSATIONS = str(tiny_model_path()), "The task is done.", 8, 24, 2
 # The tokenizer's own, with answers as if a user gave them. Calls are only rendered when TRL tries the template: a
 # conversation goes on from the tokens that were written.
 CHAT_TEMPLATE = """{% for message in messages -%}
@@ -65,7 +67,7 @@ FIELDS = {"tool_calls": ACTION, "content": {"close": "<|im_end|>", "content": "t
 RESPONSE_TEMPLATE = {"defaults": {"role": "assistant"}, "start_anchor": "<|im_start|>assistant\n", "fields": FIELDS}
 MEASURED = """seconds, iteration; seconds, rollout; seconds, generate; seconds, environment; seconds, update; \
 updates a second; episodes a second, rollout; environment steps a second, rollout; tokens forwarded in rollout; \
-tokens forwarded in update; of these padding; forward passes of update; samples trained; replies of an episode; \
+tokens forwarded in update; of these padding; forward passes of update; samples trained; completions of an episode; \
 environment steps; calls after win; conversations cut; games won""".split("; ")
 UPDATE = {"num_generations": GROUP_SIZE, "beta": 0.0, "learning_rate": 5e-4, "lr_scheduler_type": "constant"}
 MACHINE = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
@@ -146,8 +148,8 @@ def make_ours(options: argparse.Namespace, manifest: Manifest, tasks: Dataset, t
         per_device_train_batch_size=GROUP_SIZE * options.groups,
         max_turns=options.turns,
         history_length=HISTORY_LENGTH,
-        max_prompt_length=options.context - REPLY_TOKENS,
-        max_completion_length=REPLY_TOKENS,
+        max_prompt_length=options.context - COMPLETION_TOKENS,
+        max_completion_length=COMPLETION_TOKENS,
         invalid_action_penalty=0.0,
         save_trajectories=False,
         overwrite=True,  # each measurement is a run of its own
@@ -165,7 +167,7 @@ def make_trl(options: argparse.Namespace, manifest: Manifest, tasks: Dataset, ta
         gradient_accumulation_steps=GROUP_SIZE * options.groups // CONVERSATIONS,  # one step a rollout
         max_tool_calling_iterations=options.turns,
         max_completion_length=options.context,
-        generation_kwargs={"max_new_tokens": REPLY_TOKENS},
+        generation_kwargs={"max_new_tokens": COMPLETION_TOKENS},
         model_init_kwargs={"max_position_embeddings": options.context},
     )
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
@@ -174,9 +176,9 @@ def make_trl(options: argparse.Namespace, manifest: Manifest, tasks: Dataset, ta
     def count(completions, **columns) -> list[float]:
         """A reward function that pays nothing: it sees how conversations ended."""
         for messages in completions:
-            replies = sum(message["role"] == "assistant" for message in messages)
-            tally.update({"samples trained": 1, "replies": replies})
-            tally["conversations cut"] += replies <= options.turns and bool(messages[-1].get("tool_calls"))
+            completions = sum(message["role"] == "assistant" for message in messages)
+            tally.update({"samples trained": 1, "completions": completions})
+            tally["conversations cut"] += completions <= options.turns and bool(messages[-1].get("tool_calls"))
         return [0.0] * len(completions)
 
     house = partial(House, manifest, tally)
@@ -192,13 +194,13 @@ def iterate(trainer: GRPOTrainer, tally: Counter, start: dict, tasks: Dataset, s
     trainer.train()
     log, episodes = trainer.state.log_history[0], GROUP_SIZE * len(tasks)
     if isinstance(trainer, G2POTrainer):
-        tally["environment steps"] = tally["replies"] = tally["samples trained"] = int(log["update/step_samples"])
+        tally["environment steps"] = tally["completions"] = tally["samples trained"] = int(log["update/step_samples"])
         tally["games won"] = round(log["episode/success_rate"] * episodes)
         tally["seconds, environment"] = log["time/environment"]
     tally["updates a second"] = 1 / tally["seconds, iteration"]
     tally["episodes a second, rollout"] = episodes / tally["seconds, rollout"]
     tally["environment steps a second, rollout"] = tally["environment steps"] / tally["seconds, rollout"]
-    tally["replies of an episode"] = tally["replies"] / episodes
+    tally["completions of an episode"] = tally["completions"] / episodes
     return {name: round(tally[name], 4) for name in MEASURED}
 
 

@@ -3,7 +3,7 @@
     .venv-vllm/bin/python -m benchmarks.speed.engines --output FOLDER [--repetitions 5] [--model PATH]
 
 Without `--model`, a randomly initialised Qwen2 of `--hidden_size` and `--layers` with the tiny model's tokenizer: its
-replies mean nothing and all reach the length limit, so every engine writes the same number of tokens. Prints the
+completions mean nothing and all reach the length limit, so every engine writes the same number of tokens. Prints the
 command, the machine, the raw seconds and the ratio of the medians to transformers' `generate`, and writes them to
 OUTPUT/results.json.
 """
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--reply_tokens", type=int, default=32)
+    parser.add_argument("--completion_tokens", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     options = parser.parse_args()
@@ -83,7 +83,7 @@ def measure(folder: Path, options) -> dict:
         num_generations=8,
         max_turns=options.turns,
         max_prompt_length=1024,
-        max_completion_length=options.reply_tokens,
+        max_completion_length=options.completion_tokens,
         use_vllm="vllm colocate" in options.engines,
         bf16=False,
         use_cpu=not torch.cuda.is_available(),
@@ -108,7 +108,7 @@ def measure(folder: Path, options) -> dict:
         trainer.player.actor.engine = engines[name]
         started = time.perf_counter()
         _, stats = trainer.play(tasks)
-        tokens[name] = {"prompt": stats.prompt_tokens, "reply": stats.generated_tokens}
+        tokens[name] = {"prompt": stats.prompt_tokens, "completion": stats.generated_tokens}
         return round(time.perf_counter() - started, 3)
 
     # The first repetition compiles and fills caches.

@@ -3,8 +3,8 @@
     python -m torch.distributed.run --standalone --nproc_per_node 4 -m benchmarks.speed.exchange --tokens 4000
 
 Real ranks over gloo; synthetic step samples: groups of 8 episodes, a
-quarter of a prompt the same in all of a group, 40 pages that prompts of a group end in, replies of 150 random tokens
-with log-probabilities.
+quarter of a prompt the same in all of a group, 40 pages that prompts of a group end in, completions of 150 random
+tokens with log-probabilities.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from g2po_trl.update.batch import BatchingConfig, StepBatch, make_micro_batches
 from g2po_trl.update.packing import RowLength
 from g2po_trl.update.redistribute import make_micro_batches_over_ranks
 
-REPLY = 150
+COMPLETION = 150
 CUT = BatchingConfig(4, 16384, "dapo", 0, None, "shared", RowLength(4096))
 
 
 def step_samples(rank: int, tokens: int, episodes: int, turns: int, pages: int = 40) -> StepBatch:
     """Those that a rank has played. `pages`: of a group; 0: every prompt has one of its own."""
-    rng, prompts, replies = np.random.default_rng(rank), [], []
+    rng, prompts, completions = np.random.default_rng(rank), [], []
     for episode in range(rank * episodes, (rank + 1) * episodes):
         group = episode // 8
         task = np.random.default_rng([7, group]).integers(0, 150_000, tokens // 4)
         for turn, page in enumerate(rng.integers(pages or 1, size=turns).tolist()):
             words = np.random.default_rng([8, group, page] if pages else [9, episode, turn])
-            words = words.integers(0, 150_000, tokens - REPLY - len(task))
+            words = words.integers(0, 150_000, tokens - COMPLETION - len(task))
             prompts.append(np.concatenate([task, words]).astype(np.int32))
-            replies.append(rng.integers(0, 150_000, REPLY).astype(np.int32))
+            completions.append(rng.integers(0, 150_000, COMPLETION).astype(np.int32))
     count = len(prompts)
-    logprobs = [rng.normal(size=REPLY).astype(np.float32) for _ in range(count)]
-    return StepBatch(prompts, replies, rng.normal(size=count).astype(np.float32), np.ones(count, bool), logprobs)
+    logprobs = [rng.normal(size=COMPLETION).astype(np.float32) for _ in range(count)]
+    return StepBatch(prompts, completions, rng.normal(size=count).astype(np.float32), np.ones(count, bool), logprobs)
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ ALFWorld games, 8 each; kept in OUTPUT). The model is the tiny one; or `--model`
 or `--shape`, Qwen2.5 of that size with random weights. On a GPU arithmetic is bfloat16. Layouts, in turn in each
 repetition:
 
-    trl       every row padded to the longest prompt and the longest reply of the rollout, in random order, as many
-              rows a micro-batch as come nearest to `--max_tokens`: TRL's batch
+    trl       every row padded to the longest prompt and the longest completion of the rollout, in random order, as
+              many rows a micro-batch as come nearest to `--max_tokens`: TRL's batch
     padded    sorted by length, padded to the longest of the micro-batch (`token_layout="padded"`)
     packed    end to end (`token_layout="packed"`)
     shared    what rows have in common once (`token_layout="shared"`)

@@ -5,8 +5,8 @@
     python -m benchmarks.speed.rolling same --output benchmarks/results/rolling
 
 `speed`: batches of groups a second, in turns, streaming, and one and two rollouts ahead, interleaved, medians. No
-model: an engine bound by latency, which takes the same time for a token of each reply, however many there are (it
-sleeps). Replies have 3 to 5 tokens, environments answer at once. Episodes are as long as those of a training run
+model: an engine bound by latency, which takes the same time for a token of each completion, however many there are (it
+sleeps). Completions have 3 to 5 tokens, environments answer at once. Episodes are as long as those of a training run
 (`lengths.json` in OUTPUT: 320 groups of 8, at most 15 turns), or with `--lengths 50` four of five end after 8 to 30
 turns and the others after 50. The first batches are not timed: the groups that are first complete are short.
 `same`: the tiny model plays generated ALFWorld games by `generate`, every game by a group of 8, with 0 and 1 rollouts

@@ -2,14 +2,14 @@
 
     python -m benchmarks.speed.streaming --output benchmarks/results/streaming [--repetitions 5] [--episodes 32]
 
-The tiny model plays generated ALFWorld games. Every step takes 0 to `seconds` longer, every reply has 5 to `tokens`
-tokens computed (at least those it needs; what follows the action is not read); both are drawn from the episode and its
-turn, so that they are the same both ways. Then all prompts of the streaming rollout are handed to vLLM, with the same
-lengths and without turns or environments, all at once and as many at a time as there are episodes: the engine's own
-limits. In turn, `repetitions` times; then greedy
+The tiny model plays generated ALFWorld games. Every step takes 0 to `seconds` longer, every completion has 5 to
+`tokens` tokens computed (at least those it needs; what follows the action is not read); both are drawn from the
+episode and its turn, so that they are the same both ways. Then all prompts of the streaming rollout are handed to
+vLLM, with the same lengths and without turns or environments, all at once and as many at a time as there are episodes:
+the engine's own limits. In turn, `repetitions` times; then greedy
 rollouts, whose trajectories must be equal. Prints and writes OUTPUT/results.json: command, machine, raw seconds,
-medians, ratios; and what `simulate_rollout.py` predicts them from: tokens of each prompt and reply, the engine's times
-with so many sequences at once. Needs vLLM (on a CPU: the environment of `make test-vllm`).
+medians, ratios; and what `simulate_rollout.py` predicts them from: tokens of each prompt and completion, the engine's
+times with so many sequences at once. Needs vLLM (on a CPU: the environment of `make test-vllm`).
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SlowAlfworld(AlfworldEnvironment):
         return super().step(action)
 
 
-class LongReplies(OfflineVLLMEngine):
-    """Computes as many tokens of a reply as its seed says, and notes every request."""
+class LongCompletions(OfflineVLLMEngine):
+    """Computes as many tokens of a completion as its seed says, and notes every request."""
 
     def __init__(self, model: str, tokens: int, **options):
         super().__init__(model, **options)
@@ -75,7 +75,7 @@ class LongReplies(OfflineVLLMEngine):
         super().submit(key, prompt, sampling, seed)
 
     def all_at_once(self) -> dict[int, tuple[int, int]]:
-        """Everything noted since the last time: tokens of prompt and reply, by the request's seed."""
+        """Everything noted since the last time: tokens of prompt and completion, by the request's seed."""
         asked, self.asked = self.asked, []
         parameters = [self._parameters(sampling, seed) for _, sampling, seed in asked]
         answers = self.requests.answer([prompt for prompt, _, _ in asked], parameters)
@@ -95,7 +95,9 @@ class LongReplies(OfflineVLLMEngine):
         return number
 
 
-def engine_times(engine: LongReplies, prompt: int = 110, tokens: int = 40, repetitions: int = 3) -> dict[str, dict]:
+def engine_times(
+    engine: LongCompletions, prompt: int = 110, tokens: int = 40, repetitions: int = 3
+) -> dict[str, dict]:
     """Seconds to read so many prompts, and of a decode step of so many sequences: medians."""
     rng = random.Random(0)
     times: dict[str, dict] = {"read": {}, "decode step": {}}
@@ -120,7 +122,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
     rows = [row for row in Manifest.scan(folder).rows() for _ in range(8)]
     hidden = ("help", "look", "inventory", "examine")
     factory = partial(SlowAlfworld, Manifest.scan(folder), hidden_actions=hidden, intro=False)
-    engine = LongReplies(
+    engine = LongCompletions(
         str(tiny_model_path()), options.tokens, dtype="float32", enforce_eager=True, max_model_len=1024
     )
     actor = PromptActor.from_engine(engine, ALFWORLD_COMPACT_PROMPT)

@@ -11,7 +11,7 @@ pytest.importorskip("alfworld")
 
 from benchmarks.credit.exact import Truth, success_rate, transitions
 from benchmarks.credit.language_house import HOUSE_PROMPT, HouseEnvironment, text_house
-from benchmarks.credit.language_policy import REPLY, action_probabilities, policy_of, prompt_numbers
+from benchmarks.credit.language_policy import COMPLETION, action_probabilities, policy_of, prompt_numbers
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_envs.tiny.evaluation import play
 
@@ -49,7 +49,7 @@ def one_by_one(model, tokenizer, seen, task, temperature):
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     found = {}
     for action in seen.admissible_actions:
-        first, whole = (tokenizer(of)["input_ids"] for of in (prompt, prompt + REPLY.format(action=action)))
+        first, whole = (tokenizer(of)["input_ids"] for of in (prompt, prompt + COMPLETION.format(action=action)))
         with torch.no_grad():
             logits = model(torch.tensor([whole])).logits[0, len(first) - 1 : -1]
         logps = torch.log_softmax(logits.double() / temperature, dim=-1)

@@ -1,8 +1,9 @@
 """What the model reads in ALFWorld: one wording for language models of any size, and one of few words for tiny ones.
 
 Both have the paper's slots (task, steps taken, the last observations and actions, current step, observation,
-admissible actions) and the same reply, `<think>…</think>` and then `<action>…</action>`; the compact one is for models
-that know the reply's format from training and need not be told. Replies are read as the released code does.
+admissible actions) and the same completion, `<think>…</think>` and then `<action>…</action>`; the compact one is for
+models that know the completion's format from training and need not be told. Completions are read as the released code
+does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ You are now at step {current_step}. What you see now: {observation}
 Actions admissible now:
 {actions}""",
     history_entry="Step {step}: you saw '{observation}' and you did '{action}'",
-    parse_reply=parse_as_released,
+    parse_completion=parse_as_released,
     match_case=True,
 )
 
@@ -41,6 +42,6 @@ ALFWORLD_COMPACT_PROMPT = PromptTemplate(
     first="Task: {task}\nSeen: {observation}\nActions:\n{actions}",
     later="Task: {task}\nDone:\n{history}\nSeen: {observation}\nActions:\n{actions}",
     history_entry="{observation} > {action}",
-    parse_reply=parse_as_released,
+    parse_completion=parse_as_released,
     match_case=True,
 )

@@ -9,12 +9,12 @@ from g2po_trl.prompts.template import ParsedCompletion, PromptTemplate, read_aft
 _FENCE = re.compile(r"^\s*```(?:python)?\s*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
-def parse_think_code(reply: str, prompt_end: str = "") -> ParsedCompletion:
+def parse_think_code(completion: str, prompt_end: str = "") -> ParsedCompletion:
     """Read `<think>…</think><code>…</code>`; a fence of Markdown around the code is taken off.
 
     Invalid when a tag is missing; the code is run all the same if there is some, else nothing is.
     """
-    code, thought = read_after_thought(reply, "code", prompt_end)
+    code, thought = read_after_thought(completion, "code", prompt_end)
     fenced = _FENCE.match(code or "")
     return ParsedCompletion((fenced.group(1) if fenced else code or "").strip(), code is not None and thought)
 
@@ -42,5 +42,5 @@ You have run {steps_taken} piece(s). The last {history_length} and what was show
 Shown after the last one: {observation}
 """,
     history_entry="[{step}] {observation}\n>>> {action}",
-    parse_reply=parse_think_code,
+    parse_completion=parse_think_code,
 )

@@ -80,7 +80,7 @@ def summarize(trajectories: Sequence[Trajectory], rows: Sequence[dict[str, Any]]
         "turns": round(len(steps) / len(trajectories), 1),
         "well_formed": round(sum(step.valid for step in steps) / len(steps), 3),
         "admissible": round(sum(s.valid and s.action in (s.admissible_actions or ()) for s in steps) / len(steps), 3),
-        "reply_tokens": round(sum(len(step.completion_ids) for step in steps) / len(steps), 1),
+        "completion_tokens": round(sum(len(step.completion_ids) for step in steps) / len(steps), 1),
         "prompt_tokens": round(sum(len(step.prompt_ids) for step in steps) / len(steps), 1),
         "by_type": {name: round(sum(won) / len(won), 2) for name, won in sorted(by_type.items())},
     }

@@ -57,7 +57,7 @@ def train_tokenizer(
         model_max_length=1024,
         chat_template=CHAT_TEMPLATE,
     )
-    # The parser of replies reads the tags in decoded text: added, but not special, so that decoding keeps them.
+    # The parser of completions reads the tags in decoded text: added, but not special, so that decoding keeps them.
     tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in (*TAGS, *pieces)])
     split = [text for text in (*words, *pieces) if len(tokenizer(text)["input_ids"]) != 1]
     if split:

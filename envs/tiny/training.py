@@ -2,10 +2,10 @@
 
 0. *repeat*, where copying is most of the task: random tokens, and then parts of them again, which nothing but copying
    foretells. With layers of a model that copies (`Recipe.layers_of`) its heads take to the new words within some
-   hundred steps; from replies alone they may never appear.
+   hundred steps; from completions alone they may never appear.
 1. *read*: the loss is on the whole sequence. Prompts repeat themselves (names, numbers), and predicting them teaches
-   the heads that find and copy a name far faster than the few tokens of a reply do.
-2. *act*: the loss is on the reply, the expert's action.
+   the heads that find and copy a name far faster than the few tokens of a completion do.
+2. *act*: the loss is on the completion, the expert's action.
 3. *loosen*: the same with a share of the labels replaced by any action that can be taken, which leaves a policy that
    still explores: well-formed, admissible, undecided. At a low temperature little is left of that; an expert who does
    not know everything leaves more to reinforcement learning.
@@ -30,7 +30,7 @@ from trl import SFTConfig, SFTTrainer
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_trl.prompts.template import PromptTemplate, last_steps
 
-REPLY = "<think></think><action>{action}</action><|im_end|>"
+COMPLETION = "<think></think><action>{action}</action><|im_end|>"
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,12 @@ def samples(
                 shown = replace(shown, expert=rng.choice(shown.others or shown.actions))
             chunk.append(shown)
         prompts = tokenizer([course.prompt(s, tokenizer) for s in chunk], add_special_tokens=False)["input_ids"]
-        replies = tokenizer([REPLY.format(action=s.expert) for s in chunk], add_special_tokens=False)["input_ids"]
+        completions = tokenizer([COMPLETION.format(action=s.expert) for s in chunk], add_special_tokens=False)[
+            "input_ids"
+        ]
         rows = [
             {"input_ids": p + r, "labels": (p if phase.whole_sequence else [-100] * len(p)) + r}
-            for p, r in zip(prompts, replies)
+            for p, r in zip(prompts, completions)
         ]
         rows.sort(key=lambda row: len(row["input_ids"]))
         batches = [rows[i : i + batch] for i in range(0, len(rows), batch)]

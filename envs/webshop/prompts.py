@@ -1,6 +1,6 @@
 """What the model reads in WebShop: one wording for language models of any size, and one of few words for tiny ones.
 
-Replies are read as the released code does.
+Completions are read as the released code does.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from g2po_trl.prompts.template import ParsedCompletion, PromptTemplate, parse_as_released
 
 
-def parse_shopping(reply: str, prompt_end: str = "") -> ParsedCompletion:
-    """`parse_as_released`, which in WebShop plays the last 20 characters of a reply without an action."""
-    return parse_as_released(reply, prompt_end, fallback_characters=20)
+def parse_shopping(completion: str, prompt_end: str = "") -> ParsedCompletion:
+    """`parse_as_released`, which in WebShop plays the last 20 characters of a completion without an action."""
+    return parse_as_released(completion, prompt_end, fallback_characters=20)
 
 
 # What prompts have in common comes first: it passes through the model once.
@@ -38,7 +38,7 @@ You are now at step {current_step}. The page you see: {observation}
 Actions available now:
 {actions}""",
     history_entry="Step {step}: you saw {observation} and you did '{action}'",
-    parse_reply=parse_shopping,
+    parse_completion=parse_shopping,
     match_case=True,
 )
 
@@ -47,6 +47,6 @@ WEBSHOP_COMPACT_PROMPT = PromptTemplate(
     first="Task: {task}\nSeen: {observation}",
     later="Task: {task}\nDone:\n{history}\nSeen: {observation}",
     history_entry="{action}",
-    parse_reply=parse_shopping,
+    parse_completion=parse_shopping,
     match_case=True,
 )

@@ -149,7 +149,7 @@ class ReActAgent(Agent):
             instructions.append(f"What you noted after earlier attempts at it:\n{listed}")
         exchanges = [
             [
-                {"role": "assistant", "content": step.reply},
+                {"role": "assistant", "content": step.completion},
                 {"role": "user", "content": f"Observation: {after}"},
             ]
             for step, after in zip(episode.steps, [*(s.observation for s in episode.steps[1:]), ""])
@@ -205,7 +205,7 @@ class ReflexionAgent(ReActAgent):
     def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> Conversation | None:
         lines = [f"Task: {task}"] if task else []
         for step in trajectory.steps:
-            lines += [f"Observation: {step.observation}", (step.reply or f"Action: {step.action}").strip()]
+            lines += [f"Observation: {step.observation}", (step.completion or f"Action: {step.action}").strip()]
         lines.append(f"Observation: {trajectory.final_observation}")
         why = ": it ran out of turns" if trajectory.outcome == "truncated" else ""
         earlier = "".join(f"\nAn earlier note of yours: {note}" for note in notes[-self.memory :])

@@ -173,7 +173,7 @@ def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, floa
         if value is None and is_score(part) and any(t.counted for t in trajectories):
             value = 0.0  # no episode has a score, e.g. none bought anything
         row[heading] = float("nan") if value is None else 100 * value
-    tokens = [t.info["prompt_tokens"] + t.info["reply_tokens"] for t in trajectories]
+    tokens = [t.info["prompt_tokens"] + t.info["completion_tokens"] for t in trajectories]
     return {
         **row,
         "turns": summary["turns"],

@@ -85,7 +85,7 @@ def fingerprint_weights(model: str, revision: str | None = None) -> str:
 def fingerprint_prompt(template: PromptTemplate) -> str:
     """Return the fingerprint of a template's text and of its parser's code."""
     return fingerprint_data(
-        [describe_prompt(template), _source(template.parse_reply), _parser_code(template.parse_reply)]
+        [describe_prompt(template), _source(template.parse_completion), _parser_code(template.parse_completion)]
     )
 
 

@@ -161,7 +161,7 @@ class PanelPlayer:
             "trial": self.trial,
             "last_trial": is_last,
             "prompt_tokens": prompt_tokens,
-            "reply_tokens": completion_tokens,
+            "completion_tokens": completion_tokens,
             "reflections": list(self.notes.get(index, ())),
         }
         trajectory.info = {**trajectory.info, **facts}

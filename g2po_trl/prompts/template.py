@@ -132,7 +132,7 @@ class PromptTemplate:
         history_entry: one past step. Slots: `{step}`, `{observation}`, `{action}`.
         history_separator, actions_separator: text between past steps, and between admissible actions.
         system: a system message, or `None`.
-        parse_reply: the completion and the end of the prompt -> `ParsedCompletion`.
+        parse_completion: the completion and the end of the prompt -> `ParsedCompletion`.
         match_case: if `False`, an action that differs from one admissible action in letter case only is replaced by
             it.
     """
@@ -143,7 +143,7 @@ class PromptTemplate:
     history_separator: str = "\n"
     actions_separator: str = "\n"
     system: str | None = None
-    parse_reply: Callable[[str, str], ParsedCompletion] = parse_think_action
+    parse_completion: Callable[[str, str], ParsedCompletion] = parse_think_action
     match_case: bool = False
 
     def read(
@@ -156,7 +156,7 @@ class PromptTemplate:
             prompt_end: the last characters of its prompt.
             admissible_actions: the actions listed in the prompt.
         """
-        action, valid = self.parse_reply(completion, prompt_end)
+        action, valid = self.parse_completion(completion, prompt_end)
         return ParsedCompletion(action if self.match_case else listed_spelling(action, admissible_actions), valid)
 
     def messages(

@@ -61,5 +61,5 @@ TOOL_PROMPT = PromptTemplate(
         "The answer to your last call:\n{observation}"
     ),
     history_entry="{observation}\nYou: {action}",
-    parse_reply=parse_tool_calls,
+    parse_completion=parse_tool_calls,
 )

@@ -99,7 +99,7 @@ class PromptSession:
     seeds: Sequence[int] | None
     stats: RolloutStats
     prompts: dict[int, FittedPrompt] = field(default_factory=dict)  # by the episode's number
-    asked: dict[int, Episode] = field(default_factory=dict)  # those whose replies are awaited
+    asked: dict[int, Episode] = field(default_factory=dict)  # those whose completions are awaited
 
     @property
     def waiting(self) -> int:

@@ -73,7 +73,7 @@ class Episode:
             observation=seen.text,
             action=action,
             state_key=seen.state_key,
-            reply=completion,
+            completion=completion,
             admissible_actions=seen.admissible_actions,
             **fields,
         )

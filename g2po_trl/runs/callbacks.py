@@ -104,7 +104,7 @@ class IterationProgressCallback(TrainerCallback):
 
 
 class CollapseStoppingCallback(TrainerCallback):
-    """Ends a run whose agent has come apart: replies without the format, or success far below what it was.
+    """Ends a run whose agent has come apart: completions without the format, or success far below what it was.
 
     Both are means over `patience` log lines. All is read from the log that a checkpoint keeps, so a resumed run judges
     as an uninterrupted one. See `G2POConfig.min_valid_action_ratio` and `min_success_of_best`.
@@ -122,7 +122,7 @@ class CollapseStoppingCallback(TrainerCallback):
         reason = None
         if valid and valid[-1] < self.min_valid_action_ratio:
             reason = (
-                f"{_percent(valid[-1])} of the replies had the required format, less than "
+                f"{_percent(valid[-1])} of the completions had the required format, less than "
                 f"min_valid_action_ratio={self.min_valid_action_ratio}"
             )
         elif success and success[-1] < self.min_success_of_best * max(success):

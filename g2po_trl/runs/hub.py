@@ -17,8 +17,8 @@ from .ownership import LOCK, STAGING, SUPERSEDED
 
 logger = logging.getLogger(__name__)
 
-# Not for the Hub: every prompt and reply of a run, the tasks it is judged by, checkpoints, and transformers' pickle of
-# all arguments, tokens included.
+# Not for the Hub: every prompt and completion of a run, the tasks it is judged by, checkpoints, and transformers'
+# pickle of all arguments, tokens included.
 _NOT_PUSHED = ("trajectories/", "panels/", "report/", "exams/", f"{STAGING}/", "checkpoint-*/")
 _NOT_PUSHED += (f"{SUPERSEDED}checkpoint-*/", LOCK, "view*.html", "training_args.bin")
 _REFUSED_BY_HUB = (400, 401, 403, 404)

@@ -143,15 +143,17 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
         name: load_object(value) if isinstance(value, Mapping) and "import" in value else value
         for name, value in description.items()
     }
-    if values.get("parse_reply", "") is None:
+    if values.get("parse_completion", "") is None:
         raise ValueError(
-            "the run's prompt has a parse_reply that cannot be imported (a lambda or a local function): define it in "
-            "a module, or pass --prompt module:TEMPLATE"
+            "the run's prompt has a parse_completion that cannot be imported (a lambda or a local function): define "
+            "it in a module, or pass --prompt module:TEMPLATE"
         )
     try:
         return PromptTemplate(**values)
     except TypeError as error:
-        raise ValueError(f"the run's prompt was written by another version of g2po_trl ({error})") from error
+        raise ValueError(
+            f"the run's prompt was written by another version of g2po_trl ({error}): pass --prompt module:TEMPLATE"
+        ) from error
 
 
 def describe_run(

@@ -19,7 +19,10 @@ def transcript(trajectory: Trajectory) -> str:
     branch, first = trajectory.parent is not None, trajectory.start + 1
     lines = [f"(branch of trajectory {trajectory.parent + 1} of its group from step {first})"] if branch else []
     for number, step in enumerate(trajectory.steps, first):
-        lines += [f"[{number}] {step.observation}", f"> {step.reply if step.reply is not None else step.action}"]
+        lines += [
+            f"[{number}] {step.observation}",
+            f"> {step.completion if step.completion is not None else step.action}",
+        ]
     return "\n".join([*lines, trajectory.error or trajectory.final_observation or ""])
 
 

@@ -1,4 +1,4 @@
-"""What a set of finished episodes amounts to: success by task type, turns, valid replies; in numbers and a table."""
+"""What a set of finished episodes amounts to: success by task type, turns, valid completions; in numbers and tables."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def format_table(columns: dict[str, dict[str, Any]]) -> str:
         *_row_of_all("score", "score", summaries),
         ("reward", [s["reward"] for s in summaries], 1),
         ("mean turns", [s["turns"] for s in summaries], 1),
-        ("valid replies", [s["valid_action_ratio"] for s in summaries], 100),
+        ("valid completions", [s["valid_action_ratio"] for s in summaries], 100),
         *_row_of_all("admissible actions", "admissible_action_ratio", summaries),
         ("episodes", [s["episodes"] for s in summaries], 0),
     ]

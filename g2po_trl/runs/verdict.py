@@ -153,9 +153,9 @@ def _remedy(tally: Tally) -> str:
         return "No episode had a step: `failure_reason` in trajectories/ says why. Is max_prompt_length too small?"
     if tally.valid < ALMOST_NONE * tally.completions:
         return (
-            f"{_none(tally.valid, tally.completions, 'completion')} had the required format: read some `reply` in "
-            "trajectories/. If replies are cut off, raise max_completion_length; otherwise change the prompt "
-            "template, or fine-tune the model on demonstrations first."
+            f"{_none(tally.valid, tally.completions, 'completion')} had the required format: read some "
+            "`completion` in trajectories/. If completions are cut off, raise max_completion_length; otherwise change "
+            "the prompt template, or fine-tune the model on demonstrations first."
         )
     if tally.listed and tally.admissible < ALMOST_NONE * tally.listed:
         return (

@@ -26,7 +26,7 @@ class RowSummary:
     """Lengths, advantages and masks of all ranks' rows, numbered by rank and then in each rank's order.
 
     Args:
-        prompts, replies: (N,) tokens.
+        prompts, completions: (N,) tokens.
         advantages: (N,) float32.
         trained: (N,) bool.
         counts: number of rows that each rank played.
@@ -34,7 +34,7 @@ class RowSummary:
     """
 
     prompts: np.ndarray
-    replies: np.ndarray
+    completions: np.ndarray
     advantages: np.ndarray
     trained: np.ndarray
     counts: list[int]
@@ -43,7 +43,7 @@ class RowSummary:
     @classmethod
     def concatenate(cls, parts: Sequence[RowSummary]) -> RowSummary:
         """Return the summary of all ranks' parts, by rank."""
-        names = ("prompts", "replies", "advantages", "trained")
+        names = ("prompts", "completions", "advantages", "trained")
         whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return cls(
             **whole,
@@ -61,7 +61,7 @@ class RowSummary:
 
     def num_trained_tokens(self, rows: Sequence[int] | slice = slice(None)) -> int:
         """Return the number of completion tokens of those rows that are trained."""
-        return int((self.replies * self.trained)[rows].sum())
+        return int((self.completions * self.trained)[rows].sum())
 
     def with_gradient(self, kl: bool) -> np.ndarray:
         """Return (N,) bool, whether a row has a gradient.
@@ -119,7 +119,7 @@ def plan_update(
     """
     num_ranks = len(rows.counts)
     kept = np.ones(len(rows), dtype=bool) if kept is None else kept
-    lengths = rows.prompts.astype(np.int64) + rows.replies
+    lengths = rows.prompts.astype(np.int64) + rows.completions
     if row_length is not None:
         row_length = replace(row_length, most=min(row_length.most, most_tokens(max_tokens, row_multiple)))
     mini_batches = []
@@ -217,7 +217,7 @@ def deal_rows(
     Returns:
         [mini-batch][rank] -> row numbers, longest first.
     """
-    total = np.array([prompt + reply for prompt, reply in lengths], dtype=np.int64)
+    total = np.array([prompt + completion for prompt, completion in lengths], dtype=np.int64)
     return [
         _deal(part, total, num_ranks) for part in split_into_mini_batches(range(len(lengths)), num_mini_batches, rng)
     ]

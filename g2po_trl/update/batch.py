@@ -141,22 +141,22 @@ class StepBatch:
         lengths = self.lengths(rows)
         width = _round_up(max((p for p, _ in lengths), default=1), pad_to_multiple_of)
         # At a width of 1 TRL's metrics would take tokens for sequences, and count rows that fill up.
-        reply_width = _round_up(max([2, *(c for _, c in lengths)]), pad_to_multiple_of)
+        completion_width = _round_up(max([2, *(c for _, c in lengths)]), pad_to_multiple_of)
         prompt_ids = torch.full((num_rows, width), pad_token_id, dtype=torch.long)
-        completion_ids = torch.full((num_rows, reply_width), pad_token_id, dtype=torch.long)
+        completion_ids = torch.full((num_rows, completion_width), pad_token_id, dtype=torch.long)
         prompt_mask, completion_mask = torch.zeros_like(prompt_ids), torch.zeros_like(completion_ids)
         advantages = torch.zeros(num_rows, dtype=torch.float32)
-        logprobs = None if self.logprobs is None else torch.zeros(num_rows, reply_width)
+        logprobs = None if self.logprobs is None else torch.zeros(num_rows, completion_width)
         prompt_mask[:, -1] = 1  # a filler row attends to one token: attention over nothing is undefined
         for i, row in enumerate(rows):
-            prompt, reply = self.prompt_ids[row], self.completion_ids[row]
+            prompt, completion = self.prompt_ids[row], self.completion_ids[row]
             prompt_ids[i, width - len(prompt) :] = torch.from_numpy(prompt)
             prompt_mask[i, width - len(prompt) :] = 1
-            completion_ids[i, : len(reply)] = torch.from_numpy(reply)
-            completion_mask[i, : len(reply)] = int(self.trained[row])
+            completion_ids[i, : len(completion)] = torch.from_numpy(completion)
+            completion_mask[i, : len(completion)] = int(self.trained[row])
             advantages[i] = float(self.advantages[row])
             if logprobs is not None:
-                logprobs[i, : len(reply)] = torch.from_numpy(self.logprobs[row])
+                logprobs[i, : len(completion)] = torch.from_numpy(self.logprobs[row])
         tensors = {
             "prompt_ids": prompt_ids,
             "prompt_mask": prompt_mask,
@@ -254,7 +254,7 @@ def collate_plan(
     num_tokens, num_ranks = rows.num_trained_tokens(), len(rows.counts)
     num_items = num_tokens if config.mini_batch_size is None else num_tokens / len(plan)
     sequences = batch.sequences()
-    scored = [len(reply) * bool(trained) for reply, trained in zip(batch.completion_ids, batch.trained)]
+    scored = [len(completion) * bool(trained) for completion, trained in zip(batch.completion_ids, batch.trained)]
 
     def collate(planned: MicroBatchPlan) -> dict[str, Any]:
         own = [place_of[row] for row in planned.rows[rank]]

@@ -1,8 +1,8 @@
 """Importance sampling between the engine that generated and the model that is trained.
 
 vLLM's kernels differ from the trainer's, so its probabilities do too, and a policy gradient on its samples is biased.
-The correction weighs a token (or a reply) by p_trainer / p_engine, bounded: "truncate" caps the ratio, "mask" drops
-what lies outside the bounds. Same modes and defaults as TRL's options `vllm_importance_sampling_*`.
+The correction weighs a token (or a completion) by p_trainer / p_engine, bounded: "truncate" caps the ratio, "mask"
+drops what lies outside the bounds. Same modes and defaults as TRL's options `vllm_importance_sampling_*`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _TRIES = 8
 _NATS = {"mean": 1e-5, "largest": 1e-4}
 
 
-# (model, micro-batch) -> log-probabilities of its reply tokens, (rows, C).
+# (model, micro-batch) -> log-probabilities of its completion tokens, (rows, C).
 Score = Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor]
 
 
@@ -118,14 +118,14 @@ class Layout:
             self._micro_batch = None
 
     def log_probs(
-        self, model: torch.nn.Module, reply_mask: torch.Tensor, compute_entropy: bool
+        self, model: torch.nn.Module, completion_mask: torch.Tensor, compute_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Return log-probabilities and entropies of the current micro-batch, (rows, C); `None` if it is padded."""
         if self._micro_batch is None:
             return None
         body = self._language_model(model).base_model
         with self.accelerator.autocast():
-            log_probs, entropies = packed_log_probs(model, body, self._micro_batch, reply_mask)
+            log_probs, entropies = packed_log_probs(model, body, self._micro_batch, completion_mask)
         return log_probs, entropies if compute_entropy else None
 
     def verify(
@@ -212,8 +212,8 @@ class Layout:
 
 def _lengths(micro_batch: dict[str, Any]) -> torch.Tensor:
     """Return (rows,) tokens of scored rows, 0 of others."""
-    prompts, replies = (micro_batch[name].sum(1) for name in ("prompt_mask", "completion_mask"))
-    return (prompts + replies) * (replies > 0)
+    prompts, completions = (micro_batch[name].sum(1) for name in ("prompt_mask", "completion_mask"))
+    return (prompts + completions) * (completions > 0)
 
 
 def _some_rows(lengths: torch.Tensor, max_tokens: int) -> list[int]:
@@ -229,13 +229,13 @@ def _one_a_row(micro_batch: dict[str, Any], rows: list[int], pad_token_id: int) 
     """Return these rows of a micro-batch as a padded micro-batch."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     part = {name: micro_batch[name][rows] for name in names}
-    prompts, replies = (
+    prompts, completions = (
         [ids[mask.bool()].numpy() for ids, mask in zip(part[f"{name}_ids"], part[f"{name}_mask"])]
         for name in ("prompt", "completion")
     )
-    sequences = [np.concatenate(pair) for pair in zip(prompts, replies)]
+    sequences = [np.concatenate(pair) for pair in zip(prompts, completions)]
     packs = [Pack([row], [0], len(sequence)) for row, sequence in enumerate(sequences)]
-    return part | lay_out(packs, sequences, list(map(len, replies)), pad_token_id)
+    return part | lay_out(packs, sequences, list(map(len, completions)), pad_token_id)
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def most_tokens(places: int, multiple: int | None) -> int:
 def lay_out(
     packs: Sequence[Pack],
     sequences: Sequence[np.ndarray],
-    reply_lengths: Sequence[int],
+    completion_lengths: Sequence[int],
     pad_token_id: int,
     pad_to_multiple_of: int | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -149,7 +149,7 @@ def lay_out(
     Args:
         packs: the packed rows.
         sequences: token ids of each sequence, by its number.
-        reply_lengths: number of last tokens of each sequence that are scored; 0 for none.
+        completion_lengths: number of last tokens of each sequence that are scored; 0 for none.
         pad_token_id: token that fills rows.
         pad_to_multiple_of: see `row_width`.
 
@@ -176,7 +176,7 @@ def lay_out(
             ids[r, start:stop] = sequence[common:]
             positions[r, start:stop] = np.arange(common, len(sequence))
             ends[r, path] = stop
-            first = len(sequence) - reply_lengths[row]
+            first = len(sequence) - completion_lengths[row]
             scored_from.append(r * length + path[first - 1 : len(sequence) - 1])
             scored_ids.append(sequence[first:])
     if not sum(map(len, scored_ids)):

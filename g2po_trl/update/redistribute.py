@@ -57,7 +57,7 @@ def exchange(
         device: device of the tensors that ranks exchange.
     """
     first = rows.first
-    sizes = rows.prompts.astype(np.int64) + rows.replies * (1 + rows.with_logprobs)
+    sizes = rows.prompts.astype(np.int64) + rows.completions * (1 + rows.with_logprobs)
 
     def part(of: int, to: int) -> list[int]:
         """Return the rows that one rank has played and another trains."""
@@ -80,7 +80,7 @@ def exchange(
         [size(part(rank, to)) for to in ranks],
     )
     own = np.asarray(dealt[rank], dtype=np.int64)
-    columns = [rows.prompts, rows.replies, *([rows.replies] if rows.with_logprobs else [])]
+    columns = [rows.prompts, rows.completions, *([rows.completions] if rows.with_logprobs else [])]
     ends = np.cumsum(np.stack([column[own] for column in columns], axis=1))
     fields = np.split(received.cpu().numpy(), ends[:-1]) if len(own) else []
     return StepBatch(

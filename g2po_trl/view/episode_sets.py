@@ -63,7 +63,7 @@ class EpisodeSet:
                 order.setdefault(name, info.get("panel_index", len(order)))
                 task = tasks.setdefault(name, {"id": name, "task": None, "kind": kinds.get(name), "episodes": []})
                 task["task"] = task["task"] or trajectory.task
-                tokens = [info.get("prompt_tokens"), info.get("reply_tokens")]
+                tokens = [info.get("prompt_tokens"), info.get("completion_tokens")]
                 task["episodes"].append(
                     {
                         **episode_data(trajectory, texts),

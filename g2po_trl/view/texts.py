@@ -55,7 +55,7 @@ def step_data(step: Step, texts: Texts, prompt_of: Callable[[Step], str | None] 
     return {
         "o": texts.number(step.observation),
         "a": step.action,
-        "r": texts.number(step.reply),
+        "r": texts.number(step.completion),
         "p": texts.number(prompt_of(step)) if prompt_of else None,
         "ok": bool(step.valid),
         "in": step.admissible,

@@ -66,14 +66,14 @@ def test_prompts_are_encoded_as_the_tokenizer_does(shown, tokenizer):
 
 @pytest.fixture(scope="module")
 def sequences(shown, tokenizer):
-    """Prompts and replies of two episodes; the tokens of a reply are scored."""
+    """Prompts and completions of two episodes; the tokens of a completion are scored."""
     found, scored = [], []
     for row in build_dataset(shown[:14], ALFWORLD_COMPACT_PROMPT, 2):
         prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
         ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        reply = tokenizer(row["completion"][0]["content"] + "<|im_end|>", add_special_tokens=False)["input_ids"]
-        found.append(np.array(ids + reply, dtype=np.int32))
-        scored.append(len(reply))
+        completion = tokenizer(row["completion"][0]["content"] + "<|im_end|>", add_special_tokens=False)["input_ids"]
+        found.append(np.array(ids + completion, dtype=np.int32))
+        scored.append(len(completion))
     return found, scored
 
 

@@ -40,7 +40,7 @@ def arguments(folder, **options):
 
 
 @pytest.fixture
-def reply_is_a_letter(monkeypatch):
+def completion_is_a_letter(monkeypatch):
     monkeypatch.setattr("g2po_recipes.cold_start.dataset.COMPLETION", "{action}")
 
 
@@ -50,7 +50,7 @@ def trained_on(lessons, tokenizer, folder, model, **options):
 
 
 def test_lessons_are_the_prompts_of_the_rollout(tiny_model_dir, tmp_path):
-    """Of an episode that is played, with its history, and the replies that the agent gave in it."""
+    """Of an episode that is played, with its history, and the completions that the agent gave in it."""
     tokenizer, read = build_tokenizer(), []
 
     def answer(prompts):
@@ -107,7 +107,7 @@ def test_lessons_that_were_left_out():
         validate_samples(lessons, [{}] * (len(lessons) - 2), build_tokenizer(), DEFAULT_PROMPT, set(), 7)
 
 
-def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, reply_is_a_letter, capsys):
+def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, completion_is_a_letter, capsys):
     tokenizer = build_tokenizer()
     lessons = build_dataset(SHOWN * 16, LETTER_PROMPT, 2)
     _, results = teach(str(tiny_model_dir), arguments(tmp_path), lessons, exam(target=0.9, every=6), tokenizer)
@@ -118,7 +118,7 @@ def test_teaching_ends_when_the_exam_is_passed(tiny_model_dir, tmp_path, reply_i
     assert f"step {results[-1]['step']:>4} | {results[-1]['samples']} samples | success" in capsys.readouterr().out
 
 
-def test_exams_change_nothing(tiny_model_dir, tmp_path, reply_is_a_letter):
+def test_exams_change_nothing(tiny_model_dir, tmp_path, completion_is_a_letter):
     """Weights are the same however often it was examined: their random numbers are their own."""
     tokenizer, lessons, found = build_tokenizer(), build_dataset(SHOWN, LETTER_PROMPT, 2), []
     for every in (1, 100):
@@ -135,7 +135,7 @@ def test_exams_change_nothing(tiny_model_dir, tmp_path, reply_is_a_letter):
     assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
 
 
-def test_an_adapter_is_merged(tiny_model_dir, tmp_path, reply_is_a_letter):
+def test_an_adapter_is_merged(tiny_model_dir, tmp_path, completion_is_a_letter):
     from peft import LoraConfig
 
     lessons = build_dataset(SHOWN, LETTER_PROMPT, 2)
@@ -151,7 +151,7 @@ def test_an_adapter_is_merged(tiny_model_dir, tmp_path, reply_is_a_letter):
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, reply_is_a_letter, bf16):
+def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, completion_is_a_letter, bf16):
     """vLLM takes the type of its weights from the folder."""
     args, told = arguments(tmp_path / "start", max_steps=2), TeachingArguments(num_demonstrations=16)
     args.bf16 = bf16
@@ -168,7 +168,7 @@ class Interrupted(Exception):
     pass
 
 
-def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, reply_is_a_letter, monkeypatch):
+def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, completion_is_a_letter, monkeypatch):
     """To the same weights and exams; a new teaching is not begun over a checkpoint, and its exams are its own."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     told, model_args = TeachingArguments(num_demonstrations=40), ModelConfig(str(tiny_model_dir), dtype="float32")
@@ -204,7 +204,7 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, reply_is_a_lette
     assert [path.name for path in whole.glob("exams/exam-*")] == ["exam-000002.jsonl"]
 
 
-def test_samples_are_counted_by_steps_where_these_end_it(tiny_model_dir, tmp_path, reply_is_a_letter):
+def test_samples_are_counted_by_steps_where_these_end_it(tiny_model_dir, tmp_path, completion_is_a_letter):
     lessons = build_dataset(SHOWN[:8], LETTER_PROMPT, 2)
     once = exam(every=100, rows=[{"seed": 0}])
     _, results = teach(str(tiny_model_dir), arguments(tmp_path, max_steps=3), lessons, once, build_tokenizer())

@@ -37,7 +37,7 @@ WRITTEN_BY_US = {
     "importance_sampling_ratio",
 }
 NOT_USED = {
-    "tool_mask",  # replies hold no tool output
+    "tool_mask",  # completions hold no tool output
     *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
     *("image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
 }

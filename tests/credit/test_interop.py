@@ -45,16 +45,16 @@ def by_hand(episodes=EPISODES, gamma=0.95):
     return np.split(g2po(graph), np.cumsum(graph.lengths)[:-1])
 
 
-def reply_length(place):
+def completion_length(place):
     return 1 + place % 2
 
 
 def row(keys, numbers):
-    """One row of tokens: of each step, its reply's mask and number, then two tokens of the environment's message."""
+    """One row of tokens: of each step, its completion's mask and number, then two tokens of the next message."""
     mask, values = [], []
     for place, number in enumerate(numbers):
-        mask += [1] * reply_length(place) + [0, 0]
-        values += [number] * reply_length(place) + [0.0, 0.0]
+        mask += [1] * completion_length(place) + [0, 0]
+        values += [number] * completion_length(place) + [0.0, 0.0]
     assert len(keys) == len(numbers)
     return mask[:-2], values[:-2]
 
@@ -97,7 +97,7 @@ def test_every_block_is_run_here():
 
 
 class Rooms:
-    """Two or three turns; where a reply leads and what it pays depend on its letters, so that any model is paid."""
+    """Two or three turns; where a completion leads and what it pays depend on its letters: any model is paid."""
 
     def reset(self, prompt):
         self.turns = 0
@@ -323,12 +323,12 @@ def test_skyrl_reads_keys_from_the_masked_tokens(load):
     uids = []
     for group, keys, reward in EPISODES:
         for place in range(len(keys)):
-            reply, last = [3] * reply_length(place), place == len(keys) - 1
+            completion, last = [3] * completion_length(place), place == len(keys) - 1
             told = [1] if last else names[keys[place + 1]]
             output["prompt_token_ids"].append([1, 2, *names[keys[0]], *[4] * place])  # the history, of any length
-            output["response_ids"].append(reply + told)
-            output["loss_masks"].append([1] * len(reply) + [0] * len(told))
-            output["rewards"].append([0.0] * (len(reply + told) - 1) + [reward * last])
+            output["response_ids"].append(completion + told)
+            output["loss_masks"].append([1] * len(completion) + [0] * len(told))
+            output["rewards"].append([0.0] * (len(completion + told) - 1) + [reward * last])
             output["is_last_step"].append(last)
             uids.append(group)
     trainer = hook.GraphTrainer()
@@ -349,14 +349,14 @@ def message_trace(keys, reward):
     ]
     for place, key in enumerate(keys):
         parent = len(nodes) - 1
-        for mask, text in (([False] * 3, key), ([False] + [True] * reply_length(place), "go")):
+        for mask, text in (([False] * 3, key), ([False] + [True] * completion_length(place), "go")):
             message = SimpleNamespace(content=text)
             nodes.append(SimpleNamespace(parent=parent, mask=mask, message=message, advantages=None))
             parent += 1
     return SimpleNamespace(nodes=nodes, reward=reward, agent=SimpleNamespace(name="agent"))
 
 
-def test_prime_rl_gives_each_reply_its_number(load):
+def test_prime_rl_gives_each_completion_its_number(load):
     def assign_advantages(trace, values):
         values = iter(values)
         for node in trace.nodes:
@@ -381,7 +381,7 @@ def test_prime_rl_gives_each_reply_its_number(load):
     asyncio.run(hook.G2POAlgorithm().score_group(episodes))
     for episode, steps in zip(episodes, by_hand(group)):
         got = [node.advantages for node in episode.traces[0].nodes if node.advantages]
-        assert got == [[number] * reply_length(place) for place, number in enumerate(steps)]
+        assert got == [[number] * completion_length(place) for place, number in enumerate(steps)]
     asyncio.run(hook.G2POAlgorithm().score_group([]))
 
 

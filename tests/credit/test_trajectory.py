@@ -88,7 +88,9 @@ def test_a_bad_line_is_named(tmp_path, bad):
 def test_unknown_fields_are_named():
     data = json.loads(json.dumps(trajectory().to_dict()))
     data["colour"], data["steps"][1]["smell"] = "red", "sweet"
-    with pytest.raises(ValueError, match=r"unknown trajectory fields \['colour', 'steps.smell'\]"):
+    with pytest.raises(
+        ValueError, match=r"unknown trajectory fields \['colour', 'steps.smell'\]: .* rename the fields"
+    ):
         Trajectory.from_dict(data)
 
 

@@ -1,4 +1,4 @@
-"""Engines: where a reply ends, what they say of its probability, and that every rank gets its own replies."""
+"""Engines: where a completion ends, what they say of its probability, and that every rank gets its own completions."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ def prompts_of(trainer, *texts):
     return [trainer.processing_class(text)["input_ids"] for text in texts]
 
 
-# -- where a reply ends -----------------------------------------------------------------------------------------------
+# -- where a completion ends ------------------------------------------------------------------------------------------
 
 
 def engine_with_tokenizer():
@@ -49,13 +49,13 @@ def engine_with_tokenizer():
         ("go.STOP</a>", "go.STOP", True),
     ],
 )
-def test_where_a_reply_ends(text, kept, complete):
+def test_where_a_completion_ends(text, kept, complete):
     tokenizer, engine = engine_with_tokenizer()
     sampling = Sampling(stop_sequences=("</a>", "STOP"))
     ids = tokenizer(text)["input_ids"]
-    reply = engine._completion(sampling, ids, [-float(i) for i in range(len(ids))])
-    assert tokenizer.decode(reply.ids) == kept and reply.complete is complete
-    assert reply.logprobs == [-float(i) for i in range(len(reply.ids))]
+    completion = engine._completion(sampling, ids, [-float(i) for i in range(len(ids))])
+    assert tokenizer.decode(completion.ids) == kept and completion.complete is complete
+    assert completion.logprobs == [-float(i) for i in range(len(completion.ids))]
 
 
 def test_without_stop_sequences_only_the_end_of_turn_ends():
@@ -67,27 +67,29 @@ def test_without_stop_sequences_only_the_end_of_turn_ends():
 
 
 def test_generate_stops_at_stop_sequences(make_trainer):
-    """With every letter a stop sequence, a reply ends with the first; nothing after it is trained."""
+    """With every letter a stop sequence, a completion ends with the first; nothing after it is trained."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     trainer = make_trainer(LongLetterEnvironment, stop_sequences=letters, max_completion_length=40)
     sampling = trainer.args.training_sampling()
     torch.manual_seed(0)
-    replies = trainer.player.actor.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
-    texts = [trainer.processing_class.decode(reply.ids) for reply in replies]
-    stopped = [(text, reply) for text, reply in zip(texts, replies) if any(letter in text for letter in letters)]
+    completions = trainer.player.actor.engine.generate(prompts_of(trainer, "go", "take the key", "open") * 4, sampling)
+    texts = [trainer.processing_class.decode(completion.ids) for completion in completions]
+    stopped = [
+        (text, completion) for text, completion in zip(texts, completions) if any(letter in text for letter in letters)
+    ]
     assert len(stopped) > 6
-    for text, reply in stopped:
-        assert reply.complete
-        before = trainer.processing_class.decode(reply.ids[:-1])
+    for text, completion in stopped:
+        assert completion.complete
+        before = trainer.processing_class.decode(completion.ids[:-1])
         assert not any(letter in before for letter in letters), text
 
 
-def test_cut_off_replies_can_be_left_untrained(make_trainer):
+def test_cut_off_completions_can_be_left_untrained(make_trainer):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=2, mask_truncated_completions=True)
     trainer.train()
     entry = trainer.state.log_history[0]
-    assert entry["rollout/truncated_replies"] > 0
-    assert entry["rollout/truncated_replies"] <= entry["update/step_samples"]
+    assert entry["rollout/truncated_completions"] > 0
+    assert entry["rollout/truncated_completions"] <= entry["update/step_samples"]
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -109,11 +111,11 @@ def test_greedy_is_greedy(make_trainer):
     trainer = make_trainer()
     prompts = prompts_of(trainer, "go north", "take key")
     first, second = (trainer.player.actor.engine.generate(prompts, GREEDY) for _ in range(2))
-    assert [reply.ids for reply in first] == [reply.ids for reply in second]
+    assert [completion.ids for completion in first] == [completion.ids for completion in second]
 
 
 def test_the_checkpoints_own_sampling_defaults_have_no_part_in_it(make_trainer, tiny_model_dir, tmp_path):
-    """A base model that may not say anything twice: the trainer does not know of it, so replies must not either."""
+    """A base model that may not say anything twice: the trainer does not know, so completions must not."""
     lora = LoraConfig(r=2, target_modules=["q_proj"])
     for kwargs in ({}, {"peft_config": lora}):
         trainer = make_trainer(**kwargs)
@@ -236,7 +238,8 @@ def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
     vllm = RecordingVLLM()
     engine = engine_of(vllm, {"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}})
     with engine.rollout():
-        assert [reply.cached_tokens for reply in engine.generate([[1], [2, 2]], Sampling(), [5, 6])] == [0, 1]
+        completions = engine.generate([[1], [2, 2]], Sampling(), [5, 6])
+        assert [completion.cached_tokens for completion in completions] == [0, 1]
         assert engine.generate([], Sampling()) == []
         engine.generate([[1]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
     assert vllm.events == [
@@ -350,14 +353,14 @@ def test_a_cache_that_cannot_be_forgotten_is_not_used():
 def test_vllm_says_what_its_cache_held(ranks_of_a_model, monkeypatch, vllm_module):
     monkeypatch.setattr(vllm_engine, "gather_object", lambda own: own * ranks_of_a_model)
     vllm = RecordingVLLM(tensor_parallel_size=ranks_of_a_model)
-    replies = engine_of(vllm).generate([[1], [2, 2], [3, 3, 3]], Sampling())
-    assert [reply.cached_tokens for reply in replies] == [0, 1, 2]
+    completions = engine_of(vllm).generate([[1], [2, 2], [3, 3, 3]], Sampling())
+    assert [completion.cached_tokens for completion in completions] == [0, 1, 2]
     assert vllm.llm.generate is vllm.llm_generate, "not listened to any more"
 
 
 def test_where_there_is_no_cache_nothing_is_said_of_it(make_trainer, vllm_module):
-    replies = engine_of(RecordingVLLM(prefix_caching=False)).generate([[1, 2]], Sampling())
-    assert [reply.cached_tokens for reply in replies] == [None]
+    completions = engine_of(RecordingVLLM(prefix_caching=False)).generate([[1, 2]], Sampling())
+    assert [completion.cached_tokens for completion in completions] == [None]
     trainer = make_trainer(max_steps=1)
     trainer.train()
     (entry,) = (e for e in trainer.state.log_history if "episode/success_rate" in e)

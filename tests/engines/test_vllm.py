@@ -35,12 +35,12 @@ def run(folder, mode, processes=1, script=SCRIPT, variables=None):
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(processes)]
 
 
-def check_engine_and_trainer_agree(result, of_a_reply=1e-4):
-    """Within 1e-4 nats a token, and `of_a_reply` in the product of a reply's ratios."""
+def check_engine_and_trainer_agree(result, of_a_completion=1e-4):
+    """Within 1e-4 nats a token, and `of_a_completion` in the product of a completion's ratios."""
     assert len(result["logs"]) == 3
     for entry in result["logs"]:
         assert entry["sampling/sampling_logp_difference/max"] <= 1e-4, "a stale or partial weight sync shows here"
-        assert entry["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=of_a_reply)
+        assert entry["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=of_a_completion)
         assert entry["sampling/importance_sampling_ratio/clipped_fraction"] == 0
     assert len(result["weight_differences"]) == 3 and max(result["weight_differences"]) == 0
     kl = [entry["kl"] for entry in result["logs"]]
@@ -48,7 +48,7 @@ def check_engine_and_trainer_agree(result, of_a_reply=1e-4):
 
 
 def check_hit_fractions(results):
-    """What each log says is what all ranks' replies said, those of its own rollout."""
+    """What each log says is what all ranks' completions said, those of its own rollout."""
     for number, ranks in enumerate(zip(*(result["cache"] for result in results), strict=True)):
         cached, prompt_tokens = (sum(counts) for counts in zip(*ranks))
         assert 0 < cached < prompt_tokens
@@ -70,10 +70,10 @@ def test_full_training(tmp_path):
 def test_a_pretrained_model(tmp_path):
     """SmolLM2 in float32: its log-probabilities are ours in every rollout, and the weights those of the trainer."""
     (result,) = run(tmp_path, "pretrained")
-    check_engine_and_trainer_agree(result, of_a_reply=1e-3)  # 32 tokens, 30 layers
+    check_engine_and_trainer_agree(result, of_a_completion=1e-3)  # 32 tokens, 30 layers
 
 
-def test_lora_leaves_the_base_alone_and_replies_stop_at_the_tag(tmp_path):
+def test_lora_leaves_the_base_alone_and_completions_stop_at_the_tag(tmp_path):
     (result,) = run(tmp_path, "lora")
     check_engine_and_trainer_agree(result)
     assert result["base_change"] == 0, "TRL merges the adapter into the base for each sync"
@@ -114,19 +114,19 @@ def test_requests_are_answered_as_they_ask(tmp_path, runner):
         assert result["likeliest"]
 
 
-def test_a_panel_is_one_sync_and_its_replies_follow_from_eval_seed_alone(tmp_path):
+def test_a_panel_is_one_sync_and_its_completions_follow_from_eval_seed_alone(tmp_path):
     """Of an adapter, before and after training, in a run that goes on, on two ranks, and on two with one model."""
     (one,) = run(tmp_path, "evaluate adapter")
     panels = [one[name] for name in ("before", "again", "other_batches", "other_seed", "after")]
     for panel in panels:
         assert panel["syncs"] == 1 and panel["first"] == "sync" and panel["worst"] == 0
     assert one["training"] == {"syncs": 3, "worst": 0}
-    assert one["before"]["replies"] == one["again"]["replies"] == one["other_batches"]["replies"]
-    assert one["before"]["replies"] != one["other_seed"]["replies"]
-    assert one["before"]["replies"] != one["after"]["replies"], "the policy must have moved"
-    assert any(a[1] != b[1] for a, b in zip(one["before"]["replies"], one["before"]["replies"][1:]) if a[0] == b[0]), (
-        "the two episodes of a task have seeds of their own"
-    )
+    assert one["before"]["completions"] == one["again"]["completions"] == one["other_batches"]["completions"]
+    assert one["before"]["completions"] != one["other_seed"]["completions"]
+    assert one["before"]["completions"] != one["after"]["completions"], "the policy must have moved"
+    assert any(
+        a[1] != b[1] for a, b in zip(one["before"]["completions"], one["before"]["completions"][1:]) if a[0] == b[0]
+    ), "the two episodes of a task have seeds of their own"
 
     (resumed,) = run(tmp_path, "evaluate resumed")
     assert resumed["resumed"] == {"syncs": 1, "worst": 0}
@@ -140,7 +140,11 @@ def test_a_panel_is_one_sync_and_its_replies_follow_from_eval_seed_alone(tmp_pat
         seeds.append([result["initial_seed"] for result in two])
         for result in two:
             assert result["before"]["syncs"] == 1
-            assert result["before"]["replies"] == one["before"]["replies"] == result["other_batches"]["replies"]
+            assert (
+                result["before"]["completions"]
+                == one["before"]["completions"]
+                == result["other_batches"]["completions"]
+            )
     assert seeds == [[42, 43], [42, 42]], "the trainer's own seed, not vLLM's"
 
 
@@ -158,7 +162,7 @@ def test_branches_are_played_while_others_stream(tmp_path):
     check_engine_and_trainer_agree(result)
     for entry, asked in zip(result["logs"], result["live_counts"], strict=True):
         assert entry["rollout/branches"] > 0 and entry["rollout/replayed_steps"] > 0 == entry["rollout/branch_errors"]
-        assert asked == entry["rollout/steps"], "no reply may be asked for a step that is played again"
+        assert asked == entry["rollout/steps"], "no completion may be asked for a step that is played again"
 
 
 @pytest.mark.parametrize("runner", ["first", "second"])
@@ -184,12 +188,12 @@ def test_equal_beginnings_are_computed_once_and_forgotten_with_the_weights(tmp_p
     again = [hit(len(prompts[0]))] * 7 + others
     for answers in (before, after):
         assert answers["cached"] == [0, *again] and min(others) >= 2 * block
-        assert answers["replies"] == answers["transformers"]
-    assert before["replies"] != after["replies"]
+        assert answers["completions"] == answers["transformers"]
+    assert before["completions"] != after["completions"]
     assert not_reset["cached"][:8] == [hit(len(prompts[0]))] * 8
-    assert not_reset["replies"] != not_reset["transformers"], "a stale cache would not have shown above"
+    assert not_reset["completions"] != not_reset["transformers"], "a stale cache would not have shown above"
     interrupted = result["after_interruption"]
-    assert interrupted["replies"] == interrupted["transformers"], "what it had begun is abandoned, and it goes on"
+    assert interrupted["completions"] == interrupted["transformers"], "what it had begun is abandoned, and it goes on"
 
 
 @pytest.mark.skip(reason="needs GPUs: TRL's server mode sends weights by NCCL")
@@ -224,7 +228,7 @@ def g2po(*arguments, folder=None):
 
 
 def test_a_run_is_evaluated_as_its_trainer_did(tmp_path):
-    """A panel greedily by the trainer's own vLLM, then by the command: prompts and replies are equal to the letter."""
+    """A panel greedily by the trainer's own vLLM, then by the command: prompts and completions are equal."""
     pytest.importorskip("alfworld")
     from transformers import AutoTokenizer
 
@@ -254,8 +258,8 @@ def test_a_run_is_evaluated_as_its_trainer_did(tmp_path):
         assert [t.task_id for t in played] == [t.task_id for t in panel]
         for theirs, ours in zip(panel, played):
             assert (theirs.outcome, theirs.reward) == (ours.outcome, ours.reward)
-            assert [(s.observation, s.action, s.reply) for s in theirs.steps] == [
-                (s.observation, s.action, s.reply) for s in ours.steps
+            assert [(s.observation, s.action, s.completion) for s in theirs.steps] == [
+                (s.observation, s.action, s.completion) for s in ours.steps
             ]
             for one, other in zip(theirs.steps, ours.steps):
                 message = [{"role": "user", "content": other.prompt}]

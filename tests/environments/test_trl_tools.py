@@ -55,7 +55,7 @@ def test_default_prompt_template_is_the_class_attribute():
         default_prompt_template(Broken)
 
 
-def test_replies_are_read():
+def test_completions_are_read():
     assert parse_tool_calls(f"I think. {call('turn', digit=1)} Well.") == (call("turn", digit=1), True)
     both = call("turn", digit=1) + call("listen")
     assert parse_tool_calls(both.replace("</tool_call><", "</tool_call>\n<")) == (both, True)
@@ -193,14 +193,14 @@ def test_it_keeps_the_contract():
     check_environment(lambda: ToolEnvironment(Safe, 5), {"code": "3"}, actions=[call("turn", digit=3), "done"])
 
 
-def a_digit(reply, prompt_end=""):
+def a_digit(completion, prompt_end=""):
     """What a random model can say: some letter, read as a turn of the dial to 1 or 2."""
-    digit = 1 if reply[:1].lower() <= "m" else 2
+    digit = 1 if completion[:1].lower() <= "m" else 2
     return ParsedCompletion(call("turn", digit=digit), True)
 
 
 class SafeWithItsPrompt(Safe):
-    prompt_template = PromptTemplate(first="{observation}", later="{history} {observation}", parse_reply=a_digit)
+    prompt_template = PromptTemplate(first="{observation}", later="{history} {observation}", parse_completion=a_digit)
 
 
 def test_it_trains_unchanged(tmp_path, tiny_model_dir):

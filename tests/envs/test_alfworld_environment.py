@@ -210,5 +210,5 @@ def test_prompts_show_what_the_agent_must_know(prompt):
         "look",
     ):
         assert text in later["content"]
-    assert prompt.parse_reply("<think>so</think><action>Look</action>", "") == ("look", True)
+    assert prompt.parse_completion("<think>so</think><action>Look</action>", "") == ("look", True)
     assert pickle.loads(pickle.dumps(prompt)) == prompt

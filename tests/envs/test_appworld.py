@@ -1,4 +1,4 @@
-"""AppWorld: code and replies read by hand; with `make test-appworld`, real worlds, played, killed, hung and grown."""
+"""AppWorld: code and completions read by hand; with `make test-appworld`, worlds, played, killed, hung and grown."""
 
 import json
 import os
@@ -47,7 +47,7 @@ WRONG = ["print(1 / 0)", "apis.supervisor.complete_task(answer='hat')"]
 
 
 @pytest.mark.parametrize(
-    ("reply", "code", "valid"),
+    ("completion", "code", "valid"),
     [
         ("<think>so</think>\n<code>print(1)</code>", "print(1)", True),
         ("<think></think><code>\n```python\nx = 1\nprint(x)\n```\n</code>", "x = 1\nprint(x)", True),
@@ -56,8 +56,8 @@ WRONG = ["print(1 / 0)", "apis.supervisor.complete_task(answer='hat')"]
         ("<think>so</think><CODE>if a:\n    b()</CODE>", "if a:\n    b()", True),
     ],
 )
-def test_replies_are_read(reply, code, valid):
-    assert parse_think_code(reply) == (code, valid)
+def test_completions_are_read(completion, code, valid):
+    assert parse_think_code(completion) == (code, valid)
 
 
 def test_called_functions_are_named_in_order():

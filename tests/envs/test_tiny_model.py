@@ -64,14 +64,14 @@ def test_tokenizer_gives_the_text_back(tokenizer, text):
 
 
 def test_tags_survive_decoding_and_padding_is_not_the_end(tokenizer):
-    reply = "<think></think><action>go to fridge 1</action>"
-    ids = tokenizer(reply + "<|im_end|>", add_special_tokens=False)["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == reply
+    completion = "<think></think><action>go to fridge 1</action>"
+    ids = tokenizer(completion + "<|im_end|>", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == completion
     assert len(ids) <= 14 and ids[-1] == tokenizer.eos_token_id
     assert tokenizer.padding_side == "left" and tokenizer.pad_token_id != tokenizer.eos_token_id
 
 
-def test_replies_are_well_formed_and_admissible(one_thread, model, tokenizer, held_out):
+def test_completions_are_well_formed_and_admissible(one_thread, model, tokenizer, held_out):
     rows = held_out.rows()
     make_environment = partial(tiny_environment, held_out)
     played = play(model, tokenizer, make_environment, ALFWORLD_COMPACT_PROMPT, HISTORY_LENGTH, rows)
@@ -140,7 +140,7 @@ def test_renaming_is_consistent_and_keeps_roles(held_out):
 
 
 def test_making_is_deterministic(one_thread, tmp_path):
-    """The pipeline at a very reduced scale, twice: same tokenizer, same weights, same replies."""
+    """The pipeline at a very reduced scale, twice: same tokenizer, same weights, same completions."""
     recipe = Recipe(
         hidden_size=64,
         intermediate_size=64,

@@ -1,4 +1,4 @@
-"""Odd answers of servers with OpenAI's protocol: a reply all the same, or a line that says why there is none."""
+"""Odd answers of servers with OpenAI's protocol: a completion all the same, or a line that says why there is none."""
 
 import http.server
 import json
@@ -20,7 +20,7 @@ def completion(message, finish_reason="stop", **more):
 
 @pytest.fixture
 def ask():
-    """`ask(body, status, content_type)`: a server's reply if it answers so. `ask.requests`: what it was asked."""
+    """`ask(body, status, content_type)`: a server's completion if it answers so. `ask.requests`: what it was asked."""
     pytest.importorskip("openai")
     answers, requests = {}, []
 
@@ -43,9 +43,9 @@ def ask():
         body = body if isinstance(body, str) else json.dumps(body)
         answers.update(status=status, type=content_type, body=body.encode())
         chat = ServerChat(f"http://127.0.0.1:{server.server_port}/v1", "m", retries=0, **options)
-        (reply,) = chat.generate([[{"role": "user", "content": "?"}]], settings or ChatSettings(), [0])
+        (generated,) = chat.generate([[{"role": "user", "content": "?"}]], settings or ChatSettings(), [0])
         chat.close()
-        return reply
+        return generated
 
     asked.requests = requests
     yield asked
@@ -79,12 +79,12 @@ def test_no_completion_is_one_line(ask, body, status, content_type, told):
         {"content": [{"type": "text", "text": "<think>so</think>"}, {"type": "text", "text": ACTION}]},
     ],
 )  # fmt: skip
-def test_a_thought_that_is_told_apart_is_a_part_of_the_reply(ask, message):
-    reply = ask(completion({"role": "assistant", **message}))
-    assert reply.text == f"<think>so</think>{ACTION}" and parse_think_action(reply.text) == ("go", True)
+def test_a_thought_that_is_told_apart_is_a_part_of_the_completion(ask, message):
+    text = ask(completion({"role": "assistant", **message})).text
+    assert text == f"<think>so</think>{ACTION}" and parse_think_action(text) == ("go", True)
 
 
-def test_words_that_end_a_reply_do_not_end_a_thought(ask):
+def test_words_that_end_a_completion_do_not_end_a_thought(ask):
     message = {"role": "assistant", "content": "a STOP b", "reasoning_content": "not to STOP yet"}
     assert ask(completion(message), settings=ChatSettings(stop=("STOP",))).text == "<think>not to STOP yet</think>a "
 

@@ -25,10 +25,10 @@ HERE = Path(__file__).parents[1] / "helpers"
 # -- what is asked and read -------------------------------------------------------------------------------------------
 
 
-def an_episode(replies=()):
+def an_episode(completions=()):
     episode = Episode("t", observation=Observation("Hall.", None, ["go east", "look"]), task="Find the key.")
-    for number, reply in enumerate(replies):
-        episode.steps.append(episode.step("go east", reply))
+    for number, completion in enumerate(completions):
+        episode.steps.append(episode.step("go east", completion))
         episode.observation = Observation(f"Room {number}.", None, ["go west"])
     return episode
 
@@ -49,13 +49,13 @@ def test_a_conversation_of_thoughts_and_actions():
 
 def test_long_conversations_lose_their_middle():
     agent = ReActAgent("House.", history_length=2)
-    shown = agent.ask(an_episode([f"reply {i}" for i in range(5)]), ())
-    assert [m["content"] for m in shown if m["role"] == "assistant"] == ["reply 3", "reply 4"]
+    shown = agent.ask(an_episode([f"completion {i}" for i in range(5)]), ())
+    assert [m["content"] for m in shown if m["role"] == "assistant"] == ["completion 3", "completion 4"]
     assert "(3 steps are left out here.)" in shown[1]["content"]
 
 
 @pytest.mark.parametrize(
-    ("reply", "action", "valid"),
+    ("completion", "action", "valid"),
     [
         ("Thought: so\nAction: Go to Desk 1", "Go to Desk 1", True),
         ("Thought: so\nAction: go EAST", "Go East", True),
@@ -68,9 +68,9 @@ def test_long_conversations_lose_their_middle():
         ("Action:\n```\nlook\n```", "look", True),
     ],
 )
-def test_actions_are_read(reply, action, valid):
-    assert ReActAgent("x").read(reply, "", ["Go East", "Look around"]) == (action, valid)
-    assert ReActAgent("x", lower_case=True).read(reply, "", ["Go East"]) == (action.lower(), valid)
+def test_actions_are_read(completion, action, valid):
+    assert ReActAgent("x").read(completion, "", ["Go East", "Look around"]) == (action, valid)
+    assert ReActAgent("x", lower_case=True).read(completion, "", ["Go East"]) == (action.lower(), valid)
 
 
 def test_code_is_read_as_a_whole():
@@ -162,7 +162,7 @@ KEY_DOOR = ["--environment", f"{HERE / 'toy_environments.py'}:KeyDoorEnvironment
 
 
 class Stumbling(http.server.BaseHTTPRequestHandler):
-    """OpenAI's protocol: the first requests are refused, then every reply is "Action: take key" or the like."""
+    """OpenAI's protocol: the first requests are refused, then every completion is "Action: take key" or the like."""
 
     refusals = [429, 500, 503]  # noqa: RUF012
     asked = []  # noqa: RUF012
@@ -231,7 +231,7 @@ def test_a_server_that_stumbles_a_budget_and_going_on(stumbling, tmp_path, monke
     assert json.loads((tmp_path / "out" / "results.json").read_text())["tokens"] == {"read": 154, "written": 66}
     played = list(read_jsonl(path))
     assert [t.info["panel_index"] for t in played] == [0, 1, 2] and all(t.success for t in played)
-    assert played[0].info["prompt_tokens"] == 42 and played[0].info["reply_tokens"] == 18
+    assert played[0].info["prompt_tokens"] == 42 and played[0].info["completion_tokens"] == 18
     seeds = [body["seed"] for body, _ in Stumbling.asked]
     assert len(set(seeds[:6])) == 6 and seeds[6:10] == seeds[10:14], "the same question has the same seed"
     assert "100.0" in capsys.readouterr().out
@@ -313,8 +313,8 @@ def test_agents_win_with_a_scripted_model_behind_a_real_server(games, tmp_path, 
     played = list(read_jsonl(tmp_path / "out" / "trajectories" / f"{agent}-0.jsonl"))
     last = [t for t in played if t.info["last_trial"]]
     assert len(played) == 6 * trials and len(last) == 6 and all(t.success for t in last)
-    assert all(step.valid and step.reply.endswith(step.action) for t in last for step in t.steps)
-    assert all(t.info["reply_tokens"] > 0 for t in played)
+    assert all(step.valid and step.completion.endswith(step.action) for t in last for step in t.steps)
+    assert all(t.info["completion_tokens"] > 0 for t in played)
     if agent == "reflexion":
         assert all(t.outcome == "truncated" for t in played if t.info["trial"] == 0)
         assert {t.info["reflections"][0] for t in last} == {"I stood still. Next time I go where the thing is."}

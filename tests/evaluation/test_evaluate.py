@@ -169,7 +169,7 @@ def test_an_environment_that_loads_too_slowly_is_given_up_with_the_remedy(game, 
 
 def test_a_score_that_nobody_has_is_0_as_that_of_an_episode_without_one():
     panel = Panel("shop", [{}, {}], TextEnvironment, columns={"Score": "score", "Other": "success_rate_by_type/x"})
-    tokens = {"prompt_tokens": 1, "reply_tokens": 1}
+    tokens = {"prompt_tokens": 1, "completion_tokens": 1}
     played = [Trajectory("t", [Step("a", "b")], 0.0, outcome, info=tokens) for outcome in ("truncated", "error")]
     row = seed_row(panel, played)
     assert row["Score"] == 0 and math.isnan(row["Other"])
@@ -249,8 +249,10 @@ def test_the_environments_code_is_part_of_an_evaluation(game, model):
 # -- as it was trained ------------------------------------------------------------------------------------------------
 
 
-def replies(path):
-    return [[(step.observation, step.reply, step.action, step.valid) for step in t.steps] for t in read_jsonl(path)]
+def completions(path):
+    return [
+        [(step.observation, step.completion, step.action, step.valid) for step in t.steps] for t in read_jsonl(path)
+    ]
 
 
 def evaluated(tmp_path, *more):
@@ -279,12 +281,12 @@ def test_a_greedy_evaluation_repeats_the_runs_own(make_trainer, tiny_model_dir, 
     trainer.evaluate()
     trainer.save_model(trainer.args.output_dir)
     monkeypatch.chdir(tmp_path)
-    theirs = replies(tmp_path / "out" / "trajectories" / "eval-000001.jsonl")
-    assert replies(evaluated(tmp_path, "--batch-size", "8")) == theirs
+    theirs = completions(tmp_path / "out" / "trajectories" / "eval-000001.jsonl")
+    assert completions(evaluated(tmp_path, "--batch-size", "8")) == theirs
     precision = strict(next((tmp_path / "evaluations").glob("*/settings.json")))["precision"]
     if kind in ("mixed precision", "adapter of half weights"):
         as_saved = evaluated(tmp_path, "--batch-size", "8", "--overwrite", "--engine-options", '{"dtype": "auto"}')
-        assert replies(as_saved) != theirs, "the precision decides"
+        assert completions(as_saved) != theirs, "the precision decides"
     assert precision == {
         "dtype": "bfloat16" if kind == "half weights" else "float32",
         "autocast": "bfloat16" if kind == "mixed precision" else None,
@@ -292,7 +294,7 @@ def test_a_greedy_evaluation_repeats_the_runs_own(make_trainer, tiny_model_dir, 
 
 
 def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatch, capsys):
-    """Greedily: the same prompts and the same replies as the trainer's own evaluation."""
+    """Greedily: the same prompts and the same completions as the trainer's own evaluation."""
     trainer = make_trainer(
         max_steps=1,
         eval_dataset=TASKS.select(range(3)),
@@ -307,12 +309,12 @@ def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatc
     trainer.save_model(trainer.args.output_dir)
     monkeypatch.chdir(tmp_path)
     path = evaluated(tmp_path)
-    theirs, ours = replies(tmp_path / "out" / "trajectories" / "eval-000001.jsonl"), replies(path)
+    theirs, ours = completions(tmp_path / "out" / "trajectories" / "eval-000001.jsonl"), completions(path)
     assert ours == theirs and any(len(steps) > 1 for steps in ours)
     told = capsys.readouterr().out
     assert told.count("--temperature 0.0, ") == 1 and '--generation-kwargs {"no_repeat_ngram_size": 1}' in told
     without = evaluated(tmp_path, "--generation-kwargs", "{}", "--overwrite")
-    assert replies(without) != theirs, "the options decide"
+    assert completions(without) != theirs, "the options decide"
     rows = [json.loads(line) for line in (path.parents[1] / "panels" / "panel.jsonl").open()]
     assert rows == [dict(row) for row in TASKS.select(range(3))], "where the viewer looks for kinds of tasks"
     settings = strict(path.parents[1] / "settings.json")
@@ -373,12 +375,12 @@ def test_a_checkpoints_own_sampling_has_no_part(tiny_model_dir, tmp_path):
     asked = [[{"role": "user", "content": "go go go"}], [{"role": "user", "content": "wait"}]]
     for temperature in (0.0, 1.0):
         settings = ChatSettings(temperature, max_tokens=12)
-        replies = [load_local(str(folder)).generate(asked, settings, [1, 2]) for folder in (tiny_model_dir, other)]
-        assert replies[0] == replies[1]
+        completions = [load_local(str(folder)).generate(asked, settings, [1, 2]) for folder in (tiny_model_dir, other)]
+        assert completions[0] == completions[1]
 
 
 def test_as_many_are_asked_together_as_batch_size_says(tiny_model_dir, monkeypatch):
-    """However long prompts and replies may be: memory is what the user says it is."""
+    """However long prompts and completions may be: memory is what the user says it is."""
     calls = []
 
     def answer(model, tokenizer, prompts, config, **kwargs):
@@ -388,7 +390,7 @@ def test_as_many_are_asked_together_as_batch_size_says(tiny_model_dir, monkeypat
     monkeypatch.setattr("g2po_trl.engines.transformers.generate_batch", answer)
     chat = load_local(str(tiny_model_dir), batch_size=8)
     asked = [[{"role": "user", "content": "go"}]] * 12
-    assert all(reply.complete for reply in chat.generate(asked, ChatSettings(max_tokens=20_000), [0] * 12))
+    assert all(completion.complete for completion in chat.generate(asked, ChatSettings(max_tokens=20_000), [0] * 12))
     assert calls == [8, 4]
 
 

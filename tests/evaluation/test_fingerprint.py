@@ -79,8 +79,8 @@ def test_the_adapters_library_is_no_part_of_it():
 
 
 def test_a_parser_with_what_it_imports(folder):
-    write(folder, fp_prompt="import fp_reading\ndef parse(reply, prompt_end=''): ...\n", fp_reading="")
-    template = PromptTemplate("{observation}", "x", parse_reply=load_object({"import": "fp_prompt:parse"}))
+    write(folder, fp_prompt="import fp_reading\ndef parse(completion, prompt_end=''): ...\n", fp_reading="")
+    template = PromptTemplate("{observation}", "x", parse_completion=load_object({"import": "fp_prompt:parse"}))
     before = fingerprint_prompt(template)
     (folder / "fp_reading.py").write_text("# otherwise\n")
     assert fingerprint_prompt(template) != before

@@ -25,7 +25,9 @@ from g2po_trl.rollout.episode import NOT_REPLAYED, Branch
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.strategy import RolloutContext
 
-TEMPLATE = PromptTemplate("{task}|{observation}", "{steps_taken}|{history}|{observation}", parse_reply=parse_plain)
+TEMPLATE = PromptTemplate(
+    "{task}|{observation}", "{steps_taken}|{history}|{observation}", parse_completion=parse_plain
+)
 ENGINES = [ScriptedEngine, ScriptedStream]
 
 
@@ -237,7 +239,7 @@ def test_rates_are_about_as_many_episodes_of_each_task(make_trainer):
             entry["rollout/episodes"] == 8 and entry["rollout/branches"] == 2 and entry["rollout/branch_errors"] == 0
         )
         assert entry["rollout/steps"] == entry["update/step_samples"] == 8 * 3 - entry["rollout/replayed_steps"] < 24
-        assert entry["rollout/reply_tokens"] <= entry["rollout/steps"] * trainer.args.max_completion_length
+        assert entry["rollout/completion_tokens"] <= entry["rollout/steps"] * trainer.args.max_completion_length
 
 
 def test_training(make_trainer, tmp_path):

@@ -294,10 +294,10 @@ def test_log_probabilities_of_generate(tiny_model_dir):
     prompts = [tokenizer("go " * n)["input_ids"] for n in (1, 5, 3)]
     torch.manual_seed(0)
     sampling = Sampling(temperature=0.7, max_tokens=6)
-    for prompt, reply in zip(prompts, engine.generate(prompts, sampling)):
-        logits = model(torch.tensor([[*prompt, *reply.ids]])).logits[0, len(prompt) - 1 : -1] / 0.7
-        wanted = torch.log_softmax(logits, -1).gather(-1, torch.tensor(reply.ids)[:, None])[:, 0]
-        np.testing.assert_allclose(reply.logprobs, wanted.tolist(), atol=1e-5)
+    for prompt, completion in zip(prompts, engine.generate(prompts, sampling)):
+        logits = model(torch.tensor([[*prompt, *completion.ids]])).logits[0, len(prompt) - 1 : -1] / 0.7
+        wanted = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion.ids)[:, None])[:, 0]
+        np.testing.assert_allclose(completion.logprobs, wanted.tolist(), atol=1e-5)
     (greedy,) = engine.generate(prompts[:1], Sampling(temperature=0, max_tokens=3))
     assert greedy.logprobs is None
 

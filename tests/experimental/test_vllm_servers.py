@@ -30,7 +30,7 @@ PROMPTS = [[10 + row, 20, 30 + row % 3] for row in range(24)]
 SEEDS = [1000 + row for row in range(24)]
 
 
-def reply_ids(prompt, seed, longest=4):
+def completion_ids(prompt, seed, longest=4):
     return [3 + (sum(prompt) + seed + place) % 200 for place in range(1 + (len(prompt) + seed) % min(4, longest))]
 
 
@@ -123,29 +123,29 @@ def make_engine(tokenizer, servers, folder, model=None, patience=0.3, **options)
     return ServedVLLMEngine(tokenizer, [2], urls, folder / "weights", trainer, patience, **options)
 
 
-def check_replies(replies, model, rows=range(24)):
+def check_completions(completions, model, rows=range(24)):
     """Each is the one that follows from its prompt and seed, with log-probabilities of this model."""
     for row in rows:
-        ids = reply_ids(PROMPTS[row], SEEDS[row])
-        assert replies[row].ids == ids
+        ids = completion_ids(PROMPTS[row], SEEDS[row])
+        assert completions[row].ids == ids
         logits = model.table.detach()[[PROMPTS[row][-1], *ids[:-1]]] / SAMPLING.temperature
         expected = logits.log_softmax(-1)[range(len(ids)), ids]
-        assert replies[row].logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+        assert completions[row].logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def stream(engine, rows, at_once=4, on_reply=lambda number: None):
+def stream(engine, rows, at_once=4, on_completion=lambda number: None):
     """As a rollout does: another is asked as soon as one has answered."""
-    rows, replies, number = list(rows), {}, 0
+    rows, completions, number = list(rows), {}, 0
     for row in rows[:at_once]:
         engine.submit(row, PROMPTS[row], SAMPLING, SEEDS[row])
     for row in rows[at_once:] + [None] * min(at_once, len(rows)):
-        while len(replies) <= number:
-            replies.update(engine.poll(1.0))
+        while len(completions) <= number:
+            completions.update(engine.poll(1.0))
         number += 1
-        on_reply(number)
+        on_completion(number)
         if row is not None:
             engine.submit(row, PROMPTS[row], SAMPLING, SEEDS[row])
-    return replies
+    return completions
 
 
 def left_out(engine):
@@ -165,7 +165,7 @@ def test_the_server_with_the_fewest_requests_is_asked():
 
 
 @pytest.mark.parametrize("slowly", ["its headers", "its body"])
-def test_a_reply_has_its_time_as_a_whole(slowly):
+def test_a_response_has_its_time_as_a_whole(slowly):
     """A server that says a little now and then is late, too. Left alone, it would answer."""
     head, body = b"HTTP/1.1 200 OK\r\nContent-Length: 25\r\n\r\n", b'"' + b"x" * 23 + b'"'
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -192,11 +192,11 @@ def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
         engine = make_engine(tokenizer, (fast, slow), tmp_path, model, patience=10)
         assert not list((tmp_path / "weights").iterdir())
         with engine.rollout():
-            replies = stream(engine, range(24))
-        check_replies(replies, model)
+            completions = stream(engine, range(24))
+        check_completions(completions, model)
         asked = [len(server.read()["asked"]) for server in (fast, slow)]
         assert sum(asked) == 24 and asked[0] >= 2 * asked[1] > 0, "the slow one has fewer under way to finish"
-        assert all(reply.repeats == 0 and reply.cached_tokens == 2 for reply in replies.values())
+        assert all(completion.repeats == 0 and completion.cached_tokens == 2 for completion in completions.values())
         (first,) = (path.name for path in (tmp_path / "weights").iterdir())
 
         with torch.no_grad():
@@ -208,14 +208,14 @@ def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
 
         with engine.rollout():
             assert engine.synced.difference < 1e-5
-            replies = stream(engine, range(24), on_reply=kill_slow)
-            check_replies(replies, model)
+            completions = stream(engine, range(24), on_completion=kill_slow)
+            check_completions(completions, model)
             assert left_out(engine) == 1
             # Started again within the rollout it has weights of its own, and is not asked.
             slow.start().wait()
-            check_replies(stream(engine, range(24)), model)
+            check_completions(stream(engine, range(24)), model)
             assert not slow.read()["asked"]
-        assert 1 <= sum(reply.repeats for reply in replies.values()) <= 4
+        assert 1 <= sum(completion.repeats for completion in completions.values()) <= 4
         (second,) = (path.name for path in (tmp_path / "weights").iterdir())
         assert second != first, "the old version is removed"
         versions = [version for _, _, version in fast.read()["asked"]]
@@ -223,7 +223,7 @@ def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
 
         with engine.rollout():
             assert left_out(engine) == 0
-            check_replies(stream(engine, range(24)), model)
+            check_completions(stream(engine, range(24)), model)
             loaded = [server.read()["loaded"] for server in (fast, slow)]
             assert len(loaded[0]) == 3 and loaded[1] == loaded[0][2:]
             assert slow.read()["asked"]
@@ -233,9 +233,9 @@ def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
                     fast.kill(), slow.kill()
                     threading.Timer(0.5, slow.start).start()
 
-            replies = stream(engine, range(24), on_reply=kill_both)
-            check_replies(replies, model)
-            assert left_out(engine) == 1 and sum(reply.repeats for reply in replies.values()) >= 1
+            completions = stream(engine, range(24), on_completion=kill_both)
+            check_completions(completions, model)
+            assert left_out(engine) == 1 and sum(completion.repeats for completion in completions.values()) >= 1
             slow.kill()
             engine.patience = 0.3
             with pytest.raises(RuntimeError, match="none of vllm_servers answers, for 0.3 s"):
@@ -252,9 +252,9 @@ def test_a_server_that_was_started_again_unseen_is_not_asked(tokenizer, tmp_path
         with engine.rollout():
             two.kill()
             two.start().wait()
-            replies = stream(engine, range(24))
+            completions = stream(engine, range(24))
             assert left_out(engine) == 1 and not two.read()["asked"]
-            check_replies(replies, model)
+            check_completions(completions, model)
         engine.close()
 
 
@@ -268,10 +268,10 @@ def test_a_faulty_answer_is_asked_of_another(tokenizer, tmp_path, shared_pair, f
     bad.set(faults=["fine"] * bad.completions() + [fault])
     engine = make_engine(tokenizer, (good, bad), tmp_path, model, request_timeout=0.5)
     with engine.rollout():
-        replies = engine.generate(PROMPTS, SAMPLING, SEEDS)
+        completions = engine.generate(PROMPTS, SAMPLING, SEEDS)
         assert left_out(engine) == 1
-    check_replies(replies, model)
-    assert sum(reply.repeats for reply in replies) >= 1
+    check_completions(completions, model)
+    assert sum(completion.repeats for completion in completions) >= 1
     assert "".join(server.lost or "" for server in engine.servers.all) and engine.servers.all[0].lost is None
     engine.close()
 
@@ -305,8 +305,8 @@ def test_what_is_unanswered_is_abandoned(tokenizer, tmp_path, shared_pair):
     for server in shared_pair:
         server.set()
     with engine.rollout():
-        replies = stream(engine, range(24))
-    check_replies(replies, model)
+        completions = stream(engine, range(24))
+    check_completions(completions, model)
     assert all(server.read()["waiting"] == 2 for server in shared_pair), "they are not waited for"
     engine.close()
 

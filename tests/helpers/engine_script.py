@@ -24,11 +24,11 @@ class EchoServer:
         if "seed" in generation_kwargs:
             (prompt,) = prompts
             EchoServer.seeds[prompt[-1]] = generation_kwargs["seed"]
-        replies = [[prompt[-1]] * 3 + [7] for prompt in prompts]
+        completions = [[prompt[-1]] * 3 + [7] for prompt in prompts]
         return {
             "prompt_ids": prompts,
-            "completion_ids": replies,
-            "logprobs": [[[-0.1 * token] for token in reply] for reply in replies],
+            "completion_ids": completions,
+            "logprobs": [[[-0.1 * token] for token in completion] for completion in completions],
         }
 
 
@@ -90,9 +90,12 @@ if __name__ == "__main__":
     engine = engine_of(vllm)
     for numbers in ([3, 1], [0, 2], [1, 0], [0, 0], [2, 2]):
         prompts = [[1, 100 + 10 * rank + i] for i in range(numbers[rank])]
-        replies = engine.generate(prompts, Sampling(temperature=0.5))
-        assert [reply.ids for reply in replies] == [[prompt[-1]] * 3 + [7] for prompt in prompts], (rank, replies)
-        assert all(reply.complete and len(reply.logprobs) == 4 for reply in replies)
+        completions = engine.generate(prompts, Sampling(temperature=0.5))
+        assert [completion.ids for completion in completions] == [[prompt[-1]] * 3 + [7] for prompt in prompts], (
+            rank,
+            completions,
+        )
+        assert all(completion.complete and len(completion.logprobs) == 4 for completion in completions)
     assert EchoServer.calls == (4 if rank == 0 else 0), "nothing is asked when no rank has a prompt"
     seeds = [7 + rank, 9 + rank][: 2 - rank]
     assert len(engine.generate([[1, 100 + 10 * rank + i] for i in range(2 - rank)], Sampling(0.5), seeds)) == 2 - rank

@@ -12,12 +12,12 @@ from g2po_trl import Observation, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.prompts.template import ParsedCompletion
 
 
-def parse_letter(reply, prompt_end=""):
-    return ParsedCompletion(reply[:1], reply[:1].isalpha())
+def parse_letter(completion, prompt_end=""):
+    return ParsedCompletion(completion[:1], completion[:1].isalpha())
 
 
 LETTER_PROMPT = PromptTemplate(
-    first="{task} {observation}", later="{task} {history} {observation}", parse_reply=parse_letter
+    first="{task} {observation}", later="{task} {history} {observation}", parse_completion=parse_letter
 )
 
 

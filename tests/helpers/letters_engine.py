@@ -1,4 +1,4 @@
-"""An engine as vLLM's are to the trainer: replies one by one, with log-probabilities, from no model at all."""
+"""An engine as vLLM's are to the trainer: completions one by one, with log-probabilities, from no model at all."""
 
 import random
 from contextlib import contextmanager

@@ -102,7 +102,7 @@ def episode_metrics(trajectories: list[dict]) -> dict[str, float]:
         "reward": mean_of(sum(s["reward"] for s in t["steps"]) for t in finished),
         "turns": mean_of(len(t["steps"]) for t in finished),
         "turns_to_success": mean_of(len(t["steps"]) for t in won),
-        "valid_action_ratio": mean_of(step["reply"][:1].isalpha() for step in steps),
+        "valid_action_ratio": mean_of(step["completion"][:1].isalpha() for step in steps),
         "truncated_rate": mean_of(t["outcome"] == "truncated" for t in finished),
         "failure_reason_rate": mean_of(bool(t["failure_reason"]) for t in finished),
         "error_rate": mean_of(t["outcome"] == "error" for t in trajectories),
@@ -237,16 +237,16 @@ def graph_metrics(rollout: Rollout, gamma: float) -> dict[str, float]:
 
 def cost_metrics(rollout: Rollout) -> dict[str, float]:
     steps = [step for t in rollout.all for step in t["steps"]]
-    prompts, replies = (sum(len(step[name]) for step in steps) for name in ("prompt_ids", "completion_ids"))
+    prompts, completions = (sum(len(step[name]) for step in steps) for name in ("prompt_ids", "completion_ids"))
     return {
         "rollout/episodes": len(rollout.all),
         "rollout/steps": len(steps),
         "rollout/prompt_tokens": prompts,
-        "rollout/reply_tokens": replies,
+        "rollout/completion_tokens": completions,
         "rollout/mean_prompt_tokens": prompts / len(steps),
-        "rollout/mean_reply_tokens": replies / len(steps),
+        "rollout/mean_completion_tokens": completions / len(steps),
         "rollout/truncated_prompts": sum(step["prompt_truncated"] for step in steps),
-        "rollout/truncated_replies": sum(step["completion_truncated"] for step in steps),
+        "rollout/truncated_completions": sum(step["completion_truncated"] for step in steps),
     }
 
 
@@ -297,12 +297,12 @@ def update_metrics(rollout: Rollout, beta: float, mask_truncated: bool, passes: 
 
 
 def score(model, row: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """(C,) log-probabilities and entropies of a row's reply, by a forward pass of this row alone."""
-    prompt, reply = row["prompt"], row["reply"]
+    """(C,) log-probabilities and entropies of a row's completion, by a forward pass of this row alone."""
+    prompt, completion = row["prompt"], row["completion"]
     with torch.no_grad():
-        logits = model(input_ids=torch.cat([prompt, reply])[None]).logits[0, len(prompt) - 1 : -1].double()
+        logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1].double()
     logs = logits.log_softmax(-1)
-    return logs.gather(1, reply[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
+    return logs.gather(1, completion[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
 
 
 def loss_metrics(rows: list[dict], beta: float, clip: float, num_tokens: int) -> dict[str, float]:

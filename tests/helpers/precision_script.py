@@ -37,8 +37,8 @@ def recorded(number: int) -> Trajectory:
     steps = []
     for turn in range(3):
         start = [*start, *rng.integers(3, 300, 10).tolist()]
-        reply = rng.integers(3, 300, int(rng.integers(2, 9))).tolist()
-        steps.append(Step(f"room {turn}", "go", prompt_ids=start, completion_ids=reply, logprobs=None))
+        completion = rng.integers(3, 300, int(rng.integers(2, 9))).tolist()
+        steps.append(Step(f"room {turn}", "go", prompt_ids=start, completion_ids=completion, logprobs=None))
     return Trajectory(f"task {number // 4}", steps, float(number % 2), "success" if number % 2 else "failure")
 
 

@@ -106,10 +106,14 @@ class ServedLetters(LettersEngine):
 
     def poll(self, timeout):
         found = {}
-        for key, reply in super().poll(timeout).items():
-            size = len(reply.ids)
+        for key, completion in super().poll(timeout).items():
+            size = len(completion.ids)
             found[key] = Completion(
-                reply.ids, reply.logprobs, sum(reply.ids) % 4 > 0, None if size == 1 else 10 * size, int(size == 3)
+                completion.ids,
+                completion.logprobs,
+                sum(completion.ids) % 4 > 0,
+                None if size == 1 else 10 * size,
+                int(size == 3),
             )
         return found
 
@@ -213,7 +217,7 @@ class Recorded:
     def _forward(self, module, arguments, named):
         if self._batch is None or not torch.is_grad_enabled():
             return
-        tokens = sum(len(row["prompt"]) + len(row["reply"]) for row in rows_of(self._batch))
+        tokens = sum(len(row["prompt"]) + len(row["completion"]) for row in rows_of(self._batch))
         if "packed_ends" in self._batch:
             ends, places = self._batch["packed_ends"], self._batch["packed_positions"]
             padding = (places == 0) & (ends == torch.arange(1, ends.shape[1] + 1))
@@ -242,7 +246,7 @@ def rows_of(batch):
         if mask.any():
             row = {
                 "prompt": batch["prompt_ids"][number][batch["prompt_mask"][number].bool()],
-                "reply": batch["completion_ids"][number][mask],
+                "completion": batch["completion_ids"][number][mask],
                 "advantage": batch["advantages"][number].item(),
             }
             if "sampling_per_token_logps" in batch:

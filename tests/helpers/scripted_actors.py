@@ -9,11 +9,11 @@ from g2po_trl.engines.base import Completion, Engine
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.rollout.actor import PromptActor
 
-TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_reply=parse_plain)
+TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_completion=parse_plain)
 
 
 class ScriptedEngine(Engine):
-    """`answer(prompts) -> replies`."""
+    """`answer(prompts) -> completions`."""
 
     def __init__(self, tokenizer, answer):
         super().__init__(tokenizer, [tokenizer.eos_token_id])

@@ -1,7 +1,7 @@
 """`transformers serve` with a model that says what a script says: `python scripted_server.py SCRIPT.json PORT`.
 
 All of the server is real: HTTP, chat template, tokenizer, sampling loop, stop strings. Only the network's forward pass
-is replaced, by one that finds the next token of the scripted reply the only likely one.
+is replaced, by one that finds the next token of the scripted completion the only likely one.
 """
 
 import json
@@ -18,7 +18,7 @@ TOKENIZER = AutoTokenizer.from_pretrained(SCRIPT["model"])
 START, END = "<|im_start|>assistant\n", "<|im_end|>"
 
 
-def scripted_reply(prompt: str) -> str:
+def scripted_completion(prompt: str) -> str:
     """`SCRIPT["solutions"]`: a piece of the task -> actions. `losing`: without a note of an earlier trial, look."""
     if "This was your attempt at a task" in prompt:
         return "I stood still. Next time I go where the thing is."
@@ -34,7 +34,7 @@ def forward(self, input_ids=None, **kwargs):
     for row, ids in enumerate(input_ids.tolist()):
         text = TOKENIZER.decode(ids)
         at = text.rindex(START) + len(START)
-        wanted = TOKENIZER(scripted_reply(text[:at]) + END, add_special_tokens=False)["input_ids"]
+        wanted = TOKENIZER(scripted_completion(text[:at]) + END, add_special_tokens=False)["input_ids"]
         said = len(TOKENIZER(text[at:], add_special_tokens=False)["input_ids"])
         logits[row, -1, wanted[min(said, len(wanted) - 1)]] = 100.0
     return CausalLMOutputWithPast(logits=logits)

@@ -1,9 +1,9 @@
 """A process that answers like vLLM's server: `python scripted_vllm.py PORT SETTINGS.json`.
 
-Its model says the next token by the last one: a table of logits, read from the folder that it is told to load. What it
-replies follows from prompt and seed. SETTINGS are read again for each request, so that a test changes them under way:
+Its model says the next token by the last one: a table of logits, read from the folder that it is told to load. Its
+completions follow from prompt and seed. SETTINGS are read again for each request, so that a test changes them:
 
-delay: seconds of each reply; faults: what becomes of the next completions, each once, by the first that comes
+delay: seconds of each completion; faults: what becomes of the next completions, each once, by the first that comes
 ("break", "hang", "500", "400", "text", "no ids", "prompt", "abort", "nan", "unknown", "empty", "long"); root,
 max_model_len: of its card; dev: whether it can be given weights; stuck: loading takes a minute; refuses: to load;
 other: it is something else than vLLM; lies: it loads nothing; blind: how often it does not see the folder; processed:
@@ -39,7 +39,7 @@ def settings() -> dict:
     return json.loads(SETTINGS.read_text())
 
 
-def reply_ids(prompt: list[int], seed: int, longest: int) -> list[int]:
+def completion_ids(prompt: list[int], seed: int, longest: int) -> list[int]:
     """Of 1 to 4 tokens, as tests know them too."""
     return [3 + (sum(prompt) + seed + place) % 200 for place in range(1 + (len(prompt) + seed) % min(4, longest))]
 
@@ -143,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         CACHE["filled"] = True
         prompt = body["prompt"]
         assert body["top_p"] == 1 and body["top_k"] == body["min_p"] == 0 and body["repetition_penalty"] == 1
-        ids = reply_ids(prompt, body["seed"] or 0, body["max_tokens"])
+        ids = completion_ids(prompt, body["seed"] or 0, body["max_tokens"])
         logits = STATE["table"][[prompt[-1], *ids[:-1]]]
         if settings().get("processed", True):
             logits = logits / (body["temperature"] or 1)

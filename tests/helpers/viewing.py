@@ -8,7 +8,12 @@ BAD_TEXT = "</script><b>bold</b> & <img src=x onerror=alert(1)> {braces} ünïco
 def trajectory(task_id, names, reward, outcome=None, **facts):
     """An episode that was in the rooms of these names, and did `go 0`, `go 1`, … there."""
     steps = [
-        Step(f"room {name}", f"go {i}", reply=f"<think></think><action>go {i}</action>", admissible_actions=["go 0"])
+        Step(
+            f"room {name}",
+            f"go {i}",
+            completion=f"<think></think><action>go {i}</action>",
+            admissible_actions=["go 0"],
+        )
         for i, name in enumerate(names)
     ]
     outcome = outcome or ("success" if reward else "failure")

@@ -155,11 +155,11 @@ def train(folder: str, mode: str, rank: int, ranks: int) -> dict:
         submit(*request)
 
     def watched_read(sampling, output):
-        reply = read(sampling, output)
-        endings.append(trainer.processing_class.decode(reply.ids)[-20:])
-        cache[-1][0] += reply.cached_tokens
+        completion = read(sampling, output)
+        endings.append(trainer.processing_class.decode(completion.ids)[-20:])
+        cache[-1][0] += completion.cached_tokens
         cache[-1][1] += len(output.prompt_token_ids)
-        return reply
+        return completion
 
     @contextmanager
     def watched_open():  # once a rollout; `rollout` may be entered again within one
@@ -234,12 +234,12 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
 
     def answers() -> dict:
         with trainer.player.actor.engine.rollout():
-            replies = trainer.player.actor.engine.generate(prompts, greedy)
+            completions = trainer.player.actor.engine.generate(prompts, greedy)
         expected = make_engine(trainer, "generate").generate(prompts, greedy)
         return {
-            "replies": [reply.ids for reply in replies],
-            "transformers": [reply.ids for reply in expected],
-            "cached": [reply.cached_tokens for reply in replies],
+            "completions": [completion.ids for completion in completions],
+            "transformers": [completion.ids for completion in expected],
+            "cached": [completion.cached_tokens for completion in completions],
         }
 
     result["before"] = answers()
@@ -269,7 +269,7 @@ def cache(folder: str, mode: str, rank: int, ranks: int) -> dict:
 
 
 def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
-    """What can be asked of each reply: a seed, filters, where it ends, what it must look like."""
+    """What can be asked of each completion: a seed, filters, where it ends, what it must look like."""
     trainer = make_trainer(folder, "full", rank, ranks, max_turns=1)
     engine, tokenizer = trainer.player.actor.engine, trainer.processing_class
     texts = [f"Task: put some mug on {place}\nSeen: You see a desk 1 and a mug 1." for place in ("desk", "shelf")]
@@ -278,8 +278,8 @@ def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
 
     def ask(order, seeds, sampling=plain, **options) -> list:
         engine.options = options
-        replies = engine.generate([prompts[place] for place in order], sampling, seeds)
-        return [reply.ids for reply in replies], [reply.logprobs for reply in replies]
+        completions = engine.generate([prompts[place] for place in order], sampling, seeds)
+        return [completion.ids for completion in completions], [completion.logprobs for completion in completions]
 
     def text(ids: list[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=True)
@@ -288,7 +288,7 @@ def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
     runner = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner
     result["runner"] = type(runner).__module__
     with engine.rollout():
-        hot = replace(plain, temperature=2.0)  # or all replies are the same
+        hot = replace(plain, temperature=2.0)  # or all completions are the same
         result["seeded"] = ask([0, 0, 0, 1], [large, large, large + 1, 7], hot)[0]
         result["seeded elsewhere"] = ask([1, 1, 0], [7, 9, large], hot)[0]
         filtered = replace(plain, temperature=0.7, min_p=0.05)
@@ -302,11 +302,13 @@ def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
             likeliest = ask([0, 1], [1, 2], replace(plain, top_k=1))[0]
             result["likeliest"] = likeliest == ask([0, 1], [1, 2], replace(plain, temperature=0.0))[0]
     result["differences"] = []
-    for place, reply, told in zip([0, 1, 0, 1], ids, logprobs):
-        logits = trainer.model(torch.tensor([prompts[place] + reply])).logits[0, len(prompts[place]) - 1 : -1] / 0.7
+    for place, completion, told in zip([0, 1, 0, 1], ids, logprobs):
+        logits = (
+            trainer.model(torch.tensor([prompts[place] + completion])).logits[0, len(prompts[place]) - 1 : -1] / 0.7
+        )
         probs = logits.softmax(-1)
         kept = logits.masked_fill(probs < 0.05 * probs.amax(-1, keepdim=True), float("-inf")).log_softmax(-1)
-        expected = kept.gather(1, torch.tensor(reply)[:, None])[:, 0]
+        expected = kept.gather(1, torch.tensor(completion)[:, None])[:, 0]
         result["differences"].append((expected - torch.tensor(told)).abs().max().item())
     trainer.close()
     return result
@@ -318,26 +320,26 @@ def serve(folder: str, mode: str, rank: int, ranks: int) -> dict:
     engine, result = trainer.player.actor.engine, {"differences": [], "moved": []}
     prompt = trainer.player.actor.encode([{"role": "user", "content": "Task: put some mug on desk"}])[0]
 
-    def told(reply) -> torch.Tensor:
+    def told(completion) -> torch.Tensor:
         with torch.no_grad():
-            logits = trainer.model(torch.tensor([prompt + reply.ids])).logits[0, len(prompt) - 1 : -1].float()
-        return logits.log_softmax(-1).gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
+            logits = trainer.model(torch.tensor([prompt + completion.ids])).logits[0, len(prompt) - 1 : -1].float()
+        return logits.log_softmax(-1).gather(1, torch.tensor(completion.ids)[:, None])[:, 0]
 
     for number in range(2):
         MoveTrained().on_step_end(None, SimpleNamespace(global_step=number), None, trainer.model)
         with engine.rollout():
-            (reply,) = engine.generate([prompt], Sampling(max_tokens=16), [number])
-        ours = told(reply)
-        result["differences"].append((ours - torch.tensor(reply.logprobs)).abs().max().item())
+            (completion,) = engine.generate([prompt], Sampling(max_tokens=16), [number])
+        ours = told(completion)
+        result["differences"].append((ours - torch.tensor(completion.logprobs)).abs().max().item())
         with trainer.model.disable_adapter():
-            result["moved"].append((ours - told(reply)).abs().max().item())
+            result["moved"].append((ours - told(completion)).abs().max().item())
     result["serves_adapter"] = serves_adapter(trainer)
     trainer.close()
     return result
 
 
 def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
-    """Panels before and after training; the syncs of each, the weights vLLM then plays with, and all replies."""
+    """Panels before and after training; the syncs of each, the weights vLLM then plays with, and all completions."""
     options = {"per_device_eval_batch_size": 2, "steps_per_generation": 1, "max_steps": 3, "max_turns": 4}
     options |= {"save_strategy": "steps", "save_steps": 1, "num_generations_eval": 2, "stop_sequences": None}
     options |= {"per_device_train_batch_size": 8, "logging_steps": 1}
@@ -367,12 +369,17 @@ def evaluate(folder: str, mode: str, rank: int, ranks: int) -> dict:
         trainer.args.eval_seed, trainer.args.per_device_eval_batch_size = eval_seed, batch
         rows = [dict(row) for row in trainer.eval_dataset for _ in range(2)]
         trajectories, rows_played = trainer._play_panel(rows)
-        replies = sorted(
+        completions = sorted(
             (row["task_id"], [step.completion_ids for step in trajectory.steps])
             for trajectory, row in zip(trajectories, rows_played)
         )
         differences = [event for event in events if event != "sync"]
-        return {"replies": replies, "syncs": events.count("sync"), "first": events[0], "worst": max(differences)}
+        return {
+            "completions": completions,
+            "syncs": events.count("sync"),
+            "first": events[0],
+            "worst": max(differences),
+        }
 
     result = {"initial_seed": torch.initial_seed()}
     if mode == "evaluate resumed":

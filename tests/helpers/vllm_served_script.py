@@ -134,14 +134,14 @@ def train(folder: str, mode: str, processes: list[Process]) -> dict:
 
     def watched_poll(timeout):
         before = answered[0]
-        replies = poll(timeout)
-        answered[0] += len(replies)
+        completions = poll(timeout)
+        answered[0] += len(completions)
         if mode == "weights" and before < 20 <= answered[0]:
             if iterations[0] == 2:
                 start_again(processes[1:])
             if iterations[0] == 4:
                 start_again(processes)
-        return replies
+        return completions
 
     engine._open, engine.poll = watched_open, watched_poll
     trainer.train()

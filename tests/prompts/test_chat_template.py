@@ -1,4 +1,4 @@
-"""Chat templates as they are: nothing is lost on the way to the model, ids are the tokenizer's, replies are read."""
+"""Chat templates as they are: nothing is lost on the way to the model, ids are the tokenizer's, completions read."""
 
 import pytest
 from conftest import build_tokenizer
@@ -22,8 +22,8 @@ SWITCHED = CHATML + (
 OPENED = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
     "{% elif m.role == 'user' %}<|user|>{{ m.content }}"
-    "{% else %}<|reply|>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|reply|><think>\n{% endif %}"
+    "{% else %}<|completion|>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|completion|><think>\n{% endif %}"
 )
 ALTERNATE = (
     "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -63,7 +63,7 @@ FAMILIES = {
     "lists of blocks": (BLOCKS, {}, "assistant\n", "kept"),
     "a role for tools": (TOOLS, {}, "assistant\n\n", "kept"),
 }
-MARKS = ["<s>", "<|user|>", "<|reply|>", "<|turn|>", "<think>", "</think>"]
+MARKS = ["<s>", "<|user|>", "<|completion|>", "<|turn|>", "<think>", "</think>"]
 
 
 def with_bos(tokenizer):
@@ -125,7 +125,7 @@ def test_nothing_is_lost_and_ids_are_the_tokenizers_own(tokenizer, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_replies_are_understood(tokenizer, family):
+def test_completions_are_understood(tokenizer, family):
     """What a model of the family writes: a whole thought, the rest of an opened one, or none where it is closed."""
     encode, end, _ = encoder_of(tokenizer, family)
     _, text = encode(DEFAULT_PROMPT.messages("a desk 1", "shop", ["Go East"]))
@@ -169,12 +169,12 @@ def test_what_a_template_cannot_do_is_said_before_any_work(tokenizers):
 def test_tags_are_read_where_they_are_special_tokens():
     """Some tokenizers have <think> among their special tokens, which texts are usually decoded without."""
     tokenizer = build_tokenizer()
-    reply = "<think>go</think><action>take key</action><|im_end|>"
+    completion = "<think>go</think><action>take key</action><|im_end|>"
     plain = ChatEncoder(tokenizer)
-    assert plain.decode(tokenizer(reply)["input_ids"]) == "<think>go</think><action>take key</action>"
+    assert plain.decode(tokenizer(completion)["input_ids"]) == "<think>go</think><action>take key</action>"
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<|pause|>"]})
     encode = ChatEncoder(tokenizer)
-    ids = tokenizer(reply.replace("go", "go<|pause|>"))["input_ids"]
+    ids = tokenizer(completion.replace("go", "go<|pause|>"))["input_ids"]
     assert encode.decode(ids) == "<think>go</think><action>take key</action>"
 
 
@@ -212,7 +212,7 @@ def test_a_processor_is_used_by_its_tokenizer(tmp_path, template):
 
 
 def test_a_multimodal_checkpoint_trains_and_is_saved_with_its_processor(tmp_path):
-    """Gemma 3 made from nothing. With stop sequences, which are looked for in the text of a reply."""
+    """Gemma 3 made from nothing. With stop sequences, which are looked for in the text of a completion."""
     import torch
     from letter_trainer import TASKS, make_letter_trainer
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration

@@ -1,4 +1,4 @@
-"""Histories, prompts within their limit, and what replies are read as."""
+"""Histories, prompts within their limit, and what completions are read as."""
 
 import pytest
 
@@ -12,7 +12,7 @@ OPEN, CLOSED = "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"
 
 
 @pytest.mark.parametrize(
-    ("reply", "end", "expected"),
+    ("completion", "end", "expected"),
     [
         ("<think>a</think><action> Go To Fridge 1 </action>", "", ("Go To Fridge 1", True)),
         ("<think></think>\n<action>look</action>", "", ("look", True)),
@@ -33,8 +33,8 @@ OPEN, CLOSED = "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"
         ("look", CLOSED, ("look", False)),
     ],
 )
-def test_think_action(reply, end, expected):
-    assert parse_think_action(reply, end) == expected
+def test_think_action(completion, end, expected):
+    assert parse_think_action(completion, end) == expected
 
 
 QUOTED = [
@@ -51,14 +51,14 @@ QUOTED = [
 ]
 
 
-@pytest.mark.parametrize(("reply", "end"), QUOTED)
-def test_an_action_quoted_in_the_thought_is_not_played(reply, end):
-    assert parse_think_action(reply, end) == ("two", True)
-    assert parse_think_code(reply.replace("action>", "code>"), end) == ("two", True)
+@pytest.mark.parametrize(("completion", "end"), QUOTED)
+def test_an_action_quoted_in_the_thought_is_not_played(completion, end):
+    assert parse_think_action(completion, end) == ("two", True)
+    assert parse_think_code(completion.replace("action>", "code>"), end) == ("two", True)
 
 
 @pytest.mark.parametrize(
-    ("reply", "end", "expected"),
+    ("completion", "end", "expected"),
     [
         ("<think>a</think><action> Go To Fridge 1 </action>", "", ("go to fridge 1", True)),
         ("<think>看</think><action>look</action>", "", ("look", False)),
@@ -69,20 +69,20 @@ def test_an_action_quoted_in_the_thought_is_not_played(reply, end):
         ("</action>look<action> Look </action>", "", ("", False)),
     ],
 )
-def test_the_rule_of_the_released_code(reply, end, expected):
+def test_the_rule_of_the_released_code(completion, end, expected):
     """It plays an action quoted in the thought; of what it does not say (templates that open or close it) the rest."""
-    assert parse_as_released(reply, end) == expected
+    assert parse_as_released(completion, end) == expected
     for template in (ALFWORLD_PROMPT, ALFWORLD_COMPACT_PROMPT):
-        assert template.read(reply, end, ["Look", "GO TO FRIDGE 1"]) == parse_as_released(reply, end)
+        assert template.read(completion, end, ["Look", "GO TO FRIDGE 1"]) == parse_as_released(completion, end)
     for template in (WEBSHOP_PROMPT, WEBSHOP_COMPACT_PROMPT):
-        assert template.read(reply, end, ["Look"]) == parse_as_released(reply, end, 20)
+        assert template.read(completion, end, ["Look"]) == parse_as_released(completion, end, 20)
 
 
-def test_of_replies_without_an_action_their_ends_are_played():
-    reply = "Nothing here but an end of words, and MORE"
-    assert parse_think_action(reply) == (reply[-30:].strip(), False)
-    assert parse_as_released(reply) == (reply[-30:].strip().lower(), False)
-    assert WEBSHOP_PROMPT.read(reply).action == reply[-20:].strip().lower()
+def test_of_completions_without_an_action_their_ends_are_played():
+    completion = "Nothing here but an end of words, and MORE"
+    assert parse_think_action(completion) == (completion[-30:].strip(), False)
+    assert parse_as_released(completion) == (completion[-30:].strip().lower(), False)
+    assert WEBSHOP_PROMPT.read(completion).action == completion[-20:].strip().lower()
 
 
 def test_listed_actions_are_matched_regardless_of_case():
@@ -100,7 +100,9 @@ def test_listed_actions_are_matched_regardless_of_case():
     assert read("b", ["A", "a", "B"]) == "B" and read("a", ["A", "a"]) == "a", "as written, if that is listed"
     assert read("ab", ["AB", "Ab"]) == "ab", "which one was meant is not known"
     assert read("buy apple", ["Buy Apple"], match_case=True) == "buy apple"
-    assert read("x", ["Go", "X"], parse_reply=lambda reply, end: ("go", True)) == "Go", "parsers of one's own too"
+    assert read("x", ["Go", "X"], parse_completion=lambda completion, end: ("go", True)) == "Go", (
+        "parsers of one's own too"
+    )
 
 
 def test_plain():

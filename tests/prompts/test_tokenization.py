@@ -90,7 +90,7 @@ def test_no_texts_have_no_ids():
 
 
 TEMPLATE = PromptTemplate(
-    first="{task}\n{observation}", later="{task}\n{history}\n{observation}", parse_reply=parse_plain
+    first="{task}\n{observation}", later="{task}\n{history}\n{observation}", parse_completion=parse_plain
 )
 
 

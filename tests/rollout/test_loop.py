@@ -18,8 +18,8 @@ from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 
-TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_reply=parse_plain)
-WITH_ACTIONS = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_reply=parse_plain)
+TEMPLATE = PromptTemplate("{task}|{observation}", "{task}|{history}|{observation}", parse_completion=parse_plain)
+WITH_ACTIONS = PromptTemplate("{observation}|{actions}", "{observation}|{actions}", parse_completion=parse_plain)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def encode():
 
 
 def make_actor(encode, kind=ScriptedStream, watch=lambda prompt: None, **options):
-    """Its replies follow from the prompts."""
+    """Its completions follow from the prompts."""
 
     def answer(prompts):
         for prompt in prompts:
@@ -196,7 +196,7 @@ def test_an_engine_that_fails_leaves_environments_for_the_next_rollout(encode):
 
 
 def test_nobody_is_busy_while_all_environments_are(encode):
-    """With no reply to wait for, it waits for the environments instead of asking them again and again."""
+    """With no completion to wait for, it waits for the environments instead of asking them again and again."""
     received = []
     with EnvironmentPool(partial(Slow, 0.3), num_workers=2) as pool:
         receive = pool.receive

@@ -16,7 +16,9 @@ from g2po_trl.rollout.stats import RolloutStats
 from g2po_trl.runs.summary import summarize
 
 TEMPLATE = PromptTemplate(
-    first="{task}|{observation}|{actions}", later="{task}|{history}|{observation}|{actions}", parse_reply=parse_plain
+    first="{task}|{observation}|{actions}",
+    later="{task}|{history}|{observation}|{actions}",
+    parse_completion=parse_plain,
 )
 
 
@@ -30,14 +32,14 @@ def play(request, encode):
     """Plays with an engine that is asked once a turn, and with one that is asked one by one."""
 
     def play(
-        tasks, environment=Countdown, template=TEMPLATE, max_turns=4, max_prompt_length=None, reply="go<|im_end|>"
+        tasks, environment=Countdown, template=TEMPLATE, max_turns=4, max_prompt_length=None, completion="go<|im_end|>"
     ):
         calls = []
 
         def generate(prompts):
             calls.append(prompts)
-            ids = encode.tokenizer(reply)["input_ids"]
-            return [Completion(list(ids), complete=reply.endswith("<|im_end|>")) for _ in prompts]
+            ids = encode.tokenizer(completion)["input_ids"]
+            return [Completion(list(ids), complete=completion.endswith("<|im_end|>")) for _ in prompts]
 
         with EnvironmentPool(environment, num_workers=2) as pool:
             engine = request.param(encode.tokenizer, generate)
@@ -83,7 +85,7 @@ def test_steps_hold_what_the_engine_read_and_wrote(play, encode):
     for turn, step in enumerate(trajectory.steps):
         assert step.prompt_ids == calls[turn][0]
         assert step.completion_ids == encode.tokenizer("go<|im_end|>")["input_ids"]
-        assert (step.reply, step.action, step.valid) == ("go", "go", True)
+        assert (step.completion, step.action, step.valid) == ("go", "go", True)
         assert (step.observation, step.state_key) == (f"left {4 - turn}", f"k{4 - turn}")
         assert "TASK" in encode.tokenizer.decode(step.prompt_ids), "the task is in every prompt"
     last = encode.tokenizer.decode(trajectory.steps[3].prompt_ids)
@@ -123,8 +125,8 @@ def test_a_prompt_that_grows_too_long_keeps_what_was_played(play):
     assert "max_prompt_length=150" in trajectory.failure_reason and trajectory.steps[0].completion_ids
 
 
-def test_invalid_replies_are_played_all_the_same(play):
-    (trajectory,), _, _ = play([{"seed": 1}], LetterEnvironment, LETTER_PROMPT, reply="7<|im_end|>")
+def test_invalid_completions_are_played_all_the_same(play):
+    (trajectory,), _, _ = play([{"seed": 1}], LetterEnvironment, LETTER_PROMPT, completion="7<|im_end|>")
     assert [step.valid for step in trajectory.steps] == [False, False] and trajectory.outcome == "failure"
 
 

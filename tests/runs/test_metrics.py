@@ -115,15 +115,15 @@ def of_rolling(run, rollouts, number, logged):
     """Steps belong to the rollout whose policy wrote them, whenever they are trained on."""
     steps = [s for one in rollouts.values() for t in one.kept for s in t["steps"] if s["policy_version"] == number]
     found = by_hand.cost_metrics(by_hand.Rollout(Path(run.args.output_dir), number, run.args.num_generations))
-    prompts, replies = (sum(len(s[name]) for s in steps) for name in ("prompt_ids", "completion_ids"))
+    prompts, completions = (sum(len(s[name]) for s in steps) for name in ("prompt_ids", "completion_ids"))
     found |= {
         "rollout/steps": len(steps),
         "rollout/prompt_tokens": prompts,
-        "rollout/reply_tokens": replies,
+        "rollout/completion_tokens": completions,
         "rollout/mean_prompt_tokens": prompts / len(steps),
-        "rollout/mean_reply_tokens": replies / len(steps),
+        "rollout/mean_completion_tokens": completions / len(steps),
         "rollout/truncated_prompts": sum(s["prompt_truncated"] for s in steps),
-        "rollout/truncated_replies": sum(s["completion_truncated"] for s in steps),
+        "rollout/truncated_completions": sum(s["completion_truncated"] for s in steps),
     }
     busy = logged["rollout/active_fraction"]  # a fraction of time
     assert 0 < busy <= 1
@@ -133,13 +133,13 @@ def of_rolling(run, rollouts, number, logged):
 
 def of_servers(run, rollout, number):
     """What `ServedLetters` says of its requests."""
-    replies = [step for t in rollout.all for step in t["steps"]]
-    told = [step for step in replies if len(step["completion_ids"]) > 1]
+    completions = [step for t in rollout.all for step in t["steps"]]
+    told = [step for step in completions if len(step["completion_ids"]) > 1]
     return {
         "rollout/prefix_cache_hit_fraction": sum(10 * len(s["completion_ids"]) for s in told)
         / sum(len(s["prompt_ids"]) for s in told),
         "rollout/servers_left_out": 1,
-        "rollout/repeated_requests": sum(len(s["completion_ids"]) == 3 for s in replies),
+        "rollout/repeated_requests": sum(len(s["completion_ids"]) == 3 for s in completions),
         "rollout/server_logp_difference": 0.25,
         "time/weights": 1.5,
     }

@@ -115,7 +115,7 @@ def test_everything_that_decides_how_a_run_plays_is_taken_from_it(treasure):
     args = parse(["--model", "run"])
     assert args.generation_kwargs == {"no_repeat_ngram_size": 2, "structured_outputs": {"regex": "<a>.*</a>"}}
     react = parse(["--model", "run", "--agent", "react"])
-    assert react.generation_kwargs == {"no_repeat_ngram_size": 2}, "another agent's replies have another form"
+    assert react.generation_kwargs == {"no_repeat_ngram_size": 2}, "another agent's completions have another form"
     del treasure["play"]["generation_kwargs"], treasure["play"]["vllm_structured_outputs_regex"]
     treasure["trainer"] = {"generation_kwargs": {"typical_p": 0.9}}
     Path("run/run.json").write_text(json.dumps(treasure))

@@ -17,7 +17,7 @@ HELPERS = str(Path(__file__).parents[1] / "helpers")
 
 
 def test_rows_and_transcripts():
-    steps = [Step("Hall.", "go east", reply="Action: go east"), Step("Garden.", "look")]
+    steps = [Step("Hall.", "go east", completion="Action: go east"), Step("Garden.", "look")]
     won = Trajectory("t1", steps, 10.0, "success", "The end.")
     died = Trajectory("t2", [], 0.0, "error", error="exception: boom")
     assert transcript(won) == "[1] Hall.\n> Action: go east\n[2] Garden.\n> look\nThe end."

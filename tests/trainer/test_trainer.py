@@ -125,7 +125,7 @@ def test_training_changes_the_model_and_writes_what_it_did(make_trainer, tmp_pat
     assert len(trajectories) == 8 and len({t.task_id for t in trajectories}) == 2
     assert {t.task for t in trajectories} == {"go"}, "the task in words"
     step = trajectories[0].steps[1]
-    assert trainer.processing_class.decode(step.completion_ids, skip_special_tokens=True) == step.reply
+    assert trainer.processing_class.decode(step.completion_ids, skip_special_tokens=True) == step.completion
     assert "hall" in trainer.processing_class.decode(step.prompt_ids), "the second prompt shows the first observation"
 
 

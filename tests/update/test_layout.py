@@ -38,12 +38,12 @@ def make_family_trainer(make_trainer, tmp_path, tiny_model_dir):
 
 
 def batch_of(lengths, seed=0):
-    """Prompts of so many tokens that begin alike, with replies of four."""
+    """Prompts of so many tokens that begin alike, with completions of four."""
     rng = np.random.default_rng(seed)
     root = rng.integers(3, 300, max(lengths))
     prompts = [np.concatenate([root[: n // 2], rng.integers(3, 300, n - n // 2)]).astype(np.int32) for n in lengths]
-    replies = [rng.integers(3, 300, 4).astype(np.int32) for _ in lengths]
-    return StepBatch(prompts, replies, np.ones(len(lengths), dtype=np.float32), np.ones(len(lengths), dtype=bool))
+    completions = [rng.integers(3, 300, 4).astype(np.int32) for _ in lengths]
+    return StepBatch(prompts, completions, np.ones(len(lengths), dtype=np.float32), np.ones(len(lengths), dtype=bool))
 
 
 def verify(trainer, lengths):

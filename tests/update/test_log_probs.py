@@ -93,10 +93,10 @@ def test_the_difference_is_logged_once_an_iteration(make_trainer, options):
     generate, cut = trainer.player.actor.engine.generate, trainer.update.split
 
     def with_logprobs(prompts, sampling, seeds):
-        replies = generate(prompts, sampling, seeds)
-        for reply in replies:
-            reply.logprobs = [0.0] * len(reply.ids)
-        return replies
+        completions = generate(prompts, sampling, seeds)
+        for completion in completions:
+            completion.logprobs = [0.0] * len(completion.ids)
+        return completions
 
     def half_a_nat(batch, step):
         mini_batches, metrics = cut(batch, step)

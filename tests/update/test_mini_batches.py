@@ -186,7 +186,7 @@ def test_a_mean_over_tokens_does_not_depend_on_the_mini_batches():
         assert one.metrics["kl"] == [4.0] and one.metrics["clip_ratio/high_max"] == [5.0]
 
 
-def test_rows_that_fill_up_a_micro_batch_of_one_token_replies_are_not_counted(make_trainer):
+def test_rows_that_fill_up_a_micro_batch_of_one_token_completions_are_not_counted(make_trainer):
     """Three samples for two ranks: the first trains one of them, and a row without tokens."""
     trainer = make_trainer(beta=0.0)
     trainer.current_gradient_accumulation_steps = 1

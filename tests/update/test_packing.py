@@ -142,8 +142,8 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
     batches = []
     for size in (70, 0, 90)[:num_ranks]:
         prompts = [rng.integers(0, 3, rng.integers(3, 30)).astype(np.int32) for _ in range(size)]
-        replies = [rng.integers(0, 3, rng.integers(1, 5)).astype(np.int32) for _ in range(size)]
-        batches.append(StepBatch(prompts, replies, np.arange(size, dtype=np.float32), np.ones(size, dtype=bool)))
+        completions = [rng.integers(0, 3, rng.integers(1, 5)).astype(np.int32) for _ in range(size)]
+        batches.append(StepBatch(prompts, completions, np.arange(size, dtype=np.float32), np.ones(size, dtype=bool)))
     made = [
         make_micro_batches(
             batches, rank, BatchingConfig(2, 60, "dapo", 0, None, layout, RowLength(40)), np.random.default_rng(3)
@@ -166,8 +166,8 @@ def test_alike_rows_go_to_a_mini_batch_together():
     """Rows go in blocks of eight, alike in every layout, and several mini-batches share as much as one, or nearly."""
     rng = np.random.default_rng(0)
     prompts = [np.array([*([n // 32] * 20), *([n // 8] * 20)], dtype=np.int32) for n in range(256)]
-    replies = [rng.integers(0, 9, 5).astype(np.int32) for _ in prompts]
-    batch = StepBatch(prompts, replies, np.arange(256, dtype=np.float32), np.ones(256, dtype=bool))
+    completions = [rng.integers(0, 9, 5).astype(np.int32) for _ in prompts]
+    batch = StepBatch(prompts, completions, np.arange(256, dtype=np.float32), np.ones(256, dtype=bool))
 
     def cut(num_mini_batches, layout):
         mini_batches, metrics = make_micro_batches(

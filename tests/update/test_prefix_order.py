@@ -97,14 +97,14 @@ def ragged(counts, rng):
     batches = []
     for count in counts:
         prompts = [np.concatenate([tasks[n % 2], rng.integers(0, 2, rng.integers(1, 60))]) for n in range(count)]
-        replies = [rng.integers(0, 2, rng.integers(1, 12)).astype(np.int32) for _ in range(count)]
+        completions = [rng.integers(0, 2, rng.integers(1, 12)).astype(np.int32) for _ in range(count)]
         batches.append(
             StepBatch(
                 [prompt.astype(np.int32) for prompt in prompts],
-                replies,
+                completions,
                 rng.integers(-1, 2, count).astype(np.float32),
                 rng.random(count) < 0.9,
-                [rng.normal(size=len(reply)).astype(np.float32) for reply in replies],
+                [rng.normal(size=len(completion)).astype(np.float32) for completion in completions],
             )
         )
     return batches

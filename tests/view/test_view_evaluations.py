@@ -27,7 +27,7 @@ def played(task, names, reward, **facts):
 
 def evaluated(task, names, reward, place, trial=0, last=True, notes=(), outcome=None):
     info = {"panel_index": place, "trial": trial, "last_trial": last, "reflections": list(notes)}
-    return played(task, names, reward, outcome=outcome, info={**info, "prompt_tokens": 90, "reply_tokens": 7})
+    return played(task, names, reward, outcome=outcome, info={**info, "prompt_tokens": 90, "completion_tokens": 7})
 
 
 @pytest.fixture

@@ -174,8 +174,13 @@ def test_a_fit_finds_the_costs_that_made_the_times(phase):
     parts, names = FITS[phase]
     true = UnitCosts(**{name: 10.0 ** -(i + 2) for i, name in enumerate(names)})
     works = [
-        replace(WORK, episodes=episodes, ranks=ranks, turns=turns, prompt_tokens=prompt, reply_tokens=reply)
-        for episodes, turns, prompt, reply in ((16, 10, 90, 10), (32, 25, 300, 40), (64, 15, 50, 70), (256, 7, 200, 9))
+        replace(WORK, episodes=episodes, ranks=ranks, turns=turns, prompt_tokens=prompt, reply_tokens=completion)
+        for episodes, turns, prompt, completion in (
+            (16, 10, 90, 10),
+            (32, 25, 300, 40),
+            (64, 15, 50, 70),
+            (256, 7, 200, 9),
+        )
         for ranks in (2, 4, 16)
     ]
     points = [{"work": vars(w), "seconds": {phase: [sum(part(w, true) for part in parts)] * 3}} for w in works]

@@ -10,7 +10,9 @@ from benchmarks.simulation.simulated_rank import Rank, all_at_once
 
 FAST = PoolCosts(workers=4, step=1e-3, reset=0.01, first_reset=0.02)
 ENGINE = EngineCosts(step=5e-3, sequence=1e-4, context=1e-7, prompt_token=1e-5, max_tokens=400, prompt=1e-4)
-WORLD = World("drawn", [[(n, n < 9) for n in (3, 9, 5, 9)], [(n, True) for n in (1, 2, 8, 4)]], 9, prompt=50, reply=20)
+WORLD = World(
+    "drawn", [[(n, n < 9) for n in (3, 9, 5, 9)], [(n, True) for n in (1, 2, 8, 4)]], 9, prompt=50, completion=20
+)
 
 
 @pytest.mark.parametrize("loop", ["turns", "streams"])
@@ -23,7 +25,7 @@ def test_the_loops_play_what_is_recorded_one_rollout_after_the_other(loop, wait)
         found = rank.play(groups)
         members = [member for group in groups for member in group]
         assert found["steps"] == sum(member.turns for member in members)
-        assert rank.engine.tokens - before == sum(sum(member.replies) for member in members)
+        assert rank.engine.tokens - before == sum(sum(member.completions) for member in members)
         assert not rank.pool.pending and not rank.pool.answers
         waits = sum(sum(member.waits) for member in members)
         resets = found["environments"] - waits - found["steps"] * FAST.step

@@ -57,7 +57,7 @@ class _UntilDeadline(io.RawIOBase):
     def readinto(self, buffer) -> int | None:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the reply has not come in whole")
+            raise TimeoutError("the response has not come in whole")
         self._connection.settimeout(left)
         return self._stream.readinto(buffer)
 

@@ -181,7 +181,7 @@ class ServedVLLMEngine(Engine):
             (choice,) = answer["choices"]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
             if choice["finish_reason"] not in ("stop", "length", "repetition"):
-                raise ServerUnavailable(f"it ended a reply itself: finish_reason is {choice['finish_reason']!r}")
+                raise ServerUnavailable(f"it ended a completion itself: finish_reason is {choice['finish_reason']!r}")
             if choice["prompt_token_ids"] != asked.body["prompt"]:
                 raise ServerUnavailable("it has read another prompt than it was sent")
             if not all(type(token) is int for token in ids) or len(logprobs) != len(ids):
@@ -198,12 +198,12 @@ class ServedVLLMEngine(Engine):
     def _check(self, longest: int, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Raise `ServerUnavailable` for a completion that the model cannot have sampled: it must not be trained on."""
         if not 1 <= len(ids) <= longest:
-            raise ServerUnavailable(f"its reply has {len(ids)} tokens, and 1 to {longest} were asked for")
+            raise ServerUnavailable(f"its completion has {len(ids)} tokens, and 1 to {longest} were asked for")
         vocabulary = self.weight_sync.vocabulary
         if unknown := next((token for token in ids if not 0 <= token < vocabulary), None):
-            raise ServerUnavailable(f"its reply has token {unknown}, and the model's vocabulary has {vocabulary}")
+            raise ServerUnavailable(f"its completion has token {unknown}, and the model's vocabulary has {vocabulary}")
         if not all(map(math.isfinite, logprobs)):
-            raise ServerUnavailable("its reply has log-probabilities that are not finite: look into its log")
+            raise ServerUnavailable("its completion has log-probabilities that are not finite: look into its log")
 
     def metrics(self) -> dict[str, float]:
         return {
