@@ -5,7 +5,7 @@
 
 `Loop` and `PartialRollouts` play them as they are, with what they wait for simulated (`simulated.py`).
 
-1. Check: the rollouts of `streaming.py`, with each prompt's and completion's tokens and every added delay as they were.
+1. Check: the rollouts of `streaming.py`, with each prompt's and completion's tokens and each added delay as they were.
    Two costs of the engine are what two of the measured rates give: of turns, and of the engine alone with all prompts
    at once. The other rates are predicted, and printed beside what was measured.
 2. Predictions for Qwen2.5-1.5B on H100s, a rank each. Unit costs are those of `costs.py`: what a GPU does is assumed,

@@ -1,4 +1,4 @@
-"""What a set of finished episodes amounts to: success by task type, turns, valid completions; in numbers and tables."""
+"""What finished episodes amount to: success by task type, turns, valid completions; in numbers and a table."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from g2po_trl.environments.loading import load
 from g2po_trl.evaluation.arguments import parse
 from g2po_trl.evaluation.chat_models import ChatSettings
 from g2po_trl.evaluation.run_defaults import describe_run_settings
-from g2po_trl.runs.run_json import describe_object, load_object
+from g2po_trl.runs.run_json import describe_object, load_object, load_prompt
 from g2po_trl.utils.json import write_json_lines
 
 PLAY = {
@@ -172,6 +172,14 @@ def test_what_cannot_be_written_down_is_not():
         "kwargs": {"top_p": 0.5, "temperature": 0.0},
     }
     assert load_object(json.loads(json.dumps(described)))() == ChatSettings(0.0, 0.5)
+
+
+def test_a_prompt_of_another_version_is_refused_with_the_field_and_the_remedy():
+    described = {"first": "{observation}", "later": "{history}", "parse_reply": None}
+    with pytest.raises(
+        ValueError, match="another version of g2po_trl .*'parse_reply'.*: pass --prompt module:TEMPLATE"
+    ):
+        load_prompt(described)
 
 
 def test_a_name_of_the_current_folder_is_found_from_any_other(tmp_path, monkeypatch):
