@@ -176,9 +176,9 @@ def make_trl(options: argparse.Namespace, manifest: Manifest, tasks: Dataset, ta
     def count(completions, **columns) -> list[float]:
         """A reward function that pays nothing: it sees how conversations ended."""
         for messages in completions:
-            completions = sum(message["role"] == "assistant" for message in messages)
-            tally.update({"samples trained": 1, "completions": completions})
-            tally["conversations cut"] += completions <= options.turns and bool(messages[-1].get("tool_calls"))
+            written = sum(message["role"] == "assistant" for message in messages)
+            tally.update({"samples trained": 1, "completions": written})
+            tally["conversations cut"] += written <= options.turns and bool(messages[-1].get("tool_calls"))
         return [0.0] * len(completions)
 
     house = partial(House, manifest, tally)
