@@ -131,7 +131,14 @@ class PromptSession:
         """Return one completion per prompt, by the episode's number."""
         prompts = [self.prompts[number].ids for number in self.asked]
         seeds = None if self.seeds is None else [self._seed(episode) for episode in self.asked.values()]
-        return dict(zip(self.asked, self.actor.engine.generate(prompts, self.sampling, seeds)))
+        engine = self.actor.engine
+        completions = engine.generate(prompts, self.sampling, seeds)
+        if len(completions) != len(prompts):
+            raise RuntimeError(
+                f"{type(engine).__name__}.generate returned {len(completions)} completions for {len(prompts)} "
+                "prompts: return one per prompt, in order"
+            )
+        return dict(zip(self.asked, completions))
 
     def _seed(self, episode: Episode) -> int | None:
         return None if self.seeds is None else derived_seed(self.seeds[episode.number], len(episode.steps))

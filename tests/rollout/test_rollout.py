@@ -61,6 +61,16 @@ def test_only_live_episodes_are_generated_and_stepped(play, request):
     assert trajectories[1].final_observation == "left 0"
 
 
+@pytest.mark.parametrize("number", [0, 2, 4])
+def test_an_engine_that_returns_another_number_of_completions_is_named(encode, number):
+    """Instead of asking it again for ever, or giving an episode another one's completion."""
+    completion = Completion(encode.tokenizer("go")["input_ids"])
+    with EnvironmentPool(Countdown, num_workers=1) as pool:
+        engine = ScriptedEngine(encode.tokenizer, lambda prompts: [completion] * number)
+        with pytest.raises(RuntimeError, match=f"ScriptedEngine.generate returned {number} completions for 3 prompts"):
+            Player(pool, PromptActor(engine, encode, TEMPLATE), 4).play([{"turns": 2}] * 3)
+
+
 def test_who_says_what_success_is(play):
     trajectories, _, _ = play(
         [
