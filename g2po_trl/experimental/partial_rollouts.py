@@ -25,9 +25,9 @@ from ..rollout.stats import RolloutStats
 from ..rollout.strategy import Rollout, RolloutContext, Row
 
 
-@dataclass
+@dataclass(eq=False)
 class UnfinishedGroup:
-    """A group that has not been trained on.
+    """A group that has not been trained on; compared by identity.
 
     Args:
         number: groups are numbered as they begin.
@@ -56,16 +56,18 @@ def next_batch(
     `(1 + max_off_policy_steps) size` groups at any time.
     """
     complete = sorted((g for g in groups if g.completed is not None), key=lambda g: g.completed)
-    chosen: list[UnfinishedGroup] = []
+    if len(complete) < size:
+        return None
+    chosen: dict[UnfinishedGroup, None] = {}
     for later in range(max_off_policy_steps):
         # They must be trained on by `version + later`, and `later` batches after this one can take some of them.
-        due = [g.number for g in groups if g.version + max_off_policy_steps <= version + later]
-        needed = len(due) - later * size - sum(g.number in due for g in chosen)
-        ready = [g for g in complete if g.number in due and g not in chosen]
+        due = {g for g in groups if g.version + max_off_policy_steps <= version + later}
+        needed = len(due) - later * size - len(due & chosen.keys())
+        ready = [g for g in complete if g in due and g not in chosen]
         if len(ready) < needed:
             return None
-        chosen += ready[: max(0, needed)]
-    chosen += [g for g in complete if g not in chosen][: size - len(chosen)]
+        chosen |= dict.fromkeys(ready[: max(0, needed)])
+    chosen |= dict.fromkeys([g for g in complete if g not in chosen][: size - len(chosen)])
     return sorted(chosen, key=lambda g: g.number) if len(chosen) == size else None
 
 
@@ -151,7 +153,8 @@ class PartialRollouts:
         except BaseException:
             self.reset()
             raise
-        self.groups = [group for group in self.groups if group not in batch]
+        trained = set(batch)
+        self.groups = [group for group in self.groups if group not in trained]
         return Rollout([episode.trajectory() for group in batch for episode in group.members], stats)
 
     def metrics(self, rollout: Rollout) -> dict[str, float]:

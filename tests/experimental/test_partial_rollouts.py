@@ -78,6 +78,23 @@ def test_no_group_is_ever_too_old_and_none_is_left_out(ahead):
         assert sorted(trained + numbers(groups)) == list(range(opened))
 
 
+def test_choosing_a_batch_does_not_compare_each_group_with_each():
+    """It is done each time that something has come: with 1,024 groups in a batch, it took 2 s."""
+    compared = []
+
+    class Number(int):
+        __hash__ = int.__hash__
+
+        def __eq__(self, other):
+            compared.append(other)
+            return int(self) == other
+
+    groups = [UnfinishedGroup(Number(number), version=3 if number < 100 else 4) for number in range(200)]
+    for place, group in enumerate(reversed(groups)):
+        group.completed = place
+    assert numbers(next_batch(groups, 100, 4, 1)) == list(range(100)) and len(compared) <= 300
+
+
 def make_rolling(player, group_size, ahead, tasks, **context):
     context = RolloutContext(player, group_size, tasks, sampling=lambda: Sampling(max_tokens=8), **context)
     return PartialRollouts(context, max_off_policy_steps=ahead)
