@@ -1,11 +1,12 @@
 """`G2POTrainer`: TRL's `GRPOTrainer` with a multi-turn rollout and graph advantages.
 
 Four things differ from GRPO:
-1. a sample is an episode in an environment, with many completions (`player`, `strategy`);
-2. each of its steps (one prompt, one completion) is a step sample, so a rollout has any number of them;
+1. a group consists of episodes in an environment, each with many completions (`strategy`, `player`);
+2. each step of an episode (one prompt, one completion) is a training sample, a *step sample*, so the number of samples
+   varies between rollouts;
 3. the advantage of a step comes from the state graph of its group, not from the reward alone (`credit`);
-4. step samples are split into micro-batches by tokens inside one training step (`update`).
-The loss is TRL's own. The methods here are TRL's hooks; they delegate to these parts and to the run's `folder`.
+4. step samples are split into micro-batches by tokens, inside one training step (`update`).
+The loss is TRL's own. The methods here are hooks of TRL and transformers. They delegate to the parts in brackets.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class G2POTrainer(GRPOTrainer):
 
     _tag_names: ClassVar[list[str]] = ["trl", "g2po"]
     _name = "G2PO"
-    hub_model_id: str | None = None  # read before transformers sets them
+    hub_model_id: str | None = None  # read before transformers' constructor sets them
     push_in_progress = None
 
     def __init__(
@@ -155,7 +156,7 @@ class G2POTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **kwargs,
             )
-        self.use_vllm = args.corrects_sampling  # TRL's loss then uses the importance weights of a batch
+        self.use_vllm = args.corrects_sampling  # without it TRL's loss ignores importance weights
         check_trainer(self)
         self.card_facts = card_facts or {}
         self.prompt_template = prompt_template
@@ -167,20 +168,24 @@ class G2POTrainer(GRPOTrainer):
         self.verdict = ClosingVerdict(self.tally, self.estimator_name)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
-        self.player.pool.check(own_columns(train_dataset[0]))  # before any work is lost
+        self.player.pool.check(own_columns(train_dataset[0]))
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.iteration = make_iteration(self)
-        parts = {"iteration": self.iteration, "evaluations": self.folder, "task_errors": self.task_errors}
-        parts |= {"tally": self.tally}
-        parts |= {"layout": self.update.layout}
-        parts |= {"strategy": self.strategy}
+        parts = {
+            "iteration": self.iteration,
+            "evaluations": self.folder,
+            "task_errors": self.task_errors,
+            "tally": self.tally,
+            "layout": self.update.layout,
+            "strategy": self.strategy,
+        }
         self.resumption = RunState(parts, rank, num_ranks)
         self.sample_table = SampleTable(
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
         )
         add_callbacks(self)
-        self._made_with = settings_of_parts(args)
+        self._settings_read = settings_of_parts(args)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make the accelerator as transformers does, before any model is prepared, the reference included."""
@@ -194,7 +199,12 @@ class G2POTrainer(GRPOTrainer):
         return advantage_fn, getattr(advantage_fn, "__name__", type(advantage_fn).__name__)
 
     def estimate_advantages(self, graph: StateGraph, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """Return (S,) advantages of all ranks' steps from their graph; `trajectories` are this rank's."""
+        """Return (S,) advantages of the steps of all ranks. A subclass may override this.
+
+        Args:
+            graph: the state graph of all ranks' trajectories.
+            trajectories: those of this rank, for what the graph does not contain, such as token ids.
+        """
         return self.credit.estimator(graph)
 
     # -- rollout ---------------------------------------------------------------------------------------------------
@@ -217,7 +227,7 @@ class G2POTrainer(GRPOTrainer):
             description: of the progress bar.
             seeds: seed of each episode, see `Player.play`.
         """
-        check_unchanged(self._made_with, self.args)
+        check_unchanged(self._settings_read, self.args)
         sampling = sampling or self.args.training_sampling()
         episodes, is_main = self.player.number_of(tasks), self.accelerator.is_main_process
         with (
@@ -227,7 +237,7 @@ class G2POTrainer(GRPOTrainer):
             return self.player.play(tasks, sampling, groups, seeds, bar)
 
     def _policy_in_engine(self) -> AbstractContextManager[None]:
-        """Return a context for several `play` calls of one policy, whose weights the engine gets once."""
+        """Return a context in which the engine has the current weights, sent once for several `play` calls."""
         if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and not is_any_model_prepared(self.accelerator):
             raise RuntimeError(
                 "the model is sharded when `train` begins and cannot play before: set eval_on_start=True instead of "
@@ -237,29 +247,30 @@ class G2POTrainer(GRPOTrainer):
 
     def _roll_out(self, rows: list[dict[str, Any]]) -> MiniBatches:
         """Play a rollout and return its mini-batches: trajectories -> graph -> advantages -> step batch."""
-        check_unchanged(self._made_with, self.args)
-        first = self.accelerator.process_index * len(rows)
-        # A group is `num_generations` rows in a row, counted over all ranks.
-        groups = [(first + i) // self.args.num_generations for i in range(len(rows))]
-        with self._policy_in_engine():  # the engine gets the weights once
+        check_unchanged(self._settings_read, self.args)
+        first_row = self.accelerator.process_index * len(rows)  # its number among the rows of all ranks
+        # `num_generations` consecutive rows are one group.
+        groups = [(first_row + i) // self.args.num_generations for i in range(len(rows))]
+        with self._policy_in_engine():
             rollout = self.strategy.collect(rows, groups, self.iteration.number)
-        trajectories = rollout.trajectories
+        trajectories = rollout.trajectories  # one per row; the strategy may have played other tasks
 
         clock = Timer()
+        # Of all ranks: a group may be spread over ranks, so each rank builds the whole graph.
         records = self.credit.records(trajectories, groups)
         replaced = self.credit.records(rollout.replaced, rollout.replaced_groups)
         self.task_errors.count(records + replaced)
         check_errors(records + replaced, rollout.errors, self.args.max_error_rate)
         graph = self.credit.graph(records)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
-        own = advantages_of_rank(advantages, records, first, len(trajectories))
+        local_advantages = advantages_of_rank(advantages, records, first_row, len(trajectories))
         clock.record("time/advantage")
 
-        note_advantages(trajectories, own, groups)
-        batch = StepBatch.from_trajectories(trajectories, own, self.args.mask_truncated_completions)
+        note_advantages(trajectories, local_advantages, groups)
+        batch = StepBatch.from_trajectories(trajectories, local_advantages, self.args.mask_truncated_completions)
         mini_batches, update_metrics = self.update.micro_batches(self.model, batch, self.iteration.step)
-        steps = len(mini_batches) * self.num_iterations / self.args.gradient_accumulation_steps
-        update_metrics["update/optimizer_steps"] = steps
+        optimizer_steps = len(mini_batches) * self.num_iterations / self.args.gradient_accumulation_steps
+        update_metrics["update/optimizer_steps"] = optimizer_steps
         clock.record("time/batch")
         self._add_log_probs(mini_batches)
         clock.record("time/logps")
@@ -269,6 +280,7 @@ class G2POTrainer(GRPOTrainer):
         return mini_batches
 
     def _add_log_probs(self, mini_batches: MiniBatches) -> None:
+        """Add the old log-probabilities, unless the loss's own are those, and with `beta` above 0 the reference's."""
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
         unwrapped = self.accelerator.unwrap_model(self.model)
         self.iteration.log(self.update.add_log_probs(self.model, self.ref_model, micro_batches, unwrapped))
@@ -286,17 +298,18 @@ class G2POTrainer(GRPOTrainer):
         iteration = self.iteration
         if iteration.needs_rollout:
             iteration.mini_batches = self._roll_out([own_columns(row) for row in inputs])
+
+        def forward_backward(micro_batch: dict[str, Any]) -> torch.Tensor:
+            # Not TRL's `training_step`: it counts each call as a step.
+            return Trainer.training_step(self, model, micro_batch, num_items_in_batch)
+
         started = time.perf_counter()
         losses = []
         with iteration.merged_metrics():
             for mini_batch in iteration.current_mini_batches:
                 if losses:
                     self._step_optimizer(model)
-                losses.append(
-                    self.update.backward(
-                        model, mini_batch, lambda rows: Trainer.training_step(self, model, rows, num_items_in_batch)
-                    )
-                )
+                losses.append(self.update.backward(model, mini_batch, forward_backward))
         loss = sum(losses) / len(losses)
         iteration.advance(time.perf_counter() - started)
         if iteration.is_complete:
@@ -304,7 +317,7 @@ class G2POTrainer(GRPOTrainer):
         return loss
 
     def _step_optimizer(self, model: torch.nn.Module) -> None:
-        """Do what transformers does when a training step has ended, for a mini-batch that is not its last."""
+        """Make the optimizer step between two mini-batches, as transformers does after a training step's last one."""
         norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
         norm = super()._get_grad_norm(model, norm)
         self.iteration.grad_norms += [] if norm is None else [float(norm)]  # DeepSpeed may keep none
@@ -321,6 +334,7 @@ class G2POTrainer(GRPOTrainer):
         return (sum(earlier) + float(norm)) / (len(earlier) + 1) if earlier else norm
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Return TRL's loss of a micro-batch, scaled so that the losses of a mini-batch can be summed."""
         with self.update.loss_context(inputs):
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss * inputs["loss_scale"]
@@ -328,7 +342,10 @@ class G2POTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, *args, compute_entropy=False, **kwargs
     ):
-        """Return log-probabilities and entropies of a micro-batch, computed in its layout."""
+        """Return log-probabilities and entropies of a micro-batch, computed in its layout.
+
+        The layout has the tokens from `Update.loss_context` or `Update.score`; `input_ids` are the same ones, padded.
+        """
         computed = self.update.layout.log_probs(model, attention_mask[:, -logits_to_keep:], compute_entropy)
         if computed is not None:
             outputs = (*computed, None)
@@ -441,7 +458,7 @@ class G2POTrainer(GRPOTrainer):
         size, seed = args.per_device_eval_batch_size, args.eval_seed
         return play_panel(play, self._policy_in_engine, rows, size, seed, self.accelerator)
 
-    # -- what outlives the process ---------------------------------------------------------------------------------
+    # -- checkpoints, output folder, Hub ---------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
         """Train. `output_dir` belongs to one run and is locked meanwhile; a second call continues in it.
@@ -455,7 +472,7 @@ class G2POTrainer(GRPOTrainer):
             ValueError: when `output_dir` holds another run and `overwrite` is False, when another process trains
                 there, and when the checkpoint is another run's or cannot be continued with these settings.
         """
-        check_unchanged(self._made_with, self.args)
+        check_unchanged(self._settings_read, self.args)
         self.iteration.reset()
         self.update.guard.reset()
         self.tally.restart(is_whole=True)
@@ -489,11 +506,12 @@ class G2POTrainer(GRPOTrainer):
         if is_main:
             self.folder.take(resumed=checkpoint is not None)
         if is_main and (finished is None or not self.folder.has_description):
-            self.folder.leave_behind(step, self.iteration.number - self.iteration.is_complete)
+            last_iteration = self.iteration.number - 1 if self.iteration.is_complete else self.iteration.number
+            self.folder.leave_behind(step, last_iteration)
             write_run(self, step)
         if finished is not None:
             return self._take_up_finished_run(checkpoint, finished)
-        self._made_with |= settings_of_optimizer(args)  # transformers keeps it for the next call
+        self._settings_read |= settings_of_optimizer(args)  # transformers keeps the optimizer for the next call
         return super().train(resume_from_checkpoint=checkpoint, **kwargs)
 
     def _take_up_finished_run(self, checkpoint: str, state: TrainerState) -> TrainOutput:

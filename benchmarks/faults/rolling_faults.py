@@ -70,7 +70,7 @@ class Scripted:
         assert all(episode.number in known and episode.number not in self.asked for episode in episodes)
         self.asked |= {episode.number: episode for episode in episodes}
 
-    def answers(self, timeout):
+    def receive_steps(self, timeout):
         ready = [number for number in self.asked if not self.streams or self.random.random() < 0.5]
         return [(episode, self._step(episode)) for episode in map(self.asked.pop, ready)]
 

@@ -302,7 +302,7 @@ class SimulatedSession:
             self.asked[id(episode)] = episode
             self.engine.submit(id(episode), *self._sizes(episode))
 
-    def answers(self, timeout: float) -> list[tuple[Episode, Step]]:
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
         episodes = [self.asked.pop(key) for key in self.engine.advance(self.pool.next_event)]
         return [(episode, episode.step("go", None)) for episode in episodes]
 

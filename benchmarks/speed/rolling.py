@@ -72,7 +72,7 @@ class Latency:
         for episode in episodes:
             self.asked[episode.number], self.left[episode.number] = episode, self.random.randint(3, 5)
 
-    def answers(self, timeout):
+    def receive_steps(self, timeout):
         time.sleep(self.seconds)
         for number in self.asked:
             self.left[number] -= 1

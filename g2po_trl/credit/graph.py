@@ -10,16 +10,17 @@ node (◉) of its own, of value R, the episode's reward.
 - Two steps are in the same node if they belong to the same group and their keys (`Step.key`) are equal. Groups never
   mix: the same text under two tasks is two nodes.
 - Keys are compared by a 128-bit hash, so that ranks exchange no texts.
-- The return of step j is gamma^(T-j+1) R, hence gamma R of the last step (j = T). The value of a node is the mean
-  return over all its visits, each visit of a loop included (the paper's V). With `value_lambda` < 1 it is the mean of
-  lambda-returns, see `values.py`.
+- Step j of T has the return gamma^(T-j+1) R; the last step (j = T) has gamma R. The value of a node is the mean return
+  over all its visits; a trajectory that loops visits it several times (the paper's V). With `value_lambda` < 1 it is
+  the mean of lambda-returns, see `values.py`.
 - A trajectory without steps has no node. If it failed with a `failure_reason` (its first prompt could not be made to
   fit), it counts in A_EP's statistics with its reward; otherwise it is refused.
-- A *branch* is an episode that continues an earlier one of its group, its *parent*, from the state before some step.
-  Its steps are those after that point; they are visits like others. The parent's steps up to there have one more way
-  on, and their return is the mean over all of them. A_EP compares whole episodes, without branches.
-- Trajectories with outcome `"error"` or `"lost"` keep their place in the arrays, but are in no node (-1), have return
-  0 and are masked out by `counted`.
+- A *branch* is an episode that continues an earlier one of its group, its *parent*, from the state before one of the
+  parent's steps. It has only the steps after that point; they are visits like others. At that state the parent's
+  return is averaged with those of its branches, and discounted from there for the parent's steps before. A_EP compares
+  whole episodes, without branches.
+- A trajectory with outcome `"error"` or `"lost"` is not *counted*: its steps keep their places in the arrays, but are
+  in no node (-1) and have return 0.
 
 The graph is built from trajectories, before any batching: it contains no padding and no copies of rows.
 """
@@ -94,7 +95,7 @@ class StateGraph:
     """The graphs of all groups of a batch, as flat arrays. Made by `from_groups` or `from_records`.
 
     S steps and M trajectories, in the order given: groups, then trajectories, then steps. N nodes, in the order of
-    their first visit. A trajectory with outcome `"error"` or `"lost"` is not *counted*: its steps are in no node.
+    their first visit.
 
     Args:
         gamma: discount.
@@ -107,8 +108,8 @@ class StateGraph:
         position: (S,) index of a step in its trajectory, from 0.
         valid: (S,) bool, whether the completion had the required format.
         counted: (S,) bool, whether the step's trajectory is counted.
-        returns: (S,) gamma^(T-j+1) R with j = position + 1, for any `value_lambda`; 0 if not counted. Of steps that
-            branches continue, the mean over all ways on.
+        returns: (S,) gamma^(T-j+1) R with j = position + 1, for any `value_lambda`; averaged with the returns of
+            branches; 0 if not counted.
         rewards: (M,) R; 0 if not counted.
         lengths: (M,) T, number of steps.
         trajectory_group: (M,) group of a trajectory.
@@ -177,29 +178,29 @@ class StateGraph:
         _check(groups, gamma, value_lambda)
         records = [r for group in groups for r in group]
         lengths = np.array([len(r.keys) for r in records], dtype=np.int64)
-        trajectory_group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+        group_sizes = np.array([len(group) for group in groups])
+        trajectory_group = np.repeat(np.arange(len(groups)), group_sizes)
         trajectory_counted = np.array([r.counted for r in records], dtype=bool)
         rewards = np.array([r.reward if r.counted else 0.0 for r in records], dtype=np.float64)
 
-        first_of_group = np.repeat([0, *np.cumsum([len(group) for group in groups])[:-1]], [len(g) for g in groups])
-        place = np.array([-1 if r.parent is None else r.parent for r in records], dtype=np.int64)
-        parent = np.where(place < 0, -1, first_of_group + place)
+        parent = np.array([-1 if r.parent is None else r.parent for r in records], dtype=np.int64)  # in its group
+        parent = np.where(parent < 0, -1, _starts(group_sizes)[trajectory_group] + parent)
         start = np.array([r.start for r in records], dtype=np.int64)
 
         trajectory = np.repeat(np.arange(len(records)), lengths)
         group = trajectory_group[trajectory]
         counted = trajectory_counted[trajectory]
-        position = np.arange(len(trajectory)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        position = np.arange(len(trajectory)) - _starts(lengths)[trajectory]
         valid = np.fromiter(chain.from_iterable(r.valid for r in records), dtype=bool, count=len(trajectory))
         steps_left = lengths[trajectory] - position  # T - j + 1
         returns = np.where(counted, gamma**steps_left * rewards[trajectory], 0.0)
-        _average_continuations(returns, parent, start, lengths, trajectory_counted, gamma)
+        _average_branches(returns, parent, start, lengths, trajectory_counted, gamma)
 
         keys = np.frombuffer(b"".join(chain.from_iterable(r.keys for r in records)), dtype=np.uint64).reshape(-1, 2)
         node = np.full(len(trajectory), -1)
         node[counted], node_group = _number_nodes(group[counted], keys[counted])
         node_visits = np.bincount(node[counted], minlength=len(node_group))
-        next_node = np.append(node[1:], -1)[: len(node)]
+        next_node = np.append(node[1:], -1)[: len(node)]  # of the following step, except for last steps
         next_node = np.where(steps_left == 1, len(node_group) + trajectory, next_node)
         next_node = np.where(counted, next_node, -1)
         node_values = np.concatenate([np.zeros(len(node_group)), rewards])
@@ -273,15 +274,15 @@ class StateGraph:
     def next_lambda_returns(self) -> np.ndarray:
         """(S,) lambda-return of the next step of the same trajectory; R for a last step; 0 if not counted.
 
-        With `value_lambda` 1, where branches continue the next step's state, the mean over all ways on from there.
+        With `value_lambda` 1 it is averaged with the returns of branches that begin in the next step's state.
         """
         following = np.append(self.lambda_returns[1:], 0.0)[: self.num_steps]
         if self.value_lambda == 1:
             branches = np.flatnonzero(~self.from_beginning & self.trajectory_counted & (self.lengths > 0))
-            first = np.cumsum(self.lengths) - self.lengths
-            before = first[self.trajectory_parent[branches]] + self.trajectory_start[branches] - 1
-            following[before] = self.returns[before] / self.gamma
-        last = self.position == self.lengths[self.trajectory] - 1
+            parent_start = _starts(self.lengths)[self.trajectory_parent[branches]]
+            before = parent_start + self.trajectory_start[branches] - 1
+            following[before] = self.returns[before] / self.gamma  # discounted from the average
+        last = self.next_node >= self.num_nodes
         return np.where(self.counted, np.where(last, self.rewards[self.trajectory], following), 0.0)
 
     def statistics(self) -> dict[str, float]:
@@ -291,8 +292,8 @@ class StateGraph:
             `nodes`: nodes of all groups.
             `mean_group_size`: mean number of visits of a node.
             `singleton_step_fraction`: fraction of steps in nodes with one visit, which are compared with no other.
-            `value_std_within_node`: root mean square distance of a step's return from the mean of its node, in units
-                of reward. A finer key could explain at most this.
+            `value_std_within_node`: standard deviation of the returns within a node (root mean square over steps), in
+                units of reward: the part of their variance that only a finer key could explain.
         """
         num_steps = int(self.counted.sum())
         if num_steps == 0:
@@ -313,14 +314,19 @@ def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.n
     rows = np.column_stack([group.astype(np.uint64), keys])[order]
     starts = np.append(True, (rows[1:] != rows[:-1]).any(axis=1))[: len(rows)]
     first_visit = order[starts]
-    rank = np.empty(len(first_visit), dtype=np.int64)
-    rank[np.argsort(first_visit)] = np.arange(len(first_visit))
+    number = np.empty(len(first_visit), dtype=np.int64)
+    number[np.argsort(first_visit)] = np.arange(len(first_visit))
     node = np.empty(len(rows), dtype=np.int64)
-    node[order] = rank[np.cumsum(starts) - 1]
+    node[order] = number[np.cumsum(starts) - 1]
     return node, group[np.sort(first_visit)]
 
 
-def _average_continuations(
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    """Return the index at which each of consecutive segments of these lengths starts."""
+    return np.cumsum(lengths) - lengths
+
+
+def _average_branches(
     returns: np.ndarray,
     parent: np.ndarray,
     start: np.ndarray,
@@ -328,18 +334,18 @@ def _average_continuations(
     counted: np.ndarray,
     gamma: float,
 ) -> None:
-    """Set the returns of steps before branches, in place, to the mean over all continuations."""
-    first = np.cumsum(lengths) - lengths
-    branches = [m for m in np.flatnonzero(parent >= 0) if counted[m] and counted[parent[m]] and lengths[m]]
-    points: dict[tuple[int, int], list[int]] = {}
-    for m in branches:
-        points.setdefault((int(parent[m]), int(start[m])), []).append(int(m))
-    # Backwards: a branch comes after its parent, and a later point changes the returns before it.
-    for m, position in sorted(points, reverse=True):
-        here = first[m] + position
-        ways = [returns[here], *(returns[first[branch]] for branch in points[m, position])]
+    """Average, in place, a parent's return with its branches' where they begin, and discount it from there."""
+    first_step = _starts(lengths)
+    branches_at: dict[tuple[int, int], list[int]] = {}  # by (parent, position of the branches' first step)
+    for m in np.flatnonzero(parent >= 0):
+        if counted[m] and counted[parent[m]] and lengths[m]:
+            branches_at.setdefault((int(parent[m]), int(start[m])), []).append(int(m))
+    # Backwards: an average changes all earlier returns of the parent, which may itself be a branch.
+    for m, position in sorted(branches_at, reverse=True):
+        branches = branches_at[m, position]
+        continuations = [returns[first_step[m] + position], *returns[first_step[branches]]]
         before = np.arange(position)
-        returns[first[m] + before] = gamma ** (position - before) * np.mean(ways)
+        returns[first_step[m] + before] = gamma ** (position - before) * np.mean(continuations)
 
 
 def _actions(records: Sequence[TrajectoryRecord]) -> np.ndarray | None:

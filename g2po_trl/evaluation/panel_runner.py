@@ -204,7 +204,7 @@ class _AgentSession:
     def ask(self, episodes: Sequence[Episode]) -> None:
         self.asked += episodes
 
-    def answers(self, timeout: float) -> list[tuple[Episode, Step | None]]:
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
         asked, self.asked = self.asked, []
         return list(zip(asked, self.act(asked))) if asked else []
 

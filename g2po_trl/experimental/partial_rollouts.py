@@ -148,7 +148,7 @@ class PartialRollouts:
                     self._timed(loop, loop.act)
                     if on_progress:
                         on_progress(sum(group.completed is not None for group in self.groups), len(loop.running))
-                self._timed(loop, loop.rest)
+                self._timed(loop, loop.drain)
                 stats.total_time = time.perf_counter() - started
         except BaseException:
             self.reset()
@@ -165,7 +165,7 @@ class PartialRollouts:
         """Wait for the environments, so that others can play in the pool."""
         try:
             if self._loop is not None:
-                self._loop.rest(environments=True)
+                self._loop.drain(environments=True)
         except BaseException:  # the pool has ended everything
             self.reset()
             raise

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Actor(Protocol):
     """Chooses the actions of a `Player`'s episodes.
 
-    `is_collective`: every rank must call a session's `answers` equally often. `streams`: its sessions answer one
-    episode without waiting for others.
+    `is_collective`: every rank must call a session's `receive_steps` equally often. `streams`: its sessions return
+    an episode's step without waiting for others.
     """
 
     is_collective: bool
@@ -116,7 +116,7 @@ class PromptSession:
                     prompt, seed = self.prompts[episode.number].ids, self._seed(episode)
                     self.actor.engine.submit(episode.number, prompt, self.sampling, seed)
 
-    def answers(self, timeout: float) -> list[tuple[Episode, Step]]:
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
         if not self.asked and not self.actor.is_collective:
             return []
         clock = time.perf_counter()

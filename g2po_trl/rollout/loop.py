@@ -1,12 +1,15 @@
-"""The loop that plays episodes, between their environments and the model.
+"""The loop that plays episodes: observations go to a session, the session's actions to the environments.
 
-    begin      reset an environment, in a slot of the pool
-    observe    receive the environments' answers: an episode is ready for the session, or has ended
-    ask        give the session the ready episodes
-    act        append the session's steps and send their actions to the environments; then `observe` again
+A *session* chooses the actions of a rollout's episodes, e.g. a `PromptSession` of the model that is trained.
 
-A loop streams: each episode is asked as soon as its own observation has arrived. Or it plays turns, all episodes
-`together`, for engines that answer a batch at a time, and for ranks that must generate together.
+    begin      reset an environment for each episode, in a slot of the pool
+    observe    receive answers of environments: an episode has ended, or is ready for the session
+    ask        ask the session for the next steps of the ready episodes
+    act        receive steps from the session and send their actions to the environments; then `observe` again
+
+By default a loop streams: it asks for an episode's next step as soon as its observation has arrived. With `together`
+it plays turns, in which all episodes wait for each other: for engines that answer a whole batch, and for ranks that
+must generate together.
 """
 
 from __future__ import annotations
@@ -33,18 +36,18 @@ _GONE = (
 
 
 class Session(Protocol):
-    """Answers observations during one rollout. `waiting` is the number of episodes asked and not answered."""
+    """Chooses the actions of one rollout. `waiting` is the number of episodes that wait for their next step."""
 
     waiting: int
 
     def ask(self, episodes: Sequence[Episode]) -> None:
-        """Ask for the next steps of episodes. May end some, by `Episode.give_up`."""
+        """Request the next steps of episodes. May end some of them, by `Episode.give_up`."""
 
-    def answers(self, timeout: float) -> list[tuple[Episode, Step | None]]:
-        """Return the next steps of some of the episodes asked; `None` for an episode that the session has ended.
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
+        """Return steps that were requested and are there; `None` for an episode that the session has ended.
 
-        A session that streams waits at most `timeout` seconds for the first one. Another one answers all at once; if
-        it is collective, every rank calls this equally often, even with nothing asked.
+        A session that streams waits at most `timeout` seconds for the first step. Other sessions return all requested
+        steps; those of a collective actor are called equally often on every rank, even if nothing is requested.
         """
 
 
@@ -54,20 +57,21 @@ class Loop:
 
     Args:
         pool: hosts the environments.
-        session: answers observations.
+        session: chooses the actions.
         max_turns: an episode ends after this many turns.
         stats: costs are added to it. `environment_time` is the time in which only environments were busy.
-        together: play turns: wait for all environments before asking the session, and for all of its answers before
+        together: play turns: wait for all environments before asking the session, and for all of its steps before
             sending actions.
         any_running: whether this rank has running episodes -> whether any rank has. Ranks that generate together call
             it once a turn and continue until no rank has any. Default: for one rank.
-        prelude: receives each environment's answers until its episode can be asked, and returns the action to send
-            in between, or `None`. Default: the first observation begins the episode.
+        open_episode: called with an episode and its environment's answer until the episode is open: it returns an
+            action to send to the environment first, or `None` when the session may be asked. Default: the first
+            observation opens the episode.
         on_turn: called with (turns of the longest episode, running episodes) when one of them has changed.
         on_end: called with each episode that has ended.
         policy_version: written into each step.
 
-    `running` has the running episodes, by the pool's slots.
+    `running` has the running episodes, by their slots in the pool.
     """
 
     pool: EnvironmentPool
@@ -76,14 +80,14 @@ class Loop:
     stats: RolloutStats
     together: bool = False
     any_running: Callable[[bool], bool] = bool
-    prelude: Callable[[Episode, Answer], str | None] = Episode.open
+    open_episode: Callable[[Episode, Answer], str | None] = Episode.open
     on_turn: Callable[[int, int], None] | None = None
     on_end: Callable[[Episode], None] | None = None
     policy_version: int | None = None
     running: dict[int, Episode] = field(default_factory=dict, init=False)
     _slots: dict[int, int] = field(default_factory=dict, init=False)  # by the episode's number
-    _opening: set[int] = field(default_factory=set, init=False)  # slots whose answers the prelude takes
-    _ready: list[Episode] = field(default_factory=list, init=False)
+    _opening: set[int] = field(default_factory=set, init=False)  # slots whose episodes are not open yet
+    _ready: list[Episode] = field(default_factory=list, init=False)  # to ask the session about
 
     def play(
         self,
@@ -100,19 +104,19 @@ class Loop:
             groups: group of each task, see `EnvironmentPool.begin`.
             more: returns further episodes that may begin by now, each once. Default: none.
         """
-        retry_group = object()
+        retry_group = object()  # one for all groups: a task whose reset killed two workers is not tried again
 
-        def begin(new: Sequence[Episode]) -> None:
+        def begin_new(new: Sequence[Episode]) -> None:
             if new:
                 self.begin(new, [tasks[e.number] for e in new], [groups[e.number] for e in new], retry_group)
 
         try:
-            begin(episodes)
+            begin_new(episodes)
             progress = 0, len(self.running)
             while True:
                 self.observe()
                 self.ask()
-                begin(more())
+                begin_new(more())
                 before, progress = progress, (self.stats.turns, len(self.running))
                 if self.on_turn and progress != before:
                     self.on_turn(*progress)
@@ -142,7 +146,7 @@ class Loop:
             self.stats.environment_time += time.perf_counter() - clock
 
     def observe(self) -> None:
-        """Receive answers of environments. Wait for them if the session is idle."""
+        """Receive answers of environments. Wait for them if the session is idle and no episode is ready."""
         clock, idle = time.perf_counter(), not self.session.waiting
         if self.together:
             self._take_all()
@@ -156,51 +160,56 @@ class Loop:
         asked, self._ready = sorted(self._ready, key=lambda episode: episode.number), []
         if asked:
             self.session.ask(asked)
-        self._end([episode for episode in asked if not self._goes_on(episode)])
+        self._end([episode for episode in asked if not self._continues(episode)])
 
     def act(self) -> None:
-        """Send the actions that the session returns. Wait for them, briefly if environments may answer."""
-        answers = self.session.answers(POLL_SECONDS if len(self.running) > self.session.waiting else IDLE_POLL_SECONDS)
+        """Receive steps and send their actions. Wait for steps, but only briefly if environments may answer."""
+        environments_busy = len(self.running) > self.session.waiting
+        steps = self.session.receive_steps(POLL_SECONDS if environments_busy else IDLE_POLL_SECONDS)
         while self.together and self.session.waiting:
-            answers += self.session.answers(IDLE_POLL_SECONDS)
-        self._send(answers)
+            steps += self.session.receive_steps(IDLE_POLL_SECONDS)
+        self._send(steps)
 
-    def rest(self, environments: bool = False) -> None:
-        """Wait until the session has answered and, with `environments`, until these have. Ask nothing."""
+    def drain(self, environments: bool = False) -> None:
+        """Wait for all requested steps and, with `environments`, for all environments. Ask nothing."""
         while self.session.waiting:
-            self._send(self.session.answers(IDLE_POLL_SECONDS))
+            self._send(self.session.receive_steps(IDLE_POLL_SECONDS))
         if environments:
             self._take_all()
 
     def _take(self, timeout: float | None) -> list[Episode]:
-        """Receive answers, queue the episodes that continue, and return the episodes that have ended."""
-        answers, requests, over = self.pool.receive(timeout), {}, []
+        """Receive answers, note the episodes that are ready, and return the episodes that have ended."""
+        answers = self.pool.receive(timeout)
         if timeout is None and self.running and not answers:  # none is pending: this would loop forever
             raise RuntimeError(_GONE)
+        replayed, ended = {}, []
         for slot, answer in answers.items():
             episode = self.running[slot]
             if slot not in self._opening:
                 episode.advance(answer)
-            elif (request := self.prelude(episode, answer)) is not None:
-                requests[slot] = request
+            elif (action := self.open_episode(episode, answer)) is not None:
+                replayed[slot] = action
                 continue
             self._opening.discard(slot)
-            (self._ready if self._goes_on(episode) else over).append(episode)
-        self.pool.send(requests)
-        self.stats.replayed_steps += len(requests)
-        return over
+            if self._continues(episode):
+                self._ready.append(episode)
+            else:
+                ended.append(episode)
+        self.pool.send(replayed)
+        self.stats.replayed_steps += len(replayed)
+        return ended
 
     def _take_all(self) -> None:
-        over = []
-        while len(self._ready) + len(over) < len(self.running):
-            over += self._take(timeout=None)
-        self._end(sorted(over, key=lambda episode: episode.number))
+        ended = []
+        while len(self._ready) + len(ended) < len(self.running):
+            ended += self._take(timeout=None)
+        self._end(sorted(ended, key=lambda episode: episode.number))
 
-    def _send(self, answers: Sequence[tuple[Episode, Step | None]]) -> None:
-        actions, over = {}, []
-        for episode, step in answers:
+    def _send(self, steps: Sequence[tuple[Episode, Step | None]]) -> None:
+        actions, ended = {}, []
+        for episode, step in steps:
             if step is None:
-                over.append(episode)
+                ended.append(episode)
                 continue
             step.policy_version = self.policy_version
             episode.steps.append(step)
@@ -208,9 +217,9 @@ class Loop:
             self.stats.turns = max(self.stats.turns, len(episode.steps))
         self.stats.num_steps += len(actions)
         self.pool.send(actions)
-        self._end(over)
+        self._end(ended)
 
-    def _goes_on(self, episode: Episode) -> bool:
+    def _continues(self, episode: Episode) -> bool:
         return episode.outcome is None and episode.turns < self.max_turns
 
     def _end(self, episodes: Sequence[Episode]) -> None:

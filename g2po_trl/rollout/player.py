@@ -114,7 +114,7 @@ class Player:
                 stats,
                 together=not streams,
                 any_running=self.any_running if self.actor.is_collective else bool,
-                prelude=replay_to_start,
+                open_episode=replay_to_start,
                 on_turn=on_turn,
                 on_end=ended,
             )

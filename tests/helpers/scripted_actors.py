@@ -68,7 +68,7 @@ class ScriptedActor:
     def ask(self, episodes):
         self.asked += episodes
 
-    def answers(self, timeout):
+    def receive_steps(self, timeout):
         asked, self.asked = self.asked, []
         return list(zip(asked, self.act(asked))) if asked else []
 

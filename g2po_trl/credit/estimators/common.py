@@ -59,7 +59,7 @@ def compare(
         values: (S,) one number a step.
         sets: (S,) number of a step's set. A set lies within one group.
         scale_by_std: divide by the standard deviation of the set.
-        penalty: subtracted from `values` of invalid steps; variance by rounding is measured against it.
+        penalty: what the caller has subtracted from `values` of invalid steps, for the scale of rounding errors.
         ddof: the standard deviation divides by n - `ddof`.
         least_std: lower bound of the standard deviation, as a fraction of the group's largest reward.
 

@@ -15,8 +15,8 @@ import numpy as np
 from ..graph import StateGraph
 from .common import compare, episode_advantage
 
-# What a table calls G2PO with one of these options set to False.
-LEFT_OUT = {"node_centric": "A_NC", "edge_centric": "A_EC", "aggregate": "group aggregation"}
+# The paper's ablations: options that are set to False, and the term that is then missing, for names in tables.
+ABLATIONS = {"node_centric": "A_NC", "edge_centric": "A_EC", "aggregate": "group aggregation"}
 
 
 def g2po(
@@ -35,13 +35,12 @@ def g2po(
         graph: S steps.
         step_weight: w. With 0 the advantages equal `grpo`'s.
         scale_by_std: divide each term by the sample standard deviation (n - 1) of its set, plus 1e-6.
-        invalid_action_penalty: subtracted from the advantage of a step whose completion lacks the required format
-            (with `episode_statistics="step"`: from its reward and next value).
+        invalid_action_penalty: subtracted from the advantage of a step whose completion lacks the required format;
+            with `episode_statistics="step"` from its R_i and V(s_{j+1}) instead.
         episode_statistics: `"trajectory"` (the paper) or `"step"` (the released code), see `episode_advantage`.
-        node_centric: include A_NC. `False` is one of the paper's ablations.
-        edge_centric: include A_EC. `False` is one of the paper's ablations.
-        aggregate: average values over all visits of a node. `False`, one of the paper's ablations, uses each step's
-            own return.
+        node_centric: include A_NC.
+        edge_centric: include A_EC.
+        aggregate: average values over all visits of a node. `False` uses each step's own return.
 
     Returns:
         (S,) float64.
@@ -50,9 +49,9 @@ def g2po(
         ValueError: for an unknown `episode_statistics`.
     """
     advantage = episode_advantage(graph, scale_by_std, invalid_action_penalty, episode_statistics)
-    penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
     if node_centric:
-        advantage = advantage + step_weight * node_advantage(graph, scale_by_std, penalty, aggregate)
+        node_penalty = invalid_action_penalty if episode_statistics == "step" else 0.0
+        advantage = advantage + step_weight * node_advantage(graph, scale_by_std, node_penalty, aggregate)
     if edge_centric:
         advantage = advantage + step_weight * edge_advantage(graph, scale_by_std, aggregate)
     return advantage
@@ -71,7 +70,7 @@ def node_advantage(
     """
     next_values = graph.next_values if aggregate else graph.next_lambda_returns
     next_values = next_values - invalid_action_penalty * ~graph.valid
-    return compare(graph, next_values, graph.node, scale_by_std, invalid_action_penalty)
+    return compare(graph, next_values, graph.node, scale_by_std, penalty=invalid_action_penalty)
 
 
 def edge_advantage(graph: StateGraph, scale_by_std: bool = True, aggregate: bool = True) -> np.ndarray:
@@ -82,5 +81,5 @@ def edge_advantage(graph: StateGraph, scale_by_std: bool = True, aggregate: bool
     Returns:
         (S,) float64.
     """
-    gains = graph.next_values - graph.values if aggregate else graph.next_lambda_returns - graph.lambda_returns
-    return compare(graph, gains, graph.group, scale_by_std)
+    deltas = graph.next_values - graph.values if aggregate else graph.next_lambda_returns - graph.lambda_returns
+    return compare(graph, deltas, graph.group, scale_by_std)

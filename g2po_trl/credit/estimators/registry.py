@@ -13,7 +13,7 @@ from ...trajectory import Step, Trajectory
 from ...utils.options import check_options
 from ..graph import StateGraph
 from .crbc import crbc
-from .g2po import LEFT_OUT, g2po
+from .g2po import ABLATIONS, g2po
 from .gigpo import gigpo
 from .graphgpo import graphgpo
 from .grpo import grpo
@@ -79,7 +79,7 @@ def compares_steps(name: str, estimator_kwargs: Mapping[str, Any] | None = None,
 
 def estimator_name(name: str, estimator_kwargs: Mapping[str, Any] | None = None, value_lambda: float = 1.0) -> str:
     """Return the estimator's name in tables: `g2po`, `g2po without A_EC`, `g2po, value_lambda 0.5`."""
-    missing = [term for option, term in LEFT_OUT.items() if (estimator_kwargs or {}).get(option, True) is False]
+    missing = [term for option, term in ABLATIONS.items() if (estimator_kwargs or {}).get(option, True) is False]
     without = f" without {' and '.join(missing)}" if missing else ""
     return name + without + (f", value_lambda {value_lambda}" if value_lambda != 1 else "")
 
