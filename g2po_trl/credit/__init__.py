@@ -1,4 +1,4 @@
-"""Credit: the trajectories of a group go in, one number a step comes out.
+"""Credit: the trajectories of a group in, one advantage per step out.
 
 State keys → `StateGraph` → values of its nodes → advantages (`estimators`). Needs numpy, xxhash and `Trajectory` only,
 so that any framework can use it (docs/elsewhere.md).

@@ -1,5 +1,5 @@
-"""Update: turns step samples into a gradient.
+"""Update: step samples in, a gradient out.
 
-It imports no other room, and knows neither environments nor graphs. It gives batches, their layouts for a forward
-pass, the log-probabilities of old and reference policy, and PPO's critic.
+It imports `trajectory` and `utils` only. It makes micro-batches, their layouts for the forward pass, and the
+log-probabilities of the old and the reference policy.
 """

@@ -1,1 +1,1 @@
-"""The commands of `g2po`, one file each."""
+"""Commands: the commands of `g2po`, one file each."""

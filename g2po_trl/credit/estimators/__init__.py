@@ -1,4 +1,4 @@
-"""Pure functions from a state graph to one advantage a step, one file each.
+"""Estimators: pure functions from a state graph to one advantage per step, one file each.
 
     G2PO       A = A_EP + w (A_NC + A_EC)
     GiGPO      A = A_EP + w A_S
