@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from trl import GRPOConfig
 
-from .config_validation import as_bound, as_mapping, check, check_advantage_fn, check_afterwards, check_estimator
+from .config_validation import as_bound, check, check_advantage_fn, check_afterwards, check_estimator
 from .credit.estimators.registry import ESTIMATORS, estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
 from .engines.sampling import Sampling
 from .update.packing import LAYOUTS
 from .utils.masking import masked
+from .utils.options import as_mapping
 from .utils.trl_compat import ignore_deprecations
 
 _ITERATIONS_PER_CHECKPOINT = 10

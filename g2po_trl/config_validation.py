@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 from .credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS, USE_NODE_VALUES
 from .credit.state_keys import IGNORABLE, similarity_threshold
 from .engines.sampling import reserved_option
+from .experimental.strategies import check_strategy
 from .runs.sample_table import BACKENDS
 from .update.packing import LAYOUTS
 from .utils.dependent_options import without_effect
@@ -189,6 +189,7 @@ def check_afterwards(args: GRPOConfig) -> None:
         ValueError: for the first field with a value that is not accepted.
     """
     _check_generation_kwargs(args)
+    check_strategy(args)
     _require(
         args.log_trajectories_every == 0 or bool(set(args.report_to) & set(BACKENDS)),
         "log_trajectories_every",
@@ -341,20 +342,6 @@ def _check_best_model(args: GRPOConfig) -> None:
             f"with load_best_model_at_end every evaluation (eval_steps={args.eval_steps}) needs a checkpoint; set "
             "eval_steps to a multiple of save_steps",
         )
-
-
-def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
-    """Return the value of a field that is an object, or JSON text of one. An empty one is `None`.
-
-    Raises:
-        ValueError: for any other value.
-    """
-    try:
-        value = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        pass
-    _require(value is None or isinstance(value, dict), name, value, 'write {"option": value}, or None')
-    return value or None
 
 
 def as_bound(args: GRPOConfig) -> float | None:

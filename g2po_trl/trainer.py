@@ -57,7 +57,6 @@ from .runs.summary import at_temperature, check_other_panels, summarize
 from .runs.verdict import Tally
 from .trainer_build import (
     add_callbacks,
-    check_strategy,
     make_credit,
     make_iteration,
     make_player,
@@ -133,7 +132,6 @@ class G2POTrainer(GRPOTrainer):
     ):
         args = args or G2POConfig("g2po-output")
         check_arguments(model, args, kwargs, environment_factory)
-        check_strategy(args)
         check_state_key(state_key, args)
         if advantage_fn is not None:
             args.check_advantage_fn()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,14 @@ from .engines.base import Engine
 from .engines.transformers import TransformersEngine
 from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
-from .experimental.branching.branching import BranchingRollout
-from .experimental.partial_rollouts import PartialRollouts
+from .experimental.strategies import STRATEGIES
 from .prompts.chat_template import get_tokenizer
 from .prompts.template import PromptTemplate
 from .prompts.tokenization import ChatEncoder
 from .rollout.actor import PromptActor
-from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.failing_tasks import TaskErrorReport, TaskErrors
 from .rollout.player import Player
-from .rollout.strategy import RolloutContext, RolloutStrategy, SynchronousRollout
+from .rollout.strategy import RolloutContext, RolloutStrategy
 from .runs.callbacks import RolloutBar, callbacks_of
 from .runs.run_json import describe_run
 from .trajectory import Step
@@ -38,16 +35,8 @@ from .update.iteration import Iteration
 from .update.layout import Layout
 from .update.log_probs import Correction
 from .update.update import Update
-from .utils.options import check_options
 from .utils.sdpa import without_cudnn_attention
 from .utils.trl_compat import name_or_path_of, train_metrics_of, unwrap_model_for_generation
-
-STRATEGIES: dict[str, type[RolloutStrategy]] = {
-    "synchronous": SynchronousRollout,
-    "dynamic_sampling": DynamicSampling,
-    "partial_rollouts": PartialRollouts,
-    "branching": BranchingRollout,
-}
 
 
 def no_reward_function(**kwargs):
@@ -92,21 +81,6 @@ def make_player(
         return bool(accelerator.reduce(torch.tensor(int(flag), device=accelerator.device)).item())
 
     return Player(pool, actor, args.max_turns, excluded=task_errors, any_running=any_rank)
-
-
-def check_strategy(args: G2POConfig) -> None:
-    """Refuse an unknown rollout strategy, options that it does not have, and settings that it excludes.
-
-    Raises:
-        ValueError: for the first of them.
-    """
-    name, options = args.rollout_strategy, args.rollout_strategy_kwargs or {}
-    if name not in STRATEGIES:
-        raise ValueError(f"rollout_strategy is {name!r}: choose one of {', '.join(STRATEGIES)}")
-    parameters = signature(STRATEGIES[name]).parameters.values()
-    defaults = {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
-    check_options("rollout_strategy_kwargs", options, defaults, f"rollout_strategy={name!r}")
-    STRATEGIES[name].check(args, **options)
 
 
 def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:

@@ -1,7 +1,8 @@
 """Checks of a command line that take less than a second, before torch and TRL are imported.
 
-Flags and keys are known, have valid values and an effect; the model exists; packages that the options need are
-installed; the tasks can be read and split; output_dir holds no other run. Recipes check everything else.
+Flags and keys are known, have valid values and an effect; the rollout strategy accepts its options; the model exists;
+packages that the options need are installed; the tasks can be read and split; output_dir holds no other run. Recipes
+check everything else.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..environments.tasks import split_tasks
 from ..runs.ownership import check_free
 from ..utils.dependent_options import check_given
 from ..utils.extras import MODULE_EXTRAS, install_command
+from ..utils.options import as_mapping
 from ..utils.parser import read_config, refuse_removed
 from .flags import Field, fields_of, make_parser, read_flags, read_keys
 
@@ -62,6 +65,8 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
     given = {**dict(read_keys(parser, keys)), **read_flags(parser, words)}
     check_given(given)
     _check_installed(script, given)
+    defaults = _default_config(script) if config is None else {}
+    _check_strategy(recipe_fields(script), {**defaults, **given})
     module = str(given.get("environment") or "").partition(":")[0]
     if re.fullmatch(r"[\w.]+(?<!\.py)", module) and not _is_module(module.partition(".")[0]):
         raise ValueError(f"environment is {given['environment']!r}: there is no module {module} here")
@@ -78,16 +83,27 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
         raise ValueError("load_in_4bit and load_in_8bit are both True: choose one")
     if (given.get("load_in_4bit") or given.get("load_in_8bit")) and not given.get("use_peft"):
         raise ValueError("load_in_4bit or load_in_8bit is True: rounded weights cannot be trained, add --use_peft")
-    folder = given.get("output_dir", _default_output_dir(script, config))
+    folder = given.get("output_dir", defaults.get("output_dir"))
     if script.stem.startswith("train_") and isinstance(folder, str):
         check_free(folder, given.get("resume_from_checkpoint"), bool(given.get("overwrite")))
 
 
-def _default_output_dir(script: Path, config: str | None) -> str | None:
-    """Return `output_dir` of the configuration that a recipe reads without `--config`."""
+def _default_config(script: Path) -> dict[str, Any]:
+    """Return the fields of the configuration that a recipe reads without `--config`."""
     kind, _, method = script.stem.removeprefix("train_").partition("_")
     path = script.with_name(kind) / f"tiny{'-' * bool(method)}{method}.yaml"
-    return read_config(path).get("output_dir") if config is None and path.is_file() else None
+    return read_config(path if path.is_file() else None)
+
+
+def _check_strategy(fields: Mapping[str, Field], given: Mapping[str, Any]) -> None:
+    if not {"rollout_strategy", "rollout_strategy_kwargs"} & set(given):
+        return
+    from ..experimental.strategies import check_strategy  # numpy, half a second
+
+    values = {name: one.default for name, one in fields.items()} | dict(given)
+    for name in ("rollout_strategy_kwargs", "estimator_kwargs"):
+        values[name] = as_mapping(name, values[name])
+    check_strategy(SimpleNamespace(**values))
 
 
 def _without_config(arguments: Sequence[str]) -> tuple[list[str], str | None]:

@@ -120,7 +120,7 @@ class PartialRollouts:
                 "use rollout_strategy='synchronous' to train on-policy"
             )
         mode = args.vllm_importance_sampling_mode
-        if args.loss_type == "vespo" and not mode.startswith("token"):
+        if args.loss_type == "vespo" and mode in ("sequence_truncate", "sequence_mask"):
             raise ValueError(
                 f"vllm_importance_sampling_mode is {mode!r}: loss_type='vespo' takes token_truncate or token_mask"
             )

@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from ..engines.sampling import Sampling
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import task_id_of
@@ -96,6 +94,8 @@ class Player:
         played = [place for place, name in enumerate(names) if name not in self.excluded]
         episodes = [Episode(names[place], number) for number, place in enumerate(played)]
         if streams and seeds is None:  # completions must not depend on the order in which they come
+            import torch  # not above: strategies are checked before torch is imported
+
             seeds = torch.randint(2**62, (len(tasks),)).tolist()
         seeds = None if seeds is None else [seeds[place] for place in played]
 

@@ -59,10 +59,10 @@ class RolloutStrategy(Protocol):
 
     @classmethod
     def check(cls, args: Any, **options: Any) -> None:
-        """Refuse settings that the strategy excludes, before a model is loaded.
+        """Refuse settings that the strategy excludes, before tasks are prepared and a model is loaded.
 
         Args:
-            args: a `G2POConfig`.
+            args: an object with the fields of a `G2POConfig`.
             **options: the strategy's options.
 
         Raises:

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 _KINDS = {bool: "truth value", float: "number", int: "whole number", str: "string"}
+
+
+def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
+    """Return the value of a field that is an object, or JSON text of one. An empty one is `None`.
+
+    Raises:
+        ValueError: for any other value.
+    """
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        given = value
+    if given is not None and not isinstance(given, dict):
+        raise ValueError(f'{name} is {value!r}: write {{"option": value}}, or None.')
+    return given or None
 
 
 def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> None:

@@ -122,6 +122,35 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         ("train", "nosuch:Game", "--model", "model"): "there is no module nosuch here",
         ("teach", "alfworld", "--max_step", "3"): "--max_step is not a flag: did you mean --max_steps?",
     }
+    occupied = "output_dir is 'runs/alfworld-tiny', which holds"  # reported after what the strategy excludes
+    vespo = ("partial_rollouts", "{}", "--loss_type", "vespo")
+    strategies = {
+        (
+            "branch",
+            "{}",
+        ): "rollout_strategy is 'branch': choose one of synchronous, dynamic_sampling, partial_rollout",
+        ("branching", "{"): "rollout_strategy_kwargs is '{': write {\"option\": value}, or None",
+        (
+            "synchronous",
+            '{"rule": "uniform"}',
+        ): "rollout_strategy_kwargs has 'rule', which rollout_strategy='synchron",
+        (
+            "branching",
+            '{"share": 1}',
+        ): "has 'share', which rollout_strategy='branching' does not have; its options ar",
+        ("branching", '{"rule": 1}'): "rollout_strategy_kwargs has rule=1: set it to a string",
+        ("branching", '{"rule": "best"}'): "rule (rollout_strategy_kwargs) is 'best': choose one of least_visited",
+        ("branching", '{"branch_share": 0.9}'): "of num_generations=8 episodes it may make 7 branches",
+        ("branching", '{"branch_share": 0.8}', "--num_generations", "16"): occupied,
+        ("branching", "{}", "--estimator_kwargs", '{"edge_centric": false, "node_centric": false}'): "whole episodes",
+        ("dynamic_sampling", '{"max_generation_batches": 1}'): "is 1: set it to 2 or more",
+        ("partial_rollouts", '{"max_off_policy_steps": 3}'): "is 3: set it to 1 or 2",
+        vespo: occupied,
+        (*vespo, "--vllm_importance_sampling_mode", "sequence_mask"): "='vespo' takes token_truncate or token_mask",
+    }
+    for (name, options, *more), text in strategies.items():
+        flags = ("--rollout_strategy", name, "--rollout_strategy_kwargs", options)
+        commands[("train", "alfworld", *flags, *more)] = text
     if not _has("vllm"):
         commands[(*mine, "--use_vllm")] = "vllm is not installed: pip install"
     code = f"""

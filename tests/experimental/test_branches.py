@@ -11,6 +11,7 @@ import programs
 import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
+from letter_trainer import make_config
 from returning import StartAt
 from scripted_actors import ScriptedActor, ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Dying, Forgetful, Gated, Slow, Uneven
@@ -302,9 +303,9 @@ def test_success_rates_are_those_of_the_first_episodes():
         ({"estimator_kwargs": {"node_centric": False, "edge_centric": False}}, "whole episodes only"),
     ],
 )
-def test_branching_refuses_what_it_excludes(make_trainer, options, message):
+def test_branching_refuses_what_it_excludes(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        make_trainer(rollout_strategy="branching", **options)
+        make_config(tmp_path, rollout_strategy="branching", **options)
 
 
 def wandering(seed):

@@ -10,6 +10,7 @@ import pytest
 from conftest import build_tokenizer
 from datasets import Dataset
 from letter_environment import LongLetterEnvironment
+from letter_trainer import make_config
 from scripted_actors import ScriptedEngine, ScriptedStream, make_actor
 from toy_environments import Countdown, Dying, Slow
 
@@ -363,9 +364,9 @@ def test_a_policy_that_moves_on_is_corrected(make_trainer):
         ({"loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"}, "takes token_truncate or token_m"),
     ],
 )
-def test_partial_rollouts_refuse_what_they_exclude(make_trainer, options, message):
+def test_partial_rollouts_refuse_what_they_exclude(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        make_trainer(rollout_strategy="partial_rollouts", **options)
+        make_config(tmp_path, rollout_strategy="partial_rollouts", **options)
 
 
 def test_partial_rollouts_refuse_an_engine_that_generates_for_several_ranks(encode):
