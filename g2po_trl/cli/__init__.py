@@ -28,6 +28,7 @@ COMMANDS = {
     "view": ("g2po_trl.cli.commands.view", "view a run or an evaluation, or compare two"),
     "evaluate": ("g2po_trl.cli.commands.evaluate", "evaluate a checkpoint, an adapter or a served model"),
     "report": ("g2po_trl.cli.commands.report", "analyse a run's state graphs, with plots"),
+    "credit": ("g2po_trl.cli.commands.credit", "credit the calls of an agent's logged runs"),
     "serve": ("g2po_trl.cli.commands.serve", "serve an environment over OpenEnv"),
 }
 _LINES = "\n".join(f"  {name:11} {text}" for name, (_, text) in COMMANDS.items())

@@ -90,7 +90,43 @@ def test_the_first_lines_print_what_they_say(capsys):
 
 def test_every_block_is_run_here():
     tested = set(re.findall(r'load\(\s*"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
-    assert set(CODE) == tested and len(CODE) == len(BLOCKS) - 1 == 8
+    assert set(CODE) == tested and len(CODE) == len(BLOCKS) - 1 == 10
+
+
+# --- Logged runs -----------------------------------------------------------------------------------------------------
+
+
+def test_logged_runs_are_credited_by_the_key_of_the_page(load, tmp_path, monkeypatch, capsys):
+    """Three runs of a browser; equal pages in tabs of different numbers."""
+    monkeypatch.chdir(tmp_path)
+
+    def messages(*pages):
+        told = [{"role": "user", "content": f"{page}\nsome text"} for page in pages]
+        return [
+            message
+            for one in told
+            for message in (one, {"role": "assistant", "content": f"leave {one['content'][:4]}"})
+        ]
+
+    runs = [(3, ["Home, tab 1", "Shop, tab 4"]), (0, ["Home, tab 2", "Shop, tab 5"]), (0, ["Home, tab 1"])]
+    with open("runs.jsonl", "w") as file:
+        for reward, pages in runs:
+            print(json.dumps({"task_id": "buy", "reward": reward, "messages": messages(*pages)}), file=file)
+    page = load("keys.py").page
+    assert [page(messages(*pages)[:-1]) for _, pages in runs] == ["Shop, ", "Shop, ", "Home, "]
+    assert page([{"role": "user", "content": "Home"}]) == "Home"
+    load("logged_runs.py")
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[:3] for words in printed] == [
+        ["buy", "leave", name] for name in ("Home", "Shop", "Home", "Shop", "Home")
+    ]
+    # GiGPO: A_EP by rewards 3, 0, 0, and in "Home, tab 1", which two runs saw, by returns 2.7075 and 0.
+    episode = [2 / 3**0.5, 2 / 3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)]
+    np.testing.assert_allclose(
+        [float(words[3]) for words in printed],
+        np.add(episode, [2**-0.5, 0, 0, 0, -(2**-0.5)]),
+        rtol=1e-5,
+    )
 
 
 # --- TRL, for real ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""Credit the calls of logged runs: which call of an agent made an episode better or worse?
+
+    g2po credit FILE.jsonl
+    g2po credit FILE.jsonl --estimator grpo --output FOLDER
+    g2po credit FILE.jsonl --state-key keys.py:page      # def page(messages): the key of a request
+
+Each line of FILE is an episode, as {"task_id", "reward", "messages"} or {"task_id", "reward", "calls": [{"messages",
+"response"}, ...]}, or a call, as {"task_id", "episode_id", "messages", "response"} with the reward on one line of the
+episode. Messages are those of OpenAI's chat completions. Episodes of one task are compared.
+
+Writes FOLDER/credit.jsonl, one line for each call, and trajectories for `g2po view FOLDER` and `g2po report FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...credit.estimators.registry import ESTIMATORS, compares_steps, estimator_name, make_estimator
+from ...credit.state_keys import merge_similar_keys, similarity_threshold
+from ...environments.loading import load
+from ...report.trace_credit import TraceCredit, counts, credit_traces, extremes, rows, states
+from ...report.traces import Traces, trajectories_of_traces
+from ...trajectory import write_jsonl
+from ...utils.json import write_json, write_json_lines
+from ...utils.parser import Parser, json_object
+
+TRAJECTORIES = Path("trajectories", "train-000001.jsonl")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(prog="g2po credit", description=__doc__)
+    parser.add_argument("file", metavar="FILE", type=Path, help="the log")
+    given = f"one of {', '.join(ESTIMATORS)}; default: %(default)s"
+    parser.add_argument("--estimator", metavar="NAME", choices=ESTIMATORS, default="g2po", help=given)
+    given = "options of the estimator, as a JSON object"
+    parser.add_argument("--estimator-kwargs", metavar="JSON", type=json_object, default={}, help=given)
+    parser.add_argument("--gamma", metavar="X", type=float, default=0.95, help="discount per call; default: 0.95")
+    given = (
+        "file.py:function or module:function of a request's messages; or similar:0.9, which merges keys that share "
+    )
+    given += "90 %% of their word pairs. Default: what came since the last completion"
+    parser.add_argument("--state-key", metavar="NAME", help=given)
+    given = "where to write; default: FILE without its suffix, and -credit"
+    parser.add_argument("--output", metavar="FOLDER", type=Path, help=given)
+    args = parser.parse_args(argv)
+    output = args.output or args.file.with_name(f"{args.file.stem}-credit")
+    try:
+        estimator = make_estimator(args.estimator, args.estimator_kwargs)
+        _check_output(output)
+        credit = credit_traces(_read(args.file, args.state_key), estimator, args.gamma)
+        settings = {
+            "advantage_estimator": args.estimator,
+            "estimator_name": estimator_name(args.estimator, args.estimator_kwargs),
+            "estimator_kwargs": args.estimator_kwargs or None,
+            "gamma": args.gamma,
+        }
+        source = {"file": str(args.file), "state_key": args.state_key}
+        _write(output, credit, {"traces": source, "estimator": settings})
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    except OSError as error:
+        name = error.filename or output
+        raise SystemExit(f"{name} cannot be read or written: {error.strerror or error}") from error
+    print(f"{args.file}: {counts(credit)}\n\n{settings['estimator_name']}, gamma {args.gamma:g}\n")
+    print(f"{extremes(credit)}\n\n{states(credit, compares_steps(args.estimator, args.estimator_kwargs))}\n")
+    print(f"{output}: credit.jsonl, {TRAJECTORIES}, run.json")
+    print(f"g2po view {output}      its state graphs\ng2po report {output}    a test of the state keys")
+
+
+def _read(file: Path, state_key: str | None) -> Traces:
+    similar = state_key is not None and state_key.partition(":")[0] == "similar"
+    threshold = similarity_threshold(state_key) if similar else None
+    function = None if similar or state_key is None else _load_key(state_key)
+    try:
+        with file.open("rb") as lines:
+            traces = trajectories_of_traces(lines, function)
+    except ValueError as error:
+        raise ValueError(f"{file}, {error}") from error
+    if threshold is not None:
+        trajectories = traces.trajectories
+        merge_similar_keys(trajectories, [trajectory.group for trajectory in trajectories], threshold)
+    return traces
+
+
+def _load_key(name: str) -> Callable:
+    if ":" not in name:
+        raise ValueError(f"state_key is {name!r}: write file.py:function, module:function or similar:0.9")
+    function = load(name)
+    if not callable(function):
+        raise ValueError(f"state_key is {name!r}, which is no function: name a function of the messages")
+    return function
+
+
+def _check_output(output: Path) -> None:
+    """Refuse a folder with the files of something else, e.g. a training run."""
+    described = output / "run.json"
+    if not described.exists() and not (output / "trajectories").exists():
+        return
+    try:
+        known: Any = json.loads(described.read_bytes())
+    except (OSError, ValueError):
+        known = None
+    if not isinstance(known, dict) or "traces" not in known:
+        raise ValueError(f"output is {str(output)!r}, which holds another run: pass another --output FOLDER")
+
+
+def _write(output: Path, credit: TraceCredit, described: dict[str, Any]) -> None:
+    write_json(output / "run.json", described, indent=1)
+    write_jsonl(output / TRAJECTORIES, credit.traces.trajectories)
+    write_json_lines(output / "credit.jsonl", rows(credit))

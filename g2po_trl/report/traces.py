@@ -1,0 +1,324 @@
+"""Logged runs of an agent as trajectories: each call of its model is a step.
+
+A line of a log is a JSON object in one of three forms, told apart by its fields:
+
+- `{"task_id", "reward", "messages"}`: an episode. Each message of the assistant is a call, and its request is the
+  messages before it.
+- `{"task_id", "reward", "calls": [{"messages", "response"}, …]}`: an episode of an agent that rewrites its history.
+- `{"task_id", "episode_id", "messages", "response"}`: a call. `reward` is on at least one line of the episode.
+
+Optional are `success` and, of an episode, `id`; `task` may stand for `task_id`. A reward of `null` is no result.
+Messages and tools are as in OpenAI's chat completions. A `response` is the message or the whole chat completion.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..prompts.conversation import (
+    Message,
+    as_text,
+    message_text,
+    normalize_messages,
+    request_key,
+    since_last_completion,
+)
+from ..trajectory import Step, Trajectory
+
+StateKey = Callable[[list[Message]], str]
+_COMMON = {"task_id", "task", "reward", "success"}
+_CONVERSATION, _CALLS, _CALL = {"messages", "id"}, {"calls", "id"}, {"messages", "response", "episode_id"}
+
+
+@dataclass
+class Traces:
+    """The trajectories of a log, and what was left out of them.
+
+    Args:
+        groups: for each task, in order of appearance, its trajectories. `info` has `episode`: its id, or else the
+            number of its line, and `line`: its first line.
+        without_calls: first lines of episodes without a call, which are left out.
+        by_success: number of episodes whose outcome is their `success`; of others with a reward, it is reward > 0.
+        without_request: number of assistant messages at the beginning of a conversation. They are no calls.
+        without_news: number of calls whose request ends with an assistant message. Their state is the whole request.
+        unread: field that was not read -> number of times.
+    """
+
+    groups: list[list[Trajectory]] = field(default_factory=list)
+    without_calls: list[int] = field(default_factory=list)
+    by_success: int = 0
+    without_request: int = 0
+    without_news: int = 0
+    unread: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All trajectories, group by group."""
+        return [trajectory for group in self.groups for trajectory in group]
+
+
+def trajectories_of_traces(
+    lines: Iterable[str | bytes | Mapping[str, Any]], state_key: StateKey | None = None
+) -> Traces:
+    """Return the trajectories of the lines of a log.
+
+    Args:
+        lines: JSON texts or the objects themselves, in any mixture of the three forms; blank lines are skipped.
+        state_key: `messages of a request -> text`, equal for equal states. `None`: what came since the last
+            completion (`request_key`).
+
+    Raises:
+        ValueError: for a line in none of the forms, and if `state_key` raises an error or returns no text; the message
+            names line, field and remedy.
+    """
+    reader = _Reader(state_key)
+    for number, line in enumerate(lines, 1):
+        if isinstance(line, (str, bytes)) and not line.strip():
+            continue
+        try:
+            reader.read(number, line)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+    return reader.finish()
+
+
+@dataclass
+class _Episode:
+    """An episode of which lines are still read. `reward`, `success`: value and line; `None` if not given so far."""
+
+    task_id: str
+    name: str | int
+    line: int
+    task: str | None = None
+    steps: list[Step] = field(default_factory=list)
+    final: str | None = None
+    has_reward: bool = False
+    reward: tuple[float, int] | None = None
+    success: tuple[bool, int] | None = None
+
+
+class _Reader:
+    def __init__(self, state_key: StateKey | None):
+        self.state_key = state_key
+        self.episodes: dict[tuple[str, str | int], _Episode] = {}
+        self.found = Traces()
+
+    def read(self, number: int, line: str | bytes | Mapping[str, Any]) -> None:
+        data = line if isinstance(line, Mapping) else _parse(line)
+        form = _form_of(data)
+        self.found.unread.update(data.keys() - form - _COMMON)
+        episode = self._episode(number, data, form)
+        _set_reward(episode, data, number)
+        if form is _CALL:
+            self._add_call(episode, data)
+        elif form is _CALLS:
+            if not isinstance(data["calls"], (list, tuple)):
+                raise ValueError(f"calls is {_show(data['calls'])}; give a list of objects with messages and response")
+            for place, call in enumerate(data["calls"]):
+                with_place = f"calls[{place}]"
+                if not isinstance(call, Mapping) or not {"messages", "response"} <= call.keys():
+                    raise ValueError(f"{with_place} is {_show(call)}; give an object with messages and response")
+                self.found.unread.update(f"calls.{name}" for name in call.keys() - _CALL)
+                self._add_call(episode, call, f"{with_place}.")
+        else:
+            self._add_conversation(episode, normalize_messages(data["messages"]))
+
+    def _episode(self, number: int, data: Mapping[str, Any], form: set[str]) -> _Episode:
+        task_id, task = _task_of(data)
+        name = _name_of(data, "episode_id" if form is _CALL else "id", number)
+        known = self.episodes.get((task_id, name))
+        if known is not None and form is not _CALL:
+            raise ValueError(
+                f"id is {_show(name)}, as on line {known.line} of the same task: give each episode an id of its own, "
+                "or none"
+            )
+        episode = known or _Episode(task_id, name, number)
+        episode.task = episode.task or task
+        self.episodes[task_id, name] = episode
+        return episode
+
+    def _add_conversation(self, episode: _Episode, messages: list[Message]) -> None:
+        end = 0
+        for place, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            end = place + 1
+            if place == 0:
+                self.found.without_request += 1
+            else:
+                self._add_step(episode, messages[:place], message)
+        episode.final = as_text(messages[end:]) or None
+
+    def _add_call(self, episode: _Episode, call: Mapping[str, Any], where: str = "") -> None:
+        try:
+            request = normalize_messages(call["messages"])
+        except ValueError as error:
+            raise ValueError(f"{where}{error}") from error
+        self._add_step(episode, request, *_response_of(call["response"], f"{where}response"))
+
+    def _add_step(self, episode: _Episode, request: list[Message], message: Message, is_cut: bool = False) -> None:
+        news = since_last_completion(request)
+        self.found.without_news += not news
+        if self.state_key is not None:
+            key = self._own_key(request)
+        else:
+            key = request_key(request) if news else None  # without news the observation, which is the whole request
+        calls = message_text({**message, "content": ""})
+        completion = "\n\n".join(filter(None, [message.get("reasoning_content"), message_text(message)]))
+        episode.steps.append(
+            Step(
+                as_text(news or request),
+                calls or message["content"],
+                state_key=key,
+                completion=completion,
+                completion_truncated=is_cut,
+            )
+        )
+
+    def _own_key(self, request: list[Message]) -> str:
+        try:
+            key = self.state_key(request)
+        except Exception as error:
+            raise ValueError(f"state_key raised {type(error).__name__}: {error}") from error
+        if not isinstance(key, str):
+            raise ValueError(f"state_key returned {_show(key)}; return a text that is equal for equal states")
+        return key
+
+    def finish(self) -> Traces:
+        groups: dict[str, list[Trajectory]] = {}
+        for episode in self.episodes.values():
+            if not episode.has_reward:
+                raise ValueError(
+                    f"line {episode.line}: no line of the episode {_show(episode.name)} of task "
+                    f"{_show(episode.task_id)} has a reward; give one of them its total reward, or null if it has no "
+                    "result"
+                )
+            if not episode.steps:
+                self.found.without_calls.append(episode.line)
+                continue
+            self.found.by_success += episode.reward is not None and episode.success is not None
+            groups.setdefault(episode.task_id, []).append(_trajectory_of(episode))
+        self.found.groups = list(groups.values())
+        for number, trajectory in ((n, t) for n, group in enumerate(self.found.groups) for t in group):
+            trajectory.group = number
+        return self.found
+
+
+def _parse(line: str | bytes) -> Mapping[str, Any]:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"not valid JSON ({error}); write one object a line") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{_show(data)} is no object; write one a line, with task_id, reward and messages")
+    return data
+
+
+def _form_of(data: Mapping[str, Any]) -> set[str]:
+    """Return the fields of the line's form beside the common ones."""
+    if "calls" in data:
+        if wrong := sorted(data.keys() & {"messages", "response", "episode_id"}):
+            raise ValueError(f"there are both calls and {', '.join(wrong)}; an episode on one line has calls and id")
+        return _CALLS
+    if "messages" not in data:
+        raise ValueError(
+            f"there is neither messages nor calls among the fields {', '.join(map(str, data)) or '(none)'}; give the "
+            "conversation as messages, or the requests and responses as calls"
+        )
+    if "response" in data or "episode_id" in data:
+        missing = next((name for name in ("response", "episode_id") if name not in data), None)
+        if missing:
+            raise ValueError(
+                f"{missing} is missing; a call has messages, response and episode_id, an episode on one line has "
+                "messages and id"
+            )
+        return _CALL
+    return _CONVERSATION
+
+
+def _task_of(data: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return the task's id and its words, if it has any."""
+    name = "task_id" if data.get("task_id") is not None else "task"
+    value, task = data.get(name), data.get("task")
+    words = task if task is None or isinstance(task, str) else json.dumps(task, ensure_ascii=False)
+    if value is None:
+        raise ValueError("task_id is missing; give the episodes of a task, which are compared, the same task_id")
+    if isinstance(value, str):
+        return value, words
+    if isinstance(value, bool) or not isinstance(value, (int, Mapping)):
+        raise ValueError(f"{name} is {_show(value)}; give a text or a whole number")
+    return json.dumps(value, ensure_ascii=False, sort_keys=True), words
+
+
+def _name_of(data: Mapping[str, Any], name: str, number: int) -> str | int:
+    value = data.get(name)
+    if value is None and name == "id":
+        return number
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError(f"{name} is {_show(value)}; give a text or a whole number")
+    return str(value)  # never equal to the number of a line
+
+
+def _set_reward(episode: _Episode, data: Mapping[str, Any], number: int) -> None:
+    reward, success = data.get("reward"), data.get("success")
+    if "reward" not in data and "episode_id" not in data:
+        raise ValueError("reward is missing; give the episode's total reward, or null if it has no result")
+    if reward is not None and (
+        isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward)
+    ):
+        raise ValueError(f"reward is {_show(reward)}; give a finite number, or null for an episode without a result")
+    if success is not None and not isinstance(success, bool):
+        raise ValueError(f"success is {_show(success)}; give true or false, or leave it out")
+    episode.has_reward |= "reward" in data
+    for name, value in (("reward", reward), ("success", success)):
+        before = getattr(episode, name)
+        if value is not None and before is not None and before[0] != value:
+            raise ValueError(
+                f"{name} is {value}, but {before[0]} on line {before[1]} of the same episode; it is the whole "
+                "episode's: give it on one line, or the same on all"
+            )
+        if value is not None and before is None:
+            setattr(episode, name, (value, number))
+
+
+def _response_of(response: Any, where: str) -> tuple[Message, bool]:
+    """Return the assistant's message, and whether it reached the maximum length."""
+    is_cut = False
+    if isinstance(response, Mapping) and "choices" in response:
+        choices = response["choices"]
+        if not isinstance(choices, (list, tuple)) or len(choices) != 1 or not isinstance(choices[0], Mapping):
+            raise ValueError(f"{where}.choices is {_show(choices)}; give the one choice that the agent used")
+        is_cut, response = choices[0].get("finish_reason") == "length", choices[0].get("message")
+    message = {"content": response} if isinstance(response, str) else response
+    if not isinstance(message, Mapping) or message.get("role", "assistant") != "assistant":
+        raise ValueError(f"{where} is {_show(response)}; give the assistant's message, or the chat completion")
+    try:
+        return normalize_messages([{**message, "role": "assistant"}])[0], is_cut
+    except ValueError as error:
+        raise ValueError(str(error).replace("messages[0]", where, 1)) from error
+
+
+def _trajectory_of(episode: _Episode) -> Trajectory:
+    info = {"episode": episode.name, "line": episode.line}
+    facts: dict[str, Any] = {"final_observation": episode.final, "info": info, "task": episode.task}
+    if episode.reward is None:
+        return Trajectory(episode.task_id, episode.steps, 0.0, "error", error="its reward is null", **facts)
+    reward = float(episode.reward[0])
+    succeeded = reward > 0 if episode.success is None else episode.success[0]
+    return Trajectory(episode.task_id, episode.steps, reward, "success" if succeeded else "failure", **facts)
+
+
+def first_lines(numbers: Sequence[int], most: int = 5) -> str:
+    """Return the numbers of lines as text: `line 3`, `lines 3, 8, …`."""
+    shown = ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
+    return f"line{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

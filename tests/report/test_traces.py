@@ -1,0 +1,380 @@
+"""Credit for logged runs: the three forms by hand, errors with line and remedy, and `g2po credit` from log to page."""
+
+import base64
+import gzip
+import json
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_g2po import outcome
+
+from g2po_trl import StateGraph, g2po, grpo, read_jsonl
+from g2po_trl.report.trace_credit import credit_traces, is_shared, rows, states
+from g2po_trl.report.traces import trajectories_of_traces
+
+ROOT = Path(__file__).parents[2]
+SYSTEM = {"role": "system", "content": "You are a robot."}
+TASK = {"role": "user", "content": "Find the mug."}
+
+
+def call(place, number=0):
+    function = {"name": "go", "arguments": json.dumps({"to": place})}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": f"call_{number}", "function": function}]}
+
+
+def seen(place, number=0):
+    return {"role": "tool", "tool_call_id": f"call_{number}", "content": place}
+
+
+def conversation(*places, number=0):
+    """Go to each place in turn; the last message is the last result."""
+    return [SYSTEM, TASK] + [message for place in places for message in (call(place, number), seen(place, number))]
+
+
+def as_calls(messages):
+    return [{"messages": messages[:i], "response": m} for i, m in enumerate(messages) if m["role"] == "assistant"]
+
+
+# Hall, kitchen, mug: 8. Hall, cellar, hall: 0. gamma 0.5: returns 2, 4 and 0, 0; V(start) = 1, V(kitchen) = 4,
+# V(cellar) = 0. Not scaled: A_EP = ±4; A_NC = 4 - 2 and 0 - 2 at the start, 0 elsewhere; gains 3, 4, -1, 0 have mean
+# 1.5.
+PATHS = {"won": (8, ["kitchen", "mug"]), "lost": (0, ["cellar", "hall"])}
+BY_HAND = [4 + 2 + 1.5, 4 + 0 + 2.5, -4 - 2 - 2.5, -4 + 0 - 1.5]
+
+
+def conversations():
+    return [
+        {"task_id": "mug", "id": name, "reward": reward, "messages": conversation(*places, number=n)}
+        for n, (name, (reward, places)) in enumerate(PATHS.items())
+    ]
+
+
+def episodes_of_calls():
+    return [
+        {"task": "mug", "id": line["id"], "reward": line["reward"], "calls": as_calls(line["messages"])}
+        for line in conversations()
+    ]
+
+
+def single_calls():
+    """Both episodes by turns; the reward is on the last line of each."""
+    lines = [
+        {"task_id": "mug", "episode_id": line["id"], **one}
+        for pair in zip(*(as_calls(line["messages"]) for line in conversations()))
+        for one, line in zip(pair, conversations())
+    ]
+    return [*lines[:2], {**lines[2], "reward": 8}, {**lines[3], "reward": 0.0}]
+
+
+def unscaled(graph):
+    return g2po(graph, scale_by_std=False)
+
+
+@pytest.mark.parametrize("lines", [conversations(), episodes_of_calls(), single_calls()], ids=["1", "2", "3"])
+def test_each_form_by_hand(lines):
+    traces = trajectories_of_traces(map(json.dumps, lines))
+    credit = credit_traces(traces, unscaled, gamma=0.5)
+    assert credit.advantages.tolist() == BY_HAND
+    told = [(row["episode"], row["call"], row["advantage"], row["value"], row["visits"]) for row in rows(credit)]
+    assert told == [
+        ("won", 1, 7.5, 1.0, 2),
+        ("won", 2, 6.5, 4.0, 1),
+        ("lost", 1, -8.5, 1.0, 2),
+        ("lost", 2, -5.5, 0.0, 1),
+    ]
+    (group,) = traces.groups
+    assert [t.outcome for t in group] == ["success", "failure"] and {t.task_id for t in group} == {"mug"}
+    first, second = group[0].steps
+    assert first.observation == "system: You are a robot.\n\nuser: Find the mug."
+    assert (second.observation, second.action) == ("tool: kitchen", 'go({"to": "mug"})')
+    assert second.state_key == '[{"content": "kitchen", "role": "tool"}]'
+    assert not traces.unread and not traces.without_calls
+
+
+def test_a_response_may_be_a_message_a_completion_or_a_text():
+    responses = [
+        {"content": "left", "reasoning_content": "because"},
+        {"id": "x", "choices": [{"message": {"role": "assistant", "content": "left"}, "finish_reason": "length"}]},
+        "left",
+    ]
+    calls = [{"messages": [TASK], "response": response, "seconds": 2.0} for response in responses]
+    traces = trajectories_of_traces([{"task": {"n": 1}, "reward": 1, "calls": calls, "model": "m"}])
+    (trajectory,) = traces.trajectories
+    assert [step.action for step in trajectory.steps] == ["left"] * 3
+    assert [step.completion for step in trajectory.steps] == ["because\n\nleft", "left", "left"]
+    assert [step.completion_truncated for step in trajectory.steps] == [False, True, False]
+    assert (trajectory.task_id, trajectory.info) == ('{"n": 1}', {"episode": 1, "line": 1})
+    assert traces.unread == Counter({"calls.seconds": 3, "model": 1})
+
+
+def test_what_is_no_call_and_has_no_result_is_counted():
+    greeting = {"role": "assistant", "content": "Hello!"}
+    lines = [
+        {"task_id": "a", "reward": None, "messages": [TASK, call("x")]},
+        "",
+        {"task_id": "a", "reward": -1, "success": True, "messages": [greeting, TASK, call("x"), call("y")]},
+        {"task_id": "a", "reward": 0, "messages": [SYSTEM, TASK]},
+        {"task_id": "b", "reward": 2, "messages": [TASK, call("x")]},
+    ]
+    traces = trajectories_of_traces(lines)
+    assert [[t.outcome for t in group] for group in traces.groups] == [["error", "success"], ["success"]]
+    assert (traces.without_calls, traces.without_request, traces.without_news, traces.by_success) == ([4], 1, 1, 1)
+    second = traces.groups[0][1].steps[1]
+    assert second.key == 'assistant: Hello!\n\nuser: Find the mug.\n\nassistant: go({"to": "x"})'
+    credit = credit_traces(traces, unscaled, gamma=0.5)
+    assert np.isnan(credit.advantages).all() and {step.advantage for step in credit.steps} == {None}
+    assert [(row["value"], row["visits"]) for row in rows(credit)] == [(None, None), (-0.25, 1), (-0.5, 1), (1.0, 1)]
+    assert states(credit).startswith("No task has two episodes with a result")
+
+
+def test_states_of_other_episodes_alone_are_shared():
+    """x is visited twice by one episode, y by two, z by one without a result and another."""
+    paths = [(1, "xyxz"), (0, "y"), (None, "z")]
+    calls = [
+        {"task": "t", "reward": reward, "calls": [{"messages": [seen(c)], "response": "go"} for c in path]}
+        for reward, path in paths
+    ]
+    graph = StateGraph.from_groups(trajectories_of_traces(calls).groups)
+    assert is_shared(graph).tolist() == [False, True, False, False, True, False]
+
+
+def test_a_state_key_takes_the_messages_of_the_request():
+    def place(messages):
+        return f"{len(messages)} {messages[-1]['content'][:1]}"
+
+    traces = trajectories_of_traces(conversations(), place)
+    assert [step.key for step in traces.trajectories[1].steps] == ["2 F", "4 c"]
+
+
+def test_an_id_is_never_the_number_of_a_line():
+    traces = trajectories_of_traces([{**LINE, "id": 2}, LINE, {**CALL, "episode_id": 2, "reward": 1}])
+    assert [(t.info["episode"], len(t.steps)) for t in traces.trajectories] == [("2", 2), (2, 1)]
+
+
+LINE = {"task_id": "t", "reward": 1, "messages": [TASK, call("x")]}
+CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["{"], r"line 1: not valid JSON .*; write one object a line"),
+        ([b"\xff\xfe{"], "line 1: not valid JSON"),
+        (["[1]"], r"line 1: \[1\] is no object"),
+        (
+            [LINE, {"task_id": "t", "reward": 1}],
+            "line 2: there is neither messages nor calls among the fields task_id",
+        ),
+        ([{**LINE, "calls": []}], "line 1: there are both calls and messages"),
+        ([{**LINE, "response": "ok"}], "line 1: episode_id is missing; a call has"),
+        ([{**LINE, "episode_id": "e"}], "line 1: response is missing; a call has"),
+        ([{"reward": 1, "messages": [TASK]}], "line 1: task_id is missing"),
+        ([{**LINE, "task_id": 0.5}], "line 1: task_id is 0.5; give a text or a whole number"),
+        ([{"task_id": "t", "messages": [TASK]}], "line 1: reward is missing; give the episode's total reward"),
+        ([{**LINE, "reward": "1"}], "line 1: reward is '1'; give a finite number"),
+        (['{"task_id": "t", "reward": NaN, "messages": []}'], "line 1: reward is nan"),
+        ([{**LINE, "reward": True}], "line 1: reward is True"),
+        ([{**LINE, "success": 1}], "line 1: success is 1; give true or false"),
+        ([{**LINE, "messages": []}], r"line 1: messages is \[\]; give a list of chat messages"),
+        ([{**LINE, "messages": [TASK, {"role": "robot"}]}], r"line 1: messages\[1\]: role is 'robot'; give one of"),
+        ([{**LINE, "id": "e"}, LINE, {**LINE, "id": "e"}], "line 3: id is 'e', as on line 1 of the same task"),
+        ([{**LINE, "id": []}], r"line 1: id is \[\]; give a text"),
+        ([{"task": "t", "reward": 1, "calls": 3}], "line 1: calls is 3; give a list"),
+        ([{"task": "t", "reward": 1, "calls": [{"messages": [TASK]}]}], r"line 1: calls\[0\] is .*; give an object"),
+        (
+            [{"task": "t", "reward": 1, "calls": [{"messages": [3], "response": "ok"}]}],
+            r"line 1: calls\[0\]\.messages\[0\] is 3",
+        ),
+        ([CALL], "line 1: no line of the episode 'e' of task 't' has a reward"),
+        ([{**CALL, "reward": 0}, {**CALL, "reward": 1}], "line 2: reward is 1, but 0 on line 1 of the same episode"),
+        ([{**CALL, "response": TASK}], "line 1: response is .*; give the assistant's message"),
+        ([{**CALL, "response": {"content": 3}}], "line 1: response: content is 3; give a text"),
+        ([{**CALL, "response": {"choices": []}}], r"line 1: response\.choices is \[\]; give the one choice"),
+        ([{**CALL, "episode_id": None}], "line 1: episode_id is None; give a text"),
+    ],
+)
+def test_errors_name_line_field_and_remedy(lines, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        trajectories_of_traces(lines)
+
+
+def test_errors_of_a_state_key_name_the_line():
+    with pytest.raises(ValueError, match="^line 1: state_key returned 2; return a text"):
+        trajectories_of_traces([LINE], lambda messages: 2)
+    with pytest.raises(ValueError, match="^line 1: state_key raised KeyError: 'page'"):
+        trajectories_of_traces([LINE], lambda messages: messages[0]["page"])
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def data_in(page):
+    """Return the data in the viewer's page by name."""
+    blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]+)</script>', page.read_text(encoding="utf-8"))
+    return {name: json.loads(gzip.decompress(base64.b64decode(block))) for name, block in blocks}
+
+
+def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
+    pytest.importorskip("pyvis")
+    file = write(tmp_path / "runs.jsonl", [*conversations(), {**LINE, "model": "m"}])
+    options = ["--gamma", "0.5", "--estimator-kwargs", '{"edge_centric": false}']
+    code, text, _ = outcome(capsys, "credit", file, *options)
+    assert code == 0
+    assert "3 episodes of 2 tasks (1 to 2 a task, median 2), 5 calls\n" in text
+    assert "  1 task with one episode: no other to compare it with, no advantage for 1 call\n" in text
+    assert "  fields that are not read: model (1)\n" in text
+    assert "  success of an episode: reward > 0 (3); 2 of 3 succeeded\n" in text
+    assert "g2po without A_EC, gamma 0.5\n" in text
+    # A_EP and A_NC of two values: ±1/sqrt(2) each.
+    assert (
+        '+1.41       1      2  mug            won           1  user: Find the mug.             go({"to": "kit' in text
+    )
+    assert "states: 50.0% of calls are in a state that another episode of the task visited" in text
+    assert "States never recur after the first call" in text and "--state-key FILE.py:FUNCTION" in text
+    folder = tmp_path / "runs-credit"
+    lines = [json.loads(line) for line in (folder / "credit.jsonl").read_text().splitlines()]
+    root = 2**-0.5
+    np.testing.assert_allclose(
+        [line.pop("advantage") for line in lines[:4]], [2 * root, root, -2 * root, -root], rtol=1e-5
+    )
+    key = '[{"content": "kitchen", "role": "tool"}]'
+    assert lines[1] == {"task_id": "mug", "episode": "won", "call": 2, "value": 4.0, "visits": 1, "state_key": key}
+    assert (lines[4]["episode"], lines[4]["advantage"]) == (3, None)
+    written = list(read_jsonl(folder / "trajectories" / "train-000001.jsonl"))
+    assert [t.group for t in written] == [0, 0, 1] and written[2].steps[0].advantage is None
+
+    page = tmp_path / "page.html"
+    assert outcome(capsys, "view", str(folder), "--output", str(page), "--no-open")[0] == 0
+    shown = data_in(page)
+    (group, alone), texts = shown["iteration-1"]["groups"], shown["iteration-1"]["texts"]
+    steps = [step for trajectory in group["trajectories"] for step in trajectory["steps"]]
+    assert [texts[step["o"]] for step in steps[1::2]] == ["tool: kitchen", "tool: cellar"]
+    assert [step["a"] for step in steps[:2]] == ['go({"to": "kitchen"})', 'go({"to": "mug"})']
+    assert [step["trained"] for step in steps] == [1.4142, 0.7071, -1.4142, -0.7071]
+    assert group["adds_up"] and not alone["stored"]
+
+    assert outcome(capsys, "credit", file, "--estimator", "grpo")[0] == 0, "its own folder is replaced"
+    described = json.loads((folder / "run.json").read_text())
+    assert described["traces"] == {"file": file, "state_key": None}
+    assert described["estimator"]["estimator_name"] == "grpo"
+
+
+def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys_of_rooms.py").write_text("def indoors(messages):\n    return messages[-1]['role']\n")
+    file = write(tmp_path / "runs.jsonl", conversations())
+    code, text, _ = outcome(capsys, "credit", file, "--state-key", "keys_of_rooms.py:indoors", "--output", "out")
+    assert code == 0 and "after an episode's first call 100.0%" in text and "--state-key" not in text
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["traces"]["state_key"] == "keys_of_rooms.py:indoors"
+    code, text, _ = outcome(capsys, "credit", file, "--estimator", "grpo", "--output", "out")
+    assert code == 0 and "first call 0.0%" in text and "--state-key" not in text, "keys make no difference to it"
+
+
+def test_similar_states_are_merged(tmp_path, capsys):
+    pytest.importorskip("datasketch")
+    results = ["the door is open and you see a mug on the table next to the window in room", "you are lost"]
+    lines = [
+        {"task_id": "t", "reward": n, "messages": [TASK, call("x"), {**seen(""), "content": f"{text} {n}"}, call("y")]}
+        for text in results
+        for n in (0, 1)
+    ]
+    text = outcome(capsys, "credit", write(tmp_path / "runs.jsonl", lines), "--state-key", "similar:0.85")[1]
+    assert "75.0% of calls are in a state that another episode of the task visited" in text
+    assert "after an episode's first call 50.0%" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--estimator", "gae"], 2, "invalid choice: 'gae'"),
+        (["--estimator-kwargs", '{"edges": 1}'], 1, "estimator_kwargs has 'edges'"),
+        (["--gamma", "2"], 1, "gamma is 2"),
+        (["--state-key", "similar:2"], 1, "state_key is 'similar:2': write similar:0.9"),
+        (["--state-key", "json:__name__"], 1, "state_key is 'json:__name__', which is no function"),
+        (["--state-key", "page"], 1, "state_key is 'page': write file.py:function"),
+        (["--state-key", "json:nothing"], 1, "'json:nothing' cannot be loaded"),
+        (["--output", "run"], 1, "output is 'run', which holds another run: pass another --output"),
+    ],
+)
+def test_the_command_refuses(tmp_path, capsys, monkeypatch, options, code, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"trainer": {}}')
+    file = write(tmp_path / "runs.jsonl", conversations())
+    got, _, error = outcome(capsys, "credit", file, *options)
+    assert got == code and message in error, error
+    assert (tmp_path / "run" / "run.json").read_text() == '{"trainer": {}}'
+
+
+def test_the_command_names_file_and_line(tmp_path, capsys):
+    file = write(tmp_path / "runs.jsonl", [LINE, {**LINE, "reward": "high"}])
+    code, _, error = outcome(capsys, "credit", file)
+    assert code == 1 and f"{file}, line 2: reward is 'high'; give a finite number" in error
+    assert "No such file" in outcome(capsys, "credit", str(tmp_path / "none.jsonl"))[2]
+    assert "there is no call of a model" in outcome(capsys, "credit", write(tmp_path / "empty.jsonl", []))[2]
+    assert not (tmp_path / "runs-credit").exists() and not (tmp_path / "empty-credit").exists()
+
+
+ALONE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+ALLOWED = sys.stdlib_module_names | {"numpy", "xxhash", "g2po_trl"}
+
+class Nothing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in ALLOWED:
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, Nothing())
+from g2po_trl.cli import main
+
+main(["credit", sys.argv[1]])
+print(sorted({"torch", "transformers", "trl", "matplotlib", "yaml"} & set(sys.modules)))
+"""
+
+
+def test_it_runs_where_nothing_but_numpy_and_xxhash_can_be_imported(tmp_path):
+    file = write(tmp_path / "runs.jsonl", conversations())
+    run = subprocess.run([sys.executable, "-c", ALONE, file], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "[]" and (tmp_path / "runs-credit" / "credit.jsonl").is_file()
+
+
+def walks(episodes, tasks, seed=0):
+    """A walk on a line of places 0 to 9 from 5; who is at 9 within 12 calls has won."""
+    rng = random.Random(seed)
+    for number in range(episodes):
+        at, messages = 5, [SYSTEM, {"role": "user", "content": f"task {number % tasks}: at 5"}]
+        for turn in range(12):
+            at += rng.choice((-1, 1)) if at else 1
+            messages += [call(at, turn), {**seen(f"at {at}", turn), "content": f"at {at}"}]
+            if at == 9:
+                break
+        yield {"task_id": number % tasks, "reward": 10 * (at == 9), "messages": messages}
+
+
+def test_a_log_of_2000_episodes(tmp_path, capsys):
+    """Steps towards the goal are credited, and steps away from it are not, whatever the episode's reward."""
+    lines = list(walks(2000, 100))
+    calls = sum(message["role"] == "assistant" for line in lines for message in line["messages"])
+    code, text, _ = outcome(capsys, "credit", write(tmp_path / "walks.jsonl", lines))
+    assert code == 0 and f"2,000 episodes of 100 tasks (20 a task), {calls:,} calls\n" in text
+    folder = tmp_path / "walks-credit"
+    assert sum(1 for _ in (folder / "credit.jsonl").open()) == calls
+    played = list(read_jsonl(folder / "trajectories" / "train-000001.jsonl"))
+    groups = [played[i : i + 20] for i in range(0, 2000, 20)]
+    assert all(len({trajectory.task_id for trajectory in group}) == 1 for group in groups)
+    steps = [step for trajectory in played for step in trajectory.steps]
+    local = np.array([step.advantage for step in steps]) - grpo(StateGraph.from_groups(groups))
+    places = [[int(re.findall(r"\d+", text)[-1]) for text in (step.observation, step.action)] for step in steps]
+    towards = np.array([there > here for here, there in places])
+    assert local[towards].mean() > 0.3 and local[~towards].mean() < -0.3
