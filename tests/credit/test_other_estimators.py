@@ -89,6 +89,7 @@ def slow_rewardflow(group, scale, weight, decay) -> list[float]:
     for number, trajectory in enumerate(group):
         if not (whole(trajectory) and trajectory.steps):
             continue
+        worth["end", number] = trajectory.reward
         seen, level = {("end", number)}, 0
         reached = set(seen)
         while reached:
@@ -221,6 +222,13 @@ def test_rewardflow_takes_the_largest_discounted_reward():
     graph = graph_of([episode("a", 4.0), episode("abc", 10.0)])
     assert propagated_rewards(graph, 0.5).tolist() == [2, 2.5, 5, 4, 10]
     np.testing.assert_allclose(propagated_rewards(graph, 0.8)[0], 5.12)
+
+
+def test_rewardflow_tells_a_penalty_from_nothing():
+    """Out of a, one step ends in a reward of -2 and one goes on to b, from where nothing is reached."""
+    graph = graph_of([episode("a", -2.0), episode("ab", 0.0)])
+    assert propagated_rewards(graph, 0.5).tolist() == [0, 0, -2, 0]
+    np.testing.assert_array_equal(rewardflow(graph, scale_by_std=False), [-1 - 1, 1 + 1, 1])
 
 
 def test_hgpo_by_hand():

@@ -4,8 +4,8 @@
     A_F  = (r_j - mean r) / std r          over steps out of the same node
     r_j  = V(s_{j+1}) - V(s_j)             V(s): `propagated_rewards`
 
-V(s_j) is the same for all steps out of a node, so only V(s_{j+1}) makes a difference. The authors' code gives the last
-step of an episode its reward instead of a difference; here the end of a trajectory is a node of its own.
+V(s_j) is the same for all steps out of a node, so only V(s_{j+1}) makes a difference. The end of a trajectory is a node
+of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def rewardflow(
     episode_statistics: str = "trajectory",
     decay: float = 0.9,
 ) -> np.ndarray:
-    """Return the advantages of RewardFlow: A = A_EP + w A_F; A_F is 0 in a group without a success.
+    """Return the advantages of RewardFlow: A = A_EP + w A_F; A_F is 0 if all rewards are 0.
 
     Args:
         graph: S steps.
@@ -49,14 +49,15 @@ def rewardflow(
 
 
 def propagated_rewards(graph: StateGraph, decay: float) -> np.ndarray:
-    """Return V(s) = max over trajectory ends e of decay^d(s, e) R(e), with d the fewest steps from s to e; at least 0.
+    """Return V(s) = max over trajectory ends e of decay^d(s, e) R(e), with d the fewest steps from s to e.
 
-    Paths follow the edges of all trajectories of the group.
+    Paths follow the edges of all trajectories of the group. V of a node is at least 0, its own reward; V of an end is its
+    reward, also if that is negative.
 
     Returns:
         (N + M,) float64, nodes and then ends of trajectories.
     """
-    values = np.concatenate([np.zeros(graph.num_nodes), np.maximum(graph.rewards, 0.0)])
+    values = np.concatenate([np.zeros(graph.num_nodes), graph.rewards])
     node, next_node = graph.node[graph.counted], graph.next_node[graph.counted]
     while True:
         improved = values.copy()
