@@ -20,7 +20,7 @@ from .credit.state_keys import IGNORABLE
 from .engines.sampling import Sampling
 from .update.packing import LAYOUTS
 from .utils.masking import masked
-from .utils.options import as_mapping
+from .utils.options import as_mapping, without_numpy
 from .utils.trl_compat import ignore_deprecations
 
 _ITERATIONS_PER_CHECKPOINT = 10
@@ -45,7 +45,8 @@ class G2POConfig(GRPOConfig):
             optimizer steps than short ones. `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the
             learning-rate schedule then count passes over a rollout: iterations, with `num_iterations=1`. Needs
             `steps_per_generation=1` and `gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.
-        gamma: discount of the return gamma^(T-j+1) R, in (0, 1].
+        gamma: discount of the return gamma^(T-j+1) R, in (0, 1]. `"g2po"`, `"gigpo"` and `"hgpo"` use it; `"crbc"` has
+            its own, in `estimator_kwargs`.
         value_lambda: how node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down
             to 0: returns use the values of the states that followed, which is less noisy if state keys show all that
             matters, and wrong if they do not; see `g2po_trl.credit.values`. `g2po report` tests a run's keys.
@@ -57,7 +58,7 @@ class G2POConfig(GRPOConfig):
             `episode_statistics`, `"trajectory"` (the paper's equations) or `"step"` (the released code; long episodes
             then weigh more). As a flag: JSON, `--estimator_kwargs '{"edge_centric": false}'`.
         step_advantage_weight: weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO,
-            A = A_EP + w A_S for GiGPO and A = A_EP + w A_D for GraphGPO.
+            A = A_EP + w A_S for GiGPO, A = A_EP + w A_D for GraphGPO and A = A_EP + w A_F for RewardFlow.
         state_key: what counts as one state of a group. `None`: equal keys, which are the environment's
             (`Observation.state_key`) or else the observations. `"similar"`: keys that share 90 % of their word bigrams
             (Jaccard similarity); `"similar:0.8"`: 80 %. This needs the extra `similarity`. A function `Step -> str` is
@@ -243,6 +244,8 @@ class G2POConfig(GRPOConfig):
     collapse_patience: int = field(default=5, metadata={"help": "Log lines over which the two limits above average."})
 
     def __post_init__(self):
+        for name, value in vars(self).items():
+            setattr(self, name, without_numpy(value))
         for name in ("estimator_kwargs", "environment_pool_kwargs", "rollout_strategy_kwargs"):
             setattr(self, name, as_mapping(name, getattr(self, name)))
         self._check_estimator()

@@ -19,7 +19,7 @@ from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
 from .prompts.chat_template import get_chat_template
 from .update.batch import loss_scale
-from .utils.options import check_options
+from .utils.options import KINDS, check_options, is_of_kind
 from .utils.trl_compat import name_or_path_of
 
 
@@ -72,9 +72,17 @@ def _check_pool_kwargs(kwargs: Mapping[str, Any]) -> None:
             raise ValueError(f"environment_pool_kwargs has {name!r}: {_POOL_REMEDIES[name]} instead")
     check_options("environment_pool_kwargs", kwargs, defaults, "EnvironmentPool")
     for name, value in kwargs.items():
-        is_limit = name in ("load_timeout", "episode_timeout", "max_worker_resets", "max_worker_memory")
-        if is_limit and value is not None and (not isinstance(value, (int, float)) or value <= 0):
-            raise ValueError(f"environment_pool_kwargs has {name}={value!r}: set it above 0, or to None")
+        if name == "environment_variables":
+            is_right = isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+            remedy = "set it to a list of names, such as ['HF_TOKEN']"
+        elif name == "spread_groups":
+            is_right, remedy = value is None or isinstance(value, bool), "set it to a truth value, or to None"
+        else:
+            kind = int if name == "max_worker_resets" else float
+            is_right = value is None or (is_of_kind(value, kind) and value > 0)
+            remedy = f"set it to a {KINDS[kind]} above 0, or to None"
+        if not is_right:
+            raise ValueError(f"environment_pool_kwargs has {name}={value!r}: {remedy}")
 
 
 # Fields of agent training that are read whenever they are needed. TRL or the trainer's parts read all others once.

@@ -1,13 +1,28 @@
-"""Fields that hold options as an object, such as `estimator_kwargs`: names and types are checked by their defaults."""
+"""Types of values that users set, and fields that hold options as an object, such as `estimator_kwargs`."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
-_KINDS = {bool: "truth value", float: "number", int: "whole number", str: "string"}
+KINDS = {bool: "truth value", float: "number", int: "whole number", str: "string"}
+
+
+def without_numpy(value: Any) -> Any:
+    """Return a numpy scalar as Python's, also as a value of a dictionary; any other value as it is."""
+    if isinstance(value, dict):
+        return {name: without_numpy(one) for name, one in value.items()}
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
+
+
+def is_of_kind(value: Any, kind: type) -> bool:
+    """Return whether a value is a truth value, a finite number, a whole number or a string: `kind` of `KINDS`."""
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
@@ -39,11 +54,10 @@ def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, A
     """
     for option, value in given.items():
         if option not in defaults:
-            near = difflib.get_close_matches(option, defaults, 1)
+            near = difflib.get_close_matches(str(option), defaults, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             known = f"its options are {', '.join(defaults)}" if defaults else "it has no options"
             raise ValueError(f"{field} has {option!r}, which {owner} does not have; {hint}{known}")
         kind = type(defaults[option])
-        is_right = isinstance(value, (int, float) if kind is float else kind)
-        if kind in _KINDS and not (is_right and (kind is bool or not isinstance(value, bool))):
-            raise ValueError(f"{field} has {option}={value!r}: set it to a {_KINDS[kind]}")
+        if kind in KINDS and not is_of_kind(value, kind):
+            raise ValueError(f"{field} has {option}={value!r}: set it to a {KINDS[kind]}")

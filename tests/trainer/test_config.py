@@ -1,6 +1,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from letter_environment import LetterEnvironment
 from transformers import HfArgumentParser
@@ -215,6 +216,52 @@ def test_options_an_estimator_does_not_use_are_refused(tmp_path, estimator, fiel
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_turns", 2.5, "set it to a whole number"),
+        ("max_turns", True, "set it to a whole number"),
+        ("eval_seed", "0", "set it to a whole number"),
+        ("gamma", "0.9", "set it to a number"),
+        ("step_advantage_weight", float("inf"), "set it to a number"),
+        ("overwrite", "false", "set it to a truth value"),
+        ("vllm_merge_adapter", "no", "set it to a truth value"),
+        ("logging_steps", 0, "set it above 0, or to None"),
+        ("save_steps", 0, "set it above 0, or to None"),
+        ("eval_steps", 0, "set it above 0, or to None"),
+        ("num_environment_workers", 0, "set it above 0, or to None"),
+        ("environment_reset_timeout", 0.0, "set it above 0"),
+        ("environment_step_timeout", -1.0, "set it above 0"),
+        ("temperature", 0.0, "set it above 0: greedy"),
+        ("top_p", 2.0, "set it above 0 and at most 1"),
+        ("state_key_ignores", "numbers", "set it to a list of numbers, list_order, case"),
+        ("stop_sequences", [1], "pass a list of texts"),
+    ],
+)
+def test_values_of_another_type_or_out_of_range_are_named(tmp_path, field, value, message):
+    HfArgumentParser(G2POConfig)  # changes the types of the class's fields
+    with pytest.raises(ValueError, match=f"^{field} is {re.escape(repr(value))}: {message}"):
+        make(tmp_path, **{field: value})
+
+
+def test_numbers_of_numpy_are_taken_as_python_s(tmp_path):
+    args = make(
+        tmp_path,
+        max_turns=np.int64(3),
+        gamma=np.float64(0.5),
+        save_trajectories=np.bool_(False),
+        estimator_kwargs={"edge_centric": np.bool_(False)},
+    )
+    assert [type(one) for one in (args.max_turns, args.gamma, args.save_trajectories)] == [int, float, bool]
+    assert args.estimator_kwargs == {"edge_centric": False} and args.make_estimator().keywords["edge_centric"] is False
+
+
+def test_crbc_has_a_discount_of_its_own(tmp_path):
+    with pytest.raises(ValueError, match=r'gamma is 0.5: .*set estimator_kwargs to \{"gamma": 0.5\}'):
+        make(tmp_path, advantage_estimator="crbc", gamma=0.5)
+    make(tmp_path, advantage_estimator="gigpo", gamma=0.5)
+
+
+@pytest.mark.parametrize(
     ("estimator", "options", "message"),
     [
         ("graphgpo", {"omega": 1.0}, "graphgpo refuses: omega is 1.0: set it above 0 and below 1"),
@@ -231,6 +278,10 @@ def test_options_an_estimator_does_not_use_are_refused(tmp_path, estimator, fiel
         ),
         ("g2po", {"omega": 0.1}, "has 'omega', which advantage_estimator='g2po' does not have; its options are"),
         ("rloo", {"episode_statistics": "step"}, "advantage_estimator='rloo' does not have; it has no options"),
+        ("crbc", '{"value_weight": NaN}', "has value_weight=nan: set it to a number"),
+        ("crbc", {"least_std": float("inf")}, "has least_std=inf: set it to a number"),
+        ("hgpo", {"depth_exponent": 2000}, "hgpo refuses: int too large"),
+        ("g2po", {1: 2}, "has 1, which advantage_estimator='g2po' does not have"),
         ("g2po", {"step_weight": 0.5}, "estimator_kwargs has 'step_weight': set step_advantage_weight instead"),
         ("g2po", "edge_centric", "estimator_kwargs is 'edge_centric': write"),
     ],
@@ -263,8 +314,14 @@ def test_estimator_kwargs_are_bound_beside_the_settings_of_the_run(tmp_path, est
     [
         ({"load_time": 9}, "does not have; did you mean 'load_timeout'"),
         ({"num_workers": 2}, "has 'num_workers': set num_environment_workers instead"),
-        ({"max_worker_resets": 0}, "has max_worker_resets=0: set it above 0"),
-        ({"load_timeout": "9"}, "has load_timeout='9': set it above 0"),
+        ({"max_worker_resets": 0}, "has max_worker_resets=0: set it to a whole number above 0"),
+        ({"max_worker_resets": 1.5}, "has max_worker_resets=1.5: set it to a whole number above 0"),
+        ({"load_timeout": "9"}, "has load_timeout='9': set it to a number above 0"),
+        ({"load_timeout": float("nan")}, "has load_timeout=nan: set it to a number above 0"),
+        ({"environment_variables": "HOME"}, "has environment_variables='HOME': set it to a list of names"),
+        ({"environment_variables": None}, "has environment_variables=None: set it to a list of names"),
+        ({"spread_groups": "no"}, "has spread_groups='no': set it to a truth value"),
+        ({1: 2}, "has 1, which EnvironmentPool does not have"),
     ],
 )
 def test_environment_pool_kwargs_that_a_pool_refuses_are_named_before_a_model_is_loaded(tmp_path, options, message):

@@ -92,7 +92,7 @@ def _check_options(name: str, kwargs: Mapping[str, Any]) -> None:
     if kwargs:
         try:
             ESTIMATORS[name](_ONE_STEP, **kwargs)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ValueError(f"estimator_kwargs has a value that {name} refuses: {error}") from error
 
 

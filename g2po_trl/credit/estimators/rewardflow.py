@@ -4,8 +4,8 @@
     A_F  = (r_j - mean r) / std r          over steps out of the same node
     r_j  = V(s_{j+1}) - V(s_j)             V(s): `propagated_rewards`
 
-V(s_j) is the same for all steps out of a node, so only V(s_{j+1}) makes a difference. The end of a trajectory is a node
-of its own.
+V(s_j) is the same for all steps out of a node, so only V(s_{j+1}) makes a difference. The end of a trajectory is a
+node of its own.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def rewardflow(
 def propagated_rewards(graph: StateGraph, decay: float) -> np.ndarray:
     """Return V(s) = max over trajectory ends e of decay^d(s, e) R(e), with d the fewest steps from s to e.
 
-    Paths follow the edges of all trajectories of the group. V of a node is at least 0, its own reward; V of an end is its
-    reward, also if that is negative.
+    Paths follow the edges of all trajectories of the group. V of a node is at least 0, its own reward; V of an end is
+    its reward, also if that is negative.
 
     Returns:
         (N + M,) float64, nodes and then ends of trajectories.
