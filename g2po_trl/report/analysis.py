@@ -81,6 +81,12 @@ def load_iteration(run: str | Path, number: int, name: str = "train") -> Iterati
     return _read_iteration(number, files[number])
 
 
+def load_replaced(run: str | Path) -> list[Trajectory]:
+    """Return the trajectories of all groups that dynamic sampling replaced by others; empty without any."""
+    read = [_read_iteration(number, paths) for number, paths in sorted(_files(run, "replaced").items())]
+    return [trajectory for iteration in read for group in iteration.groups for trajectory in group]
+
+
 def load_log(run: str | Path) -> list[dict[str, Any]]:
     """Return the logged metrics of each iteration, as of the end of the run or of its newest checkpoint.
 
@@ -102,8 +108,9 @@ def load_log(run: str | Path) -> list[dict[str, Any]]:
 
 def _files(run: str | Path, name: str) -> dict[int, list[Path]]:
     files: dict[int, list[Path]] = {}
-    for path in sorted(Path(run, "trajectories").glob(f"{name}-*.jsonl")):
-        files.setdefault(int(re.match(rf"{re.escape(name)}-(\d+)", path.name)[1]), []).append(path)
+    for path in sorted(Path(run, "trajectories").glob("*.jsonl")):
+        if found := re.fullmatch(rf"{re.escape(name)}-(\d+)(-rank\d+)?", path.stem):  # not the panel train-hard
+            files.setdefault(int(found[1]), []).append(path)
     return files
 
 

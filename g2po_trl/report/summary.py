@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..credit.graph import record
 from ..runs.changes import changed_lines, description_at, parts_of
 from ..runs.verdict import Tally, verdict
+from ..trajectory import Trajectory
 from . import analysis
 from . import state_key_test as keys
 
@@ -56,12 +59,19 @@ def gamma_of(described: dict, iteration: int) -> float:
     return description_at(described, iteration).get("trainer", {}).get("gamma", 0.95)
 
 
-def verdict_on(iterations: list[analysis.Iteration], run: dict) -> str | None:
-    """Return what the run said at its end if there was nothing to learn from, of the iterations that are here."""
+def verdict_on(iterations: list[analysis.Iteration], run: dict, replaced: Sequence[Trajectory] = ()) -> str | None:
+    """Return what the run said at its end if there was nothing to learn from, of the iterations that are here.
+
+    Args:
+        iterations: of a run.
+        run: its run.json.
+        replaced: trajectories of the groups that dynamic sampling replaced.
+    """
     tally = Tally()
     for iteration in iterations:
         everyone = [t for group in iteration.groups for t in group]
         tally.add([[record(t) for t in group] for group in iteration.groups], everyone)
+    tally.add([], replaced, [record(t) for t in replaced])
     return verdict(tally, run.get("estimator", {}).get("estimator_name", "g2po"))
 
 

@@ -70,9 +70,9 @@ class Run:
         return {
             "name": self.name,
             "settings": {
-                name: _over_parts(_as_text(settings[name]), name, parts)
+                name: _over_parts(_as_text(settings.get(name)), name, parts)
                 for name in _SETTINGS
-                if settings.get(name) is not None
+                if any(part.get(name) is not None for part in (settings, *(part for _, part in parts)))
             },
         }
 

@@ -162,6 +162,27 @@ def test_a_run_that_lost_everything(tmp_path, capsys):
     assert "nan" not in said and "all 2 groups lost every episode" in said and "visits of a node" in said
 
 
+def test_the_verdict_knows_of_replaced_groups(tmp_path, capsys):
+    """Those that dynamic sampling left in the rollout lost, and one that it replaced had won: not all is lost."""
+    folder = tmp_path / "trajectories"
+    write_jsonl(folder / "train-000001.jsonl", [episode("abc", 0.0, "x") for _ in range(4)])
+    write_jsonl(folder / "replaced-000001.jsonl", [episode("abc", 10.0, "y") for _ in range(4)])
+    main([str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert (
+        "Nothing to compare: in the only group rewards were equal" in printed
+        and "lost every episode, with" not in printed
+    )
+
+
+def test_other_files_are_no_iterations(tmp_path):
+    folder = tmp_path / "trajectories"
+    for name in ("train-000001-rank0", "train-000001-rank1", "train-7-000002", "train-hard-000002"):
+        write_jsonl(folder / f"{name}.jsonl", [episode("abc", 0.0, name)])
+    (iteration,) = analysis.load_iterations(tmp_path)
+    assert [group[0].task_id for group in iteration.groups] == ["train-000001-rank0", "train-000001-rank1"]
+
+
 def test_the_command_says_what_is_missing(tmp_path):
     command = programs.run("-m", "g2po_trl", "report", tmp_path)
     assert command.returncode == 1 and "no trajectories/train" in command.stderr and "Traceback" not in command.stderr

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
     rows = numbers["iterations"]
     print(summary(rows))
-    if verdict := verdict_on(iterations, run):
+    if verdict := verdict_on(iterations, run, analysis.load_replaced(args.run)):
         print(f"\n{verdict}")
     print("\n".join(["", keys.text(numbers["prediction"]), *notes(run), ""]), flush=True)  # plots take longer
     at = [row["iteration"] for row in rows]
