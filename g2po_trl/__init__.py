@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .credit.state_keys import NormalisedKey
     from .engines.sampling import Sampling
     from .engines.transformers import TransformersEngine
+    from .environments.adapters.agent import AgentEnvironment
+    from .environments.adapters.agent_command import AgentCommand
     from .environments.adapters.gymnasium import GymnasiumEnvironment
     from .environments.adapters.textarena import TextArenaEnvironment
     from .environments.adapters.trl_tools import ToolEnvironment
@@ -56,6 +58,8 @@ _MODULE_OF = {
     "Observation": "environments.contract",
     "StepResult": "environments.contract",
     "ToolEnvironment": "environments.adapters.trl_tools",
+    "AgentEnvironment": "environments.adapters.agent",
+    "AgentCommand": "environments.adapters.agent_command",
     "GymnasiumEnvironment": "environments.adapters.gymnasium",
     "TextArenaEnvironment": "environments.adapters.textarena",
     "check_environment": "environments.contract_violations",
@@ -75,6 +79,8 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "AgentCommand",
+    "AgentEnvironment",
     "EnvironmentPool",
     "G2POConfig",
     "G2POTrainer",

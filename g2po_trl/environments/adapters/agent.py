@@ -1,0 +1,369 @@
+"""Agents that call a model through OpenAI's protocol, unchanged, as environments whose observations are requests.
+
+    def my_agent(task, client):                      # or `async def`
+        model = client.openai()                      # or any library that takes client.base_url, .api_key, .model
+        answer = model.chat.completions.create(model=client.model, messages=[…])
+        …
+        return float(answer == task["answer"])       # the reward
+
+An agent runs in a thread of its worker, from `reset` to its end. Each of its requests to the endpoint is an
+observation, the model's response the action that answers it, and what the agent returns the reward of the last step.
+Requests that arrive together are answered one after the other, in their order of arrival.
+
+How an episode ends:
+
+| The agent | outcome |
+| --- | --- |
+| returns a reward | success or failure |
+| raises after its first request | failure, "agent error: TypeError: …": the model's completions led there |
+| raises before its first request, or `BrokenEnvironmentError` or `ConnectionError` at any time | error |
+| returns without a request, or something that is no reward | error |
+| raises after a request beyond the last turn was refused (HTTP 400, code `turn_limit`) | truncated, reward 0 |
+| does not go on | time-out of the pool, which ends the worker |
+
+An agent that catches the refusal and returns a reward gets it. Requests that cannot be read are refused as well, and
+are no steps; see `chat_protocol`.
+
+To be replayed after the loss of its worker, an agent asks the same for the same task and the same responses: no
+current time, and no random numbers but its own, seeded ones. It runs beside other agents in a process: the working
+folder and environment variables are shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import dataclasses
+import inspect
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...prompts.conversation import ChatResponse, Message, as_text, request_key, since_last_completion
+from ...utils.json import to_json
+from ..contract import Observation, StepResult, TextEnvironment
+from ..validation import EnvironmentContractError
+from .chat_protocol import MODEL, RefusedRequestError
+from .common import import_extra
+from .endpoint import AgentEnd, Call, Session, running_endpoint
+from .trl_tools import BrokenEnvironmentError
+
+MAX_REFUSALS = 100  # of requests beyond the last turn; then the agent is not waited for
+MAX_ABANDONED = 32  # agents of ended episodes that still run in a worker; then it is replaced
+END_SECONDS = 1.0  # for an agent to end after its episode, and again once it is interrupted
+INTERRUPTIONS = 10
+_TASK_COLUMNS = ("task", "question", "prompt", "instruction")
+_FIELDS = ("reward", "success", "info")
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentClient:
+    """What an agent gets to reach the model: address, key and name, as any library for OpenAI's protocol takes them.
+
+    Args:
+        base_url: URL up to `/v1`, included.
+        api_key: the episode's key. It is unknown after the episode.
+        model: the model's name.
+        session: the episode's session at the endpoint.
+    """
+
+    base_url: str
+    api_key: str = dataclasses.field(repr=False)
+    model: str
+    session: Session = dataclasses.field(repr=False)
+
+    def openai(self, **options: Any) -> Any:
+        """Return an `openai.OpenAI` client without a time limit. `options` are passed to it.
+
+        Raises:
+            ImportError: if openai is not installed.
+        """
+        openai = import_extra("openai", "agents")
+        # No certificates are read for loopback, and no proxies.
+        return openai.OpenAI(**self._options(openai.DefaultHttpxClient(trust_env=False, verify=False), options))
+
+    def async_openai(self, **options: Any) -> Any:
+        """Return an `openai.AsyncOpenAI` client without a time limit. `options` are passed to it.
+
+        Raises:
+            ImportError: if openai is not installed.
+        """
+        openai = import_extra("openai", "agents")
+        return openai.AsyncOpenAI(
+            **self._options(openai.DefaultAsyncHttpxClient(trust_env=False, verify=False), options)
+        )
+
+    def at_end(self, function: Callable[[], Any]) -> None:
+        """Have a function called when the episode ends, however it ends, for example to close a browser."""
+        self.session.at_end(function)
+
+    def _options(self, http_client: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+        defaults = {"timeout": None, "http_client": http_client}
+        return {**defaults, "base_url": self.base_url, "api_key": self.api_key, **options}
+
+
+class CommandError(RuntimeError):
+    """A program that is an agent failed. The message begins with how: "exit status 1: …"."""
+
+
+class AgentEnvironment(TextEnvironment):
+    """Runs an agent whose requests are answered by the model that is trained.
+
+    Args:
+        agent: function `(task, client)`, sync or async: the task is the dataset's row as a dict, the client an
+            `AgentClient`. It returns a reward; `(reward, success)`; `(reward, success, info)`; or a dict or dataclass
+            with these fields. `True` and `False` are rewards of 1 and 0.
+        max_turns: completions per episode: the trainer's `max_turns`.
+        state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
+            since the last completion (`request_key`).
+
+    Raises:
+        ValueError: if the agent cannot be called, or `max_turns` is below 1.
+    """
+
+    def __init__(
+        self,
+        agent: Callable[[dict[str, Any], AgentClient], Any],
+        max_turns: int,
+        state_key: Callable[[list[Message]], Any] | None = None,
+    ):
+        if not callable(agent):
+            raise ValueError(f"agent is {agent!r}: pass a function agent(task, client)")
+        if max_turns < 1:
+            raise ValueError(f"max_turns is {max_turns}: set it to 1 or more")
+        self.agent, self.max_turns, self.state_key = agent, max_turns, state_key
+        self._session: Session | None = None
+        self._thread: threading.Thread | None = None
+        self._call: Call | None = None
+        self._turns = self._out_of_turns = 0
+
+    def reset(self, /, **task) -> Observation:
+        """Start the agent, and wait for its first request.
+
+        Raises:
+            EnvironmentContractError: if the agent returns without one.
+        """
+        self._abandon()
+        self._turns = self._out_of_turns = 0
+        endpoint = running_endpoint()
+        self._session = session = endpoint.open_session()
+        client = AgentClient(endpoint.base_url, session.key, MODEL, session)
+        run = contextvars.Context().run
+        self._thread = threading.Thread(target=run, args=(_run, self.agent, task, client), daemon=True, name="agent")
+        self._thread.start()
+        seen = session.next()
+        if isinstance(seen, AgentEnd):
+            refused = f"; its requests were refused: {session.refused[-1]}" if session.refused else ""
+            self._abandon()
+            if isinstance(seen.error, Exception):
+                raise seen.error
+            if seen.error is not None:  # SystemExit would end the worker
+                raise RuntimeError(f"the agent raised {_describe(seen.error)}") from seen.error
+            raise EnvironmentContractError(
+                f"the agent returned {_show(seen.value)} without calling the model{refused}: ask the model with the "
+                "client's base_url and api_key"
+            )
+        words = (task.get(column) for column in _TASK_COLUMNS)
+        return self._observe(seen, next((text for text in words if isinstance(text, str)), None))
+
+    def step(self, action: str) -> StepResult:
+        """Answer the request, and wait for the next one or for the agent's end.
+
+        Args:
+            action: a `ChatResponse` (`to_action`). Another text is the content of one.
+        """
+        if self._call is None:
+            raise RuntimeError("call reset before step")
+        call, self._call = self._call, None
+        self._turns += 1
+        self._session.answer(call, _response(action))
+        while True:
+            event = self._session.next()
+            if isinstance(event, AgentEnd):
+                return self._result(event)
+            if self._turns < self.max_turns:
+                return StepResult(self._observe(event), info=self._facts())
+            self._out_of_turns += 1
+            if self._out_of_turns > MAX_REFUSALS:
+                self._abandon()
+                return self._truncated(f"it asked {MAX_REFUSALS} times after its last turn")
+            self._session.answer(event, self._turn_limit())
+
+    def close(self) -> None:
+        """End the agent."""
+        self._abandon()
+
+    def _observe(self, call: Call, task: str | None = None) -> Observation:
+        self._call = call
+        messages = call.request.chat.messages
+        key = request_key(messages) if self.state_key is None else self.state_key(messages)
+        key = key if isinstance(key, str) else to_json(key, sort_keys=True)
+        return Observation(as_text(since_last_completion(messages)), key, task=task, request=call.request.chat)
+
+    def _result(self, end: AgentEnd) -> StepResult:
+        """Return the last step's result.
+
+        Raises:
+            EnvironmentContractError: if the agent returned something that is no reward.
+        """
+        facts = self._facts()
+        self._abandon()
+        if end.error is None:
+            reward, success, info = read_return_value(end.value)
+            said = {} if success is None else {"success": success}
+            return StepResult("The agent returned.", reward, terminated=True, info={**facts, **info, **said})
+        if _is_of_environment(end.error):
+            raise end.error
+        shown = _describe(end.error)
+        if self._out_of_turns:
+            return self._truncated(shown)
+        frames = "".join(traceback.format_exception(end.error))
+        info = {"success": False, "failure_reason": f"agent error: {shown}", "traceback": frames[-2000:]}
+        return StepResult("The agent raised an exception.", terminated=True, info={**facts, **info})
+
+    def _truncated(self, why: str) -> StepResult:
+        info = {**self._facts(), "agent_error": why}
+        return StepResult("The agent is out of turns.", truncated=True, info=info)
+
+    def _turn_limit(self) -> RefusedRequestError:
+        message = f"the episode is over: the agent has made its {self.max_turns} calls (max_turns)"
+        return RefusedRequestError(message, code="turn_limit")
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the facts about the episode so far."""
+        facts: dict[str, Any] = {}
+        if self._session.ignored:
+            facts["ignored_fields"] = sorted(self._session.ignored)
+        if self._session.refused:
+            facts["refused_requests"] = len(self._session.refused)
+        if self._out_of_turns:
+            facts["out_of_turns"] = True
+        return facts
+
+    def _abandon(self) -> None:
+        """End the session and its agent. An agent that does not end cannot reach later episodes."""
+        session, thread = self._session, self._thread
+        self._call = self._thread = None
+        if session is not None:
+            running_endpoint().close_session(session)
+        if thread is None:
+            return
+        thread.join(END_SECONDS)
+        for _ in range(INTERRUPTIONS):  # one that falls into a callback of the garbage collector is lost
+            if thread.is_alive():
+                _interrupt(thread)
+                thread.join(END_SECONDS / INTERRUPTIONS)
+        if thread.is_alive():
+            _ABANDONED.append(thread)
+            _ABANDONED[:] = [one for one in _ABANDONED if one.is_alive()]
+            if len(_ABANDONED) >= MAX_ABANDONED:
+                _replace_worker()
+
+
+_ABANDONED: list[threading.Thread] = []
+
+
+def _run(agent: Callable, task: dict[str, Any], client: AgentClient) -> None:
+    try:
+        value = agent(task, client)
+        end = AgentEnd(asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value)
+    except BaseException as error:  # SystemExit would end this thread without a word
+        end = AgentEnd(error=error)
+    client.session.end(end)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise `SystemExit` in a thread, as soon as it executes Python code."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+def _replace_worker() -> None:
+    """End this process, which the pool replaces."""
+    print(
+        f"{len(_ABANDONED)} agents of ended episodes still run in this worker, which ends: have agents end when their "
+        "requests are refused",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def read_return_value(value: Any) -> tuple[float, bool | None, dict[str, Any]]:
+    """Return reward, success (`None`: the reward decides) and info of what an agent returned.
+
+    Raises:
+        EnvironmentContractError: if it is none of the allowed forms.
+    """
+    fields = _fields(value)
+    if fields is None or "reward" not in fields or set(fields) - set(_FIELDS):
+        raise _no_reward(value)
+    reward, success = fields["reward"], fields.get("success")
+    info = {} if fields.get("info") is None else fields["info"]
+    if not isinstance(info, Mapping):
+        raise _no_reward(value, f"info is {_show(info)}")
+    try:
+        reward, success = (one.item() if hasattr(one, "item") else one for one in (reward, success))  # of numpy, torch
+    except (ValueError, RuntimeError) as error:  # several numbers
+        raise _no_reward(value) from error
+    if success not in (True, False, None):
+        raise _no_reward(value, f"success is {_show(success)}")
+    if not isinstance(reward, (bool, int, float)):
+        raise _no_reward(value, f"the reward is {_show(reward)}")
+    return float(reward), None if success is None else bool(success), dict(info)
+
+
+def _fields(value: Any) -> Mapping[str, Any] | None:
+    if isinstance(value, Mapping):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):  # a named tuple
+        return value._asdict()
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return dict(zip(_FIELDS, value)) if 2 <= len(value) <= len(_FIELDS) else None
+    return {"reward": value}
+
+
+def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
+    why = f" ({why})" if why else ""
+    return EnvironmentContractError(
+        f"the agent returned {_show(value)}{why}: return a reward (a number), (reward, success), (reward, success, "
+        "info), or a dict with these"
+    )
+
+
+def _response(action: str) -> ChatResponse:
+    try:
+        return ChatResponse.from_action(action)
+    except ValueError:
+        return ChatResponse(action)
+
+
+def _is_of_environment(error: BaseException | None) -> bool:
+    """Return whether an exception is the environment's failure, also if a library has wrapped it."""
+    while error is not None:
+        if isinstance(error, (BrokenEnvironmentError, ConnectionError)):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _describe(error: BaseException) -> str:
+    """Return an exception in one line: its type, unless a program failed, and its message's first line."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
+    name = "" if isinstance(error, CommandError) else type(error).__name__
+    return ": ".join(filter(None, [name, text]))[:300]
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

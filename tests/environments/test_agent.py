@@ -1,0 +1,377 @@
+"""Agents as environments: what they ask is observed, what they return is the reward, and each end has a name."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections import namedtuple
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+from scripted_agents import (
+    ask,
+    ask_plainly,
+    async_loop,
+    calls,
+    in_threads,
+    play,
+    says,
+    streaming,
+    stubborn,
+    tool_loop,
+    unsteady,
+)
+
+from g2po_trl import AgentEnvironment, EnvironmentPool
+from g2po_trl.environments.adapters import agent as agent_module
+from g2po_trl.environments.adapters.agent import read_return_value
+from g2po_trl.environments.adapters.trl_tools import BrokenEnvironmentError
+from g2po_trl.environments.validation import EnvironmentContractError
+from g2po_trl.prompts.conversation import ChatResponse
+
+
+def test_a_loop_on_the_openai_client():
+    seen, end = play(
+        tool_loop,
+        [calls(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})), calls(("add", {"a": 3, "b": 7})), says("10")],
+        question="1+2+3+4?",
+        answer="10",
+    )
+    assert [one.text for one in seen] == ["system: Use the tools.\n\nuser: 1+2+3+4?", "tool: 3\n\ntool: 7", "tool: 10"]
+    assert seen[0].task == "1+2+3+4?" and seen[1].task is None
+    assert seen[1].state_key == '[{"content": "3", "role": "tool"}, {"content": "7", "role": "tool"}]'
+    first, second, third = (one.request for one in seen)
+    assert [tool["function"]["name"] for tool in first.tools] == ["add"] and first.stop == ()
+    made = second.messages[2]["tool_calls"]
+    assert [call["function"]["arguments"] for call in made] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    assert [call["id"] for call in made] == ["call_1", "call_2"]
+    answered = [message["tool_call_id"] for message in third.messages if message["role"] == "tool"]
+    assert answered == ["call_1", "call_2", "call_3"]
+    assert (end.reward, end.terminated, end.truncated) == (1.0, True, False)
+    assert end.info == {"success": True, "ignored_fields": ["temperature"]}
+
+
+def test_parallel_requests_are_steps_one_after_the_other():
+    answers = {"user: x": "1", "user: y": "20", "user: z": "300"}
+    for agent, steps, reward in ((in_threads, 3, 321.0), (async_loop, 4, 4.0)):
+        environment = AgentEnvironment(agent, 10)
+        seen, said = environment.reset(parts=["x", "y", "z"]), []
+        for _ in range(steps):
+            said.append(seen.text)
+            result = environment.step(says(answers.get(seen.text, "done")))
+            seen = result.observation
+        assert result.terminated and result.reward == reward
+        assert sorted(said[:3]) == list(answers) and said[3:] == ["user: 1 and 20 and 300"] * (steps - 3)
+
+
+def test_a_stream_has_text_tool_calls_and_usage():
+    response = ChatResponse(
+        "hm ü",
+        tuple({"function": {"name": "add", "arguments": given}} for given in ({"a": 1}, "{not json")),
+        "tool_calls",
+        prompt_tokens=5,
+        completion_tokens=6,
+    )
+    _, end = play(streaming, [response.to_action()])
+    assert end.reward == 11.0 and end.info == {
+        "text": "hm ü",
+        "arguments": ['{"a": 1}', "{not json"],
+        "names": [("call_1", "add"), ("call_2", "add")],
+        "ends": ["tool_calls"],
+    }
+
+
+@dataclass
+class Graded:
+    reward: float
+    success: bool = False
+
+
+Named = namedtuple("Named", "reward success info")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (2, (2.0, None, {})),
+        (True, (1.0, None, {})),
+        (np.float32(0.5), (0.5, None, {})),
+        ((0.5, False), (0.5, False, {})),
+        ([1, np.bool_(True), {"score": 3}], (1.0, True, {"score": 3})),
+        ({"reward": 1, "info": None}, (1.0, None, {})),
+        (Graded(0.25, True), (0.25, True, {})),
+        (Named(1, None, {"a": 1}), (1.0, None, {"a": 1})),
+    ],
+)
+def test_what_an_agent_may_return(value, expected):
+    assert read_return_value(value) == expected
+    _, end = play(lambda task, client: ask(client, "x") and value, [says("y")])
+    assert end.reward == expected[0] and end.info == {
+        **expected[2],
+        **({} if expected[1] is None else {"success": expected[1]}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (None, r"the reward is None"),
+        ("won", r"the reward is 'won'"),
+        ((1,), ""),
+        ((1, 2, {}), r"success is 2"),
+        ((1, True, "good"), r"info is 'good'"),
+        ({"reward": 1, "sucess": True}, ""),
+        ({"success": True}, ""),
+        (np.zeros(2), ""),
+    ],
+)
+def test_what_an_agent_may_not_return(value, why):
+    expected = re.escape(f"the agent returned {value!r}{why and f' ({why})'}: return a reward (a number), ")
+    with pytest.raises(EnvironmentContractError, match=expected):
+        play(lambda task, client: ask(client, "x") and value, [says("y")])
+
+
+def raise_(error, first=None):
+    def agent(task, client):
+        if first:
+            ask(client, first)
+        raise error
+
+    return agent
+
+
+def test_an_agent_that_ends_before_its_first_request():
+    with pytest.raises(KeyError, match="'a bug'"):
+        play(raise_(KeyError("a bug")), [])
+    with pytest.raises(RuntimeError, match="the agent raised SystemExit: 3"):
+        play(raise_(SystemExit(3)), [])
+    with pytest.raises(EnvironmentContractError, match="the agent returned 1.0 without calling the model: ask the"):
+        play(lambda task, client: 1.0, [])
+
+    def suppressing(task, client):
+        try:
+            ask(client, "x", n=2)
+        except Exception:
+            return 0.0
+
+    with pytest.raises(EnvironmentContractError, match="requests were refused: n is 2: one completion is made for"):
+        play(suppressing, [])
+
+
+def test_an_agent_that_raises():
+    for error, reason in (
+        (TypeError("no\nway"), "agent error: TypeError: no"),
+        (SystemExit(2), "agent error: SystemExit: 2"),
+        (asyncio.CancelledError(), "agent error: CancelledError"),
+    ):
+        _, end = play(raise_(error, "x"), [says("y")])
+        assert (end.reward, end.terminated, end.info["success"]) == (0, True, False)
+        assert end.info["failure_reason"] == reason
+        assert "in agent\n    raise error" in end.info["traceback"]
+
+    def wrapped(task, client):
+        ask(client, "x")
+        try:
+            raise ConnectionResetError("the shop is closed")
+        except OSError as error:
+            raise RuntimeError("tool failed") from error
+
+    with pytest.raises(RuntimeError, match="tool failed"):
+        play(wrapped, [says("y")])
+    with pytest.raises(BrokenEnvironmentError, match="in pieces"):
+        play(raise_(BrokenEnvironmentError("in pieces"), "x"), [says("y")])
+
+
+def careless(task, client):
+    while ask(client, "more"):
+        pass
+
+
+def test_the_turn_limit():
+    _, end = play(careless, [says("")] * 3, max_turns=3)
+    assert (end.truncated, end.terminated, end.reward) == (True, False, 0)
+    assert end.info["out_of_turns"] and end.info["agent_error"] == (
+        "BadRequestError: Error code: 400 - the episode is over: the agent has made its 3 calls (max_turns)"
+    )
+
+    def careful(task, client):
+        from openai import BadRequestError
+
+        for turn in range(9):
+            try:
+                ask(client, f"{turn}")
+            except BadRequestError as error:
+                return turn, error.code == "turn_limit" and "its 3 calls (max_turns)" in str(error)
+
+    _, end = play(careful, [says("")] * 3, max_turns=3)
+    assert (end.terminated, end.reward, end.info) == (True, 3.0, {"success": True, "out_of_turns": True})
+    _, end = play(lambda task, client: len(ask(client, "x").content), [says("abc")], max_turns=1)
+    assert (end.terminated, end.reward, end.info) == (True, 3.0, {})
+
+
+def test_an_agent_that_asks_for_ever_after_its_last_turn(monkeypatch):
+    stopped = threading.Event()
+
+    def deaf(task, client):
+        try:
+            while True:
+                try:
+                    ask(client, "more")
+                except Exception:
+                    pass
+        finally:
+            stopped.set()
+
+    monkeypatch.setattr(agent_module, "MAX_REFUSALS", 5)
+    monkeypatch.setattr(agent_module, "END_SECONDS", 0.2)
+    _, end = play(deaf, [says("")] * 2, max_turns=2)
+    assert end.truncated and end.info["agent_error"] == "it asked 5 times after its last turn"
+    assert stopped.wait(30), "a busy thread is interrupted"
+
+
+def test_the_agent_of_an_episode_that_was_given_up_cannot_reach_the_next():
+    errors = []
+
+    def agent(task, client):
+        for _ in range(3):
+            try:
+                return float(ask(client, task["name"]).content)
+            except Exception as error:
+                errors.append((task["name"], error.status_code, error.code))
+
+    environment = AgentEnvironment(agent, 5)
+    environment.reset(name="first")
+    assert environment.reset(name="second").text == "user: second"
+    assert environment.step(says("7")).reward == 7
+    assert errors == [("first", 400, "episode_ended"), *[("first", 401, "invalid_api_key")] * 2]
+    with pytest.raises(RuntimeError, match="call reset before step"):
+        environment.step(says("7"))
+
+
+def test_state_keys_of_ones_own():
+    environment = AgentEnvironment(lambda task, client: ask(client, "a", "b"), 5, state_key=len)
+    assert environment.reset().state_key == "2"
+    environment.close()
+    with pytest.raises(ValueError, match="agent is 'me': pass a function"):
+        AgentEnvironment("me", 5)
+    with pytest.raises(ValueError, match="max_turns is 0: set it to 1 or more"):
+        AgentEnvironment(stubborn, 0)
+
+
+def test_a_text_that_is_no_chat_response_is_its_content():
+    assert play(lambda task, client: ask(client, "x").content == "look", ["look"])[1].reward == 1
+
+
+def agent_pool(agent, max_turns=20, **options):
+    return EnvironmentPool(partial(AgentEnvironment, agent, max_turns), **{"num_workers": 1, **options})
+
+
+def test_in_the_pool_one_agent_hangs_and_the_others_go_on():
+    with agent_pool(stubborn, step_timeout=6) as pool:
+        pool.reset([{"name": name} for name in "abc"])
+        pool.step(dict.fromkeys(range(3), says("go")))
+        results = pool.step({0: says("go"), 1: says("hang"), 2: says("raise")})
+        assert results[0].observation.text == "user: a 2" and results[1].kind == "timeout"
+        assert results[2].info["failure_reason"] == "agent error: TypeError: no such tool"
+        assert pool.step({0: says("end")})[0].reward == 2.0
+        assert pool.replayed == 2
+
+
+def test_in_the_pool_a_killed_worker_costs_no_episode():
+    with agent_pool(stubborn) as pool:
+        pool.reset([{"name": name} for name in "ab"])
+        for turn in range(1, 4):
+            os.kill(pool.worker_pids[0], signal.SIGKILL)
+            results = pool.step(dict.fromkeys(range(2), says("go")))
+            assert [results[slot].observation.text for slot in range(2)] == [f"user: a {turn}", f"user: b {turn}"]
+        assert pool.replayed == 6
+        assert pool.step({0: says("kill")})[0].kind == "crash"
+        assert pool.step({1: says("end")})[1].reward == 3.0
+
+
+def test_in_the_pool_an_agent_that_asks_otherwise_is_lost_with_its_worker():
+    with agent_pool(unsteady) as pool:
+        pool.reset([{}])
+        os.kill(pool.worker_pids[0], signal.SIGKILL)
+        lost = pool.step({0: says("go")})[0]
+        assert lost.kind == "lost" and "answers otherwise than before: 'user: I am" in lost.message
+
+
+def test_in_the_pool_the_program_has_a_bug():
+    def bug(task, client):
+        return undefined_name  # noqa: F821
+
+    with agent_pool(bug) as pool:
+        (failure,) = pool.reset([{}])
+        assert failure.kind == "exception" and "NameError: name 'undefined_name'" in failure.message
+    with agent_pool(lambda task, client: 1.0) as pool:
+        (failure,) = pool.reset([{}])
+        assert failure.kind == "invalid" and "without calling the model" in failure.message
+
+
+def leaking(task, client):
+    """Leaves a thread that no exception reaches."""
+    try:
+        ask_plainly(client, "x")
+    finally:
+        time.sleep(30)
+
+
+def make_leaking():
+    agent_module.MAX_ABANDONED, agent_module.END_SECONDS = 2, 0.1
+    return AgentEnvironment(leaking, 5)
+
+
+def test_a_worker_full_of_agents_that_do_not_end_is_replaced(capfd):
+    with EnvironmentPool(make_leaking, num_workers=1) as pool:
+        for _ in range(2):
+            assert pool.reset([{}])[0].text == "user: x"
+        before = pool.worker_pids
+        assert pool.reset([{}])[0].kind == "crash"
+        assert pool.reset([{}])[0].text == "user: x" and pool.worker_pids != before
+    assert "2 agents of ended episodes still run in this worker" in capfd.readouterr().err
+
+
+def test_workers_load_neither_torch_nor_openai():
+    def modules(task, client):
+        ask_plainly(client, "x")
+        return {"reward": 1, "info": {"loaded": sorted({"torch", "transformers", "openai"} & set(sys.modules))}}
+
+    with agent_pool(modules) as pool:
+        pool.reset([{}])
+        assert pool.step({0: says("y")})[0].info == {"loaded": []}
+
+
+def test_proxies_of_the_environment_are_not_asked(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    with agent_pool(stock_clients) as pool:
+        pool.reset([{}])
+        pool.step({0: says("y")})
+        assert pool.step({0: says("z")})[0].reward == 1.0
+
+
+def stock_clients(task, client):
+    import openai
+
+    message = [{"role": "user", "content": "x"}]
+    stock = openai.OpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0)
+    said = stock.chat.completions.create(model="gpt", messages=message).choices[0].message.content
+    return said + ask(client, "x").content == "yz"
+
+
+def test_the_waiting_for_the_model_is_not_the_agents_own_time():
+    environment = AgentEnvironment(stubborn, 5)
+    environment.reset(name="a")
+    before = environment._session.own_seconds()
+    time.sleep(0.3)
+    assert environment._session.own_seconds() == before
+    environment.step(says("go"))
+    assert environment._session.own_seconds() > before
+    environment.close()

@@ -1,0 +1,176 @@
+"""Agents that are programs: what they get, what they print, and how they end."""
+
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from scripted_agents import play, says
+
+from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool
+
+SOLVE = """
+import json, os, sys, urllib.error, urllib.request
+
+def ask(text):
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+
+said = ""
+for turn in range(9):
+    said = ask(sys.argv[1] + said)
+    if said == "crash":
+        print("first line", file=sys.stderr)
+        print("it broke", file=sys.stderr)
+        sys.exit(3)
+    if said == "abort":
+        os.abort()
+    if said == "sleep":
+        import subprocess, time
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        open(sys.argv[2], "w").write(f"{os.getpid()} {child.pid}")
+        time.sleep(60)
+    if said == "done":
+        open(os.path.join(os.environ["EPISODE_FOLDER"], "result.txt"), "w").write("kept")
+        print("done", turn, sorted(os.listdir()))
+        sys.exit(0)
+"""
+
+
+@pytest.fixture
+def solve(tmp_path, monkeypatch):
+    (tmp_path / "solve.py").write_text(SOLVE)
+    monkeypatch.chdir(tmp_path)
+    return "python solve.py {question} pids"
+
+
+def by_text(task, stdout, folder):
+    text = (folder / "result.txt").read_text()
+    return 1.0, stdout == "done 2 ['solve.py']\n" and text == "kept", {"stdout": stdout}
+
+
+def test_a_program_asks_and_prints(solve):
+    seen, end = play(AgentCommand(solve, by_text), [says("a"), says("b"), says("done")], question="Why?")
+    assert [one.text for one in seen] == ["user: Why?", "user: Why?a", "user: Why?b"]
+    assert end.reward == 1.0 and end.info == {"success": True, "stdout": "done 2 ['solve.py']\n"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["$(touch hacked); `id` && rm -rf *", "a 'quoted\" text\n--with lines", "{question} {{x}}", "", "-c print", "\\"],
+)
+def test_the_text_of_a_column_is_one_argument(solve, text):
+    seen, _ = play(AgentCommand(solve, lambda: 1), [], question=text)
+    assert seen[0].request.messages[0]["content"] == text
+    assert os.listdir() == ["solve.py"]
+
+
+def test_values_that_are_no_text(solve):
+    command = ["python", "solve.py", "{number}, {{}}, {things}={nothing}"]
+    seen, _ = play(AgentCommand(command, lambda: 1), [], number=3, things=[1, "ü"], nothing=None)
+    assert seen[0].text == 'user: 3, {}, [1, "ü"]=null'
+
+
+def test_a_program_that_fails(solve):
+    _, end = play(AgentCommand(solve, lambda stdout: 1), [says("crash")], question="x")
+    assert (end.reward, end.terminated) == (0, True)
+    assert end.info["failure_reason"] == "agent error: exit status 3: it broke"
+    _, end = play(AgentCommand(solve, lambda: 1), [says("abort")], question="x")
+    assert end.info["failure_reason"] == "agent error: signal SIGABRT"
+    graded = AgentCommand(solve, lambda returncode, stderr: (returncode, True, {"stderr": stderr}))
+    _, end = play(graded, [says("crash")], question="x")
+    assert end.reward == 3 and end.info == {"success": True, "stderr": "first line\nit broke\n"}
+    _, end = play(AgentCommand(solve, lambda: 1), [says("go")] * 2, max_turns=2, question="x")
+    assert (
+        end.truncated
+        and end.info["agent_error"] == "exit status 1: urllib.error.HTTPError: HTTP Error 400: Bad Request"
+    )
+
+
+def test_a_program_that_fails_before_it_asks(solve):
+    with pytest.raises(RuntimeError, match="exit status 2: .*can't open file .*nowhere.py"):
+        play(AgentCommand("python nowhere.py", lambda: 1), [])
+    with pytest.raises(FileNotFoundError, match="no_such_program is not found: give the program's path"):
+        play(AgentCommand("no_such_program", lambda: 1), [])
+    with pytest.raises(ValueError, match=r"command has \{question\}, and the task's columns are text: rename the"):
+        play(AgentCommand(solve, lambda: 1), [], text="x")
+
+
+def is_running(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited in vain")
+
+
+def test_a_program_that_takes_too_long(solve, tmp_path):
+    environment = AgentEnvironment(AgentCommand(solve, lambda: 1, timeout=3), 5)
+    environment.reset(question="x")
+    time.sleep(3.5)  # it waits for the model
+    end = environment.step(says("sleep"))
+    assert end.info["failure_reason"] == "agent error: it took more than 3 s"
+    wait_until(lambda: not any(map(is_running, (tmp_path / "pids").read_text().split())))
+
+
+def test_the_program_of_an_episode_that_was_given_up_is_killed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    caught = SOLVE.replace("    said = ask(", "    try: said = ask(").replace(
+        "+ said)", "+ said)\n    except OSError: import time; time.sleep(60)"
+    )
+    (tmp_path / "solve.py").write_text(f"import os\nopen('pid', 'w').write(str(os.getpid()))\n{caught}")
+    environment = AgentEnvironment(AgentCommand(f"{sys.executable} solve.py x", lambda: 1), 5)
+    environment.reset()
+    pid = (tmp_path / "pid").read_text()
+    assert is_running(pid)
+    environment.close()
+    wait_until(lambda: not is_running(pid))
+
+
+def test_in_the_pool_programs_get_no_secrets_and_end_with_their_worker(tmp_path, monkeypatch):
+    program = "import json, os; json.dump([os.getpid(), sorted(os.environ)], open('seen', 'w'))\n" + SOLVE
+    (tmp_path / "solve.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    command = AgentCommand("python solve.py x pids", lambda: 1, environment={"MINE": "1"})
+    with EnvironmentPool(partial(AgentEnvironment, command, 5), num_workers=1, step_timeout=5) as pool:
+        pool.reset([{}])
+        pid, names = json.loads((tmp_path / "seen").read_text())
+        assert "HF_TOKEN" not in names and {"MINE", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_MODEL"} <= set(names)
+        assert pool.step({0: says("sleep")})[0].kind == "timeout"
+        wait_until(lambda: not any(map(is_running, [pid, *(tmp_path / "pids").read_text().split()])))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("", len), "command is '': give a program and its arguments"),
+        (
+            ("solve {0}", print),
+            r"command has '\{0\}' \(\{0\} is no name of a column\): write \{column\}, and \{\{ for",
+        ),
+        (("solve {a.b}", print), "is no name of a column"),
+        (("solve {a!r}", print), "is no name of a column"),
+        (("solve {a", print), "expected '}' before end of string"),
+        (("solve", None), r"verify is None: pass a function that returns the reward"),
+        (("solve", lambda task, answer: 1), "verify takes answer: it gets those of task, stdout, stderr, returncode"),
+        (("solve", lambda: 1, None, 0), "timeout is 0: set it above 0"),
+    ],
+)
+def test_what_a_command_may_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        AgentCommand(*arguments)

@@ -1,0 +1,315 @@
+"""The endpoint of agents: what of OpenAI's protocol it takes, refuses and ignores, and what is a second request."""
+
+import http.client
+import json
+import socket
+import threading
+
+import pytest
+from scripted_agents import ADD, calls, says
+
+from g2po_trl.environments.adapters.chat_protocol import RefusedRequestError, read_request
+from g2po_trl.environments.adapters.endpoint import AgentEnd, running_endpoint
+from g2po_trl.prompts.conversation import ChatResponse
+
+HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture
+def session():
+    made = running_endpoint().open_session()
+    yield made
+    running_endpoint().close_session(made)
+
+
+class Asking(threading.Thread):
+    """A request in a thread; `result()` is its status and body."""
+
+    def __init__(self, session, body=HELLO, connection=None, path="/v1/chat/completions", **headers):
+        super().__init__(daemon=True)
+        port = running_endpoint().base_url.split(":")[2].removesuffix("/v1")
+        self.connection = connection or http.client.HTTPConnection("127.0.0.1", int(port))
+        key = {"Authorization": f"Bearer {session.key}"} if session else {}
+        self.given = path, body if isinstance(body, bytes) else json.dumps(body).encode(), {**key, **headers}
+        self.answer = None
+        self.start()
+
+    def run(self):
+        path, body, headers = self.given
+        try:
+            self.connection.request("POST", path, body, headers)
+            response = self.connection.getresponse()
+            self.answer = response.status, response.read(), response.headers
+        except (OSError, http.client.HTTPException) as error:
+            self.answer = None, error, {}
+
+    def result(self):
+        self.join(30)
+        assert self.answer is not None, "no answer"
+        status, body, _ = self.answer
+        return status, json.loads(body)
+
+    def refusal(self):
+        status, body = self.result()
+        return status, body["error"]["code"], body["error"]["message"]
+
+    def hang_up(self):
+        self.connection.sock.shutdown(socket.SHUT_RDWR)
+        self.join(30)
+        self.connection.close()
+
+
+def respond(session, action):
+    call = session.next()
+    session.answer(call, ChatResponse.from_action(action))
+    return call
+
+
+def test_a_completion(session):
+    asking = Asking(session)
+    call = respond(session, calls(("add", {"ä": [1]})))
+    assert call.request.chat.messages == [{"role": "user", "content": "hello"}]
+    made = {"name": "add", "arguments": '{"ä": [1]}'}
+    assert asking.result() == (
+        200,
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "policy",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [{"id": "call_1", "type": "function", "function": made}],
+                    },
+                    "logprobs": None,
+                    "finish_reason": "tool_calls",
+                }
+            ],
+            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        },
+    )
+    again = Asking(session, connection=asking.connection)  # the connection stays open
+    respond(session, says("hi", finish_reason="length"))
+    status, body = again.result()
+    assert (status, body["id"], body["usage"]["total_tokens"]) == (200, "chatcmpl-2", 9)
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "hi"}
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+def test_events_of_a_stream(session):
+    asking = Asking(session, {**HELLO, "stream": True, "stream_options": {"include_usage": True}})
+    respond(session, calls(("add", {"a": 1}), ("add", {"a": 2}), content="so"))
+    asking.join(30)
+    status, body, headers = asking.answer
+    *events, last, rest = body.decode().split("\n\n")
+    events = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert (status, headers["Content-Type"], last, rest) == (200, "text/event-stream", "data: [DONE]", "")
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    made = [{"type": "function", "function": {"name": "add", "arguments": f'{{"a": {a}}}'}} for a in (1, 2)]
+    assert deltas == [
+        {"role": "assistant", "content": ""},
+        {"content": "so"},
+        {"tool_calls": [{"index": 0, "id": "call_1", **made[0]}]},
+        {"tool_calls": [{"index": 1, "id": "call_2", **made[1]}]},
+        {},
+    ]
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None] * 4 + ["tool_calls"]
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["total_tokens"] == 0
+    asking = Asking(session, {**HELLO, "stream": True})
+    respond(session, says(""))
+    asking.join(30)
+    assert asking.answer[1].count(b"data: ") == 3 and b"usage" not in asking.answer[1]
+
+
+def test_what_a_request_becomes():
+    def read(**fields):
+        return read_request(json.dumps({**HELLO, **fields}).encode())
+
+    plain = read(n=1, logprobs=False, stop=None, tools=[], response_format={"type": "text"}, user="me", store=False)
+    assert (plain.chat.tools, plain.chat.stop, plain.chat.max_tokens, plain.ignored) == (None, (), None, ())
+    assert not plain.stream and not plain.include_usage
+    assert read(stop="x").chat.stop == ("x",) and read(stop=["Observation:", "</code>"]).chat.stop == (
+        "Observation:",
+        "</code>",
+    )
+    assert read(max_tokens=5).chat.max_tokens == read(max_tokens=9, max_completion_tokens=5).chat.max_tokens == 5
+    given = read(tools=[ADD], tool_choice="required", temperature=0, model="gpt-9", frobnicate=1)
+    assert given.chat.tools == [ADD]
+    assert given.ignored == ("frobnicate", "model", "temperature", "tool_choice")
+    assert read(tools=[ADD], tool_choice="auto", parallel_tool_calls=True).ignored == ()
+    assert read(tools=[ADD], parallel_tool_calls=False).ignored == ("parallel_tool_calls",)
+    without = read(tools=[ADD], tool_choice="none")
+    assert without.chat.tools is None and without.ignored == ()
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert read(messages=parts).chat.messages == [{"role": "user", "content": "a\nb"}]
+
+
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter", "message"),
+    [
+        ({"messages": None}, "messages", "messages is None; give a list of chat messages"),
+        ({"messages": []}, "messages", r"messages is \[\]; give a list"),
+        ({"messages": IMAGE}, "messages", r"messages\[0\]: content\[0\] is of type 'image_url'; only text is supp"),
+        ({"n": 2}, "n", "n is 2: one completion is made for each request: ask n times"),
+        ({"logprobs": True}, "logprobs", "logprobs is True: log-probabilities are not returned: leave it out"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "completions are not constrained: leave"),
+        ({"modalities": ["text", "audio"]}, "modalities", "only text is generated"),
+        ({"functions": [ADD]}, "functions", "give the functions as tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools", r"tools\[0\] is .*: give a function with a name"),
+        ({"tools": {}}, "tools", "tools is {}: give a list"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; give a positive number"),
+        ({"max_tokens": "5"}, "max_tokens", "max_tokens is '5'; give a positive number"),
+        ({"max_tokens": 5, "max_completion_tokens": 1.5}, "max_tokens", "max_tokens is 1.5; give"),
+        ({"stop": [1]}, "stop", r"stop is \[1\]; give a list of texts"),
+        ({"stop": 1}, "stop", "stop is 1; give a list of texts"),
+    ],
+)
+def test_requests_that_are_refused(fields, parameter, message):
+    with pytest.raises(RefusedRequestError, match=message) as refused:
+        read_request(json.dumps({**HELLO, **fields}).encode())
+    assert refused.value.parameter == parameter and refused.value.status == 400
+    error = json.loads(refused.value.body())["error"]
+    assert error == {
+        "message": str(refused.value),
+        "type": "invalid_request_error",
+        "param": parameter,
+        "code": "invalid_request",
+    }
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"", b"[]", b'"x"', b"[" * 100_000])
+def test_bodies_that_are_no_requests(session, body):
+    status, code, message = Asking(session, body).refusal()
+    assert (status, code) == (400, "invalid_request") and message.startswith("the body is not ")
+    assert len(session.refused) == 1
+
+
+def test_a_refused_request_is_no_step(session):
+    asking = Asking(session, {**HELLO, "n": 3})
+    assert asking.refusal()[:2] == (400, "invalid_request")
+    again = Asking(session, connection=asking.connection)
+    assert respond(session, says("hi")).request.chat.messages[0]["content"] == "hello"
+    assert again.result()[1]["id"] == "chatcmpl-1" and len(session.refused) == 1
+
+
+def test_keys_and_paths(session):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {session.key}"}):
+        assert Asking(None, **headers).refusal()[:2] == (401, "invalid_api_key")
+    assert Asking(session, path="/v1/responses").refusal() == (
+        404,
+        "unknown_url",
+        "POST /v1/responses is not served: use POST /v1/chat/completions",
+    )
+    connection = Asking(session, path="/v1/x").connection
+    port = running_endpoint().base_url.split(":")[2].removesuffix("/v1")
+    connection = http.client.HTTPConnection("127.0.0.1", int(port))
+    key = {"Authorization": f"Bearer {session.key}"}
+    for path, expected in (("/v1/models", "list"), ("/v1/models/policy", "model")):
+        connection.request("GET", path, headers=key)
+        answer = json.loads(connection.getresponse().read())
+        assert answer["object"] == expected
+    connection.request("GET", "/v1/models")
+    assert connection.getresponse().status == 401
+    assert running_endpoint() is running_endpoint() and session.key not in repr(running_endpoint())
+
+
+def test_bodies_without_a_length_or_too_long(session):
+    port = running_endpoint().base_url.split(":")[2].removesuffix("/v1")
+    for length, status in (("x", 411), (str(2**40), 413)):
+        connection = http.client.HTTPConnection("127.0.0.1", int(port))
+        connection.putrequest("POST", "/v1/chat/completions")
+        connection.putheader("Content-Length", length)
+        connection.endheaders()
+        response = connection.getresponse()
+        assert response.status == status and response.headers["Connection"] == "close"
+        assert "send the length" in json.loads(response.read())["error"]["message"] or status == 413
+
+
+def in_the_session(session, number):
+    """Wait until so many requests have arrived."""
+    for _ in range(3000):
+        if sum(len(call.connections) for call in session._calls) == number:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("a request did not arrive")
+
+
+def test_a_retry_gets_the_same_answer(session):
+    first = Asking(session)
+    in_the_session(session, 1)
+    retry = Asking(session, **{"x-stainless-retry-count": "1"})
+    in_the_session(session, 2)
+    respond(session, says("one"))
+    late = Asking(session, **{"x-stainless-retry-count": "2"})
+    answers = [one.result()[1] for one in (first, retry, late)]
+    assert [answer["choices"][0]["message"]["content"] for answer in answers] == ["one"] * 3
+    equal = Asking(session, **{"x-stainless-retry-count": "0"})
+    respond(session, says("two"))
+    assert equal.result()[1]["choices"][0]["message"]["content"] == "two"
+    other = Asking(session, {**HELLO, "stop": "x"}, **{"x-stainless-retry-count": "1"})  # the first was never received
+    respond(session, says("three"))
+    assert other.result()[1]["id"] == "chatcmpl-3"
+
+
+def test_an_idempotency_key_names_a_request(session):
+    name = {"Idempotency-Key": "mine"}
+    first = Asking(session, **name)
+    respond(session, says("one"))
+    assert first.result() == Asking(session, **name).result()
+    other = Asking(session, {**HELLO, "stop": "x"}, **name)
+    respond(session, says("two"))
+    assert other.result()[1]["id"] == "chatcmpl-2"
+
+
+def test_a_request_whose_client_has_gone_is_answered_if_it_comes_again(session):
+    first = Asking(session)
+    call = session.next()
+    first.hang_up()
+    again = Asking(session)
+    in_the_session(session, 2)
+    session.answer(call, ChatResponse("one"))
+    assert again.result()[1]["choices"][0]["message"]["content"] == "one"
+    # Answered after its client had gone, and sent again:
+    first = Asking(session)
+    call = session.next()
+    first.hang_up()
+    session.answer(call, ChatResponse("two"))
+    assert Asking(session).result()[1]["choices"][0]["message"]["content"] == "two"
+
+
+def test_a_request_whose_client_has_gone_before_its_turn_is_no_step(session):
+    first = Asking(session)
+    in_the_session(session, 1)
+    first.hang_up()
+    session.end(AgentEnd(1.0))
+    assert session.next() == AgentEnd(1.0) and session._calls == []
+
+
+def test_the_end_of_a_session(session):
+    closed = []
+    session.at_end(lambda: closed.append(1))
+    session.at_end(lambda: 1 / 0)
+    waiting = Asking(session)
+    session.next()
+    running_endpoint().close_session(session)
+    assert waiting.refusal()[:2] == (400, "episode_ended") and closed == [1]
+    assert Asking(session).refusal()[:2] == (401, "invalid_api_key")
+    session.at_end(lambda: closed.append(2))
+    assert closed == [1, 2]
+
+
+def test_many_connections_at_once(session):
+    askings = [Asking(session, {**HELLO, "stop": f"{i}"}) for i in range(100)]
+    for _ in askings:
+        call = session.next()
+        session.answer(call, ChatResponse(call.request.chat.stop[0]))
+    said = [asking.result()[1]["choices"][0]["message"]["content"] for asking in askings]
+    assert said == [f"{i}" for i in range(100)]
