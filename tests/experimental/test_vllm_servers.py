@@ -19,7 +19,7 @@ from conftest import build_tokenizer
 from g2po_trl import G2POConfig
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.engines.weight_folder import WeightFolder
-from g2po_trl.experimental.vllm_servers.client import RequestCancelled, Server, Servers, ServerUnavailable
+from g2po_trl.experimental.vllm_servers.client import Server, Servers, ServerUnavailable, run, start
 from g2po_trl.experimental.vllm_servers.engine import ServedVLLMEngine
 from g2po_trl.experimental.vllm_servers.weight_sync import TrainerHandle
 
@@ -182,7 +182,28 @@ def test_a_response_has_its_time_as_a_whole(slowly):
         threading.Thread(target=answer, daemon=True).start()
         server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
         with pytest.raises(ServerUnavailable, match="no answer in 1 s"):
-            server.get("/reply", timeout=1)
+            run(server.complete({}, timeout=1))
+
+
+def test_a_connection_that_the_server_has_closed_is_not_used_again():
+    """As vLLM closes one that is idle for 5 s: the server has not failed."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            for _ in range(2):
+                connection, _ = listening.accept()
+                with connection, suppress(OSError):
+                    while b"}" not in connection.recv(1000):
+                        pass
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        assert run(server.complete({}, 20.0)) == {}
+        time.sleep(0.2)
+        assert run(server.complete({}, 20.0)) == {}
+        answering.join(20)
 
 
 def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
@@ -359,7 +380,7 @@ def test_what_is_refused_before_anything_is_lost(tokenizer, tmp_path, shared_pai
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = SimpleNamespace(url=f"http://127.0.0.1:{free.getsockname()[1]}")
-        with pytest.raises(ValueError, match=f"{nobody.url}, which does not answer, for 0.3 s .*refused"):
+        with pytest.raises(ValueError, match=f"{nobody.url}, which does not answer, for 0.3 s .*ConnectionRefused"):
             make_engine(tokenizer, (good, nobody), tmp_path)
     bad.set()
 
@@ -420,24 +441,44 @@ def test_nobody_asks_while_a_server_gets_weights(tokenizer, tmp_path):
             server.kill()
             server.start(stuck=True).wait()
             (of_engine,) = engine.servers.all
-            loading = threading.Thread(target=lambda: engine.weight_sync.load(of_engine), daemon=True)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(threading, "excepthook", lambda failed: None)
-                loading.start()
-                time.sleep(0.3)
-                with pytest.raises(ServerUnavailable, match="other weights"):
-                    of_engine.post("/v1/completions", {"prompt": [1]}, 1.0)
-                of_engine.interrupt()
-                loading.join()
+            loading = start(engine.weight_sync.load(of_engine))
+            time.sleep(0.3)
+            with pytest.raises(ServerUnavailable, match="other weights"):
+                run(of_engine.complete({"prompt": [1]}, 1.0))
+            assert loading.cancel()
             assert not server.read()["asked"]
         engine.close()
 
 
-def test_what_nobody_wants_is_not_asked():
-    """A request that is about to be sent as the rollout ends."""
-    server = Server("http://127.0.0.1:9")
-    with pytest.raises(RequestCancelled):
-        server.post("/v1/completions", {}, 1.0, wanted=lambda: False)
+def test_what_nobody_wants_is_not_asked(tokenizer, tmp_path, shared_pair, monkeypatch):
+    """A request that waits for another one to be answered as the rollout ends."""
+    monkeypatch.setattr("g2po_trl.experimental.vllm_servers.engine.MOST_AT_ONCE", 1)
+    server, _ = shared_pair
+    server.set(delay=600.0)
+    engine, before = make_engine(tokenizer, [server], tmp_path), server.completions()
+    with engine.rollout():
+        for row in range(3):
+            engine.submit(row, PROMPTS[row], SAMPLING, SEEDS[row])
+        assert engine.poll(0.3) == {}
+    server.set()
+    with engine.rollout():
+        engine.submit(3, PROMPTS[3], SAMPLING, SEEDS[3])
+        assert list(engine.poll(20.0)) == [3]
+    assert server.completions() - before == 2
+    engine.close()
+
+
+def test_an_abandoned_request_closes_its_connection():
+    """So that the server stops computing it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        request = start(Server(f"http://127.0.0.1:{listening.getsockname()[1]}").complete({"prompt": [1]}, 60.0))
+        connection, _ = listening.accept()
+        with connection:
+            connection.settimeout(20)
+            assert b"POST /v1/completions" in connection.recv(65536)
+            assert not request.done() and request.cancel()
+            while connection.recv(65536):  # the rest of the request, then the end
+                pass
 
 
 @pytest.mark.parametrize(

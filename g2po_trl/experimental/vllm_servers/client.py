@@ -1,26 +1,37 @@
-"""HTTP client for servers that may fail: requests go to the server with the fewest, and failed ones are excluded."""
+"""HTTP client for servers that may fail: requests go to the server with the fewest, and failed ones are excluded.
+
+All requests run in one event loop, in a thread of its own: `asyncio` limits the time of a whole response, and ends
+abandoned requests. Connections are httpcore2's, the transport of httpx2, because each has to be checked before it is
+used, and httpx2 hides them.
+"""
 
 from __future__ import annotations
 
-import http.client
-import io
+import asyncio
 import json
 import logging
 import os
-import selectors
 import socket
+import ssl
 import threading
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from functools import cache
+from typing import Any, TypeVar
+
+import httpcore2
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 CONNECTING = 10.0  # seconds
 TELLING = 60.0  # for what takes no computing, however much else it computes
+LOADING = 1800.0  # for loading weights
 KEPT = 3.0  # seconds that an idle connection is used again: vLLM closes one after 5
+PROBES = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, to detect a host that lost its power
+SOCKET_OPTIONS = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
+    (socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in PROBES.items() if hasattr(socket, name)
+]
 
 
 class ServerUnavailable(Exception):
@@ -40,191 +51,142 @@ class RequestRejected(RuntimeError):
         self.status = status
 
 
-class RequestCancelled(Exception):
-    """The response is not awaited any more."""
+def start(work: Coroutine[Any, Any, Result]) -> Future[Result]:
+    """Start a coroutine in the loop of all requests; `cancel` of the returned future ends its requests."""
+    return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
-class _UntilDeadline(io.RawIOBase):
-    """Stream of a socket with a deadline for the whole response; a socket's own time-out restarts with each byte."""
-
-    def __init__(self, connection: socket.socket, deadline: float):
-        self._connection, self._deadline = connection, deadline
-        self._stream = connection.makefile("rb", buffering=0)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int | None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the response has not come in whole")
-        self._connection.settimeout(left)
-        return self._stream.readinto(buffer)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a coroutine in the loop of all requests. Ctrl-C ends its requests."""
+    future = start(work)
+    try:
+        return future.result()
+    finally:
+        future.cancel()
 
 
-class _Response(http.client.HTTPResponse):
-    """A response that arrives completely by the deadline, or raises `TimeoutError`."""
-
-    def __init__(self, sock: socket.socket, *args: Any, deadline: float, **kwargs: Any):
-        super().__init__(sock, *args, **kwargs)
-        self.fp.close()
-        self.fp = io.BufferedReader(_UntilDeadline(sock, deadline))
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="g2po-requests", daemon=True).start()
+    return loop
 
 
 class Server:
-    """One server, used from many threads, with a pool of connections.
+    """One server.
 
-    `version` is the version of the weights that its process must have. Each new connection checks it, because a
-    restarted server is another process, with other weights, at the same address. `control` is the same server without
-    this check, for loading weights. `lost` is the reason why it is excluded, or `None`.
+    `version` is the version of the weights that its process must have to compute completions. Each new connection
+    checks it, because a restarted server is another process, with other weights, at the same address. `lost` is the
+    reason why it is excluded, or `None`. `in_flight` counts its completions.
     """
 
-    def __init__(self, url: str, has_control: bool = True):
-        self.url, self.parts = url.rstrip("/"), urlsplit(url)
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
         self.version: str | None = None
         self.lost: str | None = None
         self.in_flight = 0
-        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
-        self._busy: set[http.client.HTTPConnection] = set()
-        self._lock, self._call = threading.Lock(), 0
-        self.control = Server(url, has_control=False) if has_control else self
+        self._origin = httpcore2.URL(self.url).origin
+        self._tls = ssl.create_default_context() if self._origin.scheme == b"https" else None
+        self._idle: list[httpcore2.AsyncHTTPConnection] = []
 
-    def get(self, path: str, timeout: float = TELLING, wanted: Callable[[], bool] | None = None) -> Any:
-        return self.call("GET", path, None, timeout, wanted)
+    async def get(self, path: str) -> Any:
+        """Return the JSON of a resource; raises as `complete`."""
+        return await self._request_once("GET", path, None, TELLING)
 
-    def post(self, path: str, body: dict[str, Any], timeout: float, wanted: Callable[[], bool] | None = None) -> Any:
-        return self.call("POST", path, body, timeout, wanted)
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Send a command about weights and return the JSON of the response; raises as `complete`."""
+        return await self._request_once("POST", path, body, LOADING)
 
-    def call(
+    async def complete(self, body: dict[str, Any], timeout: float) -> Any:
+        """Request a completion of the weights of `version`.
+
+        Args:
+            body: JSON object to send.
+            timeout: seconds until the complete response.
+
+        Returns:
+            the JSON of the response; `None` if it is empty, its text if it is not JSON.
+
+        Raises:
+            ServerUnavailable: if the server cannot be reached, fails, or has other weights.
+            RequestRejected: if the server rejects the request.
+        """
+        connection = await self._idle_connection() or self._new_connection()
+        try:
+            if not connection.is_idle():
+                await self._check(connection)
+            answer = await self._request(connection, "POST", "/v1/completions", body, timeout)
+        except BaseException:
+            await connection.aclose()
+            raise
+        if connection.is_idle():
+            self._idle.append(connection)
+        return answer
+
+    async def close_idle(self) -> None:
+        """Close the connections that no request uses."""
+        while self._idle:
+            await self._idle.pop().aclose()
+
+    async def _idle_connection(self) -> httpcore2.AsyncHTTPConnection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.has_expired():
+                return connection
+            await connection.aclose()
+        return None
+
+    def _new_connection(self) -> httpcore2.AsyncHTTPConnection:
+        return httpcore2.AsyncHTTPConnection(
+            self._origin, self._tls, keepalive_expiry=KEPT, socket_options=SOCKET_OPTIONS
+        )
+
+    async def _check(self, connection: httpcore2.AsyncHTTPConnection) -> None:
+        """Raise `ServerUnavailable` unless a process with the weights of `version` is at the other end."""
+        if self.version is None:
+            return
+        found = await self._request(connection, "GET", "/weight_info", None, TELLING)
+        if not isinstance(found, dict) or found.get("weight_version") != self.version:
+            raise ServerUnavailable("it has other weights: it was started again, or another run has loaded its own")
+        if not connection.is_idle():
+            raise ServerUnavailable("it closes each connection, so that nobody knows which process answers the next")
+
+    async def _request_once(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> Any:
+        async with self._new_connection() as connection:
+            return await self._request(connection, method, path, body, timeout)
+
+    async def _request(
         self,
+        connection: httpcore2.AsyncHTTPConnection,
         method: str,
         path: str,
         body: dict[str, Any] | None,
         timeout: float,
-        wanted: Callable[[], bool] | None = None,
     ) -> Any:
-        """Send a request and return the JSON of the response; `None` if it is empty, its text if it is not JSON.
-
-        Args:
-            method: of HTTP.
-            path: of the URL.
-            body: JSON object to send, or `None`.
-            timeout: seconds until the complete response.
-            wanted: returns whether the response is still awaited; it must return `False` before `interrupt` is called.
-
-        Raises:
-            ServerUnavailable: if the server cannot be reached, or fails.
-            RequestRejected: if the server rejects the request.
-            RequestCancelled: if the response is not awaited any more.
-        """
-        call, data = self._call, None if body is None else json.dumps(body).encode()
-        if wanted is not None and not wanted():
-            raise RequestCancelled
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        if key := os.environ.get("VLLM_API_KEY", "").strip():
+            headers["Authorization"] = f"Bearer {key}"
+        content = None if body is None else json.dumps(body).encode()
+        connecting = {"timeout": {"connect": CONNECTING}}
         try:
-            kept = self._kept()
-            if kept is None:
-                return self._exchange(self._connect(call), call, method, path, data, timeout)
-            try:
-                return self._exchange(kept, call, method, path, data, timeout)
-            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-                if self.control is not self:  # a completion: another server computes it
-                    raise
-                # It may have been closed while idle; control requests can be repeated safely.
-                return self._exchange(self._connect(call), call, method, path, data, timeout)
+            async with asyncio.timeout(timeout):
+                response = await connection.request(
+                    method, self.url + path, headers=headers, content=content, extensions=connecting
+                )
+        except httpcore2.ConnectTimeout as error:
+            raise ServerUnavailable(f"no connection in {CONNECTING:g} s") from error
         except TimeoutError as error:
             raise ServerUnavailable(f"no answer in {timeout:g} s") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerUnavailable(f"{type(error).__name__}: {error}") from error
-
-    def interrupt(self) -> None:
-        """End all calls with `RequestCancelled`, and close connections, so that the server stops computing."""
-        with self._lock:
-            self._call += 1
-            for connection in self._busy:
-                if connection.sock is not None:
-                    try:
-                        connection.sock.shutdown(socket.SHUT_RDWR)
-                    except OSError:
-                        pass  # it has just ended
-            for connection, _ in self._idle:
-                connection.close()
-            self._idle.clear()
-        if self.control is not self:
-            self.control.interrupt()
-
-    def _kept(self) -> http.client.HTTPConnection | None:
-        with self._lock:
-            while self._idle:
-                connection, since = self._idle.pop()
-                if time.monotonic() - since < KEPT and not _is_closed(connection.sock):
-                    return connection
-                connection.close()
-        return None
-
-    def _connect(self, call: int) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self.parts.hostname, self.parts.port, timeout=CONNECTING)
-        try:
-            connection.connect()
-        except TimeoutError as error:
-            raise ServerUnavailable(f"no connection in {CONNECTING:g} s") from error
-        _notice_dead_hosts(connection.sock)
-        if self.version is not None:
-            found = self._exchange(connection, call, "GET", "/weight_info", None, TELLING, keep=False)
-            if not isinstance(found, dict) or found.get("weight_version") != self.version:
-                connection.close()
-                raise ServerUnavailable(
-                    "it has other weights: it was started again, or another run has loaded its own"
-                )
-            if connection.sock is None:
-                raise ServerUnavailable(
-                    "it closes each connection, so that nobody knows which process answers the next"
-                )
-        return connection
-
-    def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        call: int,
-        method: str,
-        path: str,
-        data: bytes | None,
-        timeout: float,
-        keep: bool = True,
-    ) -> Any:
-        with self._lock:
-            if call != self._call:
-                connection.close()
-                raise RequestCancelled
-            self._busy.add(connection)
-        whole = False
-        try:
-            connection.sock.settimeout(timeout)
-            connection.response_class = partial(_Response, deadline=time.monotonic() + timeout)
-            connection.request(method, path, data, _headers(data is not None))
-            response = connection.getresponse()
-            answer = response.read()
-            whole = not response.will_close
-        except (OSError, http.client.HTTPException) as error:
-            if call != self._call:
-                raise RequestCancelled from error
-            raise
-        finally:
-            with self._lock:
-                self._busy.discard(connection)
-                if whole and keep and call == self._call:
-                    self._idle.append((connection, time.monotonic()))
-                elif not (whole and not keep):
-                    connection.close()
-        return _read(response.status, answer)
+        except (httpcore2.NetworkError, httpcore2.RemoteProtocolError) as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # where the system's own words are
+                cause = cause.__cause__
+            raise ServerUnavailable(f"{type(cause).__name__}: {cause}") from error
+        return _read(response.status, response.content)
 
 
 class Servers:
-    """Selects the server of each request.
+    """Selects the server of each request, in the loop of all requests.
 
     Args:
         urls: addresses of the servers.
@@ -233,7 +195,8 @@ class Servers:
 
     def __init__(self, urls: Sequence[str], first: int = 0):
         self.all = [Server(url) for url in urls]
-        self._first, self._lock = first % len(self.all), threading.Lock()
+        first %= len(self.all)
+        self._order = self.all[first:] + self.all[:first]
 
     @property
     def available(self) -> list[Server]:
@@ -241,34 +204,23 @@ class Servers:
 
     def acquire(self) -> Server | None:
         """Return the server with the fewest requests in flight and count one more; `None` if all are excluded."""
-        with self._lock:
-            order = self.all[self._first :] + self.all[: self._first]
-            server = min((s for s in order if s.lost is None), key=lambda s: s.in_flight, default=None)
-            if server is not None:
-                server.in_flight += 1
-            return server
+        available = (server for server in self._order if server.lost is None)
+        server = min(available, key=lambda server: server.in_flight, default=None)
+        if server is not None:
+            server.in_flight += 1
+        return server
 
     def release(self, server: Server) -> None:
-        with self._lock:
-            server.in_flight -= 1
+        server.in_flight -= 1
 
     def exclude(self, server: Server, reason: str) -> None:
         """Send no more requests to a server. The first reason is kept, and logged."""
-        with self._lock:
-            if server.lost is not None:
-                return
+        if server.lost is None:
             server.lost = reason
-        logger.warning("%s is left out until the next rollout: %s", server.url, reason)
+            logger.warning("%s is left out until the next rollout: %s", server.url, reason)
 
     def reasons(self) -> str:
         return "; ".join(f"{server.url}: {server.lost}" for server in self.all if server.lost is not None)
-
-
-def _headers(has_body: bool) -> dict[str, str]:
-    headers = {"Content-Type": "application/json"} if has_body else {}
-    if key := os.environ.get("VLLM_API_KEY"):
-        headers["Authorization"] = f"Bearer {key}"
-    return headers
 
 
 def _read(status: int, answer: bytes) -> Any:
@@ -285,18 +237,3 @@ def _read(status: int, answer: bytes) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _is_closed(connection: socket.socket) -> bool:
-    """Return whether the server has closed an idle connection."""
-    with selectors.DefaultSelector() as selector:  # `select` knows 1,024 files only
-        selector.register(connection, selectors.EVENT_READ)
-        return bool(selector.select(0))
-
-
-def _notice_dead_hosts(connection: socket.socket) -> None:
-    """Probe the connection every ten seconds, to detect a host that lost its power."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from ...engines.base import Completion, Engine
 from ...engines.sampling import Sampling
 from ...engines.vllm_requests import sampling_options
 from ...engines.weight_folder import WeightFolder
-from .client import RequestCancelled, RequestRejected, Server, Servers, ServerUnavailable
+from .client import RequestRejected, Server, Servers, ServerUnavailable, run, start
 from .weight_sync import Probe, TrainerHandle, WeightSync
 
 logger = logging.getLogger(__name__)
@@ -87,9 +88,10 @@ class ServedVLLMEngine(Engine):
         self.weight_sync.takes_adapters, self.weight_sync.names = facts
         self.files = WeightFolder(folder, self.accelerator.is_main_process)
         self._on_main(self._open_folder)
-        self.synced, self._rollouts = WeightSyncStats(), 0
-        self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "g2po-request")
-        self._answers: queue.SimpleQueue[tuple[int, PendingRequest, Any]] = queue.SimpleQueue()
+        self.synced = WeightSyncStats()
+        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._requests: set[Future[None]] = set()
+        self._answers: queue.SimpleQueue[tuple[PendingRequest, Completion | Exception | None]] = queue.SimpleQueue()
         self._unanswered = 0
 
     # -- completions --------------------------------------------------------------------------------------------
@@ -115,21 +117,19 @@ class ServedVLLMEngine(Engine):
         completions, stranded, deadline = {}, [], time.monotonic() + timeout
         while self._unanswered and not completions:
             try:
-                call, asked, result = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                answers = [self._answers.get(timeout=max(0.0, deadline - time.monotonic()))]
             except queue.Empty:
                 break
-            while True:
-                if call == self._rollouts:
-                    if isinstance(result, BaseException):
-                        raise result
-                    if result is None:
-                        stranded.append(asked)
-                    else:
-                        self._unanswered -= 1
-                        completions[asked.key] = result
-                if self._answers.empty():
-                    break
-                call, asked, result = self._answers.get()
+            while not self._answers.empty():
+                answers.append(self._answers.get())
+            for asked, result in answers:
+                if isinstance(result, Exception):
+                    raise result
+                if result is None:
+                    stranded.append(asked)
+                else:
+                    self._unanswered -= 1
+                    completions[asked.key] = result
             if stranded:
                 self._wait_for_one()
                 while stranded:
@@ -137,38 +137,40 @@ class ServedVLLMEngine(Engine):
         return completions
 
     def _start(self, asked: PendingRequest) -> None:
-        self._threads.submit(self._ask, self._rollouts, asked)
+        request = start(self._ask(asked, self._answers))
+        self._requests.add(request)
+        request.add_done_callback(self._requests.discard)
 
-    def _ask(self, rollout: int, asked: PendingRequest) -> None:
-        """Repeat a request, in a thread, until a server has answered or none is left."""
+    async def _ask(self, asked: PendingRequest, answers: queue.SimpleQueue) -> None:
+        """Put the completion, an error, or `None` if no server is left, among the answers."""
         try:
-            result = None
-            while rollout == self._rollouts and result is None:
-                server = self.servers.acquire()
-                if server is None:
-                    break
-                try:
-                    result = self._ask_one(server, asked, wanted=lambda: rollout == self._rollouts)
-                except ServerUnavailable as lost:
-                    self.servers.exclude(server, str(lost))
-                    asked.repeats += 1
-                    if asked.repeats > MOST_REPEATS:
-                        raise RuntimeError(
-                            f"one request failed {asked.repeats} times, at the last server ({server.url}) by: {lost}. "
-                            "Look into the logs of the servers"
-                        ) from lost
-                finally:
-                    self.servers.release(server)
-        except RequestCancelled:
-            return
-        except BaseException as error:
+            async with self._slots:
+                result = await self._complete(asked)
+        except Exception as error:
             result = error
-        self._answers.put((rollout, asked, result))
+        answers.put((asked, result))
 
-    def _ask_one(self, server: Server, asked: PendingRequest, wanted: Callable[[], bool]) -> Completion:
+    async def _complete(self, asked: PendingRequest) -> Completion | None:
+        """Repeat a request until a server has answered; return `None` if none is left."""
+        while (server := self.servers.acquire()) is not None:
+            try:
+                return await self._ask_one(server, asked)
+            except ServerUnavailable as lost:
+                self.servers.exclude(server, str(lost))
+                asked.repeats += 1
+                if asked.repeats > MOST_REPEATS:
+                    raise RuntimeError(
+                        f"one request failed {asked.repeats} times, at the last server ({server.url}) by: {lost}. "
+                        "Look into the logs of the servers"
+                    ) from lost
+            finally:
+                self.servers.release(server)
+        return None
+
+    async def _ask_one(self, server: Server, asked: PendingRequest) -> Completion:
         body = {"model": self.weight_sync.model_name(server), **asked.body}
         try:
-            answer = server.post("/v1/completions", body, self.request_timeout, wanted)
+            answer = await server.complete(body, self.request_timeout)
         except RequestRejected as error:
             if error.status == 404:  # of an adapter: it was started again, and knows the base alone
                 raise ServerUnavailable(f"it has no model {body['model']!r} any more: {error}") from error
@@ -220,20 +222,22 @@ class ServedVLLMEngine(Engine):
         try:
             yield
         finally:
-            self._rollouts += 1  # cancels unanswered requests
-            self._unanswered = 0
-            for server in self.servers.all:
-                server.interrupt()
+            self._abandon()
         if self.accelerator.is_main_process:
             self.weight_sync.check_unchanged(self.servers.available)
 
     def close(self) -> None:
-        self._rollouts += 1
-        for server in self.servers.all:
-            server.interrupt()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._abandon()
         if self.accelerator.is_main_process:
             self.files.keep_only(None)
+
+    def _abandon(self) -> None:
+        """Close all connections, so that the servers stop computing what is unanswered."""
+        for request in list(self._requests):
+            request.cancel()
+        self._answers, self._unanswered = queue.SimpleQueue(), 0
+        for server in self.servers.all:
+            run(server.close_idle())
 
     def _open_folder(self) -> None:
         try:
@@ -289,7 +293,7 @@ class ServedVLLMEngine(Engine):
         while not self.servers.available:
             for server in self.servers.all:
                 try:
-                    self.weight_sync.load(server)
+                    run(self.weight_sync.load(server))
                 except ServerUnavailable:
                     continue
                 server.lost = None

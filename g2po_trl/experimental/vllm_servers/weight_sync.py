@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +18,11 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from ...engines.sampling import Sampling
 from ...engines.transformers import GenerationModel
 from ...engines.weight_folder import EMPTY, PREFIX
-from .client import RequestRejected, Server, ServerUnavailable
+from .client import LOADING, RequestRejected, Server, ServerUnavailable, run
 
 logger = logging.getLogger(__name__)
 
-LOADING = 1800.0  # seconds a server may take to load weights
-SEEING = 20.0  # until it sees a folder that another machine has written
+SEEING = 20.0  # seconds until a server sees a folder that another machine has written
 PROBE_TOKENS = 32
 # Nats, on average over the tokens of a prompt of random ones. bfloat16 makes 0.02 to 0.1, other weights several.
 LARGEST_DIFFERENCE = 0.3
@@ -94,7 +93,7 @@ class WeightSync:
         self.tokenizer, self.trainer, self.has_adapter = tokenizer, trainer, has_adapter
         self.takes_adapters, self.version, self.probe = False, None, None
         self.names: dict[str, str] = {}
-        self._syncs, self._is_loading = 0, True
+        self._syncs = 0
         self.vocabulary = trainer.model().config.get_text_config().vocab_size
         usable = sorted(set(range(min(len(tokenizer), self.vocabulary))) - set(tokenizer.all_special_ids))
         self.probe_ids = random.Random(0).choices(usable, k=PROBE_TOKENS)
@@ -138,7 +137,7 @@ class WeightSync:
         deadline = time.monotonic() + patience
         while True:
             try:
-                models = server.get("/v1/models")["data"]
+                models = run(server.get("/v1/models"))["data"]
                 return next(model for model in models if not model.get("parent"))
             except ServerUnavailable as lost:
                 if time.monotonic() > deadline:
@@ -178,7 +177,7 @@ class WeightSync:
     @staticmethod
     def _has(server: Server, path: str) -> bool:
         try:
-            server.get(path)
+            run(server.get(path))
         except RequestRejected as error:
             return error.status != 404
         except ServerUnavailable as lost:
@@ -200,23 +199,18 @@ class WeightSync:
         self._syncs += 1
         deadline, differences = time.monotonic() + patience, []
 
-        def load(server: Server) -> str | None:
+        async def load(server: Server) -> str | None:
             try:
-                differences.append(self.load(server))
+                differences.append(await self.load(server))
             except ServerUnavailable as lost:
                 return str(lost)
             return None
 
+        async def load_all() -> list[str | None]:
+            return await asyncio.gather(*map(load, servers))
+
         while True:
-            with ThreadPoolExecutor(len(servers)) as threads:
-                try:
-                    self._is_loading = True
-                    lost = list(threads.map(load, servers))
-                except BaseException:  # Ctrl-C; or it would wait for those that are still at it
-                    self._is_loading = False
-                    for server in servers:
-                        server.interrupt()
-                    raise
+            lost = run(load_all())
             # At first all have just answered: it is not the machine that fails, and waiting does not help.
             if differences or self._syncs == 1:
                 break
@@ -234,7 +228,7 @@ class WeightSync:
                 logger.warning("%s is left out of this rollout: %s", server.url, reason)
         return lost, max(differences)
 
-    def load(self, server: Server) -> float:
+    async def load(self, server: Server) -> float:
         """Give one server the newest version, unless it has it.
 
         Returns:
@@ -246,37 +240,31 @@ class WeightSync:
         """
         try:
             if self.takes_adapters:
-                self._load_adapter(server)
+                await self._load_adapter(server)
             else:
-                self._load_all(server)
-            return self._compare(server)
+                await self._load_all(server)
+            return await self._compare(server)
         except RequestRejected as error:
             raise ServerUnavailable(str(error)) from error
         except (LookupError, TypeError, AttributeError) as error:
             raise ServerUnavailable(f"what it answers is not vLLM's ({type(error).__name__}: {error})") from error
 
-    def _get(self, server: Server, path: str) -> Any:
-        return server.control.get(path, wanted=lambda: self._is_loading)
-
-    def _post(self, server: Server, path: str, body: dict[str, Any]) -> Any:
-        return server.control.post(path, body, LOADING, wanted=lambda: self._is_loading)
-
-    def _load_all(self, server: Server) -> None:
-        if self._get(server, "/weight_info")["weight_version"] != self.version.name:
-            self._wait_until_seen(server)
+    async def _load_all(self, server: Server) -> None:
+        if (await server.get("/weight_info"))["weight_version"] != self.version.name:
+            await self._wait_until_seen(server)
             try:
                 body = {"method": "reload_weights", "kwargs": {"weights_path": str(self.version)}}
-                self._post(server, "/collective_rpc", body)
+                await server.post("/collective_rpc", body)
             except ServerUnavailable as lost:
                 raise ServerUnavailable(
                     f"loading {self.version} failed ({lost}). Was it started with the model that is trained? Its log "
                     "tells; it must be started again"
                 ) from lost
-            self._forget_prefixes(server)
-            self._post(server, "/update_weight_version", {"new_version": self.version.name})
+            await self._forget_prefixes(server)
+            await server.post("/update_weight_version", {"new_version": self.version.name})
         server.version = self.version.name
 
-    def _wait_until_seen(self, server: Server) -> None:
+    async def _wait_until_seen(self, server: Server) -> None:
         """Wait until the server sees the folder of the weights, which may arrive late on another machine.
 
         vLLM crashes if the folder is missing. So it is first asked to load an empty file, in the format of its
@@ -286,7 +274,7 @@ class WeightSync:
         deadline = time.monotonic() + SEEING
         while True:
             try:
-                self._post(server, "/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
+                await server.post("/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
                 return
             except ServerUnavailable as lost:
                 if lost.status is None:
@@ -296,34 +284,34 @@ class WeightSync:
                         f"it does not see {self.version}: set vllm_weights_folder to a folder that it and the trainer "
                         f"reach by the same name ({lost})"
                     ) from lost
-                time.sleep(0.5)
+                await asyncio.sleep(0.5)
 
-    def _forget_prefixes(self, server: Server) -> None:
+    async def _forget_prefixes(self, server: Server) -> None:
         """Reset the prefix cache of the old weights. vLLM refuses while it is ending cancelled requests."""
         deadline = time.monotonic() + 30
-        while not self._post(server, "/reset_prefix_cache", {})["success"]:
-            if self._get(server, "/weight_info")["weight_version"] == self.version.name:
+        while not (await server.post("/reset_prefix_cache", {}))["success"]:
+            if (await server.get("/weight_info"))["weight_version"] == self.version.name:
                 return  # another rank was faster, and asks it already
             if time.monotonic() > deadline:
                 raise ServerUnavailable("it cannot forget what the previous weights computed: somebody else asks it")
-            time.sleep(0.1)
+            await asyncio.sleep(0.1)
 
-    def _load_adapter(self, server: Server) -> None:
+    async def _load_adapter(self, server: Server) -> None:
         """Load the adapter beside the base, under a new name, so that no cached prefix of another version matches."""
-        loaded = [model["id"] for model in self._get(server, "/v1/models")["data"]]
+        loaded = [model["id"] for model in (await server.get("/v1/models"))["data"]]
         if self.version.name not in loaded:
             body = {"lora_name": self.version.name, "lora_path": str(self.version)}
-            self._post(server, "/v1/load_lora_adapter", body)
+            await server.post("/v1/load_lora_adapter", body)
         for name in loaded:
             if name.startswith(PREFIX) and name != self.version.name:
-                self._post(server, "/v1/unload_lora_adapter", {"lora_name": name})
+                await server.post("/v1/unload_lora_adapter", {"lora_name": name})
 
-    def _compare(self, server: Server) -> float:
+    async def _compare(self, server: Server) -> float:
         probe, sampling = self.probe, self.trainer.sampling
         body = {"model": self.model_name(server), "prompt": probe.ids, "max_tokens": 1, "seed": 0, "logprobs": 0}
         body |= {"prompt_logprobs": 0, "return_token_ids": True, "temperature": sampling.temperature}
         body |= NO_FILTERS
-        answer = server.post("/v1/completions", body, LOADING, wanted=lambda: self._is_loading)
+        answer = await server.complete(body, LOADING)
         try:
             (choice,) = answer["choices"]
             found = [at[str(token)]["logprob"] for token, at in zip(probe.ids[1:], choice["prompt_logprobs"][1:])]
@@ -352,7 +340,7 @@ class WeightSync:
             return
         for server in servers:
             try:
-                found = str(server.control.get("/weight_info")["weight_version"])
+                found = str(run(server.get("/weight_info"))["weight_version"])
             except (ServerUnavailable, RequestRejected, LookupError, TypeError):
                 continue  # it has died since
             if found.startswith(PREFIX) and found != self.version.name:
