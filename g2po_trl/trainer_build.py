@@ -36,7 +36,7 @@ from .update.layout import Layout
 from .update.log_probs import Correction
 from .update.update import Update
 from .utils.sdpa import without_cudnn_attention
-from .utils.trl_compat import name_or_path_of, train_metrics_of, unwrap_model_for_generation
+from .utils.trl_compat import gather_params_of, name_or_path_of, train_metrics_of, unwrap_model_for_generation
 
 
 def no_reward_function(**kwargs):
@@ -153,7 +153,7 @@ def _make_served_engine(trainer: GRPOTrainer, tokenizer: Any, options: dict[str,
         trainer.accelerator,
         lambda: trainer.accelerator.unwrap_model(trainer.model),
         partial(_trained_model_for_generation, trainer),
-        trainer._dist.gather_params,
+        gather_params_of(trainer),
         None if args.max_prompt_length is None else args.max_prompt_length + args.max_completion_length,
         args.training_sampling(),
         args.vllm_importance_sampling_correction,

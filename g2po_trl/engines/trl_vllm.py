@@ -16,6 +16,7 @@ from accelerate.utils import gather_object, is_peft_model, set_seed
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
+from ..utils.trl_compat import gather_params_of
 from .base import Completion
 from .sampling import Sampling, derived_seed
 from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_options, sampling_params, stop_options
@@ -78,7 +79,7 @@ class VLLMEngine(RequestEngine):
             from .vllm_adapter import ServedAdapter
 
             # TRL would merge the adapter into the base and take it off again.
-            gather = vllm._dist.gather_params
+            gather = gather_params_of(vllm)
             vllm._iter_named_params = partial(merged_parameters, model, gather, accelerator.device)
             if vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None:
                 self.adapter = ServedAdapter(vllm.llm, model, gather, accelerator.device, vllm.merge)

@@ -29,7 +29,7 @@ def check_strategy(args: Any) -> None:
         ValueError: for the first of them.
     """
     name, options = args.rollout_strategy, args.rollout_strategy_kwargs or {}
-    if name not in STRATEGIES:
+    if not isinstance(name, str) or name not in STRATEGIES:
         raise ValueError(f"rollout_strategy is {name!r}: choose one of {', '.join(STRATEGIES)}")
     parameters = signature(STRATEGIES[name]).parameters.values()
     defaults = {one.name: one.default for one in parameters if one.kind is Parameter.KEYWORD_ONLY}

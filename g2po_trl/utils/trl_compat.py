@@ -1,15 +1,16 @@
 """Non-public parts of TRL, transformers and accelerate that training depends on, each behind one name.
 
 Written for TRL 1.16, transformers 5.23 and accelerate 1.15; `tests/contract` checks each against the installed
-versions. Further code that depends on TRL's inside: `trainer` (overridden methods), `engines/trl_vllm` (its vLLM
-wrapper), `config_validation` (refused options) and `update/batch` (how each loss averages).
+versions. Further code that depends on TRL's inside: `trainer` (overridden methods), `engines/trl_vllm` and
+`engines/vllm_adapter` (its vLLM wrapper), `config_validation` (refused options) and `update/batch` (how each loss
+averages).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "expose_body",
     "fsdp_plugin_of",
     "fused_log_probs",
+    "gather_params_of",
     "get_config_model_id",
     "ignore_deprecations",
     "is_any_model_prepared",
@@ -56,6 +58,15 @@ def ignore_deprecations() -> None:
 def train_metrics_of(trainer: Trainer) -> dict[str, list[float]]:
     """Return the dictionary whose means `GRPOTrainer.log` logs in training mode and then clears (`_metrics`)."""
     return trainer._metrics["train"]
+
+
+def gather_params_of(owner: Any) -> Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]:
+    """Return the context in which parameters that ZeRO-3 shards are whole (`_dist`).
+
+    Args:
+        owner: a `GRPOTrainer`, or its `VLLMGeneration`.
+    """
+    return owner._dist.gather_params
 
 
 def fused_log_probs(

@@ -109,7 +109,6 @@ def test_what_we_set_in_trls_vllm_wrapper():
     parameters = ["self", "prompts", "images", "num_generations", "profiler"]
     assert list(inspect.signature(VLLMGeneration.generate).parameters) == parameters
     assert "self.vllm_generation = VLLMGeneration(" in inspect.getsource(GRPOTrainer.__init__)
-    assert "self._dist = DistributedBackend(accelerator)" in source
     assert inspect.getsource(VLLMGeneration.sync_weights).count("self._iter_named_params()") == 4, "we replace it"
 
 
@@ -243,6 +242,16 @@ def test_ignore_deprecations_ignores_what_trl_causes_and_nothing_else():
 def test_train_metrics_of_is_the_dictionary_that_log_reads():
     trainer = SimpleNamespace(_metrics={"train": {}, "eval": {}})
     assert trl_compat.train_metrics_of(trainer) is trainer._metrics["train"]
+
+
+def test_gather_params_of_a_trainer_and_of_its_vllm_wrapper():
+    from trl.distributed import DistributedBackend
+
+    for owner, accelerator in ((GRPOTrainer, "self.accelerator"), (VLLMGeneration, "accelerator")):
+        assert f"self._dist = DistributedBackend({accelerator})" in inspect.getsource(owner)
+    backend = DistributedBackend(Accelerator(cpu=True))
+    with trl_compat.gather_params_of(SimpleNamespace(_dist=backend))([torch.nn.Parameter(torch.zeros(1))]):
+        pass
 
 
 def test_fused_log_probs_are_those_of_the_logits():

@@ -28,6 +28,23 @@ def test_paper_defaults(tmp_path):
     assert args.loss_type == "dapo"
 
 
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        ("dynamic", None, r"rollout_strategy is 'dynamic': choose one of synchronous, dynamic_sampling, part"),
+        (["synchronous"], None, r"rollout_strategy is \['synchronous'\]: choose one of"),
+        (
+            "dynamic_sampling",
+            {1: 2},
+            r"rollout_strategy_kwargs has 1, which .* does not have; its options are max",
+        ),
+    ],
+)
+def test_a_rollout_strategy_that_is_not_there_is_named(tmp_path, strategy, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path, rollout_strategy=strategy, rollout_strategy_kwargs=options)
+
+
 def test_one_log_line_an_iteration(tmp_path):
     assert make(tmp_path, steps_per_generation=4).logging_steps == 4
     assert make(tmp_path, steps_per_generation=4, gradient_accumulation_steps=2).logging_steps == 2
@@ -48,6 +65,7 @@ def test_one_log_line_an_iteration(tmp_path):
         ("max_turns", 0),
         ("history_length", -1),
         ("max_prompt_length", 0),
+        ("temperature", 0.0),  # the update divides by it, after the first rollout
         ("eval_temperature", -1.0),
         ("other_eval_temperatures", [1.0, -1.0]),
         ("other_eval_temperatures", [0.4]),  # eval_temperature
