@@ -186,6 +186,17 @@ def test_a_group_branches_when_its_first_episodes_have_ended(encode, kind):
     assert {e.number for e in ended[:4]} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("kind", ENGINES)
+def test_the_active_fraction_counts_turns_in_which_held_back_episodes_wait(encode, kind):
+    """Two groups: of four episodes, two play ten turns, and then the others; of the other group, four turns each."""
+    tasks = [{"turns": 10, "task_id": "a"}] * 4 + [{"turns": 4, "task_id": "b"}] * 4
+    with EnvironmentPool(Countdown, num_workers=2) as pool:
+        player = make_player(pool, encode, kind, max_turns=20)
+        strategy = make_strategy(lambda first, budget: [], player)
+        stats = strategy.collect(tasks, [0] * 4 + [1] * 4, 1).stats
+    assert stats.parts == ((20, 8),) and stats.active_fraction == (4 * 10 + 4 * 4) / (20 * 8) and stats.turns == 10
+
+
 def test_nobody_waits_while_a_branch_is_brought_back(encode, tmp_path):
     """No step is played again before others were asked ten more times."""
     tasks = [{"turns": 5, "reward": 0.0, "task_id": "a"}] * 4 + [{"turns": 60, "task_id": "b"}] * 4

@@ -65,7 +65,10 @@ class BranchingRollout(SynchronousRollout):
             )
 
     def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
-        return Rollout(*self.context.play(rows, groups, BranchSchedule(self)))
+        trajectories, stats = self.context.play(rows, groups, BranchSchedule(self))
+        ((_, number),) = stats.parts
+        stats.parts = ((self._turns(trajectories), number),)
+        return Rollout(trajectories, stats)
 
     def metrics(self, rollout: Rollout) -> dict[str, float]:
         branches = [played for played in rollout.trajectories if played.parent is not None]
@@ -111,6 +114,13 @@ class BranchingRollout(SynchronousRollout):
                         trajectory.error,
                     )
                 self.no_return.add(trajectory.task_id)
+
+    def _turns(self, trajectories: Sequence[Trajectory]) -> int:
+        """Return the turns of the longest group, whose held-back episodes begin when its first ones have ended."""
+        size, first = self.context.group_size, self.counted_per_group
+        lengths = [len(trajectory.steps) for trajectory in trajectories]
+        groups = [lengths[i : i + size] for i in range(0, len(lengths), size)]
+        return max((max(group[:first]) + max(group[first:]) for group in groups), default=0)
 
     def _chosen(self, first: Sequence[Trajectory]) -> list[tuple[int, int]]:
         """Return the rule's choice as plain integers, since numpy's cannot be written to files."""
