@@ -64,6 +64,8 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
     refuse_removed(keys, words)
     given = {**dict(read_keys(parser, keys)), **read_flags(parser, words)}
     check_given(given)
+    for name in ("estimator_kwargs", "environment_pool_kwargs"):
+        as_mapping(name, given.get(name))
     _check_installed(script, given)
     defaults = _default_config(script) if config is None else {}
     _check_strategy(recipe_fields(script), {**defaults, **given})

@@ -201,6 +201,14 @@ def test_bad_input_is_named(tmp_path, run):
         main([str(run)] * 3)
 
 
+@pytest.mark.parametrize("flags", [["--port", "8000"], ["--serve", "--iterations", "1"], ["--serve", "--no-prompts"]])
+def test_flags_without_effect_are_refused(run, flags, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), "--no-open", *flags])
+    assert ended.value.code == 2 and "no effect with" in capsys.readouterr().err
+    assert not (run / "view.html").exists()
+
+
 def test_the_server_answers_this_machine_alone(run):
     server = make_server(Sources(Run(run)))
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -39,8 +39,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-prompts", action="store_true", help="leave out the texts of prompts")
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     parser.add_argument("--serve", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
-    parser.add_argument("--port", metavar="N", type=int, default=0, help="of --serve; default: any free port")
+    parser.add_argument("--port", metavar="N", type=int, help="of --serve; default: any free port")
     args = parser.parse_args(argv)
+    if args.serve and (args.output or args.iterations or args.no_prompts):
+        parser.error("--output, --iterations and --no-prompts have no effect with --serve: leave them out")
+    if args.port is not None and not args.serve:
+        parser.error("--port has no effect without --serve: add it, or leave it out")
     try:
         if len(args.folders) > 2:
             raise ValueError(f"there are {len(args.folders)} folders: pass one, or two to be compared")
@@ -70,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _serve(sources: Sources, args: argparse.Namespace) -> None:
     try:
-        server = make_server(sources, args.port)
+        server = make_server(sources, args.port or 0)
     except (OSError, OverflowError) as error:
         raise ValueError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
     address = f"http://127.0.0.1:{server.server_port}/"
