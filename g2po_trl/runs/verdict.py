@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from ..credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS
+from ..credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS, estimator_name
 from ..credit.graph import TrajectoryRecord
 from ..trajectory import Trajectory
 
 ALMOST_NONE = 0.01  # of completions or actions
 # What estimators compare within a group. Others, e.g. a critic, may learn from equal rewards of a group, too.
 _COMPARES = {name: "episodes" if name in COMPARE_EPISODES else "states" for name in ESTIMATORS}
+_EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric": False})
 
 
 @dataclass
@@ -110,14 +111,16 @@ class Tally:
         self.__init__(**state)
 
 
-def verdict(tally: Tally, estimator_name: str = "g2po") -> str | None:
+def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
     """Return why there was nothing to learn from and what to do next, in a paragraph; `None` if that cannot be said.
 
     Args:
         tally: counts over the run.
-        estimator_name: name in tables, see `estimator_name` of `credit.estimators.registry`.
+        estimator: its name in tables, see `estimator_name` of `credit.estimators.registry`.
     """
-    compares = _COMPARES.get(estimator_name.split(" ")[0].rstrip(","))
+    compares = _COMPARES.get(estimator.split(" ")[0].rstrip(","))
+    if estimator.startswith(_EPISODES_ALONE):
+        compares = "episodes"
     if not tally.is_whole or not tally.episodes:
         return None
     if tally.without_result == tally.episodes:

@@ -67,6 +67,7 @@ def test_nothing_is_said_where_something_could_be_learned(groups):
 
 def test_estimators_learn_from_different_things():
     assert verdict(tally_of(ALONE), "g2po without A_EC") and verdict(tally_of(ALONE), "gigpo, value_lambda 0.5")
+    assert verdict(tally_of(ALONE), "g2po without A_NC and A_EC") is None, "A_EP alone is left"
     assert verdict(tally_of(ALONE), "grpo") is None and verdict(tally_of(ALONE), "my_advantages") is None
     assert verdict(tally_of(WON, LOST), "rloo") and verdict(tally_of(WON, LOST), "ppo") is None
     assert verdict(tally_of(LOST, LOST), "ppo")
