@@ -246,7 +246,7 @@ class G2POTrainer(GRPOTrainer):
     def _roll_out(self, rows: list[dict[str, Any]]) -> MiniBatches:
         """Play a rollout and return its mini-batches: trajectories -> graph -> advantages -> step batch."""
         check_unchanged(self._settings_read, self.args)
-        first_row = self.accelerator.process_index * len(rows)  # its number among the rows of all ranks
+        first_row = self.accelerator.process_index * len(rows)  # this rank's, among those of all ranks
         # `num_generations` consecutive rows are one group.
         groups = [(first_row + i) // self.args.num_generations for i in range(len(rows))]
         with self._policy_in_engine():
@@ -266,7 +266,7 @@ class G2POTrainer(GRPOTrainer):
 
         note_advantages(trajectories, local_advantages, groups)
         batch = StepBatch.from_trajectories(trajectories, local_advantages, self.args.mask_truncated_completions)
-        mini_batches, update_metrics = self.update.micro_batches(self.model, batch, self.iteration.step)
+        mini_batches, update_metrics = self.update.make_mini_batches(self.model, batch, self.iteration.step)
         optimizer_steps = len(mini_batches) * self.num_iterations / self.args.gradient_accumulation_steps
         update_metrics["update/optimizer_steps"] = optimizer_steps
         clock.record("time/batch")
@@ -278,7 +278,7 @@ class G2POTrainer(GRPOTrainer):
         return mini_batches
 
     def _add_log_probs(self, mini_batches: MiniBatches) -> None:
-        """Add the old log-probabilities, unless the loss's own are those, and with `beta` above 0 the reference's."""
+        """Add the old log-probabilities, if the loss cannot use its own, and the reference's, if `beta` is above 0."""
         micro_batches = [micro_batch for part in mini_batches for micro_batch in part]
         unwrapped = self.accelerator.unwrap_model(self.model)
         self.iteration.log(self.update.add_log_probs(self.model, self.ref_model, micro_batches, unwrapped))

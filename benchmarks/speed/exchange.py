@@ -20,9 +20,9 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from g2po_trl.update.batch import BatchingConfig, StepBatch, make_micro_batches
+from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
 from g2po_trl.update.packing import RowLength
-from g2po_trl.update.redistribute import make_micro_batches_over_ranks
+from g2po_trl.update.redistribute import make_mini_batches_over_ranks
 
 COMPLETION = 150
 CUT = BatchingConfig(4, 16384, "dapo", 0, None, "shared", RowLength(4096))
@@ -74,9 +74,9 @@ def main() -> None:
         received, started = 0, time.perf_counter()
         rng = np.random.default_rng(0)
         if name.startswith("every"):
-            found[name] = make_micro_batches(gather(local), rank, CUT, rng)
+            found[name] = make_mini_batches(gather(local), rank, CUT, rng)
         else:
-            found[name] = make_micro_batches_over_ranks(local, rank, CUT, rng, gather, torch.device("cpu"))
+            found[name] = make_mini_batches_over_ranks(local, rank, CUT, rng, gather, torch.device("cpu"))
         totals[name], seconds[name] = received, time.perf_counter() - started
     (one, _), (other, _) = found.values()
     for part, same in zip(one, other, strict=True):

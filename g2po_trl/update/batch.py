@@ -1,18 +1,18 @@
 """Step samples -> tensors: the rows the policy is trained on, in micro-batches of bounded size.
 
-Every step of every trajectory is a row (prompt, completion, advantage). No batch size divides the number of rows of a
-rollout, so a mini-batch is split into micro-batches by *tokens*, and two numbers keep the gradient independent of the
-split:
+A *row* is one step of a trajectory: prompt, completion, advantage. The number of rows varies between rollouts, so a
+mini-batch is split into micro-batches by *tokens*. Two numbers keep the gradient independent of the split:
 
-- `num_items_in_batch`, what TRL's token-mean losses (dapo, cispo, vespo) divide by: completion tokens of the
-  rollout, or with `mini_batch_size` of an average mini-batch, as TRL does not know of these mini-batches;
+- `num_items_in_batch`, by which TRL's token-mean losses (dapo, cispo, vespo) divide: the number of completion tokens
+  of the rollout or, with `mini_batch_size`, of an average mini-batch, since TRL does not know these mini-batches;
 - `loss_scale`, the factor of a micro-batch's loss for losses that average inside a micro-batch.
 
 All ranks make the same plan from lengths (`balance`), rows move to the ranks that train them (`redistribute`), and
 each rank makes its own tensors.
 
-The loss sees padded rows. The layout (`packing`) decides what passes through the model: packed rows of one sequence
-each (`padded`), of several end to end (`packed`), or of several with common tokens only once (`shared`).
+A micro-batch contains its rows twice: padded, for TRL's loss, and as packed rows, for the model. By the token layout
+(`packing`) a packed row has one sequence (`padded`), several end to end (`packed`), or several with common tokens only
+once (`shared`).
 """
 
 from __future__ import annotations
@@ -67,15 +67,16 @@ class StepBatch:
         Raises:
             ValueError: if steps and advantages differ in number, or a step has no token ids.
         """
-        steps = [(t, step) for t in trajectories for step in t.steps]
+        steps = [(trajectory, step) for trajectory in trajectories for step in trajectory.steps]
         advantages = np.asarray(advantages, dtype=np.float32)
         if advantages.shape != (len(steps),):
             raise ValueError(f"advantages have shape {advantages.shape}, the trajectories have {len(steps)} steps")
         kept = [i for i, (trajectory, _) in enumerate(steps) if trajectory.counted]
         for i in kept:
-            if not steps[i][1].prompt_ids or not steps[i][1].completion_ids:
+            trajectory, step = steps[i]
+            if not step.prompt_ids or not step.completion_ids:
                 raise ValueError(
-                    f"step {i} (task {steps[i][0].task_id}) has no prompt_ids or completion_ids: step samples are "
+                    f"step {i} (task {trajectory.task_id}) has no prompt_ids or completion_ids: step samples are "
                     "made from the token ids the engine read and wrote"
                 )
         rows = [steps[i][1] for i in kept]
@@ -91,7 +92,6 @@ class StepBatch:
     @classmethod
     def concatenate(cls, batches: Sequence[StepBatch]) -> StepBatch:
         """Return the rows of all batches, in order."""
-        batches = [batch for batch in batches if len(batch)] or list(batches[:1])
         with_logprobs = all(batch.logprobs is not None for batch in batches)
         return cls(
             [ids for batch in batches for ids in batch.prompt_ids],
@@ -118,7 +118,12 @@ class StepBatch:
         """Lengths, advantages and masks of the rows, which plans are made from."""
         sizes = np.array(self.lengths(range(len(self))), dtype=np.int32).reshape(-1, 2)
         return RowSummary(
-            sizes[:, 0], sizes[:, 1], self.advantages, self.trained, [len(self)], self.logprobs is not None
+            prompts=sizes[:, 0],
+            completions=sizes[:, 1],
+            advantages=self.advantages,
+            trained=self.trained,
+            counts=[len(self)],
+            with_logprobs=self.logprobs is not None,
         )
 
     def sequences(self) -> list[np.ndarray]:
@@ -139,10 +144,10 @@ class StepBatch:
             `advantages` (num_rows,); `sampling_per_token_logps` (num_rows, C) when the engine gave them.
         """
         lengths = self.lengths(rows)
-        width = _round_up(max((p for p, _ in lengths), default=1), pad_to_multiple_of)
-        # At a width of 1 TRL's metrics would take tokens for sequences, and count rows that fill up.
+        prompt_width = _round_up(max((p for p, _ in lengths), default=1), pad_to_multiple_of)
+        # At least 2: TRL's metrics take a tensor of width 1 for one value per row, and would count filler rows.
         completion_width = _round_up(max([2, *(c for _, c in lengths)]), pad_to_multiple_of)
-        prompt_ids = torch.full((num_rows, width), pad_token_id, dtype=torch.long)
+        prompt_ids = torch.full((num_rows, prompt_width), pad_token_id, dtype=torch.long)
         completion_ids = torch.full((num_rows, completion_width), pad_token_id, dtype=torch.long)
         prompt_mask, completion_mask = torch.zeros_like(prompt_ids), torch.zeros_like(completion_ids)
         advantages = torch.zeros(num_rows, dtype=torch.float32)
@@ -150,8 +155,8 @@ class StepBatch:
         prompt_mask[:, -1] = 1  # a filler row attends to one token: attention over nothing is undefined
         for i, row in enumerate(rows):
             prompt, completion = self.prompt_ids[row], self.completion_ids[row]
-            prompt_ids[i, width - len(prompt) :] = torch.from_numpy(prompt)
-            prompt_mask[i, width - len(prompt) :] = 1
+            prompt_ids[i, prompt_width - len(prompt) :] = torch.from_numpy(prompt)
+            prompt_mask[i, prompt_width - len(prompt) :] = 1
             completion_ids[i, : len(completion)] = torch.from_numpy(completion)
             completion_mask[i, : len(completion)] = int(self.trained[row])
             advantages[i] = float(self.advantages[row])
@@ -196,25 +201,25 @@ class BatchingConfig:
     def plan(
         self, rows: RowSummary, ordering: Ordering, rng: np.random.Generator
     ) -> tuple[list[list[MicroBatchPlan]], dict[str, float]]:
-        """Return `plan_update` of all ranks' rows."""
-        kept, size = rows.with_gradient(self.kl), self.mini_batch_size
+        """Return the plan of all ranks' rows and its metrics, see `plan_update`."""
+        size = self.mini_batch_size
         return plan_update(
             rows,
             ordering,
-            self.num_mini_batches if size is None else count_mini_batches(len(rows), size),
-            self.max_tokens,
-            rng,
-            self.layout,
-            self.row_length,
-            kept,
-            self.pad_to_multiple_of,
+            num_mini_batches=self.num_mini_batches if size is None else count_mini_batches(len(rows), size),
+            max_tokens=self.max_tokens,
+            rng=rng,
+            layout=self.layout,
+            row_length=self.row_length,
+            kept=rows.with_gradient(self.kl),
+            row_multiple=self.pad_to_multiple_of,
         )
 
 
-def make_micro_batches(
+def make_mini_batches(
     batches: Sequence[StepBatch], rank: int, config: BatchingConfig, rng: np.random.Generator
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-    """Return one rank's micro-batches from the rows of all ranks; see `plan_update` and `collate_plan`.
+    """Return one rank's mini-batches from the rows of all ranks; see `plan_update` and `collate_plan`.
 
     Args:
         batches: the step samples that each rank played.
@@ -225,7 +230,7 @@ def make_micro_batches(
     batch = StepBatch.concatenate(batches)
     rows = RowSummary.concatenate([part.summary for part in batches])
     plan, metrics = config.plan(rows, Ordering.from_sequences(batch.sequences()), rng)
-    place_of = {row: row for row in range(len(batch))}
+    place_of = {row: row for row in range(len(batch))}  # `batch` has the rows of all ranks
     return collate_plan(plan, batch, place_of, rows, rank, config), metrics
 
 
@@ -254,25 +259,25 @@ def collate_plan(
     num_tokens, num_ranks = rows.num_trained_tokens(), len(rows.counts)
     num_items = num_tokens if config.mini_batch_size is None else num_tokens / len(plan)
     sequences = batch.sequences()
-    scored = [len(completion) * bool(trained) for completion, trained in zip(batch.completion_ids, batch.trained)]
+    scored_lengths = [len(ids) * bool(trained) for ids, trained in zip(batch.completion_ids, batch.trained)]
 
     def collate(planned: MicroBatchPlan) -> dict[str, Any]:
-        own = [place_of[row] for row in planned.rows[rank]]
-        micro_batch = batch.collate(own, planned.num_rows, config.pad_token_id, config.pad_to_multiple_of)
+        local_rows = [place_of[row] for row in planned.rows[rank]]
+        micro_batch = batch.collate(local_rows, planned.num_rows, config.pad_token_id, config.pad_to_multiple_of)
         packs = [_local_pack(pack, place_of, sequences) for pack in planned.packs[rank]]
-        micro_batch |= lay_out(packs, sequences, scored, config.pad_token_id, config.pad_to_multiple_of)
+        micro_batch |= lay_out(packs, sequences, scored_lengths, config.pad_token_id, config.pad_to_multiple_of)
         micro_batch["num_items_in_batch"] = torch.tensor(num_items)
         micro_batch["loss_scale"] = loss_scale(
             config.loss_type, micro_batch, len(rows), num_tokens, num_ranks, len(plan)
         )
-        micro_batch["weight"] = rows.num_trained_tokens([row for dealt in planned.rows for row in dealt])
+        micro_batch["weight"] = rows.num_trained_tokens([row for of_rank in planned.rows for row in of_rank])
         return micro_batch
 
-    return [[collate(planned) for planned in part] for part in plan]
+    return [[collate(planned) for planned in mini_batch] for mini_batch in plan]
 
 
 def _local_pack(pack: Pack, place_of: dict[int, int], sequences: Sequence[np.ndarray]) -> Pack:
-    """Return the pack with numbers of this rank's batch, and overlaps by tokens: a plan may go by hashes."""
+    """Return the pack with numbers of this rank's rows, whose common tokens are counted: the plan may use hashes."""
     rows = [place_of[row] for row in pack.rows]
     common = [common_prefix(sequences[a], sequences[b]) for a, b in zip(rows, rows[1:])]
     shared = [0, *map(min, pack.shared[1:], common)]
@@ -287,10 +292,10 @@ def loss_scale(
     num_processes: int,
     num_mini_batches: int,
 ) -> float:
-    """Return the factor of a micro-batch's loss with which a mini-batch's micro-batches add up to its loss.
+    """Return the factor of a micro-batch's loss, such that the losses of a mini-batch's micro-batches can be summed.
 
     A mini-batch stands for 1/num_mini_batches of the rollout's `total_rows` rows and `total_tokens` completion tokens
-    over all ranks; ranks' gradients are averaged. Token-mean losses already divide by the rollout's tokens.
+    over all ranks; ranks' gradients are averaged. Token-mean losses divide by `num_items_in_batch` already.
 
     Raises:
         ValueError: for a loss type whose averaging is not known.

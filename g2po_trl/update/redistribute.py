@@ -16,7 +16,7 @@ from .batch import BatchingConfig, StepBatch, collate_plan
 from .prefix_order import order_over_ranks
 
 
-def make_micro_batches_over_ranks(
+def make_mini_batches_over_ranks(
     local: StepBatch,
     rank: int,
     config: BatchingConfig,
@@ -24,7 +24,7 @@ def make_micro_batches_over_ranks(
     gather: Callable[[Any], list[Any]],
     device: torch.device,
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-    """Return this rank's micro-batches, as `make_micro_batches` of all ranks' rows. All ranks call it together.
+    """Return this rank's mini-batches, as `make_mini_batches` of all ranks' rows. All ranks call it together.
 
     Args:
         local: step samples that this rank played.

@@ -13,11 +13,11 @@ from accelerate.utils import gather_object, send_to_device
 
 from ..utils.sdpa import without_cudnn_attention
 from ..utils.trl_compat import fsdp_plugin_of, set_sync_gradients
-from .batch import BatchingConfig, StepBatch, make_micro_batches
+from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
 from .layout import Layout
 from .log_probs import Correction, LogProbs
-from .redistribute import make_micro_batches_over_ranks
+from .redistribute import make_mini_batches_over_ranks
 
 MiniBatches = list[list[dict[str, Any]]]  # [mini-batch][micro-batch] of a rank
 
@@ -58,10 +58,10 @@ class Update:
         self.guard = GradientGuard(accelerator, layout)
         self.log_probs = LogProbs(self.score, beta, needs_old_log_probs(num_mini_batches), correction, checkpointing)
 
-    def micro_batches(
+    def make_mini_batches(
         self, model: torch.nn.Module, local: StepBatch, step: int = 0
     ) -> tuple[MiniBatches, dict[str, float]]:
-        """Return this rank's micro-batches of all ranks' samples, in a verified layout, and `update/*` metrics."""
+        """Return this rank's part of all ranks' step samples, in a verified layout, and `update/*` metrics."""
         mini_batches, metrics = self.split(local, step)
         if not self.verify_layout(model, mini_batches):
             mini_batches, metrics = self.split(local, step)
@@ -72,15 +72,15 @@ class Update:
         return self.layout.verify(model, mini_batches, self.score, self.pad_token_id)
 
     def split(self, local: StepBatch, step: int = 0) -> tuple[MiniBatches, dict[str, float]]:
-        """Return this rank's micro-batches of all ranks' step samples, the same at each call, and metrics."""
+        """Return this rank's part of all ranks' step samples, the same at each call, and `update/*` metrics."""
         accelerator, config = self.accelerator, self.batching_config(self.num_mini_batches)
         rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
         if accelerator.num_processes == 1:
-            mini_batches, metrics = make_micro_batches([local], 0, config, rng)
+            mini_batches, metrics = make_mini_batches([local], 0, config, rng)
         else:
             gather = lambda thing: gather_object([thing])  # noqa: E731
             rank, device = accelerator.process_index, accelerator.device
-            mini_batches, metrics = make_micro_batches_over_ranks(local, rank, config, rng, gather, device)
+            mini_batches, metrics = make_mini_batches_over_ranks(local, rank, config, rng, gather, device)
         self.log_probs.needs_old_log_probs = self.needs_old_log_probs(len(mini_batches))
         return mini_batches, metrics
 

@@ -159,7 +159,7 @@ class Recorded:
         for owner, name in (
             (trainer.strategy, "collect"),
             (trainer, "estimate_advantages"),
-            (trainer.update, "micro_batches"),
+            (trainer.update, "make_mini_batches"),
             (trainer.update, "add_log_probs"),
             (trainer.update, "backward"),
         ):

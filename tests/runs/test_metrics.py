@@ -24,7 +24,7 @@ CLOCKS = {
     "time/prompts": (["ids"], ["collect"]),
     "time/advantage": (["estimate_advantages"], ["_roll_out"]),
     "time/critic": (["fit"], ["_roll_out"]),
-    "time/batch": (["micro_batches"], ["_roll_out"]),
+    "time/batch": (["make_mini_batches"], ["_roll_out"]),
     "time/logps": (["add_log_probs"], ["_roll_out"]),
     "time/update": (["backward"], ["training_step"]),
 }

@@ -34,7 +34,7 @@ from g2po_trl.update.batch import StepBatch, loss_scale
 def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
     """What `_micro_batches` makes; with `extra_rows`, the same with filler rows added to every micro-batch."""
     trainer.update.max_tokens = trainer.update.layout.max_tokens = max_tokens or 10**9
-    ((part,), _) = trainer.update.micro_batches(trainer.model, batch)
+    ((part,), _) = trainer.update.make_mini_batches(trainer.model, batch)
     if extra_rows:
         (((rows,)),) = deal_rows(batch.lengths(range(len(batch))), 1, 1, np.random.default_rng(0))
         micro_batch = batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)

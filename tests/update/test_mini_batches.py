@@ -13,7 +13,7 @@ from letter_trainer import flat_weights, make_config
 from peft import LoraConfig
 
 from g2po_trl.trainer_validation import check_schedule
-from g2po_trl.update.batch import StepBatch, make_micro_batches
+from g2po_trl.update.batch import StepBatch, make_mini_batches
 from g2po_trl.update.iteration import Iteration
 
 LORA = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
@@ -195,7 +195,7 @@ def test_rows_that_fill_up_a_micro_batch_of_one_token_completions_are_not_counte
         StepBatch([prompt] * n, [np.array([9])] * n, np.ones(n, dtype=np.float32), np.ones(n, dtype=bool))
         for n in (2, 1)
     ]
-    ((micro_batch,),), _ = make_micro_batches(ranks, 0, trainer.update.batching_config(1), np.random.default_rng(0))
+    ((micro_batch,),), _ = make_mini_batches(ranks, 0, trainer.update.batching_config(1), np.random.default_rng(0))
     assert micro_batch["completion_mask"].sum(1).tolist() == [1, 0]
     trainer.compute_loss(trainer.model.train(), micro_batch)
     logps = trainer.model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1)

@@ -18,7 +18,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
 from g2po_trl.update.attention import visible
-from g2po_trl.update.batch import BatchingConfig, StepBatch, make_micro_batches
+from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
 from g2po_trl.update.packing import (
     LAYOUTS,
     RowLength,
@@ -145,7 +145,7 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
         completions = [rng.integers(0, 3, rng.integers(1, 5)).astype(np.int32) for _ in range(size)]
         batches.append(StepBatch(prompts, completions, np.arange(size, dtype=np.float32), np.ones(size, dtype=bool)))
     made = [
-        make_micro_batches(
+        make_mini_batches(
             batches, rank, BatchingConfig(2, 60, "dapo", 0, None, layout, RowLength(40)), np.random.default_rng(3)
         )
         for rank in range(num_ranks)
@@ -170,7 +170,7 @@ def test_alike_rows_go_to_a_mini_batch_together():
     batch = StepBatch(prompts, completions, np.arange(256, dtype=np.float32), np.ones(256, dtype=bool))
 
     def cut(num_mini_batches, layout):
-        mini_batches, metrics = make_micro_batches(
+        mini_batches, metrics = make_mini_batches(
             [batch],
             0,
             BatchingConfig(num_mini_batches, 2000, "dapo", 0, None, layout, RowLength(1000)),
@@ -330,6 +330,6 @@ def test_small_mini_batches_share_on_several_ranks_too(num_ranks):
         for _ in range(num_ranks)
     ]
     cut = BatchingConfig(1, 4096, "dapo", 0, None, "shared", RowLength(2048, 6000.0), mini_batch_size=64)
-    metrics = make_micro_batches(batches, 0, cut, np.random.default_rng(0))[1]
+    metrics = make_mini_batches(batches, 0, cut, np.random.default_rng(0))[1]
     busiest = metrics["update/token_imbalance"] * (1 - metrics["update/repeated_token_fraction"])
     assert busiest < 0.5

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from g2po_trl.update import prefix_order as ordering
 from g2po_trl.update.balance import RowSummary
-from g2po_trl.update.batch import BatchingConfig, StepBatch, make_micro_batches
+from g2po_trl.update.batch import BatchingConfig, StepBatch, make_mini_batches
 from g2po_trl.update.packing import RowLength, common_prefix
 from g2po_trl.update.prefix_order import Ordering, order_over_ranks
-from g2po_trl.update.redistribute import make_micro_batches_over_ranks
+from g2po_trl.update.redistribute import make_mini_batches_over_ranks
 
 
 def on_ranks(parts, work):
@@ -123,14 +123,14 @@ def test_a_rank_that_gets_its_own_rows_alone_makes_of_them_what_one_with_all_mak
             moved.append(len(received))
 
         exchanges[threading.get_ident()] = all_to_all
-        return make_micro_batches_over_ranks(batch, rank, options, np.random.default_rng(1), gather, "cpu")
+        return make_mini_batches_over_ranks(batch, rank, options, np.random.default_rng(1), gather, "cpu")
 
     options, exchanges = BatchingConfig(3, 200, "grpo", 0, None, layout, RowLength(90), kl=False), {}
     monkeypatch.setattr(
         torch.distributed, "all_to_all_single", lambda *arguments: exchanges[threading.get_ident()](*arguments)
     )
     for rank, (mini_batches, metrics) in enumerate(on_ranks(batches, cut)):
-        wanted, wanted_metrics = make_micro_batches(batches, rank, options, np.random.default_rng(1))
+        wanted, wanted_metrics = make_mini_batches(batches, rank, options, np.random.default_rng(1))
         assert metrics == wanted_metrics
         for part, wanted_part in zip(mini_batches, wanted, strict=True):
             for micro_batch, other in zip(part, wanted_part, strict=True):
