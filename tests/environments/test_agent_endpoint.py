@@ -149,6 +149,25 @@ def test_what_a_request_becomes():
     assert read(messages=parts).chat.messages == [{"role": "user", "content": "a\nb"}]
 
 
+def test_surrogates_and_depth():
+    arguments = '{"a": "\\ud800 \\ud83d\\ude00"}'
+    made = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
+    tool = {"type": "function", "function": {"name": "add", "description": "\udc00"}}
+    body = json.dumps({"messages": [*HELLO["messages"], made], "tools": [tool], "stop": "\ud8ff"}).encode()
+    request = read_request(body).chat
+    assert request.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": "? 😀"}
+    assert request.tools[0]["function"]["description"] == request.stop[0] == "?"
+
+    def nested(levels):
+        made["tool_calls"][0]["function"]["arguments"] = "[" * levels + "]" * levels
+        return json.dumps({"messages": [made]}).encode()
+
+    read_request(nested(90))
+    for levels in (110, 400, 5000):
+        with pytest.raises(RefusedRequestError, match="nested more than 100 levels deep|recursion depth"):
+            read_request(nested(levels))
+
+
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
 
 

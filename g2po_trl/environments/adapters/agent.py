@@ -36,8 +36,6 @@ import contextvars
 import ctypes
 import dataclasses
 import inspect
-import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +44,7 @@ from typing import Any
 from ...prompts.conversation import ChatResponse, Message, as_text, request_key, since_last_completion
 from ...utils.json import to_json
 from ..contract import Observation, StepResult, TextEnvironment
-from ..validation import EnvironmentContractError
+from ..validation import EnvironmentContractError, UnusableWorkerError
 from .chat_protocol import MODEL, RefusedRequestError
 from .common import import_extra
 from .endpoint import AgentEnd, Call, Session, running_endpoint
@@ -261,7 +259,10 @@ class AgentEnvironment(TextEnvironment):
             _ABANDONED.append(thread)
             _ABANDONED[:] = [one for one in _ABANDONED if one.is_alive()]
             if len(_ABANDONED) >= MAX_ABANDONED:
-                _replace_worker()
+                raise UnusableWorkerError(
+                    f"{len(_ABANDONED)} agents of ended episodes still run in this worker, which ends: have agents "
+                    "end when their requests are refused"
+                )
 
 
 _ABANDONED: list[threading.Thread] = []
@@ -283,17 +284,6 @@ async def _awaited(value: Any) -> Any:
 def _interrupt(thread: threading.Thread) -> None:
     """Raise `SystemExit` in a thread, as soon as it executes Python code."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-
-
-def _replace_worker() -> None:
-    """End this process, which the pool replaces."""
-    print(
-        f"{len(_ABANDONED)} agents of ended episodes still run in this worker, which ends: have agents end when their "
-        "requests are refused",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
 
 
 def read_return_value(value: Any) -> tuple[float, bool | None, dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 from ...prompts.conversation import ChatRequest, ChatResponse
 
 MODEL = "policy"
+MAX_DEPTH = 100  # of lists and objects in a request: the code that handles them is recursive
 
 # What clients send for their own records.
 _WITHOUT_EFFECT = (
@@ -104,12 +105,22 @@ def read_request(body: bytes) -> CompletionRequest:
         chat["tools"] = None
     try:
         request = ChatRequest.from_dict(chat)
+        if _is_deeper(request.to_dict(), MAX_DEPTH):
+            raise RecursionError(f"the request is nested more than {MAX_DEPTH} levels deep: flatten it")
+        if b"\\ud" in body.lower():  # surrogates, which cannot be tokenized where they are no pairs
+            request = ChatRequest.from_dict(json.loads(_to_json(request.to_dict())))
     except (ValueError, RecursionError) as error:
         parameter = next((name for name in chat if str(error).startswith(name)), None)
         raise RefusedRequestError(str(error), parameter) from error
     options = data.get("stream_options")
     include_usage = isinstance(options, dict) and bool(options.get("include_usage"))
     return CompletionRequest(request, tuple(_ignored(data)), bool(data.get("stream")), include_usage)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether lists and objects are nested in more levels."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return any(isinstance(part, (dict, list)) and (not levels or _is_deeper(part, levels - 1)) for part in parts)
 
 
 def _tools(tools: Any) -> Any:

@@ -19,6 +19,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -29,7 +30,13 @@ import cloudpickle
 
 from ...prompts.conversation import prefix_digests
 from ..contract import Observation, StepResult
-from ..validation import EnvironmentContractError, factory_name, validate_observation, validate_step
+from ..validation import (
+    EnvironmentContractError,
+    UnusableWorkerError,
+    factory_name,
+    validate_observation,
+    validate_step,
+)
 from .answers import Answer, encode
 from .channel import WorkerChannel
 from .scratch import clear
@@ -142,6 +149,9 @@ def run_job(
         answer = loop.play(command, episode, argument)
     except Exception as error:
         loop.end(episode)
+        if isinstance(error, UnusableWorkerError):
+            print(f"{call}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
         if isinstance(error, EpisodeTooLongError):
             return None, ("timeout", f"{call}: {error}")
         if isinstance(error, EnvironmentContractError):
