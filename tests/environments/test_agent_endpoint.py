@@ -278,6 +278,16 @@ def test_a_retry_gets_the_same_answer(session):
     assert other.result()[1]["id"] == "chatcmpl-3"
 
 
+def test_an_equal_request_after_an_answer_is_a_step_of_its_own(session):
+    first = Asking(session)
+    respond(session, says("one"))
+    assert first.result()[0] == 200
+    first.connection.close()
+    second = Asking(session)
+    respond(session, says("two"))
+    assert second.result()[1]["choices"][0]["message"]["content"] == "two"
+
+
 def test_an_idempotency_key_names_a_request(session):
     name = {"Idempotency-Key": "mine"}
     first = Asking(session, **name)

@@ -329,16 +329,21 @@ class _Handler(BaseHTTPRequestHandler):
         if _is_closed(self.connection):  # bytes to a client that has gone would seem to arrive
             self.close_connection = True
             return
+        if call is not None:  # before the client can have it, and ask the same again
+            call.delivered = True
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(content)
-        self.wfile.flush()
-        if call is not None:
-            call.delivered = True
+        try:
+            self.wfile.write(content)
+            self.wfile.flush()
+        except OSError:
+            if call is not None:
+                call.delivered = False
+            raise
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
