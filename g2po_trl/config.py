@@ -66,9 +66,13 @@ class G2POConfig(GRPOConfig):
         state_key_ignores: what to leave out of state keys: any of `"numbers"`, `"list_order"`, `"case"`.
         invalid_action_penalty: subtracted for each completion without the required format.
         max_turns: maximum number of turns of an episode. An episode that reaches it ends as `truncated`.
-        history_length: number of past steps (observation and action) in a prompt.
+        history: what a prompt shows of the episode. `"window"`: one message with the last `history_length` steps.
+            `"conversation"`: all observations and completions in turns, as the chat template writes them; the update
+            processes what turns share once, with `token_layout="shared"`. `None`: a conversation if the environment
+            has tool methods, otherwise a window. Agents' own requests are always conversations.
+        history_length: number of past steps (observation and action) in a prompt. Not used in conversations.
         max_prompt_length: maximum number of tokens of a prompt. Longer prompts lose their oldest history first, then
-            the middle of the observation. `None`: no limit.
+            the middle of the observation; an agent's own request that is too long ends its episode. `None`: no limit.
         eval_temperature: sampling temperature of evaluations; 0 is greedy.
         other_eval_temperatures: further temperatures at which each panel is played; the results at 1.0 are those of a
             panel `eval_t1`. At one temperature alone a gain may be no more than a more deterministic policy.
@@ -169,6 +173,9 @@ class G2POConfig(GRPOConfig):
         default=0.1, metadata={"help": "Subtracted for each completion without the required format."}
     )
     max_turns: int = field(default=50, metadata={"help": "Maximum number of turns of an episode."})
+    history: str | None = field(
+        default=None, metadata={"help": "window: the last steps in one message. conversation: all of them in turns."}
+    )
     history_length: int = field(default=2, metadata={"help": "Number of past steps in a prompt."})
     max_prompt_length: int | None = field(default=2048, metadata={"help": "Maximum number of tokens of a prompt."})
     eval_temperature: float = field(default=0.4, metadata={"help": "Sampling temperature of evaluation."})

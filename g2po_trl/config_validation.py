@@ -77,6 +77,7 @@ _READ_BY_ESTIMATORS = (
 
 
 # Field -> (test of a number, remedy).
+HISTORIES = (None, "window", "conversation")
 _AT_LEAST_1 = (lambda value: value >= 1, "set it to 1 or more")
 _AT_LEAST_0 = (lambda value: value >= 0, "set it to 0 or more")
 _ABOVE_0 = (lambda value: value > 0, "set it above 0")
@@ -156,6 +157,7 @@ def check(args: GRPOConfig) -> None:
         args.stop_sequences,
         "pass a list of texts that are not empty, e.g. ['</action>']",
     )
+    _require(args.history in HISTORIES, "history", args.history, "choose window or conversation, or leave it unset")
     _require(args.token_layout in LAYOUTS, "token_layout", args.token_layout, f"choose one of {', '.join(LAYOUTS)}")
     _require(
         args.packed_row_tokens is None or args.token_layout != "padded",

@@ -35,7 +35,7 @@ from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
 from .engines.sampling import Sampling
 from .engines.trl_vllm import starting_vllm
-from .environments.adapters.trl_tools import default_prompt_template, text_environment_factory
+from .environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, own_columns, tasks_hash
 from .prompts.template import PromptTemplate
@@ -136,8 +136,9 @@ class G2POTrainer(GRPOTrainer):
         if advantage_fn is not None:
             args.check_advantage_fn()
         self.environment_factory = environment_factory
+        self.history = args.history or default_history(environment_factory, prompt_template)
         prompt_template = default_prompt_template(environment_factory) if prompt_template is None else prompt_template
-        environment_factory = text_environment_factory(environment_factory, args.max_turns)
+        environment_factory = text_environment_factory(environment_factory, args.max_turns, self.history)
         check_datasets(environment_factory, train_dataset, eval_dataset)
         panels = eval_dataset if isinstance(eval_dataset, dict) else {}
         for name in panels:

@@ -68,7 +68,7 @@ def make_player(
     encode = ChatEncoder(trainer.processing_class, args.chat_template_kwargs)
     encode(prompt_template.messages("observation", "task"))  # a template that refuses does so now
     engine = make_engine(trainer)
-    actor = PromptActor(engine, encode, prompt_template, args.history_length, args.max_prompt_length)
+    actor = PromptActor(engine, encode, prompt_template, args.history_length, args.max_prompt_length, trainer.history)
     pool = EnvironmentPool(
         environment_factory,
         num_workers=args.num_environment_workers,

@@ -38,6 +38,8 @@ class Step:
         logprobs: log-probabilities of `completion_ids`, if the engine reports them.
         prompt_truncated: the prompt was shortened to `max_prompt_length`.
         completion_truncated: the completion reached its maximum length.
+        messages: of a step that answers a chat request, the messages that its prompt adds to the earlier prompt that
+            it continues, or all of its messages. The action is then the assistant's message as JSON.
         prompt: the last message, of agents that are asked by text.
         advantage: what the step was trained with; `None` if it was not trained.
         policy_version: iteration whose policy wrote the completion, with partial rollouts; otherwise `None`.
@@ -55,6 +57,7 @@ class Step:
     logprobs: list[float] | None = None
     prompt_truncated: bool = False
     completion_truncated: bool = False
+    messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     advantage: float | None = None
     policy_version: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -117,6 +117,11 @@ class Engine:
                 computes in the caller's thread samples the next token of each completion instead.
         """
         raise NotImplementedError
+
+    def cut(self, completion: Completion, sampling: Sampling) -> Completion:
+        """Return a completion as it would have ended with another `max_tokens` and further stop sequences."""
+        cut = self._completion(sampling, completion.ids[: sampling.max_tokens], completion.logprobs)
+        return replace(completion, ids=cut.ids, logprobs=cut.logprobs, complete=cut.complete)
 
     def _completion(
         self, sampling: Sampling, ids: Sequence[int], logprobs: Sequence[float] | None = None

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-Message = dict[str, str]
+from .conversation import Message
+
 _SYSTEM, _USER, _SECOND = "Qsystemq", "Quserq", "Qmoreq"  # probe words, which no template trims
 
 
@@ -33,18 +34,18 @@ class ChatTemplate:
     Args:
         processing_class: a tokenizer or a processor.
         kwargs: more variables of the template, e.g. `{"enable_thinking": False}`.
+        replacement: used instead of the tokenizer's own template.
 
     Raises:
         ValueError: if the template lacks one of the variables; when called, if it omits the user's message.
     """
 
-    def __init__(self, processing_class, kwargs: dict[str, Any] | None = None):
+    def __init__(self, processing_class, kwargs: dict[str, Any] | None = None, replacement: str | None = None):
         self.tokenizer = get_tokenizer(processing_class)
         self.kwargs = dict(kwargs or {})
-        template = get_chat_template(processing_class)
-        self._processor_template = (
-            template if processing_class is not self.tokenizer and isinstance(template, str) else None
-        )
+        template = replacement or get_chat_template(processing_class)
+        passed = replacement or (processing_class is not self.tokenizer and isinstance(template, str))
+        self._passed_template = template if passed else None
         source = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
         options = inspect.signature(self.tokenizer.apply_chat_template).parameters if kwargs else ()
         for name in self.kwargs:
@@ -54,13 +55,26 @@ class ChatTemplate:
                     "of the chat template: remove it, or correct its spelling"
                 )
 
-    def __call__(self, messages: Sequence[Message]) -> str:
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of a conversation.
+
+        Args:
+            messages: chat messages, oldest first.
+            tools: JSON schemas, for templates that render tools.
+            add_generation_prompt: end with the beginning of the assistant's next message.
+        """
         messages = list(messages)
         if messages[0]["role"] == "system" and not self._accepts_system:
             messages = merge_system_message(messages)
-        if any(a["role"] == b["role"] for a, b in zip(messages, messages[1:])) and not self._accepts_repeated_roles:
+        repeated = any(a["role"] == b["role"] != "tool" for a, b in zip(messages, messages[1:]))
+        if repeated and not self._accepts_repeated_roles:
             messages = merge_same_roles(messages)
-        return self._render(messages, *self._form)
+        return self._render(messages, *self._form, tools, add_generation_prompt)
 
     @cached_property
     def _form(self) -> tuple[bool, bool]:
@@ -93,14 +107,22 @@ class ChatTemplate:
             return False
         return all(message["content"] in text for message in messages)
 
-    def _render(self, messages: list[Message], as_blocks: bool, needs_system: bool) -> str:
+    def _render(
+        self,
+        messages: list[Message],
+        as_blocks: bool,
+        needs_system: bool,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         if needs_system and messages[0]["role"] != "system":
             messages = [_message("system", ""), *messages]
         if as_blocks:
             messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-        template = {"chat_template": self._processor_template} if self._processor_template else {}
+        options = {"chat_template": self._passed_template} if self._passed_template else {}
+        options |= {"tools": tools} if tools else {}
         return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **template, **self.kwargs
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **options, **self.kwargs
         )
 
 
@@ -115,7 +137,9 @@ def merge_same_roles(messages: Sequence[Message], until: int | None = None) -> l
     """Return the messages with consecutive messages of one role joined, among the first `until`."""
     joined: list[Message] = []
     for place, message in enumerate(messages):
-        if joined and joined[-1]["role"] == message["role"] and (until is None or place < until):
+        same = bool(joined) and joined[-1]["role"] == message["role"] != "tool"
+        plain = same and joined[-1].keys() | message.keys() == {"role", "content"}
+        if plain and (until is None or place < until):
             joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{message['content']}"}
         else:
             joined.append(message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
@@ -150,8 +150,11 @@ def since_last_completion(messages: Sequence[Message]) -> list[Message]:
 
 
 def request_key(messages: Sequence[Message]) -> str:
-    """Return the default state key of a request: `since_last_completion` as JSON, without ids of calls."""
-    said = map(_without_ids, since_last_completion(messages))
+    """Return the default state key of a request: `since_last_completion` as JSON, without ids of calls.
+
+    If nothing came since, it is the whole conversation.
+    """
+    said = map(_without_ids, since_last_completion(messages) or messages)
     return json.dumps(list(said), ensure_ascii=False, sort_keys=True)
 
 
@@ -240,6 +243,18 @@ class ChatResponse:
             usage.get("prompt_tokens", 0),
             usage.get("completion_tokens", 0),
         )
+
+
+@dataclass
+class Transcript:
+    """What a model has read and written in one episode: the ids of each conversation, by its digest.
+
+    `dropped`: exchanges left out of the beginning, where prompts were too long.
+    """
+
+    ids: dict[bytes, list[int]] = field(default_factory=dict)
+    ended: dict[bytes, bool] = field(default_factory=dict)
+    dropped: int = 0
 
 
 def _show(value: Any) -> str:

@@ -53,9 +53,9 @@ def fit_prompt(
         low, high = 0, len(observation)
         while low < high:
             middle = (low + high + 1) // 2
-            fits = len(build(_cut_middle(observation, middle), shown)[0]) <= max_length
+            fits = len(build(cut_middle(observation, middle), shown)[0]) <= max_length
             low, high = (middle, high) if fits else (low, middle - 1)
-        ids, text = build(_cut_middle(observation, low), shown)
+        ids, text = build(cut_middle(observation, low), shown)
     if len(ids) > max_length:
         raise PromptTooLongError(
             f"the task and the {len(admissible_actions or ())} admissible actions alone take {len(ids)} tokens, more "
@@ -64,7 +64,7 @@ def fit_prompt(
     return FittedPrompt(ids, text, True)
 
 
-def _cut_middle(text: str, keep: int) -> str:
+def cut_middle(text: str, keep: int) -> str:
     if keep >= len(text):
         return text
     head = (keep + 1) // 2

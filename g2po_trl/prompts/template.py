@@ -131,6 +131,8 @@ class PromptTemplate:
             `{steps_taken}`, `{current_step}`.
         history_entry: one past step. Slots: `{step}`, `{observation}`, `{action}`.
         history_separator, actions_separator: text between past steps, and between admissible actions.
+        turn: the user message after a completion, in a conversation. Slots: `{observation}`, `{actions}`. `None`: the
+            observation, and the admissible actions if `later` lists them.
         system: a system message, or `None`.
         parse_completion: the completion and the end of the prompt -> `ParsedCompletion`.
         match_case: if `False`, an action that differs from one admissible action in letter case only is replaced by
@@ -142,6 +144,7 @@ class PromptTemplate:
     history_entry: str = "[Observation {step}: '{observation}', Action {step}: '{action}']"
     history_separator: str = "\n"
     actions_separator: str = "\n"
+    turn: str | None = None
     system: str | None = None
     parse_completion: Callable[[str, str], ParsedCompletion] = parse_think_action
     match_case: bool = False
@@ -192,6 +195,16 @@ class PromptTemplate:
         content = (self.first if steps_taken == 0 else self.later).format(**slots)
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": content}]
+
+    def first_message(self, observation: str, task: str = "", admissible_actions: Sequence[str] | None = None) -> str:
+        """Return the content of the first user message of a conversation."""
+        return self.messages(observation, task, admissible_actions)[-1]["content"]
+
+    def turn_message(self, observation: str, admissible_actions: Sequence[str] | None = None) -> str:
+        """Return the content of the user message that follows a completion in a conversation."""
+        listed = "\n\nPossible actions:\n{actions}" if "{actions}" in self.later else ""
+        turn = "{observation}" + listed if self.turn is None else self.turn
+        return turn.format(observation=observation, actions=self.actions_separator.join(admissible_actions or ()))
 
 
 # The text shared by all prompts comes first: packed training computes a shared prefix once.

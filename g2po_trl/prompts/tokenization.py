@@ -14,9 +14,11 @@ _TAGS = {f"<{end}{name}>" for name in ("think", "action", "code", "tool_call") f
 class ChatEncoder:
     """Encoder of chat messages: `encoder(messages)` returns the prompt's token ids and text."""
 
-    def __init__(self, processing_class, chat_template_kwargs: dict[str, Any] | None = None):
-        self.tokenizer = get_tokenizer(processing_class)
-        self.text = ChatTemplate(processing_class, chat_template_kwargs)
+    def __init__(
+        self, processing_class, chat_template_kwargs: dict[str, Any] | None = None, chat_template: str | None = None
+    ):
+        self.processing_class, self.tokenizer = processing_class, get_tokenizer(processing_class)
+        self.text = ChatTemplate(processing_class, chat_template_kwargs, chat_template)
         added = getattr(self.tokenizer, "added_tokens_decoder", {})
         special = {number: token.content for number, token in added.items() if token.special}
         # Special tokens to skip one by one when decoding; `None`: the tokenizer skips all of them.

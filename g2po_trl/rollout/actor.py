@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..engines.sampling import Sampling, derived_seed
+from ..prompts.conversation import ChatRequest
+from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt
 from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
 from ..trajectory import Step
+from .conversations import Conversations, request_of, sampling_of
 from .episode import Episode
 from .loop import Session
 from .stats import RolloutStats
@@ -50,6 +54,8 @@ class PromptActor:
         encode: renders and tokenizes chat messages.
         template: the prompt's wording, and the parser of the completion.
         history_length: number of past steps in a prompt.
+        history: `"window"`: each prompt is one message with the last steps. `"conversation"`: observations and
+            completions in turns, from the first one on. Environments that send chat requests are asked with these.
         max_prompt_length: maximum prompt length in tokens. Longer prompts lose history first, then the middle of the
             observation; one that is still too long ends its episode as a failure. `None`: no limit.
     """
@@ -59,6 +65,12 @@ class PromptActor:
     template: PromptTemplate = DEFAULT_PROMPT
     history_length: int = 2
     max_prompt_length: int | None = None
+    history: str = "window"
+
+    @cached_property
+    def conversations(self) -> ConversationEncoder:
+        """The encoder of chat requests and conversations."""
+        return ConversationEncoder(self.encode, self.engine.stop_token_ids)
 
     @classmethod
     def from_engine(cls, engine: Engine, template: PromptTemplate = DEFAULT_PROMPT, **options: Any) -> PromptActor:
@@ -91,6 +103,16 @@ class PromptActor:
 
 
 @dataclass
+class Asked:
+    """A prompt whose completion is awaited. `request`: of a conversation, what it was made from."""
+
+    episode: Episode
+    prompt: FittedPrompt | ConversationPrompt
+    sampling: Sampling
+    request: ChatRequest | None = None
+
+
+@dataclass
 class PromptSession:
     """Prompts and completions of one rollout."""
 
@@ -98,23 +120,26 @@ class PromptSession:
     sampling: Sampling
     seeds: Sequence[int] | None
     stats: RolloutStats
-    prompts: dict[int, FittedPrompt] = field(default_factory=dict)  # by the episode's number
-    asked: dict[int, Episode] = field(default_factory=dict)  # those whose completions are awaited
+    asked: dict[int, Asked] = field(default_factory=dict)  # by the episode's number
 
     @property
     def waiting(self) -> int:
         return len(self.asked)
 
+    @cached_property
+    def conversations(self) -> Conversations:
+        actor = self.actor
+        return Conversations(actor.conversations, actor.template, actor.max_prompt_length, self.stats)
+
     def ask(self, episodes: Sequence[Episode]) -> None:
         clock = time.perf_counter()
-        self._build_prompts(episodes)
+        chats = [e for e in episodes if self.actor.history == "conversation" or e.observation.request is not None]
+        asked = {one.episode.number: one for one in [*self._continue(chats), *self._window(episodes, chats)]}
         self.stats.prompt_time += time.perf_counter() - clock
-        self.asked |= {episode.number: episode for episode in episodes if episode.number in self.prompts}
-        if self.actor.streams:
-            for episode in episodes:
-                if episode.number in self.prompts:
-                    prompt, seed = self.prompts[episode.number].ids, self._seed(episode)
-                    self.actor.engine.submit(episode.number, prompt, self.sampling, seed)
+        for number in [episode.number for episode in episodes if episode.number in asked]:
+            one = self.asked[number] = asked[number]
+            if self.actor.streams:
+                self.actor.engine.submit(number, one.prompt.ids, one.sampling, self._seed(one.episode))
 
     def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
         if not self.asked and not self.actor.is_collective:
@@ -122,44 +147,67 @@ class PromptSession:
         clock = time.perf_counter()
         completions = self.actor.engine.poll(timeout) if self.actor.streams else self._generate()
         self.stats.generation_time += time.perf_counter() - clock
-        prompts = [self.prompts.pop(number) for number in completions]
-        self._count(prompts, list(completions.values()))
-        answered = [self.asked.pop(number) for number in completions]
-        return [(episode, self._step(episode, *row)) for episode, *row in zip(answered, prompts, completions.values())]
+        answered = [(self.asked.pop(number), completion) for number, completion in completions.items()]
+        self._count(answered)
+        return [(one.episode, self._step(one, completion)) for one, completion in answered]
 
     def _generate(self) -> dict[int, Completion]:
-        """Return one completion per prompt, by the episode's number."""
-        prompts = [self.prompts[number].ids for number in self.asked]
-        seeds = None if self.seeds is None else [self._seed(episode) for episode in self.asked.values()]
-        engine = self.actor.engine
-        completions = engine.generate(prompts, self.sampling, seeds)
-        if len(completions) != len(prompts):
-            raise RuntimeError(
-                f"{type(engine).__name__}.generate returned {len(completions)} completions for {len(prompts)} "
-                "prompts: return one per prompt, in order"
-            )
-        return dict(zip(self.asked, completions))
+        """Return one completion per prompt, by the episode's number.
+
+        One call of the engine for each sampling; a collective engine, which all ranks call equally often, gets one
+        call, and its completions are cut where their requests end them.
+        """
+        engine, asked = self.actor.engine, list(self.asked.values())
+        samplings = [self.sampling] if engine.is_collective else list(dict.fromkeys(one.sampling for one in asked))
+        completions: dict[int, Completion] = {}
+        for sampling in samplings:
+            some = asked if engine.is_collective else [one for one in asked if one.sampling == sampling]
+            seeds = None if self.seeds is None else [self._seed(one.episode) for one in some]
+            made = engine.generate([one.prompt.ids for one in some], sampling, seeds)
+            if len(made) != len(some):
+                raise RuntimeError(
+                    f"{type(engine).__name__}.generate returned {len(made)} completions for {len(some)} prompts: "
+                    "return one per prompt, in order"
+                )
+            for one, completion in zip(some, made):
+                same = one.sampling == sampling
+                completions[one.episode.number] = completion if same else engine.cut(completion, one.sampling)
+        return {number: completions[number] for number in self.asked}
 
     def _seed(self, episode: Episode) -> int | None:
         return None if self.seeds is None else derived_seed(self.seeds[episode.number], len(episode.steps))
 
-    def _build_prompts(self, episodes: Sequence[Episode]) -> None:
-        actor = self.actor
+    def _continue(self, episodes: Sequence[Episode]) -> Iterator[Asked]:
+        """Yield the prompts of conversations; an episode whose prompt is too long ends."""
+        for episode in episodes:
+            request = request_of(episode, self.actor.template)
+            try:
+                prompt = self.conversations.prompt(episode, request)
+            except PromptTooLongError as error:
+                episode.give_up(f"prompt too long: {error}")
+            else:
+                yield Asked(episode, prompt, sampling_of(request, self.sampling), request)
+
+    def _window(self, episodes: Sequence[Episode], chats: Sequence[Episode]) -> Iterator[Asked]:
+        """Yield prompts with the last steps, tokenized in one call; an episode whose prompt is too long ends."""
+        actor, numbers = self.actor, {episode.number for episode in chats}
+        episodes = [episode for episode in episodes if episode.number not in numbers]
         contents = [prompt_contents(episode, actor.history_length) for episode in episodes]
         texts = [actor.encode.text(actor.template.messages(**shown)) for shown in contents]
         for episode, ids, text, shown in zip(episodes, actor.encode.ids(texts), texts, contents):
             if actor.max_prompt_length is None or len(ids) <= actor.max_prompt_length:
-                self.prompts[episode.number] = FittedPrompt(ids, text, False)
+                yield Asked(episode, FittedPrompt(ids, text, False), self.sampling)
                 continue
             try:
                 prompt = fit_prompt(actor.template, actor.encode, actor.max_prompt_length, **shown)
             except PromptTooLongError as error:
                 episode.give_up(f"prompt too long: {error}")
             else:
-                self.prompts[episode.number] = prompt
+                yield Asked(episode, prompt, self.sampling)
 
-    def _count(self, prompts: Sequence[FittedPrompt], completions: Sequence[Completion]) -> None:
+    def _count(self, answered: Sequence[tuple[Asked, Completion]]) -> None:
         stats = self.stats
+        prompts, completions = [one.prompt for one, _ in answered], [completion for _, completion in answered]
         stats.truncated_prompts += sum(prompt.truncated for prompt in prompts)
         stats.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
         stats.generated_tokens += sum(len(completion.ids) for completion in completions)
@@ -171,7 +219,10 @@ class PromptSession:
                 stats.cacheable_tokens += len(prompt.ids)
                 stats.cached_tokens += completion.cached_tokens
 
-    def _step(self, episode: Episode, prompt: FittedPrompt, completion: Completion) -> Step:
+    def _step(self, one: Asked, completion: Completion) -> Step:
+        episode, prompt = one.episode, one.prompt
+        if one.request is not None:
+            return self.conversations.step(episode, one.request, prompt, completion)
         text = self.actor.encode.decode(completion.ids)
         admissible = episode.observation.admissible_actions
         action, valid = self.actor.template.read(text, prompt.text[-64:], admissible)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..environments.contract import Observation, StepResult
 from ..environments.pool.pool import EnvironmentFailure
+from ..prompts.conversation import ChatResponse, Transcript
 from ..trajectory import Step, Trajectory
 
 NOT_REPLAYED = "its beginning cannot be reached again"
@@ -33,7 +35,7 @@ class Episode:
     """A running episode.
 
     `number` is its place among the episodes played together; `history` has (observation, action) of each step;
-    `outcome` is `None` while it is running.
+    `outcome` is `None` while it is running; `transcript` has what the model read and wrote, of a conversation.
     """
 
     task_id: str
@@ -48,6 +50,7 @@ class Episode:
     failure_reason: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
     branch: Branch | None = None
+    transcript: Transcript | None = None
 
     @property
     def start(self) -> int:
@@ -58,6 +61,11 @@ class Episode:
     def turns(self) -> int:
         """Number of turns since the reset, including replayed ones."""
         return self.start + len(self.steps)
+
+    @property
+    def played(self) -> list[Step]:
+        """The steps since the reset, including replayed ones."""
+        return [*(self.branch.steps[: self.start] if self.branch else ()), *self.steps]
 
     def open(self, seen: Observation | EnvironmentFailure) -> None:
         """Begin with the environment's answer to `reset`."""
@@ -124,3 +132,13 @@ class Episode:
             parent=None if self.branch is None else self.branch.parent,
             start=self.start,
         )
+
+
+def sent(step: Step) -> str:
+    """Return what the environment receives of a step: its action or, if it sent a chat request, the response."""
+    if step.messages is None:
+        return step.action
+    answer = json.loads(step.action)
+    calls = tuple(answer.get("tool_calls", ()))
+    reason = "length" if step.completion_truncated else "tool_calls" if calls else "stop"
+    return ChatResponse(answer["content"], calls, reason, len(step.prompt_ids), len(step.completion_ids)).to_action()

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from ..environments.contract import Observation, StepResult
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..trajectory import Step
-from .episode import Episode
+from .episode import Episode, sent
 from .stats import RolloutStats
 
 Answer = Observation | StepResult | EnvironmentFailure
@@ -213,7 +213,7 @@ class Loop:
                 continue
             step.policy_version = self.policy_version
             episode.steps.append(step)
-            actions[self._slots[episode.number]] = step.action
+            actions[self._slots[episode.number]] = sent(step)
             self.stats.turns = max(self.stats.turns, len(episode.steps))
         self.stats.num_steps += len(actions)
         self.pool.send(actions)

@@ -8,7 +8,7 @@ from typing import Any
 from ..environments.contract import Observation, StepResult
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..trajectory import Step
-from .episode import NOT_REPLAYED, Branch, Episode
+from .episode import NOT_REPLAYED, Branch, Episode, sent
 
 
 def replay_to_start(episode: Episode, answer: Observation | StepResult | EnvironmentFailure) -> str | None:
@@ -39,7 +39,7 @@ def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequen
         if not _as_before(episode, number):
             return episode.error.removeprefix(f"{NOT_REPLAYED}: ")
         if number < len(steps) - 1:
-            _replayed(episode, step, pool.step({0: step.action})[0])
+            _replayed(episode, step, pool.step({0: sent(step)})[0])
     return None
 
 
@@ -48,7 +48,7 @@ def _next(episode: Episode) -> str | None:
     number = len(episode.history)
     if not _as_before(episode, number) or number == episode.start:
         return None
-    return episode.branch.steps[number].action
+    return sent(episode.branch.steps[number])
 
 
 def _replayed(episode: Episode, step: Step, result: StepResult | EnvironmentFailure) -> None:

@@ -28,6 +28,8 @@ class RolloutStats:
         generated_tokens, prompt_tokens: tokens of all completions, and of all prompts.
         cacheable_tokens: prompt tokens for which the engine reports its prefix cache.
         cached_tokens: of these, tokens that the cache held.
+        later_prompts: prompts of conversations after the first completion of their episode.
+        continued_prompts: of these, prompts that begin with the ids of an earlier prompt and its completion.
         repeated_requests: requests that were repeated because a server had failed.
         engine_metrics: the engine's own numbers, by metric name (`Engine.metrics`); of several ranks the largest.
         replayed_steps: steps that were played again to return to a state.
@@ -49,6 +51,8 @@ class RolloutStats:
     # Of the prompts for which the engine says what its prefix cache held: all tokens, and those.
     cacheable_tokens: int = 0
     cached_tokens: int = 0
+    later_prompts: int = 0
+    continued_prompts: int = 0
     repeated_requests: int = 0
     engine_metrics: dict[str, float] = field(default_factory=dict)
     replayed_steps: int = 0
@@ -94,6 +98,8 @@ class RolloutStats:
         cache = {}
         if self.cacheable_tokens:
             cache["rollout/prefix_cache_hit_fraction"] = self.cached_tokens / self.cacheable_tokens
+        if self.later_prompts:
+            cache["rollout/continued_prompt_fraction"] = self.continued_prompts / self.later_prompts
         repeated = {"rollout/repeated_requests": self.repeated_requests} if self.engine_metrics else {}
         return {
             "time/rollout": self.total_time,

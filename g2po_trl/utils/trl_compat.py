@@ -17,12 +17,20 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from transformers import PretrainedConfig, Trainer
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    is_chat_template_prefix_preserving,
+    parse_response,
+    supports_tool_calling,
+)
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import RepeatSampler, get_config_model_id, use_adapter
 
 __all__ = [
     "RepeatSampler",
+    "add_response_schema",
     "attention_of",
     "disable_gradient_checkpointing",
     "expose_body",
@@ -30,11 +38,15 @@ __all__ = [
     "fused_log_probs",
     "gather_params_of",
     "get_config_model_id",
+    "get_training_chat_template",
     "ignore_deprecations",
     "is_any_model_prepared",
+    "is_chat_template_prefix_preserving",
     "is_stateful",
     "name_or_path_of",
+    "parse_response",
     "set_sync_gradients",
+    "supports_tool_calling",
     "train_metrics_of",
     "unwrap_model_for_generation",
     "use_adapter",

@@ -263,9 +263,8 @@ def test_state_keys_of_ones_own():
         AgentEnvironment(stubborn, 0)
 
 
-@pytest.mark.parametrize("text", ["look", "5", "[" * 9000], ids=["word", "number", "nested"])
-def test_a_text_that_is_no_chat_response_is_its_content(text):
-    assert play(lambda task, client: ask(client, "x").content == text, [text])[1].reward == 1
+def test_a_text_that_is_no_chat_response_is_its_content():
+    assert play(lambda task, client: ask(client, "x").content == "look", ["look"])[1].reward == 1
 
 
 def agent_pool(agent, max_turns=20, **options):

@@ -333,7 +333,7 @@ def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
 def _response(action: str) -> ChatResponse:
     try:
         return ChatResponse.from_action(action)
-    except (ValueError, RecursionError):
+    except ValueError:
         return ChatResponse(action)
 
 

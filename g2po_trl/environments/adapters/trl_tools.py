@@ -23,9 +23,10 @@ import inspect
 import json
 import random
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, normalize_messages, request_key
 from ...prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
 from ..contract import Observation, StepResult, TextEnvironment
@@ -44,7 +45,9 @@ def is_tool_environment(environment_factory: Callable) -> bool:
     return inspect.isclass(made) and callable(getattr(made, "reset", None)) and not hasattr(made, "step")
 
 
-def text_environment_factory(environment_factory: Callable[[], Any], max_turns: int) -> Callable[[], TextEnvironment]:
+def text_environment_factory(
+    environment_factory: Callable[[], Any], max_turns: int, history: str = "window"
+) -> Callable[[], TextEnvironment]:
     """Return a factory of `TextEnvironment`s: tool-based classes are wrapped, other factories are returned unchanged.
 
     The tools are described here, since describing them in each worker would import torch.
@@ -52,6 +55,8 @@ def text_environment_factory(environment_factory: Callable[[], Any], max_turns: 
     Args:
         environment_factory: a class with tool methods, or any factory of a `TextEnvironment`.
         max_turns: completions per episode: the trainer's `max_turns`.
+        history: `"window"`: tools are described in prose, in prompts with the last steps. `"conversation"`:
+            observations are chat requests, with tools as the chat template writes them.
 
     Raises:
         ValueError: if a tool cannot be described, because it lacks a docstring or the type of an argument.
@@ -59,7 +64,8 @@ def text_environment_factory(environment_factory: Callable[[], Any], max_turns: 
     if not is_tool_environment(environment_factory):
         return environment_factory
     tool_schemas = describe_tools(dict(_class_tools(unwrap_factory(environment_factory))))
-    return functools.partial(ToolEnvironment, environment_factory, max_turns, tool_schemas)
+    wrapper = ToolEnvironment if history == "window" else ChatToolEnvironment
+    return functools.partial(wrapper, environment_factory, max_turns, tool_schemas)
 
 
 def _tool_names(environment_class: type) -> list[str]:
@@ -158,6 +164,66 @@ class ToolEnvironment(TextEnvironment):
             return _error(str(error) or type(error).__name__)
 
 
+class ChatToolEnvironment(ToolEnvironment):
+    """Wraps an environment with tool methods as a conversation, message by message as TRL's own rollout.
+
+    An observation is a chat request: the row's `prompt` and what `reset` returned, then completions and results of
+    tools. The model gets the tools through its chat template. Arguments as of `ToolEnvironment`.
+    """
+
+    def reset(self, **row) -> Observation:
+        self._turns = 0
+        prompt = row.get("prompt") or [{"role": "user", "content": ""}]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        self._messages = normalize_messages(messages)
+        first = self._await(self.inner.reset(**row))
+        if first is not None:
+            last = self._messages[-1]
+            self._messages[-1] = {**last, "content": last["content"] + _text(first)}
+        return self._observation(self._messages)
+
+    def step(self, action: str) -> StepResult:
+        """Call the tools of a response, or end the episode if there are none or it is out of turns."""
+        self._turns += 1
+        response = ChatResponse.from_action(action)
+        calls, last = response.tool_calls, self._turns >= self.max_turns
+        if calls and not last:
+            results = self._results(calls)
+            self._messages += [response.message(), *results]
+            return StepResult(self._observation(results))
+        reward = float(self._await(self.inner.get_reward()))
+        info = {"success": reward > 0, "out_of_turns": bool(calls)}
+        return StepResult("", reward, terminated=True, info=info)
+
+    def _observation(self, new: Sequence[Message]) -> Observation:
+        tools = [{"type": "function", "function": json.loads(line)} for line in self.tool_schemas.splitlines()]
+        request = ChatRequest(list(self._messages), tools, shorten=True)
+        return Observation(as_text(new), state_key=request_key(self._messages), request=request)
+
+    def _results(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Return the results as tool messages, in TRL's order: of plain methods, then of `async` ones."""
+        functions = [call["function"] for call in calls]
+        later = [inspect.iscoroutinefunction(self.tools.get(function["name"])) for function in functions]
+        results: list[Message] = []
+        for awaited in (False, True):
+            for function, is_later in zip(functions, later):
+                if is_later == awaited:
+                    content = self._result(function["name"], function["arguments"])
+                    results.append({"role": "tool", "name": function["name"], "content": content})
+        return results
+
+    def _result(self, name: str, arguments: Any) -> str:
+        """Return a tool's result as text, with TRL's text for what it raised."""
+        try:
+            if name not in self.tools:
+                raise ValueError(f"Tool {name} not found.")
+            return _text(self._await(self.tools[name](**arguments)))
+        except (BrokenEnvironmentError, ConnectionError):
+            raise
+        except Exception as error:
+            return str({"error": str(error)})
+
+
 def describe_tools(tools: Mapping[str, Callable]) -> str:
     """Return each tool's JSON schema, one line per tool.
 
@@ -224,6 +290,12 @@ def _is_block(part: Any) -> bool:
 
 def _error(message: str) -> str:
     return json.dumps({"error": message}, ensure_ascii=False)
+
+
+def default_history(environment_factory: Callable, prompt_template: PromptTemplate | None) -> str:
+    """Return `"conversation"` for a class with tool methods, unless it or the caller has a wording of its own."""
+    worded = prompt_template is not None or default_prompt_template(environment_factory) is not TOOL_PROMPT
+    return "conversation" if is_tool_environment(environment_factory) and not worded else "window"
 
 
 def default_prompt_template(environment_factory: Callable) -> PromptTemplate:

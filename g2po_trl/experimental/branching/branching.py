@@ -43,6 +43,11 @@ class BranchingRollout(SynchronousRollout):
 
     @classmethod
     def check(cls, args: Any, branch_share: float = 0.5, rule: str = "least_visited") -> None:
+        if not 0 < branch_share < 1:
+            raise ValueError(
+                f"branch_share (rollout_strategy_kwargs) is {branch_share!r}: set it above 0 and below 1, or use "
+                "rollout_strategy='synchronous'"
+            )
         size, number = args.num_generations, round(branch_share * args.num_generations)
         if not 1 <= number <= size - 2:
             raise ValueError(

@@ -1,0 +1,225 @@
+"""Token ids of conversations, in which earlier completions keep the ids that the engine sampled.
+
+The next prompt is the last prompt's ids, the completion's ids, and the template's text for the new messages. That
+needs a chat template that renders earlier messages the same whatever follows; TRL has such a version of many
+templates. Otherwise the whole conversation is rendered and encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..utils.trl_compat import get_training_chat_template
+from .chat_template import get_chat_template
+from .conversation import ChatRequest, Message, Transcript, prefix_digests
+from .fitting import PromptTooLongError, cut_middle
+from .tokenization import ChatEncoder
+from .tool_format import make_tool_format
+
+_USER = {"role": "user", "content": "dummy"}
+# Of the limit, the tokens to which a conversation is shortened: the next turns then continue it.
+_SHORTENED_TO = 0.75
+
+
+@dataclass(frozen=True)
+class ConversationPrompt:
+    """The prompt of a chat request.
+
+    Args:
+        ids: its token ids.
+        text: its text, or the part of it that follows the earlier prompt.
+        messages: the messages that it shows.
+        continues: number of `messages` in the earlier prompt whose ids it begins with, and its completion; 0: none.
+        truncated: turns or a part of the last message were left out.
+    """
+
+    ids: list[int]
+    text: str
+    messages: list[Message]
+    continues: int = 0
+    truncated: bool = False
+
+
+class ConversationEncoder:
+    """Encoder of chat requests.
+
+    Args:
+        encode: encodes chat messages; its tokenizer's template is replaced by TRL's training template where only that
+            one can be continued.
+        stop_token_ids: tokens that end a completion.
+
+    Attributes:
+        tools: how tools are shown and read.
+        replaced: whether TRL's template is used instead of the tokenizer's own.
+    """
+
+    def __init__(self, encode: ChatEncoder, stop_token_ids: Iterable[int] = ()):
+        processing_class, kwargs = encode.processing_class, encode.text.kwargs
+        self.stops = {*stop_token_ids, encode.tokenizer.eos_token_id}
+        self.tools = make_tool_format(processing_class)
+        self.encode, self.replaced = encode, False
+        own = self._continued_kinds()
+        if len(own) < len(self._kinds()) and (template := _training_template(processing_class)) is not None:
+            self.encode, self.replaced = ChatEncoder(processing_class, kwargs, template), True
+            if len(self._continued_kinds()) <= len(own):
+                self.encode, self.replaced = encode, False
+
+    def prompt(
+        self, request: ChatRequest, transcript: Transcript, max_length: int | None = None
+    ) -> ConversationPrompt:
+        """Return the prompt of a request, at most `max_length` tokens long.
+
+        Over the limit, a request with `shorten` loses its oldest exchanges, down to three quarters of the limit, then
+        the middle of its last message. System message, first user message and last message stay.
+
+        Raises:
+            PromptTooLongError: if the prompt is too long, and cannot be shortened enough.
+        """
+        head, exchanges = _exchanges(request.messages) if request.shorten else (request.messages, [])
+        transcript.dropped = min(transcript.dropped, max(0, len(exchanges) - 1))
+
+        def build() -> ConversationPrompt:
+            shown = head + [message for exchange in exchanges[transcript.dropped :] for message in exchange]
+            return self._build(shown, request.tools, transcript, truncated=transcript.dropped > 0)
+
+        prompt = build()
+        if max_length is None or len(prompt.ids) <= max_length:
+            return prompt
+        while transcript.dropped < len(exchanges) - 1 and len(prompt.ids) > _SHORTENED_TO * max_length:
+            transcript.dropped += 1
+            prompt = build()
+        if len(prompt.ids) > max_length and request.shorten:
+            prompt = self._cut_last_message(prompt.messages, request.tools, max_length)
+        if len(prompt.ids) > max_length:
+            raise PromptTooLongError(
+                f"the conversation of {len(request.messages)} messages has {len(prompt.ids)} tokens, more than "
+                f"max_prompt_length={max_length}: raise max_prompt_length, or let the agent send shorter messages"
+            )
+        return prompt
+
+    def answered(
+        self,
+        prompt: ConversationPrompt,
+        tools: list[dict[str, Any]] | None,
+        answer: Message,
+        completion_ids: Sequence[int],
+        transcript: Transcript,
+    ) -> None:
+        """Note a completion, so that requests that continue the conversation begin with its ids."""
+        digest = prefix_digests([*prompt.messages, answer], tools)[-1]
+        transcript.ids[digest] = [*prompt.ids, *completion_ids]
+        transcript.ended[digest] = bool(completion_ids) and completion_ids[-1] in self.stops
+
+    def _build(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, transcript: Transcript, truncated: bool
+    ) -> ConversationPrompt:
+        if transcript.ids:
+            digests = prefix_digests(messages, tools)
+            for known in range(len(messages) - 1, 1, -1):
+                if (earlier := transcript.ids.get(digests[known])) is None:
+                    continue
+                added = self._continuation(messages[known - 1], messages[known:], transcript.ended[digests[known]])
+                if added is not None:
+                    ids, text = added
+                    return ConversationPrompt(earlier + ids, text, messages, known - 1, truncated)
+        text = self._text(messages, tools)
+        return ConversationPrompt(self.encode.ids([text])[0], text, messages, 0, truncated)
+
+    def _continuation(self, answer: Message, new: list[Message], ended: bool) -> tuple[list[int], str] | None:
+        """Return ids and text of what follows a completion: the new messages, and the generation prompt.
+
+        They are found as TRL finds them: a short conversation that ends with an assistant's message of the same kind
+        is rendered with and without the new messages. `None`: the template cannot be continued so.
+
+        Args:
+            answer: the assistant's message.
+            new: the messages after it.
+            ended: whether the completion has the token that ends a message.
+        """
+        if any(message["role"] == "assistant" for message in new):
+            return None  # written by the agent's program, or by a completion that is not among these
+        stub = [_USER, _stub(answer, new)]
+        try:
+            asked = self._text(stub[:1], None, add_generation_prompt=False)
+            before = self._text(stub, None, add_generation_prompt=False)
+            after = self._text([*stub, *new], None)
+        except Exception:  # templates raise errors of any class
+            return None
+        asked_ids, before_ids, after_ids = self.encode.ids([asked, before, after])
+        ends = [place for place, token in enumerate(before_ids) if token in self.stops]
+        # The user's message has ends as well; the assistant's has none where results belong to its turn.
+        ends = ends[sum(token in self.stops for token in asked_ids) :]
+        if ends:
+            before_ids = before_ids[: ends[-1] + 1]
+        if after_ids[: len(before_ids)] != before_ids:
+            return None
+        added = after_ids[len(before_ids) :]
+        missing_end = before_ids[-1:] if ends and not ended else []
+        return missing_end + added, self.encode.tokenizer.decode(added)
+
+    def _text(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool = True
+    ) -> str:
+        return self.encode.text(*self.tools.render(messages, tools), add_generation_prompt)
+
+    def _kinds(self) -> dict[str, tuple[Message, list[Message]]]:
+        """Return an assistant's message and what follows it, for each kind of turn."""
+        kinds = {"user": ({"role": "assistant", "content": "dummy"}, [_USER])}
+        if self.tools.native:
+            call = {"type": "function", "function": {"name": "dummy", "arguments": {}}}
+            answer: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+            kinds["tool"] = (answer, [{"role": "tool", "name": "dummy", "content": "dummy"}])
+        return kinds
+
+    def _continued_kinds(self) -> list[str]:
+        """Return the kinds of turns after which the template can be continued."""
+        return [name for name, turn in self._kinds().items() if self._continuation(*turn, ended=True) is not None]
+
+    def _cut_last_message(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, max_length: int
+    ) -> ConversationPrompt:
+        """Return the prompt with the longest head and tail of the last message that fit, found by bisection."""
+        *before, last = messages
+
+        def build(keep: int) -> ConversationPrompt:
+            shown = [*before, {**last, "content": cut_middle(last["content"], keep)}]
+            return self._build(shown, tools, Transcript(), truncated=True)
+
+        low, high = 0, len(last["content"])
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if len(build(middle).ids) <= max_length else (low, middle - 1)
+        return build(low)
+
+
+def _exchanges(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
+    """Return the messages before the assistant's first one, and the others, cut before each of the assistant's."""
+    head: list[Message] = []
+    exchanges: list[list[Message]] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            exchanges.append([message])
+        else:
+            (exchanges[-1] if exchanges else head).append(message)
+    return head, exchanges
+
+
+def _stub(answer: Message, new: Sequence[Message]) -> Message:
+    """Return a short assistant's message of the same kind; some templates name the tool in its result's header."""
+    if new[0]["role"] != "tool":
+        return {"role": "assistant", "content": "dummy"}
+    calls = answer.get("tool_calls") or [{"function": {"name": "dummy"}}]
+    name = new[0].get("name") or calls[0]["function"]["name"]
+    call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": {}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _training_template(processing_class) -> str | None:
+    """Return TRL's version of the chat template that can be continued, if it has one."""
+    try:
+        template = get_training_chat_template(processing_class)
+    except (ValueError, AttributeError, TypeError):
+        return None
+    return template if template != get_chat_template(processing_class) else None

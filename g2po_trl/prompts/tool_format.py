@@ -1,0 +1,152 @@
+"""How a model is shown tools and how its calls are read: by its chat template, or in prose."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..utils.trl_compat import add_response_schema, parse_response, supports_tool_calling
+from .chat_template import get_chat_template, get_tokenizer
+from .conversation import Message
+from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, read_calls
+
+Tools = list[dict[str, Any]] | None
+
+
+class ToolFormat(Protocol):
+    """Renders tools and tool messages, and reads completions.
+
+    `native`: whether the chat template renders tools.
+    """
+
+    native: bool
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
+        """Return the messages and tools as the chat template takes them."""
+
+    def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
+        """Return the assistant's message in a completion, and whether its tool calls could be read.
+
+        Args:
+            text: the completion, up to where it is shown.
+            ids: its token ids, up to the same place.
+            prompt_ids: token ids of its prompt.
+            tools: the tools of the request.
+        """
+
+
+def make_tool_format(processing_class) -> ToolFormat:
+    """Return the native format if the chat template renders calls and their results, and its calls can be read.
+
+    They can be read if the tokenizer has a response template, if TRL has one for this chat template, or if a call is
+    written as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Otherwise tools are described in prose.
+    """
+    if not supports_tool_calling(processing_class):
+        return ProseTools()
+    tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
+    if not _response_template(tokenizer):
+        own, tokenizer = tokenizer, copy.copy(tokenizer)  # the user's stays as it is
+        tokenizer.chat_template = template
+        try:
+            add_response_schema(tokenizer)
+        except ValueError:  # not among TRL's templates
+            return NativeTools(None) if _calls_in_prose_form(own, template) else ProseTools()
+    return NativeTools(tokenizer)
+
+
+class NativeTools:
+    """Tools through the chat template; completions are read by TRL's `parse_response`.
+
+    Args:
+        tokenizer: has a response template. `None`: calls are read as `<tool_call>{"name": …, …}</tool_call>`.
+    """
+
+    native = True
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self._opening = OPEN_CALL if tokenizer is None else _opening_of_calls(_response_template(tokenizer))
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
+        return list(messages), tools or None
+
+    def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
+        if self.tokenizer is None:
+            return _parse_prose(text)
+        read = parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
+        message: Message = {"role": "assistant", "content": read.get("content") or ""}
+        for name in ("reasoning_content", "tool_calls"):
+            if read.get(name):
+                message[name] = read[name]
+        readable = "tool_calls" in message or self._opening is None or self._opening not in message["content"]
+        return message, readable
+
+
+class ProseTools:
+    """Tools described in the system message; calls and results as text of assistant and user messages."""
+
+    native = False
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
+        rendered = [_as_prose(message) for message in messages]
+        if tools:
+            instructions = HOW_TO_CALL.format(tools="\n".join(json.dumps(t.get("function", t)) for t in tools))
+            if rendered[0]["role"] == "system":
+                rendered[0] = {**rendered[0], "content": f"{rendered[0]['content']}\n\n{instructions}".strip()}
+            else:
+                rendered.insert(0, {"role": "system", "content": instructions})
+        return rendered, None
+
+    def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
+        return _parse_prose(text) if tools else ({"role": "assistant", "content": text.strip()}, True)
+
+
+def _as_prose(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": message["content"]}
+    calls = [f"{OPEN_CALL}{json.dumps(call['function'])}</tool_call>" for call in message.get("tool_calls", ())]
+    return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))}
+
+
+def _parse_prose(text: str) -> tuple[Message, bool]:
+    thought, end, answer = text.rpartition("</think>")
+    message: Message = {"role": "assistant", "content": (answer if end else text).strip()}
+    if end:
+        message["reasoning_content"] = thought.removeprefix("<think>").strip()
+    if OPEN_CALL not in message["content"]:
+        return message, True
+    try:
+        calls = read_calls(message["content"])
+    except ValueError:
+        return message, False
+    message["content"] = CALL.sub("", message["content"]).strip()
+    message["tool_calls"] = [
+        {"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls
+    ]
+    return message, True
+
+
+def _response_template(tokenizer) -> Any:
+    return getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)
+
+
+def _opening_of_calls(template: Any) -> str | None:
+    """Return the tag that opens a call, by the response template; `None` if it is not a literal tag."""
+    field = template.get("fields", {}).get("tool_calls", {}) if isinstance(template, dict) else {}
+    found = re.match(r"(?:\(\?:)?(<[^\\(\[]*>)", field.get("open") or field.get("open_pattern") or "")
+    return found.group(1) if found else None
+
+
+def _calls_in_prose_form(tokenizer, template: Any) -> bool:
+    """Whether the template writes a call as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+    call = {"type": "function", "function": {"name": "probe", "arguments": {"a": 1}}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    try:
+        return read_calls(tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template)) == [
+            ("probe", {"a": 1})
+        ]
+    except Exception:  # templates raise errors of any class
+        return False

@@ -1,0 +1,106 @@
+"""The conversations of a rollout: chat requests become prompts, and completions their responses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from ..engines.base import Completion
+from ..engines.sampling import Sampling
+from ..prompts.conversation import ChatRequest, Message, Transcript
+from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt
+from ..prompts.template import PromptTemplate
+from ..trajectory import Step
+from .episode import Episode
+from .stats import RolloutStats
+
+
+@dataclass
+class Conversations:
+    """The conversations of running episodes.
+
+    Args:
+        encoder: encodes chat requests.
+        template: wording of the messages of environments that send no requests, and the parser of completions.
+        max_prompt_length: maximum tokens of a prompt. `None`: no limit.
+        stats: prompts that could continue an earlier one, and those that did, are counted in it.
+    """
+
+    encoder: ConversationEncoder
+    template: PromptTemplate
+    max_prompt_length: int | None
+    stats: RolloutStats
+
+    def prompt(self, episode: Episode, request: ChatRequest) -> ConversationPrompt:
+        """Return the prompt of an episode's request.
+
+        Raises:
+            PromptTooLongError: if it is too long, and cannot be shortened enough.
+        """
+        transcript = episode.transcript = episode.transcript or Transcript()
+        prompt = self.encoder.prompt(request, transcript, self.max_prompt_length)
+        if transcript.ids:
+            self.stats.later_prompts += 1
+            self.stats.continued_prompts += prompt.continues > 0
+        return prompt
+
+    def step(self, episode: Episode, request: ChatRequest, prompt: ConversationPrompt, completion: Completion) -> Step:
+        """Return the step that a completion makes."""
+        text = self.encoder.encode.decode(completion.ids)
+        fields = {
+            "prompt_ids": prompt.ids,
+            "completion_ids": completion.ids,
+            "logprobs": completion.logprobs,
+            "prompt_truncated": prompt.truncated,
+            "completion_truncated": not completion.complete,
+        }
+        if episode.observation.request is None:
+            answer: Message = {"role": "assistant", "content": text}
+            listed = episode.observation.admissible_actions
+            action, valid = self.template.read(text, prompt.text[-64:], listed)
+        else:
+            answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
+            answer["content"] = _before(answer["content"], request.stop)
+            action = _action(answer)
+            new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
+            fields["messages"] = list(new)
+        self.encoder.answered(prompt, request.tools, answer, completion.ids, episode.transcript)
+        return episode.step(action, text, valid=valid, **fields)
+
+
+def request_of(episode: Episode, template: PromptTemplate) -> ChatRequest:
+    """Return the environment's request or, of one that sends none, the conversation of the episode so far."""
+    seen = episode.observation
+    if seen.request is not None:
+        return seen.request
+    first, *later = [*episode.played, seen]
+    text = first.text if first is seen else first.observation
+    messages: list[Message] = [
+        *([{"role": "system", "content": template.system}] if template.system else []),
+        {"role": "user", "content": template.first_message(text, episode.task, first.admissible_actions)},
+    ]
+    for step, then in zip(episode.played, later):
+        text = then.text if then is seen else then.observation
+        messages += [
+            {"role": "assistant", "content": step.completion},
+            {"role": "user", "content": template.turn_message(text, then.admissible_actions)},
+        ]
+    return ChatRequest(messages, shorten=True)
+
+
+def sampling_of(request: ChatRequest, sampling: Sampling) -> Sampling:
+    """Return how a request's completion is sampled: as the trainer says, ended earlier where the request asks so."""
+    if not request.stop and request.max_tokens is None:
+        return sampling
+    most = min(sampling.max_tokens, request.max_tokens or sampling.max_tokens)
+    return replace(sampling, max_tokens=most, stop_sequences=(*sampling.stop_sequences, *request.stop))
+
+
+def _before(text: str, stops: tuple[str, ...]) -> str:
+    return text[: min([text.index(stop) for stop in stops if stop in text], default=len(text))]
+
+
+def _action(answer: Message) -> str:
+    """Return what the model did, as JSON: `content` and `tool_calls`."""
+    shown = {name: answer[name] for name in ("content", "tool_calls") if name in answer}
+    return json.dumps(shown, ensure_ascii=False, sort_keys=True)

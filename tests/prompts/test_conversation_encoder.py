@@ -1,0 +1,220 @@
+"""Conversations as token ids: the engine's ids are kept, for every chat template that TRL ships."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+from shipped_templates import CALL, NATIVE, NOT_AFTER_TEXT, TASK, TEMPLATES, TOOLS, stop_ids, tokenizer_of
+from trl import GRPOTrainer
+
+from g2po_trl.prompts.conversation import ChatRequest, Transcript
+from g2po_trl.prompts.conversation_encoder import ConversationEncoder
+from g2po_trl.prompts.fitting import PromptTooLongError
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.prompts.tool_format import NativeTools, ProseTools
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def family(request):
+    tokenizer = tokenizer_of(request.param)
+    return request.param, tokenizer, ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+
+
+def play(encoder, tokenizer, completion, answer, new, messages=TASK, tools=None):
+    """Return the first prompt, the completion's ids, and the prompt after it."""
+    transcript = Transcript()
+    first = encoder.prompt(ChatRequest(messages, tools), transcript)
+    ids = [
+        *tokenizer(completion, add_special_tokens=False)["input_ids"],
+        (stop_ids(tokenizer) or [tokenizer.eos_token_id])[0],
+    ]
+    encoder.answered(first, tools, answer, ids, transcript)
+    return first, ids, encoder.prompt(ChatRequest([*messages, answer, *new], tools), transcript)
+
+
+def test_next_prompt_after_text_begins_with_prompt_and_completion(family):
+    name, tokenizer, encoder = family
+    answer = {"role": "assistant", "content": "hm, hm"}
+    first, ids, second = play(encoder, tokenizer, "hm, hm", answer, [{"role": "user", "content": "It is shut."}])
+    assert "Open the safe." in tokenizer.decode(first.ids) and "Be brief." in tokenizer.decode(first.ids)
+    assert "It is shut." in tokenizer.decode(second.ids)
+    assert (second.continues == len(TASK)) == (name not in NOT_AFTER_TEXT)
+    assert not second.continues or second.ids[: len(first.ids) + len(ids)] == first.ids + ids
+
+
+def test_prompts_that_continue_are_the_rendered_conversation(family):
+    """What a template writes for a completion is what the model wrote, and the rest is equal."""
+    name, tokenizer, encoder = family
+    answer, new = {"role": "assistant", "content": "hm"}, [{"role": "user", "content": "It is shut."}]
+    _, _, second = play(encoder, tokenizer, "hm", answer, new)
+    rendered = encoder.prompt(ChatRequest([*TASK, answer, *new]), Transcript())
+    text = tokenizer.decode(rendered.ids)
+    if re.search("think|channel|END_RESPONSE| to=user", text):
+        pytest.skip("the template writes a thought or a header, which the completion does not have")
+    assert tokenizer.decode(second.ids).replace("]hm", "] hm").replace(":hm", ": hm") == text
+
+
+def test_native_format_is_chosen_where_calls_are_rendered_and_read(family):
+    name, _, encoder = family
+    assert isinstance(encoder.tools, NativeTools if name in NATIVE else ProseTools)
+
+
+def trl_of(tokenizer, encoder):
+    """Return as much of TRL's trainer as its own conversation with tools needs."""
+    template = encoder.encode.text._passed_template
+    return SimpleNamespace(
+        processing_class=tokenizer,
+        _tokenizer=tokenizer,
+        chat_template=template,
+        chat_template_kwargs={},
+        _is_vlm=False,
+    )
+
+
+def test_ids_after_a_tool_call_are_those_of_trl(family):
+    name, tokenizer, encoder = family
+    if name not in NATIVE:
+        pytest.skip("TRL refuses tools with this chat template")
+    answer = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    results = [{"role": "tool", "name": "turn", "content": text} for text in ("click", "{'error': 'stuck'}")]
+    first, ids, second = play(encoder, tokenizer, "some call", answer, results, tools=TOOLS)
+    theirs = tokenizer.apply_chat_template(
+        TASK, tools=TOOLS, add_generation_prompt=True, chat_template=encoder.encode.text._passed_template
+    )["input_ids"]
+    assert first.ids == theirs
+    suffix = GRPOTrainer._get_tool_suffix_ids(trl_of(tokenizer, encoder), results)
+    if name == "gemma4_v2":  # TRL leaves out the line break that the template writes after a turn
+        suffix = [*tokenizer("\n")["input_ids"], *suffix]
+    assert second.ids == first.ids + ids + suffix and second.continues == 2
+
+
+def test_calls_in_a_completion_are_read_as_trl_reads_them(family):
+    """The template writes a call; read back it is the same call."""
+    name, tokenizer, encoder = family
+    if name not in NATIVE or name == "gptoss":
+        pytest.skip("calls are read as prose" if name != "gptoss" else "its prompt ends before the header of a call")
+    tools, messages = TOOLS, [TASK[1]]
+    before = encoder.encode.text(*encoder.tools.render(messages, tools))
+    answer = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    whole = encoder.encode.text(*encoder.tools.render([*messages, answer], tools), add_generation_prompt=False)
+    common = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
+    prompt, written = whole[:common], whole[common:]
+    ids = tokenizer(written, add_special_tokens=False)["input_ids"]
+    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    message, valid = encoder.tools.parse(tokenizer.decode(ids, skip_special_tokens=True), ids, prompt_ids, tools)
+    assert [call["function"] for call in message["tool_calls"]] == [CALL["function"]] and valid
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    tokenizer = tokenizer_of("qwen2_5")
+    return tokenizer, ConversationEncoder(ChatEncoder(tokenizer))
+
+
+@pytest.mark.parametrize(
+    "completion, valid, calls",
+    [
+        ('<tool_call>\n{"name": "turn", "arguments": {"digit": 7}}\n</tool_call>', True, 1),
+        ('I try.<tool_call>{"name": "turn", "arguments": {"digit": 7}}</tool_call>' * 2, True, 2),
+        ('<tool_call>{"name": "turn", "arguments": {"digit": </tool_call>', False, 0),
+        ('<tool_call>{"arguments": {}}</tool_call>', False, 0),
+        ("That is all.", True, 0),
+    ],
+)
+def test_parse_says_whether_calls_could_be_read(qwen, completion, valid, calls):
+    tokenizer, encoder = qwen
+    ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
+    prompt = encoder.prompt(ChatRequest(TASK, TOOLS), Transcript())
+    for tools in (encoder.tools, NativeTools(None), ProseTools()):
+        message, readable = tools.parse(completion, ids, prompt.ids, TOOLS)
+        assert (readable, len(message.get("tool_calls", []))) == (valid, calls)
+
+
+def test_prompt_continues_the_longest_known_conversation_and_else_is_rendered(qwen):
+    tokenizer, encoder = qwen
+    user, transcript = {"role": "user", "content": "look"}, Transcript()
+    messages, expected = list(TASK), None
+    for text in ("one", "two", "three"):
+        prompt = encoder.prompt(ChatRequest(messages), transcript)
+        assert expected is None or prompt.ids[: len(expected)] == expected
+        ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        answer = {"role": "assistant", "content": text}
+        encoder.answered(prompt, None, answer, ids, transcript)
+        expected, messages = prompt.ids + ids, [*messages, answer, user]
+    assert encoder.prompt(ChatRequest(messages), transcript).continues == 6
+    assert (
+        encoder.prompt(
+            ChatRequest([*messages[:4], {**messages[4], "content": "rewritten"}, user]), transcript
+        ).continues
+        == 0
+    )
+    assert encoder.prompt(ChatRequest([*messages[:5], user]), transcript).continues == 4  # a call in parallel
+    assert encoder.prompt(ChatRequest(messages, TOOLS), transcript).continues == 0  # other tools, another beginning
+    edited = encoder.prompt(ChatRequest([TASK[0], {"role": "user", "content": "Leave."}, *messages[2:]]), transcript)
+    assert edited.continues == 0 and "Leave." in tokenizer.decode(edited.ids)
+
+
+def test_completion_without_its_end_is_ended(qwen):
+    tokenizer, encoder = qwen
+    transcript = Transcript()
+    prompt = encoder.prompt(ChatRequest(TASK), transcript)
+    ids, answer = tokenizer("cut off")["input_ids"], {"role": "assistant", "content": "cut off"}
+    encoder.answered(prompt, None, answer, ids, transcript)
+    new = [*TASK, answer, {"role": "user", "content": "go on"}]
+    continued = encoder.prompt(ChatRequest(new), transcript)
+    assert continued.ids[: len(prompt.ids) + len(ids) + 1] == [*prompt.ids, *ids, tokenizer.eos_token_id]
+    assert continued.ids == encoder.prompt(ChatRequest(new), Transcript()).ids
+
+
+def long_conversation(turns):
+    messages = list(TASK)
+    for number in range(turns):
+        messages += [{"role": "assistant", "content": f"act {number}"}, {"role": "user", "content": f"seen {number}"}]
+    return messages
+
+
+def test_long_conversation_loses_its_oldest_turns_and_then_continues(qwen):
+    tokenizer, encoder = qwen
+    lengths = [len(encoder.prompt(ChatRequest(long_conversation(n)), Transcript()).ids) for n in range(12)]
+    limit, transcript, dropped, continued = lengths[7], Transcript(), [], []
+    for turns in range(12):
+        prompt = encoder.prompt(ChatRequest(long_conversation(turns), shorten=True), transcript, limit)
+        text = tokenizer.decode(prompt.ids)
+        assert len(prompt.ids) <= limit and "Be brief." in text and "Open the safe." in text
+        assert turns == 0 or f"seen {turns - 1}" in text
+        assert prompt.truncated == (transcript.dropped > 0)
+        dropped.append(transcript.dropped)
+        continued.append(prompt.continues > 0)
+        answer = {"role": "assistant", "content": f"act {turns}"}
+        encoder.answered(
+            prompt, None, answer, [*tokenizer(f"act {turns}")["input_ids"], tokenizer.eos_token_id], transcript
+        )
+    assert dropped[:8] == [0] * 8 and dropped[8] >= 2 and dropped == sorted(dropped)
+    assert [not c for c in continued].count(True) == 1 + len(set(dropped)) - 1, "afresh at first, and where turns went"
+    with pytest.raises(PromptTooLongError, match=f"has {lengths[11]} tokens, more than max_prompt_length={limit}"):
+        encoder.prompt(ChatRequest(long_conversation(11)), Transcript(), limit)
+
+
+def test_long_last_message_loses_its_middle(qwen):
+    tokenizer, encoder = qwen
+    request = ChatRequest([TASK[0], {"role": "user", "content": "begin " + "x " * 500 + " finish"}], shorten=True)
+    prompt = encoder.prompt(request, Transcript(), 60)
+    text = tokenizer.decode(prompt.ids)
+    assert 55 <= len(prompt.ids) <= 60 and prompt.truncated and "begin" in text and "finish" in text
+    with pytest.raises(PromptTooLongError):
+        encoder.prompt(request, Transcript(), 5)
+
+
+def test_prose_describes_tools_and_writes_calls_and_results_as_text():
+    messages = [
+        TASK[1],
+        {"role": "assistant", "content": "hm", "tool_calls": [CALL]},
+        {"role": "tool", "content": "click"},
+    ]
+    rendered, tools = ProseTools().render(messages, TOOLS)
+    assert tools is None and [m["role"] for m in rendered] == ["system", "user", "assistant", "user"]
+    assert json.dumps(TOOLS[0]["function"]) in rendered[0]["content"]
+    assert rendered[2]["content"] == 'hm\n<tool_call>{"name": "turn", "arguments": {"digit": 7}}</tool_call>'
+    assert ProseTools().render(TASK, TOOLS)[0][0]["content"].startswith("Be brief.\n\nYou can call")
+    assert ProseTools().render(TASK, None) == (TASK, None)
