@@ -271,6 +271,15 @@ def active_fraction(parts: list[list[dict]]) -> float:
     return sum(map(sum, lengths)) / sum(max(part) * len(part) for part in lengths if part)
 
 
+def active_fraction_of_branches(part: list[dict], group_size: int, first: int) -> float:
+    """The same where the last episodes of a group begin when its first ones have ended."""
+    turns = 0
+    for start in range(0, len(part), group_size):
+        lengths = [len(t["steps"]) for t in part[start : start + group_size]]
+        turns = max(turns, max(lengths[:first]) + max(lengths[first:]))
+    return sum(len(t["steps"]) for t in part) / (turns * len(part))
+
+
 # -- the update -------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ TRAINING = RUNS | {"config", "config_validation", "update", "trainer_validation"
 MAY_IMPORT = {
     "utils": set(),
     "trajectory": {"utils"},
-    "prompts": set(),
+    "prompts": {"utils"},
     "environments": {"utils", "prompts"},
     "engines": {"utils"},
     "credit": {"utils", "trajectory"},

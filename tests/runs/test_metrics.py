@@ -78,6 +78,8 @@ def expected(run, number):
         found |= of_rolling(run, rollouts, number, logged)
     else:
         found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])
+    if args.rollout_strategy == "branching":
+        found["rollout/active_fraction"] = by_hand.active_fraction_of_branches(rollout.all, size, first)
     found["advantage/abs_mean"] = by_hand.mean_of(abs(step["advantage"]) for step in rollout.steps)
     if args.advantage_estimator == "g2po":
         found |= by_hand.advantage_metrics(  # fails for another λ
