@@ -35,11 +35,13 @@ from .credit.assignment import advantages_of_rank, groups_of
 from .credit.graph import StateGraph
 from .engines.sampling import Sampling
 from .engines.trl_vllm import starting_vllm
+from .environments.adapters.agent import agent_factory
 from .environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, own_columns, tasks_hash
 from .prompts.template import PromptTemplate
 from .rollout.failing_tasks import TaskErrors
+from .rollout.ignored_fields import IgnoredFields
 from .rollout.stats import RolloutStats
 from .rollout.strategy import Rollout
 from .rollout.task_sampler import TaskSampler
@@ -98,10 +100,13 @@ class G2POTrainer(GRPOTrainer):
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`, picklable by
             cloudpickle, since it is called in worker processes. A class with tool methods and `get_reward`, as for
             TRL, is accepted too.
+        agent: instead of an environment, a function `agent(task, client)` that calls the model through OpenAI's
+            protocol and returns a reward; an `AgentCommand`; or its name, `file.py:NAME`. Each request is a step.
         prompt_template: the prompt's wording, and the parser of the completion. Default: the environment class's
             `prompt_template`; without one, `TOOL_PROMPT` for a class with tool methods, otherwise `DEFAULT_PROMPT`.
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
         state_key: `Step -> str`, replaces the environment's own state key; not with the configuration's `state_key`.
+            With `agent`: a function of a request's messages.
         processing_class: the tokenizer, with a chat template; for a multimodal checkpoint, its processor.
         card_facts: additional rows of the model card, e.g. the version of the data.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
@@ -123,6 +128,7 @@ class G2POTrainer(GRPOTrainer):
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         environment_factory: Callable[[], TextEnvironment] | None = None,
+        agent: Callable | str | None = None,
         prompt_template: PromptTemplate | None = None,
         advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
         state_key: Callable[[Step], str] | None = None,
@@ -131,6 +137,8 @@ class G2POTrainer(GRPOTrainer):
         **kwargs,
     ):
         args = args or G2POConfig("g2po-output")
+        if agent is not None:
+            environment_factory, state_key = agent_factory(agent, args.max_turns, state_key, environment_factory), None
         check_arguments(model, args, kwargs, environment_factory)
         check_state_key(state_key, args)
         if advantage_fn is not None:
@@ -158,6 +166,7 @@ class G2POTrainer(GRPOTrainer):
         self.use_vllm = args.corrects_sampling  # without it TRL's loss ignores importance weights
         check_trainer(self)
         self.card_facts = card_facts or {}
+        self.ignored_fields = IgnoredFields()
         self.prompt_template = prompt_template
         estimator, self.estimator_name = self._choose_estimator(advantage_fn)
         self.credit = make_credit(args, estimator, state_key)
@@ -253,6 +262,8 @@ class G2POTrainer(GRPOTrainer):
         with self._policy_in_engine():
             rollout = self.strategy.collect(rows, groups, self.iteration.number)
         trajectories = rollout.trajectories  # one per row; the strategy may have played other tasks
+        if self.accelerator.is_main_process:
+            self.ignored_fields.name(trajectories)
 
         clock = Timer()
         # Of all ranks: a group may be spread over ranks, so each rank builds the whole graph.

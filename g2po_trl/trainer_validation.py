@@ -38,7 +38,7 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
                 f"G2POTrainer does not accept {name}: the environment provides episodes and rewards. Remove it."
             )
     if environment_factory is None:
-        raise ValueError("environment_factory is None: pass the TextEnvironment class the agent acts in")
+        raise ValueError("environment_factory is None: pass the TextEnvironment class to act in, or an agent")
     if isinstance(environment_factory, TextEnvironment) or not callable(environment_factory):
         kind = type(environment_factory).__name__
         raise ValueError(

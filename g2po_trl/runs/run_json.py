@@ -88,11 +88,12 @@ def describe_object(value: Any) -> dict[str, Any] | None:
     while isinstance(value, partial):
         args, kwargs, value = (*value.args, *args), {**value.keywords, **kwargs}, value.func
     args, kwargs = _by_name(value, args, kwargs)
+    args, kwargs = [_argument(one) for one in args], {name: _argument(one) for name, one in kwargs.items()}
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not module or not name or not name.isidentifier():
         return None
     try:
-        if json.loads(json.dumps([args, kwargs])) != [list(args), kwargs]:
+        if json.loads(json.dumps([args, kwargs])) != [args, kwargs]:
             return None
     except (TypeError, ValueError):
         return None
@@ -102,7 +103,12 @@ def describe_object(value: Any) -> dict[str, Any] | None:
             return None  # a notebook's
         module = str(Path(loaded.__file__).resolve())
     described: dict[str, Any] = {"import": f"{module}:{name}"}
-    return described | ({"args": list(args)} if args else {}) | ({"kwargs": kwargs} if kwargs else {})
+    return described | ({"args": args} if args else {}) | ({"kwargs": kwargs} if kwargs else {})
+
+
+def _argument(value: Any) -> Any:
+    """Return a bound argument as data: a function by its place."""
+    return (describe_object(value) or value) if callable(value) else value
 
 
 def _by_name(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -123,8 +129,14 @@ def load_object(description: Mapping[str, Any]) -> Callable:
         SystemExit: if it cannot be imported.
     """
     loaded = load(description["import"])
-    args, kwargs = description.get("args", ()), description.get("kwargs", {})
+    args = [_loaded(one) for one in description.get("args", ())]
+    kwargs = {name: _loaded(one) for name, one in description.get("kwargs", {}).items()}
     return partial(loaded, *args, **kwargs) if args or kwargs else loaded
+
+
+def _loaded(value: Any) -> Any:
+    described = isinstance(value, Mapping) and {"import"} <= value.keys() <= {"import", "args", "kwargs"}
+    return load_object(value) if described else value
 
 
 def describe_prompt(template: PromptTemplate) -> dict[str, Any]:

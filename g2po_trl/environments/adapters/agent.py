@@ -35,6 +35,7 @@ import asyncio
 import contextvars
 import ctypes
 import dataclasses
+import functools
 import inspect
 import threading
 import traceback
@@ -44,6 +45,7 @@ from typing import Any
 from ...prompts.conversation import ChatResponse, Message, as_text, request_key, since_last_completion
 from ...utils.json import to_json
 from ..contract import Observation, StepResult, TextEnvironment
+from ..loading import load
 from ..validation import EnvironmentContractError, UnusableWorkerError
 from .chat_protocol import MODEL, RefusedRequestError
 from .common import import_extra
@@ -112,7 +114,7 @@ class AgentEnvironment(TextEnvironment):
     """Runs an agent whose requests are answered by the model that is trained.
 
     Args:
-        agent: function `(task, client)`, sync or async: the task is the dataset's row as a dict, the client an
+        agent: function `(task, client)`, sync or async, or its name, `file.py:function`: the task is the dataset's row as a dict, the client an
             `AgentClient`. It returns a reward; `(reward, success)`; `(reward, success, info)`; or a dict or dataclass
             with these fields. `True` and `False` are rewards of 1 and 0.
         max_turns: completions per episode: the trainer's `max_turns`.
@@ -125,10 +127,11 @@ class AgentEnvironment(TextEnvironment):
 
     def __init__(
         self,
-        agent: Callable[[dict[str, Any], AgentClient], Any],
+        agent: Callable[[dict[str, Any], AgentClient], Any] | str,
         max_turns: int,
         state_key: Callable[[list[Message]], Any] | None = None,
     ):
+        agent = load(agent) if isinstance(agent, str) else agent
         if not callable(agent):
             raise ValueError(f"agent is {agent!r}: pass a function agent(task, client)")
         if max_turns < 1:
@@ -357,3 +360,28 @@ def _describe(error: BaseException) -> str:
 def _show(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def agent_factory(
+    agent: Callable | str,
+    max_turns: int,
+    state_key: Callable[[list[Message]], Any] | None = None,
+    environment_factory: Callable | None = None,
+) -> Callable[[], AgentEnvironment]:
+    """Return the environment factory of an agent.
+
+    Args:
+        agent: of `AgentEnvironment`.
+        max_turns: of the trainer.
+        state_key: of `AgentEnvironment`.
+        environment_factory: of the trainer, which must be `None`.
+
+    Raises:
+        ValueError: if there is an environment as well, or the agent is neither a function nor the name of one.
+    """
+    if environment_factory is not None:
+        raise ValueError("agent and environment_factory are both given: an agent brings its own environment; pass one")
+    if not callable(agent) and not isinstance(agent, str):
+        raise ValueError(f"agent is {agent!r}: pass a function agent(task, client), an AgentCommand, or file.py:NAME")
+    keyed = {} if state_key is None else {"state_key": state_key}
+    return functools.partial(AgentEnvironment, agent=agent, max_turns=max_turns, **keyed)

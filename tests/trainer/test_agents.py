@@ -1,0 +1,128 @@
+"""Agents under the trainer: their requests are steps, and training goes on whatever they do."""
+
+import json
+import logging
+from functools import partial
+
+import pytest
+import torch
+from conftest import build_tokenizer  # noqa: F401  (its folder is on the path)
+from datasets import Dataset
+from letter_trainer import make_config
+
+from g2po_trl import G2POTrainer
+from g2po_trl.environments.adapters.agent import AgentEnvironment
+from g2po_trl.runs.run_json import load_object, read_run
+
+TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
+KINDS = ("keeps", "rewrites", "streams", "raises", "asks twice", "changes tools", "malformed")
+
+
+def right(text):
+    return "a" <= (text or "").strip().lower()[:1] <= "m"
+
+
+def letters(task, client):
+    """Says two letters; early ones win."""
+    model, messages, good = client.openai(), [{"role": "user", "content": f"hall {task['seed']}"}], 0
+    for _ in range(2):
+        said = model.chat.completions.create(model=client.model, messages=messages, temperature=0.1)
+        text = said.choices[0].message.content or ""
+        good += right(text)
+        answer = "kitchen" if right(text) else "cellar"
+        messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": answer}]
+    return 10.0 * (good == 2)
+
+
+def odd(task, client):
+    """Does what clients do, by the task's number."""
+    kind, model = KINDS[task["seed"] % len(KINDS)], client.openai()
+    ask = partial(model.chat.completions.create, model=client.model)
+    messages = [{"role": "user", "content": kind}]
+    first = ask(messages=messages).choices[0].message.content or ""
+    if kind == "raises":
+        raise RuntimeError("of its own")
+    if kind == "malformed":
+        try:
+            ask(messages=messages, n=3)
+        except Exception:
+            return 1.0
+    if kind == "streams":
+        parts = ask(messages=[*messages, {"role": "assistant", "content": first}, *messages], stream=True)
+        first = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    if kind == "rewrites":
+        ask(messages=[{"role": "user", "content": f"you said {first}; {kind}"}])
+    if kind == "asks twice":
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda text: ask(messages=[*messages, {"role": "user", "content": text}]), "ab"))
+    if kind == "changes tools":
+        function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+        ask(messages=messages, tools=[{"type": "function", "function": function}])
+    return float(right(first))
+
+
+def read(path):
+    return [json.loads(line) for line in path.open(encoding="utf-8")]
+
+
+def make(model, folder, agent, **options):
+    args = make_config(folder, **{"max_steps": 2, "max_completion_length": 4, "save_trajectories": True, **options})
+    return G2POTrainer(str(model), args, TASKS, agent=agent)
+
+
+def test_agent_trains_and_its_run_can_be_loaded(tmp_path, tiny_model_dir, caplog):
+    with caplog.at_level(logging.WARNING):
+        trainer = make(tiny_model_dir, tmp_path / "run", letters, report_to="none")
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        trainer.train()
+        trainer.close()
+    played = read(tmp_path / "run" / "trajectories" / "train-000001.jsonl")
+    assert all(t["outcome"] in ("success", "failure") and len(t["steps"]) == 2 for t in played)
+    for trajectory in played:
+        texts = [json.loads(step["action"])["content"] for step in trajectory["steps"]]
+        assert trajectory["reward"] == 10.0 * all(map(right, texts))
+        one, two = trajectory["steps"]
+        assert one["messages"] == [{"role": "user", "content": trajectory["steps"][0]["observation"][6:]}]
+        assert [m["content"] for m in two["messages"]] in (["kitchen"], ["cellar"])
+        begun = one["prompt_ids"] + one["completion_ids"]
+        assert two["prompt_ids"][: len(begun)] == begun, "ids are the engine's"
+        assert [json.loads(step["state_key"]) for step in trajectory["steps"]] == [one["messages"], two["messages"]]
+    if len({t["reward"] for t in played}) > 1:
+        assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters()))
+    assert sum("The agent sets temperature" in record.message for record in caplog.records) == 1
+    run = read_run(tmp_path / "run")
+    factory = load_object(run["environment"])
+    assert factory.func is AgentEnvironment and factory.keywords["agent"].__name__ == "letters"
+    assert factory.keywords["max_turns"] == 6
+
+
+def test_training_goes_on_whatever_agents_do(tmp_path, tiny_model_dir):
+    trainer = make(tiny_model_dir, tmp_path / "run", odd, max_steps=4)
+    trainer.train()
+    trainer.close()
+    played = [t for n in range(1, 5) for t in read(tmp_path / "run" / "trajectories" / f"train-{n:06d}.jsonl")]
+    by_kind = {}
+    for trajectory in played:
+        by_kind.setdefault(trajectory["steps"][0]["messages"][0]["content"], []).append(trajectory)
+    assert set(by_kind) == set(KINDS)
+    assert all(
+        t["outcome"] == "failure" and t["failure_reason"].startswith("agent error: RuntimeError")
+        for t in by_kind["raises"]
+    )
+    lengths = {kind: {len(t["steps"]) for t in played} for kind, played in by_kind.items()}
+    assert lengths == {
+        "keeps": {1}, "raises": {1}, "malformed": {1}, "streams": {2}, "rewrites": {2}, "asks twice": {3},
+        "changes tools": {2},
+    }  # fmt: skip
+    assert {t["outcome"] for t in played} <= {"success", "failure"}
+
+
+def test_agent_and_environment_together_are_refused(tmp_path, tiny_model_dir):
+    with pytest.raises(ValueError, match="agent and environment_factory are both given"):
+        G2POTrainer(
+            str(tiny_model_dir), make_config(tmp_path), TASKS, agent=letters, environment_factory=AgentEnvironment
+        )
+    with pytest.raises(ValueError, match="agent is 5: pass a function"):
+        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, agent=5)
