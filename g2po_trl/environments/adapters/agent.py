@@ -114,9 +114,9 @@ class AgentEnvironment(TextEnvironment):
     """Runs an agent whose requests are answered by the model that is trained.
 
     Args:
-        agent: function `(task, client)`, sync or async, or its name, `file.py:function`: the task is the dataset's row as a dict, the client an
-            `AgentClient`. It returns a reward; `(reward, success)`; `(reward, success, info)`; or a dict or dataclass
-            with these fields. `True` and `False` are rewards of 1 and 0.
+        agent: function `(task, client)`, sync or async, or its name, `file.py:function`. The task is the dataset's
+            row as a dict, the client an `AgentClient`. It returns a reward; `(reward, success)`; `(reward, success,
+            info)`; or a dict or dataclass with these fields. `True` and `False` are rewards of 1 and 0.
         max_turns: completions per episode: the trainer's `max_turns`.
         state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
             since the last completion (`request_key`).
