@@ -195,9 +195,10 @@ def test_alike_rows_go_to_a_mini_batch_together():
         {"gradient_checkpointing": True},
         {"model_init_kwargs": {"attn_implementation": "eager"}},
         {"steps_per_generation": 2, "num_iterations": 2, "pad_to_multiple_of": 16},
+        {"history": "conversation"},
         {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)},
     ],
-    ids=["default", "small", "checkpointing", "eager", "mini_batches", "lora"],
+    ids=["default", "small", "checkpointing", "eager", "mini_batches", "conversation", "lora"],
 )
 def test_gradients_are_those_of_padded_rows(make_trainer, options):
     trainer = make_trainer(LongLetterEnvironment, max_completion_length=4, beta=0.1, **options)
@@ -214,6 +215,21 @@ def test_gradients_are_those_of_padded_rows(make_trainer, options):
     for layout in ("packed", "shared"):
         assert (gradients[layout] - gradients["padded"]).norm() < 1e-5 * gradients["padded"].norm()
     assert forwarded["shared"] < forwarded["padded"]
+
+
+def test_a_conversation_costs_one_pass_over_its_tokens(make_trainer):
+    """Each prompt begins with the one before it, and the model processes their common tokens once."""
+    options = {"max_completion_length": 4, "packed_row_tokens": 4096, "max_tokens_per_micro_batch": 8192}
+    trainer = make_trainer(LongLetterEnvironment, history="conversation", **options)
+    trajectories, stats = trainer.play([{"seed": seed} for seed in range(4)])
+    assert stats.continued_prompts == stats.later_prompts > 0
+    batch = StepBatch.from_trajectories(trajectories, np.ones(sum(len(t.steps) for t in trajectories)))
+    _, metrics = trainer.update.split(batch)
+    sequences = [tuple(step.prompt_ids + step.completion_ids) for t in trajectories for step in t.steps]
+    prefixes = {sequence[:end] for sequence in sequences for end in range(1, len(sequence) + 1)}
+    assert metrics["update/forwarded_tokens"] == len(prefixes)
+    whole = [len(t.steps[-1].prompt_ids) + len(t.steps[-1].completion_ids) for t in trajectories]
+    assert len(prefixes) < sum(whole) < sum(map(len, sequences)), "less than one pass over each: they begin alike"
 
 
 @pytest.fixture
