@@ -100,8 +100,6 @@ class G2POTrainer(GRPOTrainer):
         environment_factory: makes a `TextEnvironment`: a class, a function or a `functools.partial`, picklable by
             cloudpickle, since it is called in worker processes. A class with tool methods and `get_reward`, as for
             TRL, is accepted too.
-        agent: instead of an environment, a function `agent(task, client)` that calls the model through OpenAI's
-            protocol and returns a reward; an `AgentCommand`; or its name, `file.py:NAME`. Each request is a step.
         prompt_template: the prompt's wording, and the parser of the completion. Default: the environment class's
             `prompt_template`; without one, `TOOL_PROMPT` for a class with tool methods, otherwise `DEFAULT_PROMPT`.
         advantage_fn: `StateGraph -> (S,)`, replaces `advantage_estimator` and its options.
@@ -109,6 +107,8 @@ class G2POTrainer(GRPOTrainer):
             With `agent`: a function of a request's messages.
         processing_class: the tokenizer, with a chat template; for a multimodal checkpoint, its processor.
         card_facts: additional rows of the model card, e.g. the version of the data.
+        agent: instead of an environment, a function `agent(task, client)` that calls the model through OpenAI's
+            protocol and returns a reward; an `AgentCommand`; or its name, `file.py:NAME`. Each request is a step.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
 
     Raises:
@@ -128,12 +128,12 @@ class G2POTrainer(GRPOTrainer):
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         environment_factory: Callable[[], TextEnvironment] | None = None,
-        agent: Callable | str | None = None,
         prompt_template: PromptTemplate | None = None,
         advantage_fn: Callable[[StateGraph], np.ndarray] | None = None,
         state_key: Callable[[Step], str] | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         card_facts: dict[str, str] | None = None,
+        agent: Callable | str | None = None,
         **kwargs,
     ):
         args = args or G2POConfig("g2po-output")

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 
 import sharding
 import torch
@@ -12,6 +13,7 @@ from letter_trainer import make_config
 
 from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer, StepResult
 from g2po_trl.engines import transformers as generation
+from g2po_trl.environments.adapters.agent import AgentEnvironment
 
 
 class FixedLengthEnvironment(LetterEnvironment):
@@ -29,11 +31,29 @@ class FixedLengthEnvironment(LetterEnvironment):
         return StepResult(self.rooms[-1], reward=float(len(self.rooms)), terminated=self.left == 0)
 
 
+def speaker(task, client):
+    """Asks a task's number of times, each time with other stops, as agents do."""
+    ask, messages = client.openai().chat.completions.create, [{"role": "user", "content": f"hall {task['seed']}"}]
+    if task["seed"] == 0:
+        raise RuntimeError("broken before it asks")
+    said = ""
+    for turn in range(task["seed"]):
+        stop = {"stop": [chr(97 + turn)]} if turn % 2 else {}
+        answer = ask(model=client.model, messages=messages, **stop).choices[0].message.content or ""
+        said += answer
+        messages += [
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": f"room {turn} {answer[:1]}"},
+        ]
+    return float(len(said))
+
+
 # name -> (environment, tasks in order, trajectories of a group, trajectories of a rollout)
 SCENARIOS = {
     "groups over both ranks": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "three times the samples": (FixedLengthEnvironment, [6, 2, 6, 2], 8, 16),
     "a rank of errors": (FixedLengthEnvironment, [3, 0, 4, 0], 8, 16),
+    "agents": (partial(AgentEnvironment, agent=speaker, max_turns=6), [3, 0, 4, 2], 8, 16),
     "groups without variance": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "mini-batches": (LongLetterEnvironment, [0, 1, 2, 3], 8, 16),
     "random lengths": (LongLetterEnvironment, list(range(16)), 4, 8),

@@ -51,6 +51,8 @@ DEPENDS_ON_THE_CUT = (
         ("a rank of errors", "ppo", "none"),
         ("groups over both ranks", "dapo", "fsdp2"),
         ("a rank of errors", "grpo", "fsdp2"),
+        ("agents", "dapo", "none"),
+        ("agents", "dapo", "fsdp2"),
         ("mini-batches", "dapo", "none"),
         ("mini-batches", "grpo", "fsdp2"),
         pytest.param("groups without variance", "grpo", "none", marks=pytest.mark.slow),
