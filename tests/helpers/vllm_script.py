@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
+from alfworld_agent import play_alfworld
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -128,6 +129,19 @@ def make_trainer(
             "rollout_strategy_kwargs": {"branch_share": 0.375},
             "max_turns": 5,
         }
+    environment = partial(
+        AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False
+    )
+    if mode == "agents":
+        defaults |= {"max_turns": 4, "max_prompt_length": 1000, "save_trajectories": True}
+        args = G2POConfig(f"{folder}/out", **{**defaults, **options})
+        return G2POTrainer(
+            str(model),
+            args,
+            Dataset.from_list(manifest.rows()[:tasks]),
+            agent=partial(play_alfworld, environment),
+            advantage_fn=lambda graph: np.linspace(-1, 1, graph.num_steps),  # it never wins
+        )
     args = G2POConfig(f"{folder}/out", **{**defaults, **options})
     pretend()
     return G2POTrainer(
@@ -135,7 +149,7 @@ def make_trainer(
         args,
         Dataset.from_list(manifest.rows()[:tasks]),
         Dataset.from_list(manifest.rows()[:4]),
-        partial(AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False),
+        environment,
         prompt,
         peft_config=peft_config,
         advantage_fn=advantage_fn,
