@@ -1,9 +1,11 @@
-"""Train an agent on your own environment by G2PO; `g2po train my_game.py` runs this script.
+"""Train on your own environment, or your own agent, by G2PO; `g2po train my_game.py` runs this script.
 
     accelerate launch recipes/train_environment.py --environment my_game.py:MyGame --tasks tasks.jsonl \
         --config config.yaml
+    accelerate launch recipes/train_environment.py --agent my_agent.py --tasks tasks.jsonl --config config.yaml
 
-The environment is named as for `g2po check`: `module:Class`, `file.py:Class` or an OpenEnv server's address.
+Both are named as for `g2po check`: an environment by `module:Class`, `file.py:Class` or an OpenEnv server's address,
+an agent by `file.py` or `file.py:NAME`.
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
 `--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
 """
@@ -34,9 +36,17 @@ class ScriptArguments:
     environment: str | None = field(
         default=None, metadata={"help": "module:Class, file.py:Class, or an OpenEnv server's address."}
     )
+    agent: str | None = field(
+        default=None,
+        metadata={"help": "Instead of an environment: file.py:NAME, a function (task, client) or an AgentCommand."},
+    )
+    agent_state_key: str | None = field(
+        default=None,
+        metadata={"help": "file.py:FUNCTION, from the messages of an agent's request to its state key."},
+    )
     tasks: str | None = field(
         default=None,
-        metadata={"help": "File with one task per line, as JSON: the arguments of the environment's reset."},
+        metadata={"help": "File with one task per line, as JSON: the arguments of reset, or the agent's task."},
     )
     eval_tasks: str | None = field(default=None, metadata={"help": "File with the held-out tasks. None: of `tasks`."})
     num_eval_tasks: int | None = field(
@@ -67,8 +77,9 @@ def main() -> None:
     if not (torch.cuda.is_available() or torch.backends.mps.is_available()):  # TRL's defaults are for GPUs
         defaults = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}
     script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), defaults=defaults)
-    if script_args.environment is None:
-        raise SystemExit("environment is None: pass --environment file.py:Class")
+    if (script_args.environment is None) == (script_args.agent is None):
+        both = "None" if script_args.agent is None else "both given"
+        raise SystemExit(f"environment and agent are {both}: pass --environment file.py:Class or --agent file.py:NAME")
     if model_args.model_name_or_path is None:
         raise SystemExit("model_name_or_path is None: pass --model_name_or_path, a folder or a Hub id")
 
@@ -101,7 +112,9 @@ def main() -> None:
         args=args,
         train_dataset=tasks_dataset(train),
         eval_dataset=tasks_dataset(held_out),
-        environment_factory=load(script_args.environment),
+        environment_factory=load(script_args.environment) if script_args.environment else None,
+        agent=script_args.agent,
+        state_key=load(script_args.agent_state_key) if script_args.agent_state_key else None,
         prompt_template=prompt_template,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),

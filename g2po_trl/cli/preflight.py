@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ..environments.loading import resolve_agent_name
 from ..environments.tasks import split_tasks
 from ..runs.ownership import check_free
 from ..utils.dependent_options import check_given
@@ -73,6 +74,7 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
     if re.fullmatch(r"[\w.]+(?<!\.py)", module) and not _is_module(module.partition(".")[0]):
         raise ValueError(f"environment is {given['environment']!r}: there is no module {module} here")
     if script.stem == "train_environment":
+        _check_agent(given)
         if given.get("model_name_or_path") is None:
             raise ValueError("model_name_or_path is None: pass --model, a folder or a Hub id")
         if given.get("tasks") is None:
@@ -88,6 +90,20 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
     folder = given.get("output_dir", defaults.get("output_dir"))
     if script.stem.startswith("train_") and isinstance(folder, str):
         check_free(folder, given.get("resume_from_checkpoint"), bool(given.get("overwrite")))
+
+
+def _check_agent(given: Mapping[str, Any]) -> None:
+    agent, environment = given.get("agent"), given.get("environment")
+    if agent is None and environment is None:
+        raise ValueError("environment is None: pass --environment FILE.py:Class, or --agent FILE.py:NAME")
+    if agent is None and given.get("agent_state_key") is not None:
+        raise ValueError("agent_state_key has no effect without agent: set Observation.state_key in the environment")
+    if agent is not None:
+        if environment is not None:
+            raise ValueError(f"agent is {agent!r} and environment is {environment!r}: pass one of them")
+        if given.get("prompt") is not None:
+            raise ValueError(f"prompt is {given['prompt']!r}: an agent writes its prompts itself, leave it out")
+        resolve_agent_name(str(agent))
 
 
 def _default_config(script: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,25 +52,42 @@ def resolve_environment_name(name: str) -> str:
     Raises:
         ValueError: if the file cannot be read, lacks the class, or contains no environment or several.
     """
+    return _resolve(name, find_environments, "Class", "contains no TextEnvironment")
+
+
+def resolve_agent_name(name: str) -> str:
+    """Return the full name of an agent: `/folder/file.py:NAME` for `file.py` with one agent.
+
+    The file is parsed, not imported. Other names are returned unchanged.
+
+    Raises:
+        ValueError: if the file cannot be read, lacks the name, or contains no agent or several.
+    """
+    if name.startswith(("http:", "https:")) or not (":" in name or name.endswith(".py")):
+        raise ValueError(f"agent is {name!r}: write FILE.py, or FILE.py:NAME, with a function (task, client)")
+    return _resolve(name, find_agents, "NAME", "contains no public function (task, client) and no AgentCommand")
+
+
+def _resolve(name: str, find: Callable[[ast.Module], list[str]], kind: str, nothing: str) -> str:
     path, _, attribute = name.rpartition(":") if ":" in name else (name, "", "")
     if not path.endswith(".py") or path.startswith(("http:", "https:")):
         return name
     if not Path(path).is_file():
         raise ValueError(f"{name!r} cannot be loaded: there is no file {path!r} in {os.getcwd()!r}")
     tree = read_source(path)
-    found = find_environments(tree)
+    found = find(tree)
     if attribute and not _binds(tree, attribute):
         raise ValueError(f"{path} has no {attribute}{': it contains ' if found else ''}{', '.join(found)}")
     if not attribute and len(found) != 1:
-        content = f"contains {', '.join(found)}" if found else "contains no TextEnvironment"
-        raise ValueError(f"{path} {content}: write {path}:{found[0] if found else 'Class'}")
+        content = f"contains {', '.join(found)}" if found else nothing
+        raise ValueError(f"{path} {content}: write {path}:{found[0] if found else kind}")
     return f"{Path(path).resolve()}:{attribute or found[0]}"
 
 
 def _binds(tree: ast.Module, name: str) -> bool:
     """Return whether the file defines or imports the name; a star import counts."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
             return True
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name:
             return True
@@ -122,3 +140,19 @@ def _is_environment(base: str) -> bool:
     """Return whether a base class is an environment, by its name alone."""
     bundled = base.startswith(("g2po_trl.", "g2po_envs."))
     return "TextEnvironment" in base or (bundled and base.endswith("Environment"))
+
+
+def find_agents(tree: ast.Module) -> list[str]:
+    """Return the names of a file's public agents: functions `(task, client)` and `AgentCommand`s."""
+    found = []
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            parameters = [*node.args.posonlyargs, *node.args.args]
+            names = [node.name] if [one.arg for one in parameters[:2]] == ["task", "client"] else []
+        else:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            call = getattr(node, "value", None)
+            made = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+            names = [one.id for one in targets if isinstance(one, ast.Name)] if made == "AgentCommand" else []
+        found += [name for name in names if not name.startswith("_")]
+    return found

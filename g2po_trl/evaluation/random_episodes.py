@@ -115,7 +115,8 @@ def episode_findings(rollouts: RandomRollouts) -> list[Finding]:
 
 def learning_findings(rollouts: RandomRollouts, episodes: int, turns: int) -> list[Finding]:
     """Return findings about complete groups with listed actions: recurring states and differing outcomes."""
-    return [*_graph(rollouts, episodes), *_outcomes(rollouts, turns)]
+    trajectories = [t for group in rollouts.groups for t in group]
+    return [*graph_findings(rollouts.groups, episodes), *outcome_findings(trajectories, turns)]
 
 
 def _after_the_end(rollouts: RandomRollouts) -> list[Finding]:
@@ -169,15 +170,22 @@ def _texts(rollouts: RandomRollouts) -> list[Finding]:
     return findings
 
 
-def _graph(rollouts: RandomRollouts, episodes: int) -> list[Finding]:
-    graph = StateGraph.from_groups(rollouts.groups)
+_KEYS_REMEDY = (
+    "Give equal states an equal state_key (leave out counters and clocks), or see the options state_key and "
+    "state_key_ignores."
+)
+
+
+def graph_findings(groups: list[list[Trajectory]], episodes: int, remedy: str = _KEYS_REMEDY) -> list[Finding]:
+    """Return a finding about how often states recur in groups of `episodes`. `remedy`: if they hardly do."""
+    graph = StateGraph.from_groups(groups)
     statistics = graph.statistics()
     size, alone = statistics["mean_group_size"], statistics["singleton_step_fraction"]
     text = (
         f"{episodes} random episodes of a task visit a state {size:.1f} times on average; {100 * alone:.0f} % of the "
         "steps are in a state visited once"
     )
-    if graph.num_nodes == len(rollouts.groups) and graph.num_steps > len(rollouts.groups):
+    if graph.num_nodes == len(groups) and graph.num_steps > len(groups):
         return [
             Finding("warning", f"{text}: a task has one state only. Let state_key or the text distinguish states.")
         ]
@@ -185,19 +193,17 @@ def _graph(rollouts: RandomRollouts, episodes: int) -> list[Finding]:
         return [
             Finding(
                 "warning",
-                f"{text}: most actions are compared with no other, and G2PO is little more than GRPO. Give equal "
-                "states an equal state_key (leave out counters and clocks), or see the options state_key and "
-                "state_key_ignores.",
+                f"{text}: most actions are compared with no other, and G2PO is little more than GRPO. {remedy}",
             )
         ]
     return [Finding("ok", f"{text}: there is a graph to learn from.")]
 
 
-def _outcomes(rollouts: RandomRollouts, turns: int) -> list[Finding]:
-    trajectories = [t for group in rollouts.groups for t in group]
+def outcome_findings(trajectories: list[Trajectory], turns: int, what: str = "actions") -> list[Finding]:
+    """Return a finding about successes and rewards of random `what`."""
     successes = sum(t.success for t in trajectories)
     ended = sum(t.outcome != "truncated" for t in trajectories)
-    text = f"random actions succeed in {successes} of {len(trajectories)} episodes; {ended} end within {turns} turns"
+    text = f"random {what} succeed in {successes} of {len(trajectories)} episodes; {ended} end within {turns} turns"
     rewards = {t.reward for t in trajectories}
     if successes == len(trajectories):
         return [

@@ -281,7 +281,7 @@ def test_several_environments_or_none_are_asked_about(tmp_path, capsys):
 
 def test_init_writes_once(tmp_path, capsys):
     assert outcome(capsys, "init", str(tmp_path / "a"), "--model", "me/mine")[0] == 0
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(FILES["environment"])
     texts = "".join((tmp_path / "a" / name).read_text() for name in ("config.yaml", "README.md"))
     assert "{NAME}" not in texts and "{MODEL}" not in texts and "runs/a" in texts and "me/mine" in texts
     (tmp_path / "b").mkdir()

@@ -257,7 +257,7 @@ def test_state_keys_of_ones_own():
     environment = AgentEnvironment(lambda task, client: ask(client, "a", "b"), 5, state_key=len)
     assert environment.reset().state_key == "2"
     environment.close()
-    with pytest.raises(ValueError, match="agent is 'me': pass a function"):
+    with pytest.raises(ValueError, match="agent is 'me': write FILE.py, or FILE.py:NAME"):
         AgentEnvironment("me", 5)
     with pytest.raises(ValueError, match="max_turns is 0: set it to 1 or more"):
         AgentEnvironment(stubborn, 0)

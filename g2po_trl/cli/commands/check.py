@@ -1,7 +1,8 @@
-"""Check an environment before training: play it at random and report findings, each with a remedy.
+"""Check an environment or an agent before training: play it at random and report findings, each with a remedy.
 
     g2po check [environment.py] [--tasks tasks.jsonl]
     g2po check module:Environment --task '{"seed": 1}' [--episodes 8] [--turns 30]
+    g2po check --agent agent.py                          # an agent, answered at random
     g2po check environment.py --show                     # the first prompt, as the model reads it
 
 The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), or the
@@ -15,18 +16,22 @@ graph, do random actions ever succeed, do the same actions lead to the same stat
 
 from __future__ import annotations
 
+import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...environments.adapters.agent import agent_factory
 from ...environments.adapters.trl_tools import text_environment_factory
-from ...environments.loading import load
+from ...environments.loading import load, resolve_agent_name
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ...environments.tasks import read_tasks
 from ...environments.validation import check_task_columns
+from ...evaluation.agent_report import TEXTS, examine_agent
 from ...evaluation.environment_report import describe_failure, examine
 from ...utils.parser import Parser, json_object
 
@@ -46,10 +51,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "environment",
         nargs="?",
-        default="environment.py",
-        help="file.py, file.py:Class, module:Class, or an OpenEnv server's address; default: %(default)s",
+        help="file.py, file.py:Class, module:Class, or an OpenEnv server's address; default: environment.py",
     )
-    given = "arguments of the environment, as a JSON object"
+    given = "a function (task, client) or an AgentCommand"
+    parser.add_argument("--agent", metavar="FILE[:NAME]", help=given)
+    given = "with --agent: file.py:FUNCTION, messages -> key"
+    parser.add_argument("--agent-state-key", metavar="NAME", help=given)
+    given = "with --agent: an answer; may be repeated"
+    parser.add_argument("--response", metavar="TEXT", action="append", default=[], help=given)
+    given = "arguments of the environment"
     parser.add_argument("--environment-options", metavar="JSON", type=json_object, default={}, help=given)
     given = "a dataset row as JSON; may be repeated"
     parser.add_argument("--task", metavar="JSON", action="append", default=[], help=given)
@@ -57,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--tasks",
         metavar="FILE",
         type=Path,
-        help="a file with one row per line; the first 5 are played. Default: tasks.jsonl next to file.py",
+        help="one row per line; the first 5 are played. Default: tasks.jsonl next to file.py",
     )
     parser.add_argument("--episodes", metavar="N", type=int, default=8, help="episodes of each task; default: 8")
     parser.add_argument("--turns", metavar="N", type=int, default=30, help="maximum turns of an episode; default: 30")
@@ -65,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help=given)
     given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
     parser.add_argument("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
-    shown = "print the prompt of the first task's first step, as the model reads it; nothing else is played"
+    shown = "print the first task's first prompt, and play nothing"
     parser.add_argument("--show", action="store_true", help=shown)
     template = "with --show: module:TEMPLATE, a PromptTemplate; default: the environment's"
     parser.add_argument("--prompt", metavar="NAME", help=template)
@@ -77,18 +87,29 @@ def main(argv: Sequence[str] | None = None) -> None:
             parser.error(f"{name} is {getattr(args, name):g}: set it above 0")
     if not args.show and (args.model or args.prompt):
         parser.error("--model and --prompt have no effect without --show: add it, or leave them out")
+    if args.agent is None and args.environment is None and _only_agent_here():
+        args.agent = "agent.py"
+    _check_combination(parser, args)
     try:
-        environment, tasks = environment_and_tasks(args.environment, args.task, args.tasks)
+        if args.agent is not None:
+            name = resolve_agent_name(args.agent)
+            tasks = tasks_of(name, args.task, args.tasks)
+            played = partial(examine_agent, name, texts=args.response or TEXTS)
+            if args.agent_state_key:
+                played = partial(played, state_key=load(args.agent_state_key))
+            environment = agent_factory(name, args.turns)
+        else:
+            environment, tasks = environment_and_tasks(args.environment or "environment.py", args.task, args.tasks)
+            if args.environment_options:
+                environment = partial(environment, **args.environment_options)
+            played = partial(examine, environment)
         tasks = tasks[: max(5, len(args.task))]
-        if args.environment_options:
-            environment = partial(environment, **args.environment_options)
         if args.show:
             print(first_prompt(environment, tasks[0], args.prompt, args.model, args.turns))
             return
     except ValueError as error:
         raise SystemExit(str(error)) from error
-    findings = examine(
-        environment,
+    findings = played(
         tasks,
         args.episodes,
         args.turns,
@@ -96,7 +117,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         environment_variables=args.environment_variables,
     )
     print(*findings, sep="\n")
-    sys.exit(any(finding.level == "error" for finding in findings))
+    failed = any(finding.level == "error" for finding in findings)
+    if args.agent is not None and not failed:
+        print(f"Next: g2po train --agent {shlex.quote(args.agent)}")
+    sys.exit(failed)
+
+
+def _only_agent_here() -> bool:
+    return Path("agent.py").is_file() and not Path("environment.py").is_file()
+
+
+def _check_combination(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuse options that have no effect together."""
+    if args.agent is None:
+        for name in ("agent_state_key", "response"):
+            if getattr(args, name):
+                parser.error(f"--{name.replace('_', '-')} has no effect without --agent: add it, or leave it out")
+        return
+    if args.environment is not None:
+        parser.error(f"{args.environment} and --agent {args.agent} are both given: remove one of them")
+    for name in ("environment_options", "prompt"):
+        if getattr(args, name):
+            parser.error(f"--{name.replace('_', '-')} has no effect with --agent: leave it out")
 
 
 def environment_and_tasks(
@@ -114,12 +156,20 @@ def environment_and_tasks(
     """
     if name == "environment.py" and not Path(name).is_file():
         raise ValueError("there is no environment.py here: name an environment, as file.py or module:Class")
+    return load(name), tasks_of(name, given, file)
+
+
+def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> list[dict[str, Any]]:
+    """Return the tasks of an environment or an agent.
+
+    Arguments and errors as of `environment_and_tasks`.
+    """
     path = Path(name.rpartition(":")[0] if ":" in name else name)
     beside = path.with_name("tasks.jsonl")
     if not given and file is None and path.suffix == ".py" and beside.is_file():
         file = beside
     tasks = [_task(text) for text in given] + (read_tasks(file) if file else [])
-    return load(name), tasks or [{}]
+    return tasks or [{}]
 
 
 def first_prompt(
@@ -142,9 +192,13 @@ def first_prompt(
         (first,) = pool.reset([task])
     if isinstance(first, EnvironmentFailure):
         raise ValueError(f"the environment {describe_failure(first)}")
-    messages = template.messages(first.text, first.task or "", first.admissible_actions)
+    if first.request is None:
+        messages, tools = template.messages(first.text, first.task or "", first.admissible_actions), None
+    else:
+        messages, tools = first.request.messages, first.request.tools
     if model is None:
         texts = [f"--- {message['role']} ---\n{message['content']}" for message in messages]
+        texts += [f"--- tools ---\n{json.dumps(tools, ensure_ascii=False, indent=2)}"] if tools else []
         return "\n".join([*texts, f"--- {sum(len(m['content']) for m in messages)} characters ---"])
     from transformers import AutoTokenizer  # slow to import
 
@@ -153,6 +207,6 @@ def first_prompt(
     tokenizer = AutoTokenizer.from_pretrained(model)
     if get_chat_template(tokenizer) is None:
         raise ValueError(f"model is {model!r}, whose tokenizer has no chat template")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
     number = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     return f"{text}\n--- {number} tokens ---"

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...environments.loading import find_environments, read_source, resolve_environment_name
+from ...environments.loading import (
+    find_agents,
+    find_environments,
+    read_source,
+    resolve_agent_name,
+    resolve_environment_name,
+)
 from ...utils.parser import read_config
 from ..preflight import check_command
 from ..recipe_files import OWN_RECIPE, config_names, find_config, recipe_names, recipes_folder
@@ -23,7 +29,8 @@ HELP = """usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 TARGET      alfworld, alfworld-ppo, webshop, appworld: a recipe, by default with a tiny model on the CPU;
             FILE.py or FILE.py:Class: an environment as `g2po init` writes it, with config.yaml and tasks.jsonl
             beside it; module:Class, or an OpenEnv server's address; or FILE.py that makes a trainer: a script, which
-            gets all flags. Default: environment.py.
+            gets all flags. Default: environment.py, else the agent in agent.py.
+--agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client), with the same two files beside it
 
 run         --config FILE|NAME         YAML file, or one of g2po-trl: alfworld/qwen2.5-1.5b-lora; flags win
             --output_dir FOLDER        model, checkpoints, trajectories, metrics
@@ -54,6 +61,7 @@ _VALUES = {
     "--num_processes": "processes",
     "--accelerate_config": "accelerate",
     "--model": "model",
+    "--agent": "agent",
 }
 
 
@@ -69,6 +77,7 @@ class Request:
     help_all: bool = False
     passed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    agent: str | None = None
 
 
 def read(argv: Sequence[str]) -> Request:
@@ -137,6 +146,8 @@ def classify_source(path: Path, flags: Sequence[str] = ()) -> Source:
     found = find_environments(tree)
     if not starts_training(tree):
         if not found and "train" not in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}:
+            if agents := find_agents(tree):
+                raise ValueError(f"{path} contains the agent {agents[0]}: write --agent {path}")
             raise ValueError(
                 f"{path} makes no trainer and holds no TextEnvironment, so that nothing would be trained: write "
                 f"{path}:Class if a class of it is one, or python {path} to run it"
@@ -164,19 +175,24 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
         ValueError: if the target or the configuration does not exist.
     """
     target, arguments = request.target, list(request.passed)
+    if request.agent is not None and target is not None:
+        raise ValueError(f"{target} and --agent {request.agent} are both given: remove one of them")
     if target is None:
         target = "environment.py"
+        if request.agent is None and not Path(target).is_file() and Path("agent.py").is_file():
+            request.agent = "agent.py"
+        if request.agent is not None:
+            return _own_recipe(request, "agent", request.agent, resolve_agent_name(request.agent))
         if not Path(target).is_file():
             names = "|".join(recipe_names())
             raise ValueError(f"no target is given and there is no environment.py here: g2po train {names}|FILE.py")
     elif target in recipe_names():
         script = recipes_folder() / f"train_{target.replace('-', '_')}.py"
         return script, [*_config_and_model(request, target.partition("-")[0]), *arguments]
-    own_recipe = recipes_folder() / f"train_{OWN_RECIPE}.py"
     file, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     path = Path(file)
     if ":" in target and path.suffix != ".py":  # module:Class, or the address of a server
-        return own_recipe, ["--environment", target, *_config_and_model(request), *arguments]
+        return _own_recipe(request, "environment", target, target)
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(
             f"{target!r} is neither a recipe nor a file: choose one of {', '.join(recipe_names())}, or FILE.py"
@@ -188,12 +204,26 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
         request.notes += source.notes
         if not source.is_environment:
             return path, words
-    if request.config is None and (beside := path.with_name("config.yaml")).is_file():
-        request.config = str(beside)
-    own = ["--environment", resolve_environment_name(target), *_config_and_model(request)]
-    if (tasks := path.with_name("tasks.jsonl")).is_file() and "tasks" not in _keys(request.config):
-        own += ["--tasks", str(tasks)]
-    return own_recipe, own + arguments
+    return _own_recipe(request, "environment", target, resolve_environment_name(target))
+
+
+def _own_recipe(request: Request, kind: str, given: str, name: str) -> tuple[Path, list[str]]:
+    """Return the recipe for an environment or an agent and its arguments, with the files beside `file.py:NAME`.
+
+    Args:
+        request: the command line.
+        kind: "environment" or "agent".
+        given: its name there.
+        name: its full name.
+    """
+    path, tasks = Path(given if given.endswith(".py") else given.rpartition(":")[0]), []
+    if path.suffix == ".py":
+        if request.config is None and (beside := path.with_name("config.yaml")).is_file():
+            request.config = str(beside)
+        if (beside := path.with_name("tasks.jsonl")).is_file() and "tasks" not in _keys(request.config):
+            tasks = ["--tasks", str(beside)]
+    words = [f"--{kind}", name, *_config_and_model(request), *tasks, *request.passed]
+    return recipes_folder() / f"train_{OWN_RECIPE}.py", words
 
 
 def _config_and_model(request: Request, kind: str | None = None) -> list[str]:

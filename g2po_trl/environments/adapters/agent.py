@@ -45,7 +45,7 @@ from typing import Any
 from ...prompts.conversation import ChatResponse, Message, as_text, request_key, since_last_completion
 from ...utils.json import to_json
 from ..contract import Observation, StepResult, TextEnvironment
-from ..loading import load
+from ..loading import load, resolve_agent_name
 from ..validation import EnvironmentContractError, UnusableWorkerError
 from .chat_protocol import MODEL, RefusedRequestError
 from .common import import_extra
@@ -131,7 +131,7 @@ class AgentEnvironment(TextEnvironment):
         max_turns: int,
         state_key: Callable[[list[Message]], Any] | None = None,
     ):
-        agent = load(agent) if isinstance(agent, str) else agent
+        agent = load(resolve_agent_name(agent)) if isinstance(agent, str) else agent
         if not callable(agent):
             raise ValueError(f"agent is {agent!r}: pass a function agent(task, client)")
         if max_turns < 1:
@@ -241,6 +241,7 @@ class AgentEnvironment(TextEnvironment):
             facts["ignored_fields"] = sorted(self._session.ignored)
         if self._session.refused:
             facts["refused_requests"] = len(self._session.refused)
+            facts["refusal"] = self._session.refused[-1]
         if self._out_of_turns:
             facts["out_of_turns"] = True
         return facts
@@ -383,5 +384,6 @@ def agent_factory(
         raise ValueError("agent and environment_factory are both given: an agent brings its own environment; pass one")
     if not callable(agent) and not isinstance(agent, str):
         raise ValueError(f"agent is {agent!r}: pass a function agent(task, client), an AgentCommand, or file.py:NAME")
+    agent = resolve_agent_name(agent) if isinstance(agent, str) else agent  # workers may run in another folder
     keyed = {} if state_key is None else {"state_key": state_key}
     return functools.partial(AgentEnvironment, agent=agent, max_turns=max_turns, **keyed)

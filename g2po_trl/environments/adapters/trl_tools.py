@@ -252,12 +252,13 @@ def random_call(tool_schemas: str, rng: random.Random) -> str:
         rng: source of randomness.
     """
     tool = json.loads(rng.choice(tool_schemas.splitlines()))
-    arguments = {name: _random_value(schema, rng) for name, schema in tool["parameters"].get("properties", {}).items()}
+    arguments = {name: random_value(schema, rng) for name, schema in tool["parameters"].get("properties", {}).items()}
     call = json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
     return f"{OPEN_CALL}{call}</tool_call>"
 
 
-def _random_value(schema: Mapping[str, Any], rng: random.Random) -> Any:
+def random_value(schema: Mapping[str, Any], rng: random.Random) -> Any:
+    """Return a random value of a JSON schema's type."""
     if schema.get("enum"):
         return rng.choice(schema["enum"])
     kind = schema.get("type", "string")

@@ -1,0 +1,286 @@
+"""Examine an agent before training: play it with random responses and return findings, each with a remedy."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from ..environments.adapters.agent import agent_factory
+from ..environments.adapters.trl_tools import random_value
+from ..environments.contract import Observation, StepResult
+from ..environments.contract_violations import where_raised
+from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from ..prompts.conversation import ChatRequest, ChatResponse, message_text, prefix_digests
+from ..trajectory import Step, Trajectory
+from .environment_report import describe_failure
+from .random_episodes import LEVELS, LONG_TEXT, SLOW_STEP, Finding, graph_findings, outcome_findings
+
+TEXTS = ("yes", "no", "1", "2", "I do not know.")
+SHOWN_FAILURES = 3
+TEXT_SHARE = 0.1  # of the responses to requests with tools
+
+
+@dataclass
+class Played:
+    """Episodes with random responses, grouped by task, and what their agent did."""
+
+    groups: list[list[Trajectory]] = field(default_factory=list)
+    asked: list[list[list[bytes]]] = field(default_factory=list)  # digest of each request
+    infos: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[EnvironmentFailure] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    characters: int = 0
+    has_tools: bool = False
+
+    @property
+    def episodes(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group]
+
+
+def examine_agent(
+    agent: Callable | str,
+    tasks: Sequence[dict[str, Any]],
+    episodes: int = 8,
+    turns: int = 30,
+    seed: int = 0,
+    timeout: float = 60.0,
+    environment_variables: Sequence[str] = (),
+    texts: Sequence[str] = TEXTS,
+    state_key: Callable | None = None,
+) -> list[Finding]:
+    """Return the findings of episodes with random responses in worker processes, the worst first.
+
+    Args:
+        agent: as passed to the trainer.
+        tasks: dataset rows.
+        episodes: episodes per task, e.g. the group size.
+        turns: maximum calls of the model in an episode, the trainer's `max_turns`.
+        seed: seed of the random responses.
+        timeout: maximum seconds of a reset or a step.
+        environment_variables: see `EnvironmentPool`.
+        texts: the responses without tool calls, drawn at random.
+        state_key: as passed to the trainer.
+    """
+    options = {"num_workers": 1, "reset_timeout": timeout, "step_timeout": timeout}
+    options["environment_variables"] = environment_variables
+    try:
+        factory = agent_factory(agent, turns, state_key)
+        with EnvironmentPool(factory, **options) as pool, EnvironmentPool(factory, **options) as second:
+            played = _play(pool, tasks, episodes, random.Random(seed), texts)
+            findings = [*_failures(played.failures), *_findings(played, episodes, turns, texts)]
+            if played.groups and not played.failures:
+                findings += _repeated(second, tasks, played)
+    except ValueError as error:  # e.g. variables that are not set
+        findings = [Finding("error", str(error))]
+    return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
+
+
+def random_response(request: ChatRequest, rng: random.Random, texts: Sequence[str]) -> ChatResponse:
+    """Return a call of a random tool with random arguments, or one of the texts."""
+    if not request.tools or rng.random() < TEXT_SHARE:
+        return ChatResponse(rng.choice(texts))
+    tool = rng.choice(request.tools)
+    function = tool.get("function", tool)
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    arguments = {name: random_value(schema, rng) for name, schema in properties.items()}
+    call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return ChatResponse("", (call,), "tool_calls")
+
+
+def _play(
+    pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], episodes: int, rng: random.Random, texts: Sequence[str]
+) -> Played:
+    played = Played()
+    for number, task in enumerate(tasks):
+        group: list[Trajectory] = []
+        played.asked.append([])
+        for _ in range(episodes):
+            asked: list[bytes] = []
+            ended = _episode(pool, task, str(number), rng, texts, played, asked)
+            if isinstance(ended, Trajectory):
+                group.append(ended)
+                played.asked[-1].append(asked)
+                continue
+            played.failures.append(ended)
+            if ended.kind in ("timeout", "crash"):  # each further episode may take as long
+                return played
+        played.groups.append(group)
+    return played
+
+
+def _episode(
+    pool: EnvironmentPool,
+    task: dict[str, Any],
+    name: str,
+    rng: random.Random,
+    texts: Sequence[str],
+    played: Played,
+    asked: list[bytes],
+) -> Trajectory | EnvironmentFailure:
+    """Play one episode, and note what its agent does in `played`, and its requests' digests in `asked`."""
+    steps: list[Step] = []
+    seen: Observation | StepResult | EnvironmentFailure = pool.reset([task])[0]
+    while not isinstance(seen, EnvironmentFailure):
+        if isinstance(seen, StepResult):
+            steps[-1].reward = seen.reward
+            if seen.terminated or seen.truncated:
+                played.infos.append(seen.info)
+                success = seen.info.get("success", seen.reward > 0)
+                outcome = "truncated" if seen.truncated else "success" if success else "failure"
+                return Trajectory(name, steps, sum(step.reward for step in steps), outcome)
+            seen = seen.observation
+        request = seen.request
+        played.has_tools |= bool(request.tools)
+        shown = sum(len(message_text(message)) for message in request.messages)
+        played.characters = max(played.characters, shown + len(json.dumps(request.tools or "")))
+        action = random_response(request, rng, texts).to_action()
+        steps.append(Step(seen.text, action, state_key=seen.state_key))
+        asked.append(_digest(request))
+        started = time.perf_counter()
+        seen = pool.step({0: action})[0]
+        played.seconds.append(time.perf_counter() - started)
+    return seen
+
+
+def _digest(request: ChatRequest) -> bytes:
+    return prefix_digests(request.messages, request.tools)[-1]
+
+
+def _failures(failures: Sequence[EnvironmentFailure]) -> list[Finding]:
+    """Return findings about the most frequent failures: episodes that are errors, and teach nothing."""
+    texts: Counter[str] = Counter()
+    for failure in failures:
+        text = describe_failure(failure).removeprefix("the agent ").partition(" ('{")[0]  # without the response
+        texts[f"the agent {text}"] += 1
+    return [
+        Finding("error", f"{text} ({count} of {len(failures)} failed episodes)")
+        for text, count in texts.most_common(SHOWN_FAILURES)
+    ]
+
+
+def _findings(played: Played, episodes: int, turns: int, texts: Sequence[str]) -> list[Finding]:
+    if not played.episodes:
+        return []
+    return [
+        *_calls(played),
+        *_raised(played),
+        *_turn_limit(played, turns),
+        *_fields(played),
+        *_sizes(played),
+        *_states(played, episodes),
+        *_outcomes(played, turns, texts),
+    ]
+
+
+def _calls(played: Played) -> list[Finding]:
+    calls = sorted(len(trajectory.steps) for trajectory in played.episodes)
+    many = f"{calls[0]}" if calls[0] == calls[-1] else f"{calls[0]} to {calls[-1]}"
+    tools = "with tools" if played.has_tools else "without tools"
+    text = f"calls the model {many} times an episode (median {median(calls):g}), {tools}."
+    if calls[-1] == 1:
+        one = "calls the model once an episode: there is no credit between steps to assign, and GRPO does the same."
+        return [Finding("warning", one)]
+    return [Finding("ok", text)]
+
+
+def _raised(played: Played) -> list[Finding]:
+    """Return a finding per distinct exception of the agent after its first request."""
+    raised = Counter(
+        f"{info['failure_reason'].removeprefix('agent error: ')}{where_raised(info.get('traceback', ''))}"
+        for info in played.infos
+        if str(info.get("failure_reason", "")).startswith("agent error: ")
+    )
+    if not raised:
+        return [Finding("ok", "returns a valid reward, or is out of turns, whatever the model answers.")]
+    level = "error" if sum(raised.values()) == len(played.episodes) else "warning"
+    return [
+        Finding(
+            level,
+            f"raises {text} in {count} of {len(played.episodes)} episodes: each is a failure with reward 0. If the "
+            "model can correct itself, send it the error as a message instead.",
+        )
+        for text, count in raised.items()
+    ]
+
+
+def _turn_limit(played: Played, turns: int) -> list[Finding]:
+    out = sum(bool(info.get("out_of_turns")) for info in played.infos)
+    if not out:
+        return [Finding("ok", f"ends within {turns} calls.")]
+    text = f"asks for more than {turns} calls in {out} of {len(played.episodes)} episodes, and is refused"
+    return [Finding("warning", f"{text}: end the loop earlier, or raise max_turns (here --turns).")]
+
+
+def _fields(played: Played) -> list[Finding]:
+    findings = []
+    if ignored := sorted({name for info in played.infos for name in info.get("ignored_fields", ())}):
+        text = f"sets {', '.join(ignored)}, which has no effect: the trainer's configuration decides how to sample."
+        findings.append(Finding("ok", text))
+    refused = [info for info in played.infos if info.get("refused_requests")]
+    if refused:
+        last = refused[-1].get("refusal", "")
+        text = f"sends requests that are refused in {len(refused)} of {len(played.episodes)} episodes: {last}"
+        findings.append(Finding("warning", text))
+    return findings
+
+
+def _sizes(played: Played) -> list[Finding]:
+    seconds = median(played.seconds)
+    text = f"takes {1000 * seconds:.3g} ms between two calls (median, to a worker and back)"
+    slow = "more num_environment_workers play more episodes at a time."
+    findings = [Finding("warning", f"{text}: {slow}") if seconds > SLOW_STEP else Finding("ok", f"{text}.")]
+    if played.characters > LONG_TEXT:
+        findings.append(
+            Finding(
+                "warning",
+                f"a request has {played.characters} characters, tools included, some {played.characters // 4} tokens: "
+                "one beyond max_prompt_length tokens ends its episode. Raise max_prompt_length, or keep less.",
+            )
+        )
+    return findings
+
+
+def _states(played: Played, episodes: int) -> list[Finding]:
+    remedy = (
+        "Pass a state_key, a function of a request's messages (docs/agents.md, State keys), or use "
+        "--advantage_estimator grpo."
+    )
+    if episodes == 1 or max(len(trajectory.steps) for trajectory in played.episodes) == 1:
+        return []
+    return graph_findings([group for group in played.groups if group], episodes, remedy)
+
+
+def _outcomes(played: Played, turns: int, texts: Sequence[str]) -> list[Finding]:
+    found = outcome_findings(played.episodes, turns, "responses")
+    if played.has_tools or texts is not TEXTS:
+        return found
+    hint = "responses are drawn from a few words; give texts that the agent understands by --response"
+    return [Finding("ok", f"{finding.text.partition(', all')[0].partition(':')[0]} ({hint}).") for finding in found]
+
+
+def _repeated(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Played) -> list[Finding]:
+    """Return a finding about each task's longest episode with the same responses in another process."""
+    for task, group, requests in zip(tasks, played.groups, played.asked):
+        trajectory, asked = max(zip(group, requests), key=lambda pair: len(pair[1]))
+        seen = pool.reset([task])[0]
+        for number, (step, digest) in enumerate(zip(trajectory.steps, asked), 1):
+            observation = getattr(seen, "observation", seen)
+            request = getattr(observation, "request", None)
+            if request is None or _digest(request) != digest:
+                shown = f"{seen.message.strip()}" if isinstance(seen, EnvironmentFailure) else f"{observation.text!r}"
+                return [
+                    Finding(
+                        "error" if number == 1 else "warning",
+                        f"request {number} differs when the same task gets the same responses in another process: "
+                        f"{shown[:80]} and {step.observation[:80]!r}. An episode whose worker is lost is then an "
+                        "error. Seed all randomness from the task, and keep clocks out of messages.",
+                    )
+                ]
+            seen = pool.step({0: step.action})[0]
+    return [Finding("ok", "asks the same when the same task gets the same responses, also in another process.")]

@@ -1,0 +1,210 @@
+"""The commands with `--agent`: what each finds in a file, reports and refuses, and a folder of `g2po init --agent`."""
+
+import json
+import subprocess
+import sys
+
+import programs
+import pytest
+from run_g2po import outcome
+
+from g2po_trl.cli.commands.init import FILES
+from g2po_trl.cli.commands.train import read, resolve
+from g2po_trl.cli.recipe_files import recipes_folder
+from g2po_trl.environments.loading import resolve_agent_name
+
+ASKS = """
+import json, os, random, time, urllib.request
+
+def ask(client, text, **more):
+    messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
+    body = json.dumps({"messages": messages, **more}).encode()
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    request = urllib.request.Request(client.base_url + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write the functions of an agent into agent.py of the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_agent(body, name="agent.py", head=ASKS):
+        (tmp_path / name).write_text(head + body)
+        return name
+
+    return write_agent
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, capsys):
+    code, said, _ = outcome(capsys, "init", str(tmp_path / "house"), "--agent")
+    assert code == 0 and said.endswith("&& g2po check --agent agent.py\n")
+    monkeypatch.chdir(tmp_path / "house")
+    return tmp_path / "house"
+
+
+def test_the_agent_of_a_file(write, tmp_path):
+    file = f"{tmp_path}/agent.py"
+    write("def _mine(task, client): pass\ndef other(a, b): pass\nasync def walk(task, client, depth=3): pass\n")
+    assert resolve_agent_name("agent.py") == resolve_agent_name("agent.py:walk") == f"{file}:walk"
+    assert resolve_agent_name("agent.py:other") == f"{file}:other"
+    write("import g2po_trl as g\nsolve: object = g.AgentCommand('python solve.py', verify=len)\n")
+    assert resolve_agent_name("agent.py") == f"{file}:solve"
+    assert resolve_agent_name("package.module:walk") == "package.module:walk"
+    write("def one(task, client): pass\ndef two(task, client): pass\n")
+    for name, text in (
+        ("agent.py", "agent.py contains one, two: write agent.py:one"),
+        ("agent.py:three", "agent.py has no three: it contains one, two"),
+        ("nowhere.py", "'nowhere.py' cannot be loaded: there is no file"),
+        ("http://localhost:1", "agent is 'http://localhost:1': write FILE.py"),
+        ("agent", "agent is 'agent': write FILE.py"),
+    ):
+        with pytest.raises(ValueError, match=text.replace("(", r"\(")):
+            resolve_agent_name(name)
+
+
+def test_train_takes_an_agent(folder):
+    script = recipes_folder() / "train_environment.py"
+    words = ["--agent", f"{folder}/agent.py:walk", "--config", "config.yaml", "--tasks", "tasks.jsonl"]
+    assert resolve(read(["--agent", "agent.py", "--seed", "1"])) == (script, [*words, "--seed", "1"])
+    assert resolve(read([])) == resolve(read(["--agent=agent.py:walk"])) == (script, words)
+
+
+def test_errors_name_the_remedy(folder, capsys):
+    (folder / "empty.py").write_text("x = 1\n")
+    for arguments, text in (
+        (["train", "agent.py"], "agent.py contains the agent walk: write --agent agent.py"),
+        (["train", "--agent", "empty.py"], "empty.py contains no public function (task, client) and no AgentCommand"),
+        (["train", "alfworld", "--agent", "agent.py"], "alfworld and --agent agent.py are both given: remove one"),
+        (["train", "--agent"], "--agent has no value"),
+        (["train", "--environment", "json:JSONDecoder"], "pass one of them"),
+        (["train", "--prompt", "a:B"], "prompt is 'a:B': an agent writes its prompts itself"),
+        (["check", "agent.py"], "agent.py contains no TextEnvironment"),
+        (["check", "--agent", "agent.py:run"], "agent.py has no run: it contains walk"),
+        (["check", "a.py", "--agent", "agent.py"], "a.py and --agent agent.py are both given"),
+        (["check", "a.py", "--response", "yes"], "--response has no effect without --agent"),
+        (["check", "--agent", "agent.py", "--environment-options", '{"a": 1}'], "has no effect with --agent"),
+        (["init", ".", "--agent"], "already holds agent.py, tasks.jsonl"),
+    ):
+        code, _, errors = outcome(capsys, *arguments)
+        assert code and text in errors and "Traceback" not in errors, (arguments, errors)
+
+
+def test_what_init_writes_is_good(folder, capsys):
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES["agent"])
+    code, said, _ = outcome(capsys, "check")
+    *lines, following = said.splitlines()
+    assert code == 0 and {line.split()[0] for line in lines} == {"ok"}, said
+    assert "calls the model 1 to 8 times an episode" in said and "there is a graph to learn from" in said
+    assert "rewards from 0 to 1" in said and following == "Next: g2po train --agent agent.py"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True
+    )
+    assert run.returncode == 0 and "5 passed" in run.stdout, run.stdout
+    shown = outcome(capsys, "check", "--show")[1]
+    assert shown.startswith("--- system ---\nWalk to the library") and '"name": "go"' in shown
+
+
+def test_a_folder_of_init_trains(folder, tiny_model_dir):
+    flags = "--max_steps 1 --max_completion_length 4 --num_environment_workers 1 --per_device_train_batch_size 8"
+    run = programs.run(
+        "-m", "g2po_trl.__main__", "train", "--model", tiny_model_dir, *flags.split(), "--num_eval_tasks", "2",
+        cwd=folder,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "iteration   1/1" in run.stdout and "Held-out tasks, 2 episodes" in run.stdout
+    described = json.loads((folder / "runs" / "house" / "run.json").read_text())["environment"]
+    assert described["kwargs"] == {"agent": f"{folder.resolve()}/agent.py:walk", "max_turns": 8}
+
+
+FINDINGS = {
+    "returns without a call": (
+        "def agent(task, client): return 1.0",
+        "error",
+        "the agent returned 1.0 without calling the model",
+    ),
+    "raises before its first call": (
+        "def agent(task, client):\n    return task['nothing']",
+        "error",
+        "the agent raised KeyError: 'nothing', agent.py, line 14 (8 of 8 failed episodes)",
+    ),
+    "returns no reward": (
+        "def agent(task, client): return [ask(client, 'a') != '']",
+        "error",
+        "the agent returned [True] (the reward is [True]): return a reward (a number)",
+    ),
+    "raises after it": (
+        "def agent(task, client):\n    return int(ask(client, 'a')) + int(ask(client, 'b'))",
+        "warning",
+        "raises ValueError: invalid literal for int() with base 10: 'yes', agent.py, line 14 in ",
+    ),
+    "asks once": (
+        "def agent(task, client): return ask(client, 'a') == 'yes'",
+        "warning",
+        "calls the model once an episode",
+    ),
+    "asks for ever": (
+        "def agent(task, client):\n    while True:\n        ask(client, 'a')",
+        "warning",
+        "asks for more than 4 calls in 8 of 8 episodes",
+    ),
+    "tells the time": (
+        "def agent(task, client):\n    ask(client, 'a')\n    return ask(client, str(time.time_ns())) == 'yes'",
+        "warning",
+        "request 2 differs when the same task gets the same responses in another process",
+    ),
+    "draws its first message": (
+        "def agent(task, client):\n    ask(client, str(os.getpid()))\n    return ask(client, 'b') == 'yes'",
+        "error",
+        "request 1 differs",
+    ),
+    "never the same state": (
+        "n = [0]\ndef agent(task, client):\n    for _ in range(3):\n        n[0] += 1\n        ask(client, str(n))\n"
+        "    return 1.0",
+        "warning",
+        "Pass a state_key, a function of a request's messages",
+    ),
+    "is refused": (
+        "def agent(task, client):\n    try:\n        ask(client, 'a', n=2)\n    except OSError:\n        pass\n"
+        "    return ask(client, 'a') == 'yes' or ask(client, 'b') == 'yes'",
+        "warning",
+        "requests that are refused in 8 of 8 episodes: n is 2: one completion is made",
+    ),
+    "sets what the trainer decides": (
+        "def agent(task, client): return ask(client, 'a', temperature=1) == ask(client, 'b')",
+        "ok",
+        "sets temperature, which has no effect",
+    ),
+    "sends long messages": (
+        "def agent(task, client): return ask(client, 'a' * 9000) == ask(client, 'b')",
+        "warning",
+        "a request has 9002 characters, tools included, some 2250 tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FINDINGS)
+def test_check_reports(case, write, capsys):
+    body, level, text = FINDINGS[case]
+    write(body)
+    code, said, errors = outcome(capsys, "check", "--agent", "agent.py", "--turns", "4", "--timeout", "20")
+    (line,) = [line for line in said.splitlines() if text in line] or [said + errors]
+    assert line.split()[0] == level and code == (level == "error"), said
+
+
+def test_responses_and_state_keys_of_ones_own(write, capsys):
+    write(
+        "def key(messages): return 'same'\n"
+        "def agent(task, client):\n"
+        "    said = [ask(client, f'{os.urandom(4)!r}') for _ in range(3)]\n"
+        "    assert set(said) <= {'left', 'right'}, said\n"
+        "    return said == ['left'] * 3\n"
+    )
+    command = ["check", "--agent", "agent.py", "--response", "left", "--response", "right"]
+    said = outcome(capsys, *command, "--episodes", "16")[1]
+    assert "Pass a state_key" in said and "random responses succeed in " in said and "raises" not in said, said
+    said = outcome(capsys, *command, "--agent-state-key", "agent.py:key")[1]
+    assert "a task has one state only" in said, said
