@@ -244,6 +244,20 @@ class ChatResponse:
             usage.get("completion_tokens", 0),
         )
 
+    @classmethod
+    def read(cls, action: str) -> ChatResponse:
+        """Return the response that `to_action` wrote. Any other text is the content of one."""
+        try:
+            return cls.from_action(action)
+        except ValueError:
+            return cls(action)
+
+
+def response_action(message: Message) -> str:
+    """Return what a step records as its action: the assistant's message, its content and tool calls as JSON."""
+    shown = {name: message[name] for name in ("content", "tool_calls") if name in message}
+    return json.dumps(shown, ensure_ascii=False, sort_keys=True)
+
 
 @dataclass
 class Transcript:

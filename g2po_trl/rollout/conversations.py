@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 
 from ..engines.base import Completion
 from ..engines.sampling import Sampling
-from ..prompts.conversation import ChatRequest, Message, Transcript
+from ..prompts.conversation import ChatRequest, Message, Transcript, response_action
 from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt
 from ..prompts.template import PromptTemplate
 from ..trajectory import Step
@@ -61,7 +60,7 @@ class Conversations:
         else:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
             answer["content"] = _before(answer["content"], request.stop)
-            action = _action(answer)
+            action = response_action(answer)
             new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
             fields["messages"] = list(new)
         self.encoder.answered(prompt, request.tools, answer, completion.ids, episode.transcript)
@@ -98,9 +97,3 @@ def sampling_of(request: ChatRequest, sampling: Sampling) -> Sampling:
 
 def _before(text: str, stops: tuple[str, ...]) -> str:
     return text[: min([text.index(stop) for stop in stops if stop in text], default=len(text))]
-
-
-def _action(answer: Message) -> str:
-    """Return what the model did, as JSON: `content` and `tool_calls`."""
-    shown = {name: answer[name] for name in ("content", "tool_calls") if name in answer}
-    return json.dumps(shown, ensure_ascii=False, sort_keys=True)

@@ -39,6 +39,12 @@ def test_is_tool_environment_needs_reset_and_no_step():
     assert not is_tool_environment(TextEnvironment) and not is_tool_environment(lambda: Safe())
 
 
+def test_conversation_of_a_tool_class_passes_the_check_of_a_pool():
+    """The pool plays "look", which is no chat response."""
+    with EnvironmentPool(text_environment_factory(Safe, 5, "conversation"), num_workers=1) as pool:
+        pool.check({"code": "1"})
+
+
 def test_default_prompt_template_is_the_class_attribute():
     mine = PromptTemplate(first="{observation}!", later="{history} {observation}!")
 

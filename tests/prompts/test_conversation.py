@@ -98,6 +98,8 @@ def test_request_and_response_survive_json():
     assert ChatResponse.from_action(response.to_action()) == response
     with pytest.raises(ValueError, match="a chat response is a JSON object"):
         ChatResponse.from_action('"three"')
+    assert ChatResponse.read(response.to_action()) == response
+    assert [ChatResponse.read(text).content for text in ("look", '"three"')] == ["look", '"three"']
 
 
 def test_request_key_is_what_came_since_the_last_completion():

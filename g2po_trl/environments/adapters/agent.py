@@ -181,7 +181,7 @@ class AgentEnvironment(TextEnvironment):
             raise RuntimeError("call reset before step")
         call, self._call = self._call, None
         self._turns += 1
-        self._session.answer(call, _response(action))
+        self._session.answer(call, ChatResponse.read(action))
         while True:
             event = self._session.next()
             if isinstance(event, AgentEnd):
@@ -332,13 +332,6 @@ def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
         f"the agent returned {_show(value)}{why}: return a reward (a number), (reward, success), (reward, success, "
         "info), or a dict with these"
     )
-
-
-def _response(action: str) -> ChatResponse:
-    try:
-        return ChatResponse.from_action(action)
-    except ValueError:
-        return ChatResponse(action)
 
 
 def _is_of_environment(error: BaseException | None) -> bool:

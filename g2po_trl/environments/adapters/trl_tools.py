@@ -183,9 +183,13 @@ class ChatToolEnvironment(ToolEnvironment):
         return self._observation(self._messages)
 
     def step(self, action: str) -> StepResult:
-        """Call the tools of a response, or end the episode if there are none or it is out of turns."""
+        """Call the tools of a response, or end the episode if there are none or it is out of turns.
+
+        Args:
+            action: a `ChatResponse` (`to_action`). Another text is the content of one.
+        """
         self._turns += 1
-        response = ChatResponse.from_action(action)
+        response = ChatResponse.read(action)
         calls, last = response.tool_calls, self._turns >= self.max_turns
         if calls and not last:
             results = self._results(calls)
