@@ -68,6 +68,27 @@ class Step:
         return self.observation if self.state_key is None else self.state_key
 
     @property
+    def response(self) -> dict[str, Any] | None:
+        """The assistant's message, of a step that answers a chat request; `None` for other steps.
+
+        An action that is not such a message is the content of one.
+        """
+        if self.messages is None:
+            return None
+        try:
+            answer = json.loads(self.action)
+        except ValueError:
+            answer = None
+        known = isinstance(answer, dict) and isinstance(answer.get("content"), str)
+        return {"role": "assistant", **(answer if known else {"content": self.action})}
+
+    @property
+    def compared_action(self) -> str:
+        """What is compared of the action: of a chat response that calls tools, the calls without their ids."""
+        calls = (self.response or {}).get("tool_calls")
+        return json.dumps([call["function"] for call in calls], sort_keys=True) if calls else self.action
+
+    @property
     def admissible(self) -> bool | None:
         """Whether the action is among `admissible_actions`, in any letter case; `None` if none were listed.
 

@@ -82,7 +82,7 @@ def record(trajectory: Trajectory, with_actions: bool = False) -> TrajectoryReco
         float(trajectory.reward),
         trajectory.outcome,
         trajectory.failure_reason,
-        [xxhash.xxh3_64_digest(step.action.encode("utf-8", "surrogatepass")) for step in trajectory.steps]
+        [xxhash.xxh3_64_digest(step.compared_action.encode("utf-8", "surrogatepass")) for step in trajectory.steps]
         if with_actions
         else None,
         trajectory.parent,

@@ -202,7 +202,10 @@ def verdict(found: dict[str, Any]) -> str:
     if found["value_lambda"] is None:
         return "Every λ predicts these returns equally well, so the run tells nothing about value_lambda or the keys."
     if whole["interval"] is None:
-        return f"Too few groups have prediction errors ({whole['groups']}) to compare values of λ: train for longer."
+        return (
+            f"Too few groups have prediction errors ({whole['groups']}) to compare values of λ: {LEAST_GROUPS} are "
+            "needed. Train for longer, or log more tasks."
+        )
     often = next(row for row in found["rows"] if row["visits"] == [OFTEN, None])
     share, hidden, lost = found["hidden_share"], found["often_standard_errors"], found["lost_standard_errors"]
     if share is not None and share > HIDDEN:

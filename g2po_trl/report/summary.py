@@ -56,17 +56,22 @@ def analyse(iterations: list[analysis.Iteration], gamma: float | None, described
 
 def gamma_of(described: dict, iteration: int) -> float:
     """Return the discount that an iteration was trained with, 0.95 if run.json has none."""
-    return description_at(described, iteration).get("trainer", {}).get("gamma", 0.95)
+    run = description_at(described, iteration)
+    return run.get("trainer", run.get("estimator", {})).get("gamma", 0.95)  # a log has no trainer
 
 
 def verdict_on(iterations: list[analysis.Iteration], run: dict, replaced: Sequence[Trajectory] = ()) -> str | None:
     """Return what the run said at its end if there was nothing to learn from, of the iterations that are here.
+
+    A log was not trained on: `None`.
 
     Args:
         iterations: of a run.
         run: its run.json.
         replaced: trajectories of the groups that dynamic sampling replaced.
     """
+    if "traces" in run:
+        return None
     tally = Tally()
     for iteration in iterations:
         everyone = [t for group in iteration.groups for t in group]
@@ -83,6 +88,8 @@ def mean_over(rows: list[dict], part: str, name: str) -> float:
 
 def notes(run: dict) -> list[str]:
     """Return warnings about values of a run that was not trained by G2PO with mean returns."""
+    if "traces" in run:
+        return ["These are means over the returns of the log; value_lambda is an option of training."]
     name = run.get("estimator", {}).get("estimator_name", "g2po")
     used = run.get("trainer", {}).get("value_lambda", 1.0)
     said = [] if name.startswith("g2po") else [f"The run was trained with {name}: value_lambda is an option of g2po."]
@@ -92,8 +99,13 @@ def notes(run: dict) -> list[str]:
     return [*said, *(["The run was resumed with other settings:"] if changed else []), *(f"  {c}" for c in changed)]
 
 
-def summary(rows: list[dict]) -> str:
-    """Return a run in a few lines: means over its iterations."""
+def summary(rows: list[dict], run: dict) -> str:
+    """Return a run in a few lines: means over its iterations.
+
+    Args:
+        rows: of analysis.json.
+        run: its run.json, of a training run or of `g2po credit`.
+    """
 
     def mean(part: str, name: str) -> float:
         return mean_over(rows, part, name)
@@ -101,7 +113,7 @@ def summary(rows: list[dict]) -> str:
     unfinished = sum(row["unfinished"] for row in rows)
     lines = [
         *([f"{unfinished} lines were not written to their end and are left out"] if unfinished else []),
-        f"{len(rows)} iterations, {sum(row['steps'] for row in rows)} steps",
+        _what(run, len(rows), sum(row["steps"] for row in rows)),
         f"visits of a node: {mean('group_size', 'mean'):.1f} (of a mean step's node: "
         f"{mean('group_size', 'mean_of_step'):.1f}); {100 * mean('group_size', 'singleton_steps'):.1f} % of steps "
         "in a node visited once",
@@ -115,3 +127,10 @@ def summary(rows: list[dict]) -> str:
     ]
     # A run in which all returns are equal, or no state is visited twice, has no such numbers.
     return "\n".join(line for line in lines if "nan" not in line)
+
+
+def _what(run: dict, iterations: int, steps: int) -> str:
+    if "traces" not in run:
+        return f"{iterations} iterations, {steps} steps"
+    file, name = run["traces"]["file"], run.get("estimator", {}).get("estimator_name", "g2po")
+    return f"logged runs of {file}, credited with {name} and not trained on: {steps} calls of episodes with a result"

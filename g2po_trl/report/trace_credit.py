@@ -6,7 +6,6 @@ advantage (`None`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..credit.graph import StateGraph
+from ..rollout.words import action_text, state_text
 from ..trajectory import Step
 from .traces import Traces, first_lines
 
 KEY_LENGTH = 80  # characters of a state key in credit.jsonl
 ROWS = 5  # calls with the largest and with the smallest advantages
 RARE = 0.1  # share of later calls in a state of another episode below which keys are said to be too fine
-_SYSTEM = re.compile(r"\Asystem: .*?\n\n(?=user: )", re.DOTALL)  # the same in every first state
 
 
 @dataclass(frozen=True)
@@ -164,13 +163,13 @@ def _table(credit: TraceCredit, order: Sequence[int]) -> list[str]:
     lines = []
     for i in order:
         node, step, trajectory = int(graph.node[i]), steps[i], trajectories[graph.trajectory[i]]
-        if (node, step.action) in seen:
+        if (node, step.compared_action) in seen:
             continue
-        seen.add((node, step.action))
+        seen.add((node, step.compared_action))
         lines.append(
             f"{credit.advantages[i]:>+9.2f} {graph.node_values[node]:>7.3g} {graph.node_visits[node]:>6}  "
             f"{_cut(trajectory.task_id, 14):<14} {_cut(str(trajectory.info['episode']), 10):<10} "
-            f"{graph.position[i] + 1:>4}  {_cut(_SYSTEM.sub('', step.observation), 30):<30}  {_cut(step.action, 26)}"
+            f"{graph.position[i] + 1:>4}  {_cut(state_text(step), 30):<30}  {_cut(action_text(step), 26)}"
         )
         if len(lines) == ROWS:
             break

@@ -26,6 +26,7 @@ from ..prompts.conversation import (
     message_text,
     normalize_messages,
     request_key,
+    response_action,
     since_last_completion,
 )
 from ..trajectory import Step, Trajectory
@@ -168,15 +169,15 @@ class _Reader:
             key = self._own_key(request)
         else:
             key = request_key(request) if news else None  # without news the observation, which is the whole request
-        calls = message_text({**message, "content": ""})
         completion = "\n\n".join(filter(None, [message.get("reasoning_content"), message_text(message)]))
         episode.steps.append(
             Step(
                 as_text(news or request),
-                calls or message["content"],
+                response_action(message),
                 state_key=key,
                 completion=completion,
                 completion_truncated=is_cut,
+                messages=news or request,
             )
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
+from ..rollout.words import completion_text
 from ..trajectory import Trajectory
 
 BACKENDS = ("trackio", "wandb", "tensorboard")
@@ -15,13 +16,13 @@ COLUMNS = ("iteration", "task", "outcome", "reward", "turns", "transcript")
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """Return observations and completions as text, numbered by the steps of the episode."""
+    """Return observations and completions in words, numbered by the steps of the episode."""
     branch, first = trajectory.parent is not None, trajectory.start + 1
     lines = [f"(branch of trajectory {trajectory.parent + 1} of its group from step {first})"] if branch else []
     for number, step in enumerate(trajectory.steps, first):
         lines += [
             f"[{number}] {step.observation}",
-            f"> {step.completion if step.completion is not None else step.action}",
+            f"> {completion_text(step)}",
         ]
     return "\n".join([*lines, trajectory.error or trajectory.final_observation or ""])
 

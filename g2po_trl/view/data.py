@@ -24,16 +24,16 @@ _CURVES = {  # the log's names -> the page's
     "kl": "kl",
 }
 _SETTINGS = (
-    "estimator_name gamma value_lambda step_advantage_weight invalid_action_penalty estimator_kwargs learning_rate "
-    "beta num_generations max_turns temperature seed"
+    "file state_key estimator_name gamma value_lambda step_advantage_weight invalid_action_penalty estimator_kwargs "
+    "learning_rate beta num_generations max_turns temperature seed"
 ).split()
 
 
 class Run:
-    """A training run's folder, read on demand.
+    """A training run's folder, or one of `g2po credit`, read on demand.
 
     Args:
-        folder: the `output_dir` of a training run.
+        folder: the `output_dir` of a training run, or the `--output` of `g2po credit`.
         tokenizer: decodes prompts. `None`: the tokenizer that the run saved, if any.
 
     Raises:
@@ -53,6 +53,7 @@ class Run:
         self._prompts = Prompts(self.folder, tokenizer)
         self._described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
         self.settings = _settings_in(self._described)
+        self.log = _log_of(self._described)
         self.steps_per_iteration: int | None = self._described.get("optimizer_steps_per_iteration")
         if not self.numbers and not self.sets():
             raise ValueError(
@@ -62,16 +63,15 @@ class Run:
 
     def about(self) -> dict[str, Any]:
         """Return name and settings. A setting changed on resuming lists its values with their first steps."""
-        settings = {"estimator_name": self.settings.get("advantage_estimator"), **self.settings}
-        if not is_g2po(self.settings):  # only G2PO reads it
-            settings.pop("value_lambda", None)
+        settings = {"estimator_name": self.settings.get("advantage_estimator"), **self.settings, **(self.log or {})}
+        names = [name for name in _SETTINGS if name != "value_lambda" or is_g2po(self.settings)]  # only G2PO reads it
         starts = [part["first_step"] for part in parts_of(self._described)]
         parts = [(start, _settings_in(settings_at(self._described, start))) for start in starts]
         return {
             "name": self.name,
             "settings": {
                 name: _over_parts(_as_text(settings.get(name)), name, parts)
-                for name in _SETTINGS
+                for name in names
                 if any(part.get(name) is not None for part in (settings, *(part for _, part in parts)))
             },
         }
@@ -94,6 +94,7 @@ class Run:
         ]
         return {
             **self.about(),
+            "log": self.log,
             "optimizer_steps_per_iteration": self.steps_per_iteration,
             "curves": curves,
             "evaluations": self.evaluations(),
@@ -142,6 +143,12 @@ class Run:
 def _settings_in(described: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of trainer and estimator in a run.json; older files have no section for the estimator."""
     return {**described.get("trainer", {}), **described.get("estimator", {})}
+
+
+def _log_of(described: dict[str, Any]) -> dict[str, Any] | None:
+    """Return name and file of the log of a folder of `g2po credit`, and `None` for a training run."""
+    traces = described.get("traces")
+    return None if traces is None else {"name": Path(traces["file"]).name, **traces}
 
 
 def _as_text(value: Any) -> Any:

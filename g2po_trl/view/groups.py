@@ -10,8 +10,9 @@ import numpy as np
 from ..credit.estimators.common import episode_advantage
 from ..credit.estimators.g2po import edge_advantage, node_advantage
 from ..credit.graph import StateGraph
+from ..rollout.words import state_text
 from ..trajectory import Step, Trajectory
-from .texts import Texts, episode_data, step_data
+from .texts import Texts, conversation_data, episode_data, step_data
 
 NUM_DISAGREEMENTS = 8
 
@@ -70,7 +71,8 @@ def group_data(
     for i, step in enumerate(steps):
         if graph.node[i] >= 0 and nodes[graph.node[i]]["o"] is None:
             nodes[graph.node[i]] |= {
-                "o": texts.number(step.observation),
+                **conversation_data(step, texts),
+                "o": texts.number(state_text(step)),
                 "actions": texts.number("\n".join(step.admissible_actions or ())),
             }
     return {

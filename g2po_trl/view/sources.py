@@ -12,7 +12,7 @@ from .episode_sets import EpisodeSet, Evaluation
 
 
 def open_folder(folder: str | Path) -> Run | Evaluation:
-    """Open the folder of a training run or of an evaluation.
+    """Open the folder of a training run, of `g2po credit`, or of an evaluation.
 
     Raises:
         ValueError: if the folder does not exist or contains neither.

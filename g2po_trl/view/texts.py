@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..rollout.words import action_text, new_messages, state_text
 from ..trajectory import Step, Trajectory
+
+ONE_LINE = 60  # characters of arguments in a line
+_FACTS = ("ignored_fields", "refused_requests", "out_of_turns", "agent_error", "traceback")
+_SHOWN = ("success", "failure_reason", "trial", "last_trial", "panel_index", "prompt_tokens", "completion_tokens")
+_SHOWN += ("reflections",)  # elsewhere on the page
 
 
 class Texts:
@@ -50,21 +57,66 @@ def step_data(step: Step, texts: Texts, prompt_of: Callable[[Step], str | None] 
     """Return a step as plain data, texts by number.
 
     Keys: "o" observation, "a" action, "r" completion, "p" prompt, "ok" whether the completion is valid, "in" whether
-    the action is admissible (`None` if none were listed).
+    the action is admissible (`None` if none were listed). A step that answers a chat request has those of
+    `conversation_data` too; "o" and "a" are then in words.
     """
     return {
-        "o": texts.number(step.observation),
-        "a": step.action,
+        "o": texts.number(state_text(step)),
+        "a": action_text(step),
         "r": texts.number(step.completion),
         "p": texts.number(prompt_of(step)) if prompt_of else None,
         "ok": bool(step.valid),
         "in": step.admissible,
+        **conversation_data(step, texts),
     }
 
 
-def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
-    """Return an episode as plain data, without its steps."""
+def conversation_data(step: Step, texts: Texts) -> dict[str, Any]:
+    """Return the messages of a step that answers a chat request, and nothing for other steps.
+
+    Keys: "m" messages, "old" how many of them the model had read before, "said" the assistant's message. A message has
+    "role", "name", "c" its content and "calls", pairs of name and arguments.
+    """
+    if step.messages is None:
+        return {}
     return {
+        "m": [_message_data(message, texts) for message in step.messages],
+        "old": len(step.messages) - len(new_messages(step)),
+        "said": _message_data(step.response, texts),
+    }
+
+
+def _message_data(message: Mapping[str, Any], texts: Texts) -> dict[str, Any]:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return {
+        "role": message["role"],
+        "name": message.get("name"),
+        "c": texts.number(message["content"]),
+        "calls": [[function["name"], texts.number(_as_json(function["arguments"]))] for function in functions],
+    }
+
+
+def _as_json(value: Any) -> str:
+    """Return JSON on one line if it is short. A text, which is no JSON that could be read, stays as it is."""
+    if isinstance(value, str):
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= ONE_LINE else json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def episode_data(trajectory: Trajectory, texts: Texts) -> dict[str, Any]:
+    """Return an episode as plain data, without its steps.
+
+    "facts", of an episode of chat requests: what its `info` says of the agent, and "other", the rest of it as text.
+    """
+    facts: dict[str, Any] = {}
+    if any(step.messages is not None for step in trajectory.steps):
+        info = {name: value for name, value in trajectory.info.items() if value not in (None, False, [], {})}
+        facts = {name: info.pop(name) for name in _FACTS if name in info}
+        other = {name: value for name, value in info.items() if name not in _SHOWN}
+        facts |= {"other": texts.number(_as_json(other))} if other else {}
+    return {
+        "facts": facts,
         "outcome": trajectory.outcome,
         "reward": trajectory.reward,
         "error": trajectory.error or trajectory.failure_reason,

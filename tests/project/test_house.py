@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "trainer_validation": TRAINING,
     "trainer": TRAINING | {"trainer_build"},
     "ppo": TRAINING | {"trainer"},
-    "report": {"utils", "trajectory", "prompts", "credit", "runs"},
+    "report": {"utils", "trajectory", "prompts", "rollout", "credit", "runs"},
     "evaluation": RUNS,
     "view": RUNS | {"report"},
     "cli": RUNS | {"experimental", "config", "config_validation", "trainer", "evaluation", "report", "view"},

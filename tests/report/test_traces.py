@@ -17,6 +17,7 @@ from run_g2po import outcome
 from g2po_trl import StateGraph, g2po, grpo, read_jsonl
 from g2po_trl.report.trace_credit import credit_traces, is_shared, rows, states
 from g2po_trl.report.traces import trajectories_of_traces
+from g2po_trl.rollout.words import action_text
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = {"role": "system", "content": "You are a robot."}
@@ -92,7 +93,8 @@ def test_each_form_by_hand(lines):
     assert [t.outcome for t in group] == ["success", "failure"] and {t.task_id for t in group} == {"mug"}
     first, second = group[0].steps
     assert first.observation == "system: You are a robot.\n\nuser: Find the mug."
-    assert (second.observation, second.action) == ("tool: kitchen", 'go({"to": "mug"})')
+    assert (second.observation, action_text(second)) == ("tool: kitchen", 'go({"to": "mug"})')
+    assert [[m["role"] for m in step.messages] for step in group[0].steps] == [["system", "user"], ["tool"]]
     assert second.state_key == '[{"content": "kitchen", "role": "tool"}]'
     assert not traces.unread and not traces.without_calls
 
@@ -106,7 +108,7 @@ def test_a_response_may_be_a_message_a_completion_or_a_text():
     calls = [{"messages": [TASK], "response": response, "seconds": 2.0} for response in responses]
     traces = trajectories_of_traces([{"task": {"n": 1}, "reward": 1, "calls": calls, "model": "m"}])
     (trajectory,) = traces.trajectories
-    assert [step.action for step in trajectory.steps] == ["left"] * 3
+    assert [action_text(step) for step in trajectory.steps] == ["left"] * 3
     assert [step.completion for step in trajectory.steps] == ["because\n\nleft", "left", "left"]
     assert [step.completion_truncated for step in trajectory.steps] == [False, True, False]
     assert (trajectory.task_id, trajectory.info) == ('{"n": 1}', {"episode": 1, "line": 1})
@@ -260,11 +262,36 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
     assert [step["a"] for step in steps[:2]] == ['go({"to": "kitchen"})', 'go({"to": "mug"})']
     assert [step["trained"] for step in steps] == [1.4142, 0.7071, -1.4142, -0.7071]
     assert group["adds_up"] and not alone["stored"]
+    assert shown["overview"]["training"]["log"]["name"] == "runs.jsonl"
+    assert shown["overview"]["sources"][0]["settings"]["file"] == file
 
     assert outcome(capsys, "credit", file, "--estimator", "grpo")[0] == 0, "its own folder is replaced"
     described = json.loads((folder / "run.json").read_text())
     assert described["traces"] == {"file": file, "state_key": None}
     assert described["estimator"]["estimator_name"] == "grpo"
+
+
+def test_the_report_of_a_log_says_so_and_takes_its_gamma(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    file = write(tmp_path / "runs.jsonl", conversations())
+    assert outcome(capsys, "credit", file, "--gamma", "0.5")[0] == 0
+    code, text, _ = outcome(capsys, "report", str(tmp_path / "runs-credit"))
+    assert code == 0
+    assert f"logged runs of {file}, credited with g2po and not trained on: 4 calls" in text
+    assert "value_lambda is an option of training" in text
+    assert not any(word in text for word in ("iterations,", "Nothing", "was trained"))
+    assert json.loads((tmp_path / "runs-credit" / "report" / "analysis.json").read_text())["gamma"] == 0.5
+
+
+def test_actions_are_equal_if_their_calls_are(tmp_path):
+    """Whatever was said beside the calls, and whatever their ids are."""
+    said = [{**call("x", n), "content": f"I think {n}"} for n in (1, 2)]
+    lines = [{"task_id": "t", "reward": n, "messages": [TASK, one]} for n, one in enumerate(said)]
+    traces = trajectories_of_traces([*lines, {"task_id": "t", "reward": 0, "messages": [TASK, call("y")]}])
+    one, two, other = (trajectory.steps[0] for trajectory in traces.trajectories)
+    assert one.action != two.action and one.compared_action == two.compared_action != other.compared_action
+    graph = StateGraph.from_groups(traces.groups, with_actions=True)
+    assert graph.action[0] == graph.action[1] != graph.action[2]
 
 
 def test_a_state_key_and_grpo_on_the_command_line(tmp_path, capsys, monkeypatch):
@@ -375,6 +402,6 @@ def test_a_log_of_2000_episodes(tmp_path, capsys):
     assert all(len({trajectory.task_id for trajectory in group}) == 1 for group in groups)
     steps = [step for trajectory in played for step in trajectory.steps]
     local = np.array([step.advantage for step in steps]) - grpo(StateGraph.from_groups(groups))
-    places = [[int(re.findall(r"\d+", text)[-1]) for text in (step.observation, step.action)] for step in steps]
+    places = [[int(re.findall(r"\d+", text)[-1]) for text in (step.observation, action_text(step))] for step in steps]
     towards = np.array([there > here for here, there in places])
     assert local[towards].mean() > 0.3 and local[~towards].mean() < -0.3

@@ -2,10 +2,10 @@
 
     g2po report RUN [--output FOLDER] [--gamma X] [--svg]
 
-Reads RUN/trajectories and writes analysis.json and plots: visits per state, spread of the returns of one state, turns
-per successful episode, variance of the values compared with the paper's assumptions, and the test of the state keys:
-how well the values of each λ predict the returns of held-out episodes. All but the last use mean returns (λ = 1),
-regardless of the run's value_lambda.
+RUN is the folder of a training run or of `g2po credit`. Reads RUN/trajectories and writes analysis.json and plots:
+visits per state, spread of the returns of one state, turns per successful episode, variance of the values compared
+with the paper's assumptions, and the test of the state keys: how well the values of each λ predict the returns of
+held-out episodes. All but the last use mean returns (λ = 1), regardless of the run's value_lambda.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...utils.parser import Parser
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="g2po report", description=__doc__)
-    parser.add_argument("run", metavar="RUN", type=Path, help="output_dir of a run")
+    parser.add_argument("run", metavar="RUN", type=Path, help="output_dir of a run, or --output of `g2po credit`")
     parser.add_argument("--output", metavar="FOLDER", type=Path, help="where to write; default: RUN/report")
     given = "discount per step; default: the run's, or 0.95 if the run does not record it"
     parser.add_argument("--gamma", metavar="X", type=float, help=given)
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         raise SystemExit(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
     rows = numbers["iterations"]
-    print(summary(rows))
+    print(summary(rows, run))
     if verdict := verdict_on(iterations, run, analysis.load_replaced(args.run)):
         print(f"\n{verdict}")
     print("\n".join(["", keys.text(numbers["prediction"]), *notes(run), ""]), flush=True)  # plots take longer

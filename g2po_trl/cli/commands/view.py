@@ -3,11 +3,12 @@
     g2po view RUN                        # writes RUN/view.html and opens it
     g2po view EVALUATION                 # what `g2po evaluate` wrote to its --output
     g2po view RUN_A RUN_B                # their evaluations side by side, task by task
+    g2po view CREDIT                     # what `g2po credit` wrote of a log
     g2po view RUN --serve                # serves the page on loopback and reads data on demand
 
-A folder is the `output_dir` of a training run or the `--output` of an evaluation. The page contains all iterations and
-evaluations, and the prompts if there are at most 100 iterations. For a longer run use `--serve`, or choose iterations
-with `--iterations`.
+A folder is the `output_dir` of a training run, or the `--output` of an evaluation or of `g2po credit`. The page
+contains all iterations and evaluations, and the prompts if there are at most 100 iterations. For a longer run use
+`--serve`, or choose iterations with `--iterations`.
 """
 
 from __future__ import annotations

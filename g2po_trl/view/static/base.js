@@ -38,6 +38,47 @@ const folded = (title, text) => (text === null || text === undefined ? null
 const faults = (step) => (step.ok ? (step.in === false ? ["not admissible"] : []) : ["invalid completion"])
   .flatMap((fault) => [" ", make("span", { class: "tag" }, fault)]);
 
+// -- conversations ----------------------------------------------------------------------------------------------------
+
+const nonempty = (text) => (text === "" ? "(nothing)" : text);
+
+function messageCard({ role, name, c, calls }, texts) {
+  const called = calls.map(([function_, given]) => make("div", { class: "call" }, make("b", {}, function_),
+    texts[given] === "{}" ? null : make("pre", {}, texts[given])));
+  return make("div", { class: `message ${role}` }, make("div", { class: "role" }, name ? `${role} ${name}` : role),
+    texts[c] === "" && called.length ? null : make("pre", {}, nonempty(texts[c])), ...called);
+}
+
+// What a step or a state was asked: its messages, those that the model had read before folded; or its observation.
+function asked(one, texts) {
+  if (!one.m) return [make("pre", {}, texts[one.o])];
+  const cards = one.m.map((message) => messageCard(message, texts));
+  if (!cards.length) return [make("p", { class: "note" }, "no new message")];
+  return [one.old ? make("details", {}, make("summary", {}, `${one.old} earlier messages, rendered again`),
+    ...cards.slice(0, one.old)) : null, ...cards.slice(one.old)].filter(Boolean);
+}
+
+// What a step did: the assistant's message, or the action.
+const answered = (step, texts) => (step.said ? messageCard(step.said, texts)
+  : make("div", { class: "act" }, `→ ${step.a}`));
+
+// The action in full, to be compared.
+const deed = (step, texts) => (step.said
+  ? JSON.stringify([texts[step.said.c], step.said.calls.map(([name, given]) => [name, texts[given]])]) : step.a);
+
+// What went wrong in an episode, and what is known of its agent.
+function troubles({ error, facts }, texts) {
+  const notes = [
+    facts.agent_error ? `The agent's own error, after its last turn: ${facts.agent_error}` : null,
+    facts.out_of_turns ? "It called the model, or a tool, after its last turn." : null,
+    facts.refused_requests ? `Refused requests, which are no steps: ${facts.refused_requests}.` : null,
+    facts.ignored_fields ? `Fields of its requests that have no effect: ${facts.ignored_fields.join(", ")}.` : null,
+  ].filter(Boolean);
+  return [error ? make("pre", { class: "error" }, error) : null, folded("traceback", facts.traceback),
+    ...notes.map((note) => make("p", { class: "note fact" }, note)),
+    facts.other === undefined ? null : folded("info", texts[facts.other])].filter(Boolean);
+}
+
 // -- data -------------------------------------------------------------------------------------------------------------
 
 async function unpack(text) {

@@ -63,6 +63,8 @@ function chart(title, series, { points = [], top = null, bars = null, colours = 
 }
 
 function drawCurves() {
+  $("curves").hidden = !(run.curves.length || run.evaluations.length);  // neither of a log, nor before a checkpoint
+  if ($("curves").hidden) return;
   const of = (name, scale = 1) => run.curves.map((c) => (c[name] === undefined ? NaN : c[name] * scale));
   const last = Math.max(...run.evaluations.map((e) => e.step), 1);  // older runs do not say how long an iteration is
   const steps = run.optimizer_steps_per_iteration || last / (run.curves.length || 1);

@@ -54,7 +54,7 @@ function episodeHead({ i, side, task, one, texts }) {
         `${episodeName(other, trials) || `episode ${n + 1}`} ${won(other) ? "✓" : "✗"}`)) : [])),
     make("div", {}, make("strong", { class: one.outcome }, ENDS[one.outcome] || one.outcome),
       make("span", { class: "note" }, `, ${facts.join(", ")}`)),
-    one.error ? make("pre", { class: "error" }, one.error) : null,
+    ...troubles(one, texts),
     ...one.reflections.map((note, n) => folded(`reflection ${n + 1}, read by this trial`, texts[note])));
 }
 
@@ -68,15 +68,17 @@ function stepCard(s, from, kind = "") {
   };
   return make("div", { class: `step ${kind}` },
     make("div", { class: "adv" }, `${s + 1}. `, ...faults(steps[s])),
-    make("pre", {}, texts[steps[s].o]), make("div", { class: "act" }, `→ ${steps[s].a}`),
+    ...asked(steps[s], texts), answered(steps[s], texts),
     ...more("completion", "r"), ...more("prompt", "p"));
 }
+
+const sameDeed = (left, right, s) => deed(left.one.steps[s], left.texts) === deed(right.one.steps[s], right.texts);
 
 // How many steps two episodes share from the start: same observation, same action, both valid or not.
 function sharedSteps([left, right]) {
   const [a, b] = [left.one.steps, right.one.steps];
   let s = 0;
-  while (a[s] && b[s] && left.texts[a[s].o] === right.texts[b[s].o] && a[s].a === b[s].a && a[s].ok === b[s].ok) s += 1;
+  while (a[s] && b[s] && left.texts[a[s].o] === right.texts[b[s].o] && sameDeed(left, right, s) && a[s].ok === b[s].ok) s += 1;
   return s;
 }
 
@@ -85,7 +87,7 @@ function sayParting([left, right], s) {
   if (!a && !b) return "The same steps to the end.";
   const why = !a || !b ? `${(a ? right : left).name} ends here`
     : left.texts[a.o] !== right.texts[b.o] ? "other observations"
-      : a.a !== b.a ? "the same observation, other actions" : "the same action, once in an invalid completion";
+      : !sameDeed(left, right, s) ? "the same observation, other actions" : "the same action, once in an invalid completion";
   return s ? `After ${s} shared step${s > 1 ? "s" : ""} they part: ${why}.` : `They part at the first step: ${why}.`;
 }
 

@@ -30,7 +30,7 @@ async function show(name) {
 }
 
 const TRAINING_KEYS = {
-  ArrowLeft: () => step(-1), ArrowRight: () => step(1),
+  ArrowLeft: () => run.log || step(-1), ArrowRight: () => run.log || step(1),
   n: () => showGroup((shown.groups.indexOf(group) + 1) % shown.groups.length),
   p: () => showGroup((shown.groups.indexOf(group) + shown.groups.length - 1) % shown.groups.length),
 };
@@ -79,7 +79,11 @@ async function start() {
   ["training", "evaluations"].forEach((name) => $(`tab-${name}`).addEventListener("click", () => show(name)));
   document.addEventListener("keydown", pressed);
   $("search").addEventListener("input", listTasks);
-  if (run) {
+  if (run && run.log) {
+    document.title = `${run.log.name}, logged runs – g2po-trl`;
+    $("name").textContent = `Logged runs: ${run.log.name}`;
+    ["choose-iteration", "iteration-keys"].forEach((part) => { $(part).hidden = true; });
+  } else if (run) {
     const slider = $("iteration");
     slider.max = run.iterations.length - 1;
     slider.addEventListener("input", () => { $("iteration-number").textContent = run.iterations[slider.value]; });

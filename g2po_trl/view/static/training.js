@@ -19,7 +19,7 @@ async function choose(number, groupNumber = 0) {
     return make("li", {}, make("button", { type: "button", onclick: () => showCase(one) }, step.a),
       ` in group ${one.group + 1}: A_NC ${signed(local)}, A_EC ${signed(gain)}`);
   }));
-  if (!shown.disagreements.length) $("case-list").append(make("li", {}, "none in this iteration"));
+  if (!shown.disagreements.length) $("case-list").append(make("li", {}, run.log ? "none in this log" : "none in this iteration"));
   showGroup(Math.min(groupNumber, shown.groups.length - 1));
 }
 
@@ -27,6 +27,8 @@ const estimator = () => run.settings.estimator_name || "g2po";
 
 // What the advantages of this iteration are, and the λ of its values.
 function howTrained() {
+  if (run.log) return `Credited with ${estimator()}, after the fact: these runs trained nothing.` +
+    (shown.value_lambda === null ? " Colours of states are mean discounted returns." : "");
   if (shown.value_lambda === null) return `Trained with ${estimator()}. Colours of states are mean discounted returns.`;
   const certain = shown.groups.every((one) => one.adds_up !== false);
   const how = certain ? "" : ", which does not give the advantages that were trained";
@@ -103,12 +105,13 @@ function fill(...children) {
 const shownNumber = (x) => (x === null ? "–" : signed(x));
 const number = (x) => make("td", { class: x > 0.005 ? "plus" : x < -0.005 ? "minus" : null }, shownNumber(x));
 // What the step was trained with; G2PO's of a run that did not write it down is the sum of its parts.
-const total = (step) => step.trained ?? (step.adv && !group.stored ? step.adv[0] + step.adv[1] + step.adv[2] : null);
+const total = (step) => step.trained ?? (step.adv && !group.stored && !run.log ? step.adv[0] + step.adv[1] + step.adv[2] : null);
 const hasParts = () => shown.value_lambda !== null;
-const hasAdvantages = () => hasParts() || group.stored;
-const heads = () => [...(hasParts() ? ["A_EP", "A_NC", "A_EC"] : []),
-  !hasParts() ? `A of ${estimator()}` : group.stored ? "trained" : "sum"];
-const numbers = (step) => [...(step.adv || []), total(step)];
+const hasAdvantages = () => group.stored || (hasParts() && !run.log);
+// The tasks of a log that have nothing to compare have no numbers.
+const heads = () => (run.log && !group.stored ? [] : [...(hasParts() ? ["A_EP", "A_NC", "A_EC"] : []),
+  !hasParts() ? `A of ${estimator()}` : run.log ? "advantage" : group.stored ? "trained" : "sum"]);
+const numbers = (step) => (run.log && !group.stored ? [] : [...(step.adv || []), total(step)]);
 const amountOf = (n, what) => `${n} ${what}${n === 1 ? "" : what.endsWith("ch") ? "es" : "s"}`;
 const isBranch = (trajectory) => trajectory.parent !== undefined;
 // A step's number in the game: a branch goes on where its parent was.
@@ -135,9 +138,10 @@ function allSteps(wanted) {
 
 function showOverview() {
   const notes = [];
-  if (shown.unfinished) notes.push(`${amountOf(shown.unfinished, "line")} of this iteration not written to the end: left out.`);
+  if (shown.unfinished) notes.push(`${amountOf(shown.unfinished, "line")} of this ${run.log ? "log" : "iteration"} not written to the end: left out.`);
   if (!group.nodes.length) notes.push("No episode came to a result: there is no graph.");
-  if (!group.stored && group.nodes.length) notes.push("This run did not store what its steps were trained with. " +
+  if (run.log && !group.stored) notes.push("This task has no two episodes with a result: nothing is compared.");
+  else if (!group.stored && group.nodes.length) notes.push("This run did not store what its steps were trained with. " +
     (hasParts() ? "Advantages are computed now, with the settings in run.json." : "There are no advantages to show."));
   if (group.adds_up === false) notes.push("A_EP, A_NC and A_EC are computed now, and do not add up to what was trained.");
   const visited = group.nodes.map((node, i) => [node, i]).filter(([node]) => node.visits)
@@ -165,7 +169,7 @@ function showNode(node) {
   const one = group.nodes[node];
   const actions = one.actions === null ? "" : shown.texts[one.actions];
   fill(make("h2", {}, `State with value ${one.v.toFixed(2)}, ${one.visits} visits`),
-    make("pre", {}, shown.texts[one.o]),
+    ...asked(one, shown.texts),
     actions ? make("details", {}, make("summary", {}, "admissible actions"), make("pre", {}, actions)) : null,
     make("h3", {}, "What was done here"), steps(allSteps((step) => step.node === node)));
   $("panel").scrollTop = 0;
@@ -174,8 +178,8 @@ function showNode(node) {
 function showEdge(edge) {
   const ends = (trajectory, s) => (s === trajectory.steps.length - 1 ? trajectory.outcome : trajectory.steps[s].next);
   fill(make("h2", {}, `Edge: ${ofEdge(edge)}`),
-    make("h3", {}, "from"), make("pre", {}, shown.texts[group.nodes[edge.from].o]), make("h3", {}, "to"),
-    make("pre", {}, typeof edge.to === "number" ? shown.texts[group.nodes[edge.to].o] : ENDS[edge.to] || edge.to),
+    make("h3", {}, "from"), ...asked(group.nodes[edge.from], shown.texts), make("h3", {}, "to"),
+    ...(typeof edge.to === "number" ? asked(group.nodes[edge.to], shown.texts) : [make("pre", {}, ENDS[edge.to] || edge.to)]),
     steps(allSteps((step, trajectory, s) => step.node === edge.from && ends(trajectory, s) === edge.to)));
 }
 
@@ -185,7 +189,7 @@ function showTrajectory(t, at) {
   const cards = trajectory.steps.map((step, s) => make("div", { class: s === at ? "step here" : "step" },
     make("div", { class: "adv" }, `${turnOf(t, s)}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`,
       ...faults(step)),
-    make("pre", {}, shown.texts[step.o]), make("div", { class: "act" }, `→ ${step.a}`),
+    ...asked(step, shown.texts), answered(step, shown.texts),
     hasAdvantages() ? make("div", { class: "adv" },
       numbers(step).map((x, i) => `${names[i]} ${shownNumber(x)}`).join("  ")) : null,
     folded("completion", shown.texts[step.r]), folded("prompt", shown.texts[step.p])));
@@ -199,7 +203,7 @@ function showTrajectory(t, at) {
     isBranch(trajectory) ? make("p", { class: "note" }, "This is a ",
       make("button", { type: "button", onclick: () => showTrajectory(trajectory.parent, trajectory.start) }, branchOrigin(trajectory)),
       ". The steps before were played again as they were, and are no visits of its own. It is compared with no whole episode: it has no A_EP.") : null,
-    trajectory.error ? make("pre", { class: "error" }, trajectory.error) : null, ...cards,
+    ...troubles(trajectory, shown.texts), ...cards,
     trajectory.final === null ? null : make("pre", {}, shown.texts[trajectory.final]));
   const here = trajectory.steps[at];
   if (here && here.node >= 0) network.selectNodes([here.node]);

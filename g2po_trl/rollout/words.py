@@ -1,0 +1,41 @@
+"""Steps in words, for people to read: in the viewer, in sample tables and in tables of credit.
+
+A step of an environment of texts is its observation and its action. One that answers a chat request has messages and
+the assistant's message as JSON instead.
+"""
+
+from __future__ import annotations
+
+from ..prompts.conversation import Message, as_text, message_text, since_last_completion
+from ..trajectory import Step
+
+NOTHING = "(nothing)"  # of an empty completion, and of a request without new messages
+
+
+def new_messages(step: Step) -> list[Message]:
+    """Return what came since the last completion, of a step that answers a chat request; all if nothing came."""
+    return since_last_completion(step.messages) or list(step.messages)
+
+
+def state_text(step: Step) -> str:
+    """Return the state: the observation, or the new messages of a chat request without those of the system."""
+    if step.messages is None:
+        return step.observation
+    new = new_messages(step)
+    return as_text([message for message in new if message["role"] != "system"] or new) or NOTHING
+
+
+def action_text(step: Step) -> str:
+    """Return the action: of a chat response its calls as `name(arguments)`, or else its content."""
+    answer = step.response
+    if answer is None:
+        return step.action
+    return message_text({**answer, "content": ""}) or answer["content"] or NOTHING
+
+
+def completion_text(step: Step) -> str:
+    """Return what the model wrote, or what is known of it: the completion, or a chat response's content and calls."""
+    answer = step.response
+    if answer is None:
+        return step.action if step.completion is None else step.completion
+    return message_text(answer) or NOTHING
