@@ -269,7 +269,13 @@ def write_run(trainer: GRPOTrainer, step: int = 0) -> None:
     origin, template = name_or_path_of(trainer.model.config), trainer.prompt_template
     panels = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"eval": trainer.eval_dataset}
     described = describe_run(
-        trainer.args, origin, trainer.environment_factory, template, trainer.estimator_name, precision_of(trainer)
+        trainer.args,
+        origin,
+        trainer.environment_factory,
+        template,
+        trainer.estimator_name,
+        precision_of(trainer),
+        trainer.history,
     )
     trainer.folder.write_run(
         described | {"identity": trainer.run_identity()},

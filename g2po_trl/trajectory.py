@@ -40,7 +40,7 @@ class Step:
         completion_truncated: the completion reached its maximum length.
         messages: of a step that answers a chat request, the messages that its prompt adds to the earlier prompt that
             it continues, or all of its messages. The action is then the assistant's message as JSON.
-        prompt: the last message, of agents that are asked by text.
+        prompt: of evaluations, the text of the prompt; of agents that are asked by messages, the last message.
         advantage: what the step was trained with; `None` if it was not trained.
         policy_version: iteration whose policy wrote the completion, with partial rollouts; otherwise `None`.
     """

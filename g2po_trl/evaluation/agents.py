@@ -1,6 +1,6 @@
 """Ways to prompt a chat model for the next action.
 
-- *direct*: the environment's prompt, built again at every step, as in training.
+- *direct*: the environment's prompts and requests, as in training.
 - *ReAct* (Yao et al., 2023): one conversation per episode, in which each completion is a thought and an action.
 - *Reflexion* (Shinn et al., 2023): ReAct in several trials. After a failed trial the model writes what went wrong;
   later trials read it.
@@ -11,12 +11,13 @@ The wording is g2po-trl's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..prompts.fitting import fit_prompt
+from ..prompts.conversation import ChatRequest
 from ..prompts.template import ParsedCompletion, PromptTemplate, last_steps, listed_spelling
 from ..rollout.actor import prompt_contents
+from ..rollout.conversations import request_of
 from ..rollout.episode import Episode
 from ..trajectory import Trajectory
 from .chat_models import Conversation
@@ -45,8 +46,8 @@ class Agent:
     trials = 1
     stop: tuple[str, ...] = ()
 
-    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
-        """Return the conversation that the model continues.
+    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation | ChatRequest:
+        """Return the conversation that the model continues; if the environment sends one, its request.
 
         Args:
             episode: the episode so far.
@@ -79,39 +80,29 @@ class Agent:
 
 @dataclass
 class DirectAgent(Agent):
-    """Prompting with the environment's template at every step, as in training.
+    """Prompting with the environment's template at every step, or with its chat requests, as in training.
+
+    A model in this process is asked by training's own `PromptActor`; `ask` and `read` are for servers.
 
     Args:
         template: the prompt template, which also parses completions.
         history_length: number of past steps in a prompt.
-        max_prompt_length: maximum tokens of a prompt, counted by `encode`; longer prompts are shortened as in
-            training.
-        encode: conversation -> token ids and text.
+        max_prompt_length: maximum tokens of a prompt; longer prompts are shortened as in training. Not for servers.
+        history: `"window"` or `"conversation"`, as in training.
     """
 
     template: PromptTemplate
     history_length: int = 2
     max_prompt_length: int | None = None
-    encode: Callable[[Conversation], tuple[list[int], str]] | None = None
+    history: str = "window"
     name = "direct"
 
-    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation:
-        """Return the prompt, shortened to `max_prompt_length`.
-
-        Raises:
-            PromptTooLongError: if the prompt cannot be shortened enough.
-        """
-        contents = prompt_contents(episode, self.history_length)
-        if self.max_prompt_length is None or self.encode is None:
-            return self.template.messages(**contents)
-        encoded: list[Conversation] = []  # the last one fits
-
-        def encode(messages: Conversation) -> tuple[list[int], str]:
-            encoded.append(messages)
-            return self.encode(messages)
-
-        fit_prompt(self.template, encode, self.max_prompt_length, **contents)
-        return encoded[-1]
+    def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation | ChatRequest:
+        if episode.observation.request is not None:
+            return episode.observation.request
+        if self.history == "conversation":
+            return request_of(episode, self.template).messages
+        return self.template.messages(**prompt_contents(episode, self.history_length))
 
     def read(
         self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None = None

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.sampling import reserved_option
-from ..environments.loading import resolve_environment_name
+from ..environments.loading import resolve_agent_name, resolve_environment_name
 from ..runs.run_json import FILE, find_run, read_run
 from ..utils.masking import masked_names
 from ..utils.parser import Parser, json_object, read_config
-from .run_defaults import run_at_checkpoint, run_defaults
+from .run_defaults import (
+    AGENT_ENVIRONMENT,
+    HISTORIES,
+    name_of_agent,
+    run_at_checkpoint,
+    run_defaults,
+    same_environment,
+)
 
 HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
 
@@ -24,6 +31,7 @@ Play every task of a panel once per seed, and print success and other rates: mea
     g2po evaluate --model gpt-4o --base-url https://api.openai.com/v1 --environment alfworld \\
         --panel valid_unseen --agent reflexion --config agents/reflexion --max-total-tokens 2000000
     g2po evaluate --model MODEL --environment my_game.py:MyGame --tasks tasks.jsonl
+    g2po evaluate --model MODEL --agent my_agent.py --tasks tasks.jsonl
 
 A model in the folder of a training run is evaluated with the run's settings, unless options override them.
 
@@ -41,7 +49,9 @@ tasks      --environment NAME         alfworld, webshop, appworld, my_game.py, m
            --tasks FILE               for your own environment: one task per line, as JSON
            --limit N                  the first N tasks only
 agent      --agent direct|react|reflexion   direct: prompted as in training; --trials N (reflexion)
+           --agent FILE.py[:NAME]     your own agent, a function (task, client), as in training
            --prompt module:TEMPLATE, --chat-template-kwargs JSON
+           --history window|conversation    what prompts show of an episode (the run's)
            --max-turns N, --history-length N, --max-prompt-length N
 sampling   --temperature X (0.4), --top-p X, --top-k N, --min-p X, --repetition-penalty X
            --max-tokens N, --stop TEXT, --stop-after TEXT           where a completion ends
@@ -94,10 +104,13 @@ def make_parser() -> Parser:
     add("--tasks", metavar="FILE", type=Path, help="for module:Class: a file with one task per line, as JSON")
     add("--limit", metavar="N", type=int, help="evaluate only the first N tasks")
     add = parser.add_argument_group("agent").add_argument
-    add("--agent", choices=AGENTS, default="direct", help="default: direct, as trained")
+    agent = f"{', '.join(AGENTS)}: how the model is prompted; or an agent of your own, FILE.py[:NAME] or module:NAME; "
+    add("--agent", metavar="NAME", default="direct", help=f"{agent}default: direct, as trained")
     add("--trials", metavar="N", type=int, default=3, help="trials per task (reflexion only); default: 3")
     add("--prompt", metavar="NAME", help="module:TEMPLATE, a PromptTemplate; default: the run's, or the panel's")
     add("--chat-template-kwargs", metavar="JSON", type=json_object, default={}, help="passed to the chat template")
+    history = "window: the last steps; conversation: all, in turns; default: the run's, else as a trainer would choose"
+    add("--history", choices=HISTORIES, help=history)
     add("--max-turns", metavar="N", type=int, help="turns of an episode; default: the run's, or the panel's")
     length = "past steps in a prompt; default: the run's or the panel's, 30 in conversations"
     add("--history-length", metavar="N", type=int, help=length)
@@ -160,6 +173,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if first.run and not folder:
         parser.error(f"run is {str(first.run)!r}: there is no run.json, which the trainer writes into its output_dir")
     try:
+        first.own_agent = _own_agent(first)
         if first.environment is not None:
             first.environment = resolve_environment_name(first.environment)
         run = run_at_checkpoint(read_run(folder), Path(first.run or first.model)) if folder else {}
@@ -172,9 +186,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     lists = {name: merged.pop(name, []) for name in ("stop", "stop_after")}
     parser.set_defaults(**{**merged, "panel_options": options})
     args = parser.parse_args(argv)
-    args.environment = first.environment or args.environment
-    if args.environment and args.tasks is None and ".py:" in args.environment:
-        beside = Path(args.environment.rpartition(":")[0]).with_name("tasks.jsonl")  # as for `g2po check` and `train`
+    args.environment, args.own_agent = first.environment or args.environment, first.own_agent
+    _set_agent(parser, args)
+    source = name_of_agent(args.environment_options) if args.environment == AGENT_ENVIRONMENT else args.environment
+    if source and args.tasks is None and ".py:" in source:
+        beside = Path(source.rpartition(":")[0]).with_name("tasks.jsonl")  # as for `g2po check` and `train`
         args.tasks = beside if beside.is_file() else None
     args.panel_options = {**options, **args.panel_options}
     for name, default in lists.items():
@@ -183,9 +199,60 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.run_folder, args.run_defaults = folder if defaults else None, defaults
     _check(parser, args)
     if args.output is None:
-        name = f"{args.environment.split(':')[-1]}-{args.agent}-{Path(args.model).name}"
+        name = f"{played_name(args).split(':')[-1]}-{args.agent}-{Path(args.model).name}"
         args.output = Path("evaluations", name)
     return args
+
+
+def _own_agent(args: argparse.Namespace) -> str | None:
+    """Return the full name of the user's own agent, and set `agent`; `None` for a way to prompt the model.
+
+    Raises:
+        ValueError: if it is neither, or there is an environment as well.
+    """
+    name = args.agent
+    if name in AGENTS:
+        return None
+    if ":" not in name and not name.endswith(".py"):
+        raise ValueError(
+            f"--agent is {name!r}: choose {', '.join(AGENTS)}, or name your own agent, as FILE.py or FILE.py:NAME"
+        )
+    if args.environment is not None:
+        raise ValueError(
+            f"--agent is {name!r} and --environment is {args.environment!r}: an agent brings its own environment; "
+            "remove one"
+        )
+    args.agent = "direct"
+    return resolve_agent_name(name)
+
+
+def _set_agent(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Make the user's own agent the environment, and bring the arguments of an agent's environment into one form."""
+    options = dict(args.environment_options)
+    if args.own_agent is not None:
+        args.environment, args.agent = AGENT_ENVIRONMENT, "direct"
+        if not same_environment(args.own_agent, name_of_agent(options)):
+            options["agent"] = {"import": args.own_agent}
+    if args.environment != AGENT_ENVIRONMENT:
+        return
+    if args.agent != "direct":
+        parser.error(f"--agent is {args.agent}: the run's own agent asks the model, and --agent direct plays it")
+    if isinstance(options.get("agent"), str):
+        options["agent"] = {"import": options["agent"]}
+    if (name := name_of_agent(options)) is None:
+        parser.error("--environment-options has no agent: name it, as --agent FILE.py:NAME")
+    turns = options.pop("max_turns", None)
+    args.max_turns = turns if args.max_turns is None else args.max_turns
+    try:
+        options["agent"] = {**options["agent"], "import": resolve_agent_name(name)}
+    except ValueError as error:
+        parser.error(str(error))
+    args.environment_options = options
+
+
+def played_name(args: argparse.Namespace) -> str:
+    """Return the name of what is played: the environment's, or the agent's."""
+    return name_of_agent(args.environment_options) if args.environment == AGENT_ENVIRONMENT else args.environment
 
 
 def unknown_environment(name: str) -> ValueError:
@@ -265,6 +332,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if (reserved := reserved_option(args.generation_kwargs)) is not None:
         name, setting = reserved
         parser.error(f"--generation-kwargs has {name}: {_FLAGS[setting]}")
+    if args.agent != "direct" and args.history is not None:
+        parser.error(f"--history is {args.history}: --agent {args.agent} has prompts of its own; remove one of them")
     if args.agent != "direct" and args.prompt is not None:
         parser.error(f"--prompt is {args.prompt!r}: --agent {args.agent} has prompts of its own; remove one of them")
     if args.base_url and args.engine_options:

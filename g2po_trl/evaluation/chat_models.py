@@ -1,29 +1,23 @@
-"""Chat models: conversations in, completions out. A local checkpoint, vLLM, or a server with OpenAI's protocol."""
+"""Chat models: conversations in, completions out. A checkpoint in this process, by transformers or vLLM."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..engines.base import Completion, Engine
 from ..engines.sampling import Sampling
+from ..prompts.conversation import ChatRequest, Message
 from ..prompts.tokenization import ChatEncoder
-from ..utils.extras import install_command
 from ..utils.json import write_json
 from .checkpoints import load_model
 
-if TYPE_CHECKING:
-    from ..engines.base import Completion, Engine
-
-Conversation = list[dict[str, str]]
-# Words in servers' errors about conversations that exceed the model's context.
-_TOO_LONG = ("context_length", "context length", "context window", "maximum context", "too long")
+Conversation = list[Message]
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,11 @@ class ChatSettings:
 
 @dataclass(frozen=True)
 class ChatCompletion:
-    """A completion. `error`: why there is none, e.g. a conversation that exceeds the model's context."""
+    """A completion.
+
+    `error`: why there is none, e.g. a conversation that exceeds the model's context. `message`: of a `ChatRequest`,
+    the assistant's message.
+    """
 
     text: str
     prompt_tokens: int = 0
@@ -76,6 +74,7 @@ class ChatCompletion:
     complete: bool = True
     prompt_end: str = ""
     error: str | None = None
+    message: Message | None = None
 
 
 class ChatError(RuntimeError):
@@ -148,21 +147,19 @@ class ChatModel:
     """Base class of chat models: a checkpoint, vLLM or a server.
 
     Class attributes: `independent`, whether a completion depends only on its own conversation and seed; `parallel`,
-    the maximum number of concurrent conversations; `encode`, conversation -> token ids and text, or `None` for a
-    server.
+    the maximum number of concurrent conversations.
     """
 
     independent = False
-    encode: Callable[[Conversation], tuple[list[int], str]] | None = None
     parallel: int | None = None
 
     def generate(
-        self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
+        self, conversations: Sequence[Conversation | ChatRequest], settings: ChatSettings, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
         """Continue conversations.
 
         Args:
-            conversations: chat messages.
+            conversations: chat messages, and for servers also requests with tools, stops and a maximum length.
             settings: how completions are sampled.
             seeds: one per conversation.
 
@@ -173,6 +170,31 @@ class ChatModel:
 
     def close(self) -> None:
         """Free resources."""
+
+
+class SeededBatches(Engine):
+    """An engine without seeds, made reproducible: batches of a fixed size, from a random state made of all seeds.
+
+    Args:
+        engine: generates the completions.
+        batch_size: prompts per call of it.
+    """
+
+    def __init__(self, engine: Engine, batch_size: int):
+        super().__init__(engine.tokenizer, engine.stop_token_ids, engine.options)
+        self.engine, self.batch_size = engine, batch_size
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+    ) -> list[Completion]:
+        import torch
+
+        completions: list[Completion] = []
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(_combined(seeds or ()))
+            for start in range(0, len(prompts), self.batch_size):
+                completions += self.engine.generate(prompts[start : start + self.batch_size], sampling)
+        return completions
 
 
 class EngineChat(ChatModel):
@@ -193,8 +215,8 @@ class EngineChat(ChatModel):
         chat_template_kwargs: dict[str, Any] | None = None,
         batch_size: int = 32,
     ):
-        self.engine, self.longest, self.batch_size = engine, longest, batch_size
-        self.independent = engine.takes_seeds
+        self.independent, self.longest = engine.takes_seeds, longest
+        self.engine = engine if engine.takes_seeds else SeededBatches(engine, batch_size)
         self.encode = ChatEncoder(engine.tokenizer, chat_template_kwargs)
 
     def generate(
@@ -207,29 +229,13 @@ class EngineChat(ChatModel):
         fitting = [i for i, ids in enumerate(prompts) if self.longest is None or len(ids) + most <= self.longest]
         error = f"tokens and {most} of the completion exceed the model's {self.longest}"
         completions = [ChatCompletion("", len(ids), error=f"{len(ids)} {error}") for ids in prompts]
-        for i, generated in zip(fitting, self._generate([prompts[i] for i in fitting], settings, seeds, fitting)):
+        asked, their_seeds = [prompts[i] for i in fitting], [seeds[i] for i in fitting]
+        for i, generated in zip(fitting, self.engine.generate(asked, settings.sampling(), their_seeds)):
             last = bool(generated.ids) and generated.ids[-1] in self.engine.stop_token_ids
             text = self.encode.decode(generated.ids[:-1] if last else generated.ids)
             cut = before.cut(text)
             complete = generated.complete or cut != text
             completions[i] = ChatCompletion(cut, len(prompts[i]), len(generated.ids) - last, complete, texts[i][-64:])
-        return completions
-
-    def _generate(
-        self, prompts: Sequence[list[int]], settings: ChatSettings, seeds: Sequence[int], fitting: Sequence[int]
-    ) -> list[Completion]:
-        """Generate with one seed per prompt; without support for seeds, from a random state made of all seeds."""
-        sampling = settings.sampling()
-        if self.engine.takes_seeds:
-            return self.engine.generate(prompts, sampling, [seeds[i] for i in fitting])
-        import torch
-
-        devices = range(torch.cuda.device_count())
-        completions: list[Completion] = []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(_combined(seeds))
-            for start in range(0, len(prompts), self.batch_size):
-                completions += self.engine.generate(prompts[start : start + self.batch_size], sampling)
         return completions
 
 
@@ -293,152 +299,6 @@ def load_vllm(
 
     engine = OfflineVLLMEngine(model, generation_kwargs, **vllm_options)
     return EngineChat(engine, engine.longest, chat_template_kwargs)
-
-
-class ServerChat(ChatModel):
-    """A chat model on a server with OpenAI's protocol: `vllm serve`, `transformers serve`, or a provider.
-
-    Args:
-        base_url: URL up to `/v1`, included.
-        model: name of the model on the server.
-        key_variable: environment variable that contains the key, if the server needs one.
-        parallel: maximum number of concurrent requests.
-        retries: number of retries of a request that fails because of load or network, with growing pauses.
-        timeout: maximum seconds of a request.
-        chat_template_kwargs: variables of the chat template, for servers that take them (vLLM, SGLang).
-        generation_kwargs: further fields of a request, for servers that take them.
-
-    Raises:
-        ImportError: if openai is not installed.
-    """
-
-    independent = True
-
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        key_variable: str = "OPENAI_API_KEY",
-        parallel: int = 16,
-        retries: int = 6,
-        timeout: float = 300.0,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        generation_kwargs: dict[str, Any] | None = None,
-    ):
-        try:
-            from openai import OpenAI
-        except ImportError as error:
-            raise ImportError(f"openai is not installed: servers need it; {install_command('agents')}") from error
-        self.model, self.parallel, self.base_url = model, parallel, base_url
-        key = os.environ.get(key_variable) or "none"
-        self.client = OpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=timeout)
-        self.key_variable, self.template_kwargs = key_variable, chat_template_kwargs
-        self.generation_kwargs = generation_kwargs or {}
-        self.length_field = "max_tokens"
-
-    def generate(
-        self, conversations: Sequence[Conversation], settings: ChatSettings, seeds: Sequence[int]
-    ) -> list[ChatCompletion]:
-        with ThreadPoolExecutor(max_workers=max(1, self.parallel)) as threads:
-            return list(
-                threads.map(lambda pair: self._complete(pair[0], settings, pair[1]), zip(conversations, seeds))
-            )
-
-    def _complete(self, conversation: Conversation, settings: ChatSettings, seed: int) -> ChatCompletion:
-        from openai import APIConnectionError, AuthenticationError, BadRequestError, OpenAIError
-
-        try:
-            response = self._request(conversation, settings, seed)
-        except BadRequestError as error:
-            message = f"{error} {error.code} {error.body}".lower()
-            if any(words in message for words in _TOO_LONG):
-                return ChatCompletion("", error=f"the conversation is too long for the server's model: {error}")
-            raise ChatError(f"the server at {self.base_url} refuses the request: {error}") from error
-        except AuthenticationError as error:
-            raise ChatError(
-                f"the server at {self.base_url} refuses the key in {self.key_variable}: set this environment "
-                "variable, or name another with --key-variable"
-            ) from error
-        except APIConnectionError as error:
-            raise ChatError(
-                f"no answer from {self.base_url} ({error.__cause__ or error}): is it running, and is this its address?"
-            ) from error
-        except (OpenAIError, ValueError) as error:  # ValueError: the response is not valid JSON
-            raise ChatError(f"the server at {self.base_url}: {error}") from error
-        return self._parse(response, settings)
-
-    def _parse(self, response: Any, settings: ChatSettings) -> ChatCompletion:
-        """Return the completion in a server's response.
-
-        Raises:
-            ChatError: if the response is not a chat completion.
-        """
-        choices = getattr(response, "choices", None)
-        message = getattr(choices[0], "message", None) if choices else None
-        if message is None:
-            shown = getattr(response, "error", None) or response
-            shown = shown if isinstance(shown, (str, dict)) else shown.model_dump_json(exclude_unset=True)
-            raise ChatError(
-                f"the server at {self.base_url} answered without a chat completion ({str(shown).strip()[:200]!r}): is "
-                "this the address of its API, up to /v1?"
-            )
-        text, reasoning = _text_and_reasoning(message.content)
-        # The name of the field depends on the server.
-        reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or reasoning
-        text = settings.cut(text)  # some servers ignore stop texts
-        if reasoning and isinstance(reasoning, str) and "</think>" not in text:
-            text = f"<think>{reasoning}</think>{text}"
-        usage = response.usage
-        return ChatCompletion(
-            text,
-            (usage.prompt_tokens or 0) if usage else 0,
-            (usage.completion_tokens or 0) if usage else 0,
-            choices[0].finish_reason not in ("length", "content_filter"),
-        )
-
-    def _request(self, conversation: Conversation, settings: ChatSettings, seed: int):
-        """Return the response to a request, sent again with `max_completion_tokens` if `max_tokens` is rejected."""
-        from openai import BadRequestError
-
-        # Fields that not every server supports are sent only if they are set.
-        body: dict[str, Any] = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
-        body |= self.generation_kwargs
-        body |= {"top_k": settings.top_k} if settings.top_k else {}
-        body |= {"min_p": settings.min_p} if settings.min_p else {}
-        body |= {"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {}
-        options = {"stop": list(settings.stop)} if settings.stop else {}
-        options |= {"extra_body": body} if body else {}
-        length_field = self.length_field
-        try:
-            return self.client.chat.completions.create(
-                model=self.model,
-                messages=conversation,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                seed=seed % 2**31,  # servers accept 31 bits
-                **{length_field: settings.max_tokens},
-                **options,
-            )
-        except BadRequestError as error:
-            if length_field != "max_tokens" or "max_completion_tokens" not in str(error):
-                raise
-            self.length_field = "max_completion_tokens"
-            return self._request(conversation, settings, seed)
-
-    def close(self) -> None:
-        self.client.close()
-
-
-def _text_and_reasoning(content: Any) -> tuple[str, str]:
-    """Return the text and the reasoning in a message's content, which is a text, a list of parts, or `None`."""
-    if not isinstance(content, list):
-        return str(content or ""), ""
-    text, reasoning = [], []
-    for part in content:
-        kind, parts = (part.get("type"), part) if isinstance(part, dict) else ("text", {"text": str(part)})
-        inner = parts.get(kind) if isinstance(parts.get(kind), (str, list)) else parts.get("text")
-        (reasoning if kind in ("thinking", "reasoning") else text).append(_text_and_reasoning(inner)[0])
-    return "".join(text), "".join(reasoning)
 
 
 def _combined(seeds: Sequence[int]) -> int:

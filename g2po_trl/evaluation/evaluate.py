@@ -20,12 +20,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..environments.adapters.trl_tools import default_prompt_template, text_environment_factory
+from ..environments.adapters.agent import AgentEnvironment
+from ..environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
 from ..environments.contract import TextEnvironment
 from ..environments.loading import load
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import read_tasks
-from ..environments.validation import check_task_columns, is_score
+from ..environments.validation import check_task_columns, is_score, unwrap_factory
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..runs.ownership import held
 from ..runs.panel import Panel
@@ -35,12 +36,11 @@ from ..trajectory import Trajectory
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
 from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
-from .arguments import ENVIRONMENTS, parse, unknown_environment
+from .arguments import ENVIRONMENTS, parse, played_name, unknown_environment
 from .chat_models import (
     ChatError,
     ChatModel,
     ChatSettings,
-    ServerChat,
     TokenBudget,
     TokenBudgetSpentError,
     load_local,
@@ -48,9 +48,10 @@ from .chat_models import (
 )
 from .fingerprint import fingerprint_code, fingerprint_data, fingerprint_files, fingerprint_prompt, fingerprint_weights
 from .panel_runner import PanelPlayer
-from .run_defaults import describe_run_settings
+from .run_defaults import AGENT_ENVIRONMENT, describe_run_settings, name_of_agent
+from .server_chat import ServerChat
 
-_AGENT_FILES = ("agents.py", "chat_models.py", "checkpoints.py", "panel_runner.py")
+_AGENT_FILES = ("actors.py", "agents.py", "chat_models.py", "checkpoints.py", "panel_runner.py", "server_chat.py")
 # Libraries recorded by version because their code is not hashed.
 _VERSIONS = (
     "g2po-trl",
@@ -78,7 +79,7 @@ def load_panel(args: argparse.Namespace) -> Panel:
             )
         factory = load_object({"import": environment, "kwargs": args.environment_options})
         rows = read_tasks(args.tasks)
-        panel = _with_options(Panel, args.panel or environment, rows, factory, **options)
+        panel = _with_options(Panel, args.panel or played_name(args), rows, factory, **options)
     elif environment in ENVIRONMENTS:
         module = importlib.import_module(f"g2po_envs.{environment}.panels")
         panel = _with_options(module.load_panel, *([args.panel] if args.panel else []), **options)
@@ -91,10 +92,11 @@ def load_panel(args: argparse.Namespace) -> Panel:
         changed["max_turns"] = args.max_turns
     if args.trained_history_length is not None:
         changed["history_length"] = args.trained_history_length
-    if panel.prompt_template is DEFAULT_PROMPT:
-        changed["prompt_template"] = default_prompt_template(panel.environment_factory)
-    if args.prompt is not None:
-        changed["prompt_template"] = load_template(args.prompt)
+    own = None if panel.prompt_template is DEFAULT_PROMPT else panel.prompt_template
+    template = own if args.prompt is None else load_template(args.prompt)
+    if args.agent == "direct":
+        changed["history"] = args.history or default_history(panel.environment_factory, template)
+    changed["prompt_template"] = template or default_prompt_template(panel.environment_factory)
     return replace(panel, **changed)
 
 
@@ -121,15 +123,17 @@ def load_template(prompt: str | Mapping[str, Any]) -> PromptTemplate:
 
 
 def playable_factory(panel: Panel) -> Callable[[], TextEnvironment]:
-    """Return the factory of the panel's environment; a tool-based class is wrapped."""
-    return text_environment_factory(panel.environment_factory, panel.max_turns)
+    """Return the factory of the panel's environment; a tool-based class is wrapped, and an agent gets its turns."""
+    if unwrap_factory(panel.environment_factory) is AgentEnvironment:
+        return partial(panel.environment_factory, max_turns=panel.max_turns)
+    return text_environment_factory(panel.environment_factory, panel.max_turns, panel.history)
 
 
 def make_agent(args: argparse.Namespace, panel: Panel) -> Agent:
     """Return the agent that the arguments name."""
     if args.agent == "direct":
         length = panel.history_length if args.history_length is None else args.history_length
-        return DirectAgent(panel.prompt_template, length, args.max_prompt_length)
+        return DirectAgent(panel.prompt_template, length, args.max_prompt_length, panel.history)
     options = {"about": panel.about, "form": panel.action_form}
     options |= {"multiline": panel.multiline, "lower_case": panel.lower_case}
     if args.history_length is not None:
@@ -213,9 +217,8 @@ def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: Cha
         "generation_kwargs": args.generation_kwargs,
         "chat_template_kwargs": args.chat_template_kwargs,
         "environment": args.environment.rsplit("/", 1)[-1],
-        "environment_options": args.environment_options,
-        "environment_code": fingerprint_code(panel.environment_factory),
-        "panel": panel.name,
+        **_identity_of_environment(args, panel),
+        "panel": panel.name.rpartition("/")[2] if args.environment == AGENT_ENVIRONMENT else panel.name,
         "panel_options": args.panel_options,
         "panel_data": panel.data,
         "tasks": f"{len(panel.rows)} ({fingerprint_data(list(panel.rows))})",
@@ -223,6 +226,7 @@ def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: Cha
         "agent_code": fingerprint_files(Path(__file__).with_name(name) for name in _AGENT_FILES),
         "prompt": fingerprint_prompt(panel.prompt_template) if args.agent == "direct" else panel.about,
         "trials": agent.trials,
+        "history": panel.history if args.agent == "direct" else None,
         "history_length": agent.history_length,
         "max_turns": panel.max_turns,
         "max_prompt_length": args.max_prompt_length if args.agent == "direct" else None,
@@ -230,6 +234,17 @@ def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: Cha
         **asdict(settings),
         "versions": installed_versions(_VERSIONS),
     }
+
+
+def _identity_of_environment(args: argparse.Namespace, panel: Panel) -> dict[str, Any]:
+    """Return the arguments and the code of the environment; an agent is named without its folder."""
+    options, code = args.environment_options, panel.environment_factory
+    if args.environment == AGENT_ENVIRONMENT:
+        module, _, attribute = name_of_agent(options).rpartition(":")
+        options = {**options, "agent": {**options["agent"], "import": f"{Path(module).name}:{attribute}"}}
+        # An object, as an AgentCommand, does not know the module that it was made in.
+        code = [code, f"{module.rpartition('/')[2].removesuffix('.py')}:{attribute}"]
+    return {"environment_options": options, "environment_code": fingerprint_code(code)}
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
@@ -278,8 +293,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     }
     with EnvironmentPool(environment_factory, **workers) as pool:
         chat = make_chat_model(args)
-        if isinstance(agent, DirectAgent):
-            agent.encode = chat.encode
         print(
             f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns; {args.agent} agent, "
             f"{args.model}, temperature {args.temperature}"

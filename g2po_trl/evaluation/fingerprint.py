@@ -94,8 +94,10 @@ def _parser_code(parser: Callable) -> str | None:
     return None if _is_ours(getattr(parser, "__module__", None)) else fingerprint_code(parser)
 
 
-def fingerprint_code(factory: Callable) -> str:
+def fingerprint_code(factory: Callable | list) -> str:
     """Return the fingerprint of an environment's code: its package or file, and everything that it imports.
+
+    A list has further names, "module:name", whose code belongs to it.
 
     Imports are followed to any depth outside site-packages and the standard library. So are the modules that an
     adapter's arguments name: classes, functions, "module:name", and Gymnasium's ids. Data files, installed libraries

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..engines.sampling import derived_seed
 from ..environments.pool.pool import EnvironmentPool
-from ..prompts.fitting import PromptTooLongError
 from ..rollout.episode import Episode
 from ..rollout.player import Player
-from ..rollout.stats import RolloutStats
 from ..runs.panel import Panel
-from ..trajectory import Step, Trajectory, read_jsonl, write_jsonl
+from ..trajectory import Trajectory, read_jsonl, write_jsonl
+from .actors import make_actor
 from .agents import Agent
-from .chat_models import ChatCompletion, ChatModel, ChatSettings, Conversation, TokenBudget
+from .chat_models import ChatCompletion, ChatModel, ChatSettings, TokenBudget
 
 
 @dataclass
@@ -61,6 +59,8 @@ class PanelPlayer:
             TokenBudgetSpentError: if the token budget is spent; finished episodes are in the file.
         """
         self.finished = read_finished(self.path)
+        actor = make_actor(self.chat, self.agent, self.settings, self._notes, self.budget.check, self._count)
+        self.player = Player(self.pool, actor, self.panel.max_turns)
         number_of_tasks = len(self.panel.rows)
         for start in range(0, number_of_tasks, self.batch_size):
             indices = list(range(start, min(start + self.batch_size, number_of_tasks)))
@@ -79,9 +79,13 @@ class PanelPlayer:
             self.trial, self.indices = trial, indices
             self.tokens = {index: [0, 0] for index in indices}
             self.tasks: dict[int, str] = {}
-            rows = [self.panel.rows[index] for index in indices]
-            player = Player(self.pool, _AgentSession(self._act), self.panel.max_turns)
-            trajectories, _ = player.play(rows, on_turn=self.on_turn, on_end=self._on_end)
+            trajectories, _ = self.player.play(
+                [self.panel.rows[index] for index in indices],
+                self.settings.sampling(),
+                seeds=[self._seed(index) for index in indices],
+                on_turn=self.on_turn,
+                on_end=self._on_end,
+            )
             failed = [i for i, t in zip(indices, trajectories) if t.outcome in ("failure", "truncated")]
             if not failed or trial == self.agent.trials - 1:
                 break
@@ -89,51 +93,11 @@ class PanelPlayer:
             indices = failed
         write_jsonl(self.path, self.unwritten, append=True)
 
-    def _act(self, episodes: list[Episode]) -> list[Step | None]:
-        """Return the next step of each running episode; `None` ends the episode."""
-        self.budget.check()
-        indices = [self.indices[episode.number] for episode in episodes]
-        prompts = [self._prompt(episode, self.notes.get(index, ())) for episode, index in zip(episodes, indices)]
-        prompted = [i for i, conversation in enumerate(prompts) if conversation is not None]
-        completions: dict[int, ChatCompletion] = {}
-        if prompted:
-            seeds = [self._seed(indices[i], len(episodes[i].steps)) for i in prompted]
-            settings = replace(self.settings, stop=(*self.settings.stop, *self.agent.stop))
-            generated = self.chat.generate([prompts[i] for i in prompted], settings, seeds)
-            completions = dict(zip(prompted, generated, strict=True))
-        steps: list[Step | None] = []
-        for i, (episode, index, conversation) in enumerate(zip(episodes, indices, prompts)):
-            if conversation is None:
-                steps.append(None)
-                continue
-            completion = completions[i]
-            self.budget.count(completion)
-            self.tokens[index][0] += completion.prompt_tokens
-            self.tokens[index][1] += completion.completion_tokens
-            if completion.error:
-                episode.give_up(f"context overflow: {completion.error}")
-                steps.append(None)
-                continue
-            admissible = episode.observation.admissible_actions
-            action, valid = self.agent.read(completion.text, completion.prompt_end, admissible)
-            steps.append(
-                episode.step(
-                    action,
-                    completion.text,
-                    valid=valid,
-                    completion_truncated=not completion.complete,
-                    prompt=conversation[-1]["content"],
-                )
-            )
-        return steps
-
-    def _prompt(self, episode: Episode, notes: Sequence[str]) -> Conversation | None:
-        """Return the conversation to continue; `None`, and the episode's end, if it cannot be shortened enough."""
-        try:
-            return self.agent.ask(episode, notes)
-        except PromptTooLongError as error:
-            episode.give_up(f"prompt too long: {error}")
-            return None
+    def _count(self, episode: Episode, completion: ChatCompletion) -> None:
+        self.budget.count(completion)
+        tokens = self.tokens[self.indices[episode.number]]
+        tokens[0] += completion.prompt_tokens
+        tokens[1] += completion.completion_tokens
 
     def _reflect(self, indices: Sequence[int], trajectories: dict[int, Trajectory]) -> None:
         self.budget.check()
@@ -142,7 +106,7 @@ class PanelPlayer:
             task, notes = self.tasks.get(index, ""), self.notes.get(index, ())
             if conversation := self.agent.reflect(trajectories[index], task, notes):
                 requests[index] = conversation
-        seeds = [self._seed(index, -1) for index in requests]
+        seeds = [derived_seed(self._seed(index), -1) for index in requests]
         completions = self.chat.generate(list(requests.values()), replace(self.settings, stop=()), seeds)
         for index, completion in zip(requests, completions):
             self.budget.count(completion)
@@ -174,39 +138,12 @@ class PanelPlayer:
             self.unwritten = [t for t in self.unwritten if t.info["panel_index"] != index]
             write_jsonl(self.path, trials, append=True)
 
-    def _seed(self, index: int, turn: int) -> int:
-        """Return a completion's seed; in the first trial it equals the seed of a training run with `eval_seed`."""
-        return derived_seed(derived_seed(self.seed, index, *([self.trial] if self.trial else [])), turn)
+    def _notes(self, episode: Episode) -> Sequence[str]:
+        return self.notes.get(self.indices[episode.number], ())
 
-
-@dataclass
-class _AgentSession:
-    """A `Player`'s actor and session, which asks `act` for the steps of all waiting episodes at once."""
-
-    act: Callable[[list[Episode]], list[Step | None]]
-    asked: list[Episode] = field(default_factory=list)
-    is_collective = False
-    streams = False
-
-    def rollout(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def session(self, sampling: Any, seeds: Any, stats: RolloutStats) -> _AgentSession:
-        return self
-
-    def close(self) -> None:
-        pass
-
-    @property
-    def waiting(self) -> int:
-        return len(self.asked)
-
-    def ask(self, episodes: Sequence[Episode]) -> None:
-        self.asked += episodes
-
-    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
-        asked, self.asked = self.asked, []
-        return list(zip(asked, self.act(asked))) if asked else []
+    def _seed(self, index: int) -> int:
+        """Return an episode's seed; in the first trial it equals the seed of a training run with `eval_seed`."""
+        return derived_seed(self.seed, index, *([self.trial] if self.trial else []))
 
 
 def read_finished(path: Path) -> dict[int, Trajectory]:

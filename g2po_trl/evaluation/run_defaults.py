@@ -22,6 +22,8 @@ _SAMPLING = {"temperature": (float, int), "top_p": (float, int), "top_k": (int,)
 _SAMPLING["repetition_penalty"] = (float, int)
 _LENGTHS = {"max_turns": (int,), "history_length": (int,), "max_prompt_length": (int, *_OPTIONAL)}
 _LENGTHS |= {"max_completion_length": (int,), "stop_sequences": (list, *_OPTIONAL)}
+AGENT_ENVIRONMENT = "g2po_trl.environments.adapters.agent:AgentEnvironment"
+HISTORIES = ("window", "conversation")
 # Limits of environment workers. They do not change the numbers, so a missing one gets the usual default.
 _WORKERS = {"environment_reset_timeout": (float, int), "environment_step_timeout": (float, int)}
 _WORKERS |= dict.fromkeys(("environment_load_timeout", "environment_episode_timeout"), (float, int, *_OPTIONAL))
@@ -58,7 +60,7 @@ def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace
             "environment": _value(described, "import", (str,), file, "environment"),
             "environment_options": _value({"kwargs": {}, **described}, "kwargs", (dict,), file, "environment"),
         }
-    if asked.environment is not None and not same_environment(asked.environment, trained_on.get("environment")):
+    if not _is_asked_for(asked, trained_on):
         return defaults
     defaults |= trained_on
     defaults |= {name: _value(play, name, types, file) for name, types in _WORKERS.items() if name in play}
@@ -71,6 +73,7 @@ def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace
         defaults |= {
             "prompt": _part(run, "prompt", file),
             "max_turns": lengths["max_turns"],
+            "history": _history(play, file),
             "trained_history_length": lengths["history_length"],
             "max_prompt_length": lengths["max_prompt_length"],
             "max_tokens": lengths["max_completion_length"],
@@ -89,6 +92,26 @@ def run_at_checkpoint(run: Mapping[str, Any], model: Path) -> dict[str, Any]:
     then = settings_at(run, int(step.group(1)))
     # Settings that were `None` then are not recorded.
     return {**then, "play": {**dict.fromkeys(run["play"]), **then["play"]}}
+
+
+def _is_asked_for(asked: argparse.Namespace, trained_on: Mapping[str, Any]) -> bool:
+    """Return whether the environment, or the agent, that the user asks for is the run's."""
+    if asked.own_agent is not None:
+        return same_environment(asked.own_agent, name_of_agent(trained_on.get("environment_options")))
+    return asked.environment is None or same_environment(asked.environment, trained_on.get("environment"))
+
+
+def name_of_agent(options: Mapping[str, Any] | None) -> str | None:
+    """Return the name of the agent among the arguments of `AgentEnvironment`, if it has one."""
+    agent = (options or {}).get("agent")
+    return agent.get("import") if isinstance(agent, Mapping) else agent
+
+
+def _history(play: Mapping[str, Any], file: Path) -> str:
+    value = play.get("history", "window")  # the only one before runs recorded it
+    if value not in HISTORIES:
+        raise ValueError(f"play.history is {value!r} in {file}: write {' or '.join(HISTORIES)}, as the run used")
+    return value
 
 
 def same_environment(asked: str, of_run: str | None) -> bool:
@@ -138,9 +161,11 @@ def describe_run_settings(args: argparse.Namespace) -> str | None:
         return None
     run, taken, instead = args.run_defaults, [], []
     if "temperature" not in run:
-        return f"{args.environment} is not the environment of {args.run_folder}: prompt and settings are not the run's"
+        asked = args.own_agent or args.environment
+        return f"{asked} is not the environment of {args.run_folder}: prompt and settings are not the run's"
     shown = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    shown |= {"generation_kwargs": {}, "max_turns": None, "history_length": None, "max_prompt_length": None}
+    shown |= {"generation_kwargs": {}, "max_turns": None, "history": "window"}
+    shown |= {"history_length": None, "max_prompt_length": None}
     shown |= {"max_tokens": None, "stop_after": [], "chat_template_kwargs": {}, "environment_episode_timeout": None}
     for name, neutral in shown.items():
         of_run = run.get("trained_history_length" if name == "history_length" else name, neutral)

@@ -16,7 +16,7 @@ from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
 from ..trajectory import Step
-from .conversations import Conversations, request_of, sampling_of
+from .conversations import Conversations, cut_before, request_of, sampling_of
 from .episode import Episode
 from .loop import Session
 from .stats import RolloutStats
@@ -58,6 +58,10 @@ class PromptActor:
             completions in turns, from the first one on. Environments that send chat requests are asked with these.
         max_prompt_length: maximum prompt length in tokens. Longer prompts lose history first, then the middle of the
             observation; one that is still too long ends its episode as a failure. `None`: no limit.
+        context_length: maximum tokens of a prompt and its completion together. An episode whose prompt leaves no room
+            for the longest completion ends as a failure. `None`: not checked.
+        stop: texts before which completions are read to end; `sampling.stop_sequences` has them as well, so that
+            nothing is generated after them.
     """
 
     engine: Engine
@@ -66,6 +70,8 @@ class PromptActor:
     history_length: int = 2
     max_prompt_length: int | None = None
     history: str = "window"
+    context_length: int | None = None
+    stop: tuple[str, ...] = ()
 
     @cached_property
     def conversations(self) -> ConversationEncoder:
@@ -129,12 +135,13 @@ class PromptSession:
     @cached_property
     def conversations(self) -> Conversations:
         actor = self.actor
-        return Conversations(actor.conversations, actor.template, actor.max_prompt_length, self.stats)
+        return Conversations(actor.conversations, actor.template, actor.max_prompt_length, self.stats, actor.stop)
 
     def ask(self, episodes: Sequence[Episode]) -> None:
         clock = time.perf_counter()
         chats = [e for e in episodes if self.actor.history == "conversation" or e.observation.request is not None]
-        asked = {one.episode.number: one for one in [*self._continue(chats), *self._window(episodes, chats)]}
+        prompts = [*self._continue(chats), *self._window(episodes, chats)]
+        asked = {one.episode.number: one for one in prompts if self._fits(one)}
         self.stats.prompt_time += time.perf_counter() - clock
         for number in [episode.number for episode in episodes if episode.number in asked]:
             one = self.asked[number] = asked[number]
@@ -176,6 +183,15 @@ class PromptSession:
 
     def _seed(self, episode: Episode) -> int | None:
         return None if self.seeds is None else derived_seed(self.seeds[episode.number], len(episode.steps))
+
+    def _fits(self, one: Asked) -> bool:
+        """Return whether there is room for a prompt's completion; an episode without room ends."""
+        limit, length, most = self.actor.context_length, len(one.prompt.ids), one.sampling.max_tokens
+        if limit is None or length + most <= limit:
+            return True
+        counted = f"{length} tokens and {most} of the completion exceed the model's {limit}"
+        one.episode.give_up(f"context overflow: {counted}")
+        return False
 
     def _continue(self, episodes: Sequence[Episode]) -> Iterator[Asked]:
         """Yield the prompts of conversations; an episode whose prompt is too long ends."""
@@ -223,7 +239,7 @@ class PromptSession:
         episode, prompt = one.episode, one.prompt
         if one.request is not None:
             return self.conversations.step(episode, one.request, prompt, completion)
-        text = self.actor.encode.decode(completion.ids)
+        text = cut_before(self.actor.encode.decode(completion.ids), self.actor.stop)
         admissible = episode.observation.admissible_actions
         action, valid = self.actor.template.read(text, prompt.text[-64:], admissible)
         return episode.step(

@@ -23,12 +23,14 @@ class Conversations:
         template: wording of the messages of environments that send no requests, and the parser of completions.
         max_prompt_length: maximum tokens of a prompt. `None`: no limit.
         stats: prompts that could continue an earlier one, and those that did, are counted in it.
+        stop: of the actor.
     """
 
     encoder: ConversationEncoder
     template: PromptTemplate
     max_prompt_length: int | None
     stats: RolloutStats
+    stop: tuple[str, ...] = ()
 
     def prompt(self, episode: Episode, request: ChatRequest) -> ConversationPrompt:
         """Return the prompt of an episode's request.
@@ -54,12 +56,13 @@ class Conversations:
             "completion_truncated": not completion.complete,
         }
         if episode.observation.request is None:
+            text = cut_before(text, self.stop)
             answer: Message = {"role": "assistant", "content": text}
             listed = episode.observation.admissible_actions
             action, valid = self.template.read(text, prompt.text[-64:], listed)
         else:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
-            answer["content"] = _before(answer["content"], request.stop)
+            answer["content"] = cut_before(answer["content"], (*request.stop, *self.stop))
             action = response_action(answer)
             new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
             fields["messages"] = list(new)
@@ -95,5 +98,6 @@ def sampling_of(request: ChatRequest, sampling: Sampling) -> Sampling:
     return replace(sampling, max_tokens=most, stop_sequences=(*sampling.stop_sequences, *request.stop))
 
 
-def _before(text: str, stops: tuple[str, ...]) -> str:
+def cut_before(text: str, stops: tuple[str, ...]) -> str:
+    """Return the text before the first of the stops."""
     return text[: min([text.index(stop) for stop in stops if stop in text], default=len(text))]

@@ -25,7 +25,7 @@ class Panel:
         name: name in tables.
         rows: the tasks: keyword arguments of `reset`.
         environment_factory: makes the environment.
-        prompt_template, max_turns, history_length: for trained agents, as set by the environment's recipe.
+        prompt_template, max_turns, history_length, history: for trained agents, as set by the environment's recipe.
         about: for prompted agents: what the environment is, and what can be done in it.
         action_form: for prompted agents: how an action is written.
         multiline: for prompted agents: an action may have several lines.
@@ -41,6 +41,7 @@ class Panel:
     prompt_template: PromptTemplate = DEFAULT_PROMPT
     max_turns: int = 30
     history_length: int = 2
+    history: str = "window"
     about: str = "You act in an environment that answers in text."
     action_form: str = "the action, exactly as listed"
     multiline: bool = False

@@ -175,6 +175,7 @@ def describe_run(
     prompt_template: PromptTemplate,
     estimator: str,
     precision: Mapping[str, str | None],
+    history: str,
 ) -> dict[str, Any]:
     """Return the description of a run, as plain data for `write_json`.
 
@@ -186,6 +187,7 @@ def describe_run(
         estimator: name of the estimator in tables.
         precision: "dtype" of the weights that are not trained, or of all weights; "autocast", the dtype in which
             `generate` computes, if it differs.
+        history: what prompts show of an episode, `"window"` or `"conversation"`.
     """
     return {
         "trainer": args.to_dict(),
@@ -196,6 +198,7 @@ def describe_run(
             **{name: getattr(args, name) for name in _PLAY},
             **_limits_of_workers(args.environment_pool_kwargs or {}),
             **precision,
+            "history": history,
             "temperature": args.eval_temperature,
             "top_p": args.top_p if args.eval_top_p is None else args.eval_top_p,
             "top_k": args.top_k if args.eval_top_k is None else args.eval_top_k,

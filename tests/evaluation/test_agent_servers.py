@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from g2po_trl.evaluation.chat_models import ChatCompletion, ChatError, ChatSettings, ServerChat, TokenBudget
+from g2po_trl.evaluation.chat_models import ChatCompletion, ChatError, ChatSettings, TokenBudget
+from g2po_trl.evaluation.server_chat import ServerChat
 from g2po_trl.prompts.template import parse_think_action
 
 ACTION = "<action>go</action>"

@@ -362,9 +362,12 @@ def test_a_class_in_trls_style_is_played(game, server):
     given = flags(game)
     given[1] = given[1].replace(":Game", ":Tools")
     panel = load_panel(parse([*given, "--model", "m", "--base-url", server.url]))
-    environment = playable_factory(panel)()
-    told = environment.reset(number=1)
-    assert "win" in told.task and panel.prompt_template.read('<tool_call>{"name": "win"}</tool_call>').valid
+    told = playable_factory(panel)().reset(number=1)
+    (tool,) = told.request.tools
+    assert tool["function"]["name"] == "win" and told.request.messages == [{"role": "user", "content": ""}]
+    in_prose = load_panel(parse([*given, "--model", "m", "--base-url", server.url, "--history", "window"]))
+    told = playable_factory(in_prose)().reset(number=1)
+    assert "win" in told.task and in_prose.prompt_template.read('<tool_call>{"name": "win"}</tool_call>').valid
 
 
 def test_a_checkpoints_own_sampling_has_no_part(tiny_model_dir, tmp_path):
@@ -444,7 +447,7 @@ def test_bad_input_is_one_line(game, server, monkeypatch, capsys):
 
 
 def _without_retries(*args, **kwargs):
-    from g2po_trl.evaluation.chat_models import ServerChat
+    from g2po_trl.evaluation.server_chat import ServerChat
 
     return ServerChat(*args, **kwargs, retries=0)
 

@@ -301,3 +301,23 @@ def test_class_with_a_wording_of_its_own_stays_in_the_window():
         == default_history(Countdown, None)
         == "window"
     )
+
+
+@pytest.mark.parametrize("history", ["window", "conversation"])
+def test_episode_whose_completion_has_no_room_ends_as_a_failure(play, encode, history):
+    length = len(encode(TEMPLATE.messages("left 3", "TASK", ["go"]))[0])
+    for room, outcome, reason in ((512, "truncated", None), (511, "failure", "context overflow")):
+        options = {"max_turns": 1, "history": history, "context_length": length + room}
+        (trajectory,), _, calls = play([{"turns": 3}], Countdown, lambda prompt: "go<|im_end|>", **options)
+        assert trajectory.outcome == outcome and len(calls) == (reason is None)
+        if reason:
+            counted = f"{length} tokens and 512 of the completion exceed the model's {length + 511}"
+            assert trajectory.failure_reason == f"{reason}: {counted}"
+
+
+@pytest.mark.parametrize("history", ["window", "conversation"])
+def test_completions_are_read_to_where_the_actor_stops(play, history):
+    (trajectory,), _, _ = play(
+        [{"turns": 2}], Countdown, lambda prompt: "go STOP away<|im_end|>", history=history, stop=("STOP",)
+    )
+    assert [(step.completion, step.action) for step in trajectory.steps] == [("go ", "go")] * 2

@@ -70,7 +70,9 @@ def test_no_file_of_a_run_or_an_evaluation_holds_a_secret(tmp_path, capsys):
     )
     inner = functools.partial(Keyed, "SECRET-5")
     factory = functools.partial(inner, options={"password": "SECRET-6", "rooms": ["hall"]}, size=4)
-    described = describe_run(args, "http://me:SECRET-7@there/model", factory, PromptTemplate("x", "x"), "G2PO", {})
+    described = describe_run(
+        args, "http://me:SECRET-7@there/model", factory, PromptTemplate("x", "x"), "G2PO", {}, "window"
+    )
     folder = RunFolder(tmp_path, save_trajectories=False)
     folder.settings = {"engine_options": {"hf_token": "SECRET-8"}}
     folder.write_run(described, {"eval": [{"key_room": "hall"}]})

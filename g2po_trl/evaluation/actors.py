@@ -1,0 +1,188 @@
+"""Actors of an evaluation: training's own, whose tokens are counted, and chat models that are asked by text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..engines.sampling import Sampling, derived_seed
+from ..prompts.conversation import ChatRequest, Transcript, prefix_digests, response_action
+from ..rollout.actor import PromptActor, PromptSession
+from ..rollout.episode import Episode
+from ..rollout.stats import RolloutStats
+from ..trajectory import Step
+from .agents import Agent, DirectAgent
+from .chat_models import ChatCompletion, ChatModel, ChatSettings, Conversation, EngineChat
+
+Count = Callable[[Episode, ChatCompletion], None]
+
+
+def _unlimited() -> None:
+    pass
+
+
+@dataclass
+class MeteredActor(PromptActor):
+    """The actor of training, for a model in this process.
+
+    Args:
+        check: called before episodes are asked about; an error that it raises ends the evaluation.
+        count: called with each episode that got a completion, and the completion.
+    """
+
+    check: Callable[[], None] = _unlimited
+    count: Count | None = None
+
+    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> MeteredSession:
+        return MeteredSession(self, sampling, seeds, stats)
+
+
+class MeteredSession(PromptSession):
+    """Session of a `MeteredActor`."""
+
+    def ask(self, episodes: Sequence[Episode]) -> None:
+        self.actor.check()
+        super().ask(episodes)
+
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step]]:
+        steps = super().receive_steps(timeout)
+        for episode, step in steps:
+            if step.messages is None:  # the folder of an evaluation has no tokenizer for the viewer
+                step.prompt = self.actor.encode.tokenizer.decode(step.prompt_ids)
+            end = step.completion_ids[-1:]
+            written = len(step.completion_ids) - (bool(end) and end[0] in self.actor.engine.stop_token_ids)
+            if self.actor.count is not None:
+                self.actor.count(episode, ChatCompletion(step.completion, len(step.prompt_ids), written))
+        return steps
+
+
+@dataclass
+class ChatActor:
+    """An agent that asks a chat model by text, all waiting episodes at once.
+
+    Args:
+        chat: the model.
+        agent: how it is prompted.
+        settings: how completions are sampled.
+        notes: reflections on an episode's earlier trials.
+        check, count: as of `MeteredActor`; `count` is called with failed completions as well.
+    """
+
+    chat: ChatModel
+    agent: Agent
+    settings: ChatSettings
+    notes: Callable[[Episode], Sequence[str]]
+    check: Callable[[], None]
+    count: Count
+    is_collective = False
+    streams = False
+
+    def rollout(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> ChatSession:
+        return ChatSession(self, seeds or ())
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class ChatSession:
+    """Session of a `ChatActor`. `seeds`: one per episode, by its number."""
+
+    actor: ChatActor
+    seeds: Sequence[int]
+    asked: list[Episode] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.asked)
+
+    def ask(self, episodes: Sequence[Episode]) -> None:
+        self.asked += episodes
+
+    def receive_steps(self, timeout: float) -> list[tuple[Episode, Step | None]]:
+        episodes, self.asked = self.asked, []
+        if not episodes:
+            return []
+        actor, agent = self.actor, self.actor.agent
+        actor.check()
+        conversations = [agent.ask(episode, actor.notes(episode)) for episode in episodes]
+        for episode, conversation in zip(episodes, conversations):
+            if episode.observation.request is not None and not isinstance(conversation, ChatRequest):
+                raise ValueError(
+                    f"agent is {agent.name!r}, and the environment sends chat requests, which are prompts already: "
+                    "pass --agent direct"
+                )
+        seeds = [derived_seed(self.seeds[episode.number], len(episode.steps)) for episode in episodes]
+        settings = replace(actor.settings, stop=(*actor.settings.stop, *agent.stop))
+        completions = actor.chat.generate(conversations, settings, seeds)
+        return [
+            (episode, self._step(episode, conversation, completion))
+            for episode, conversation, completion in zip(episodes, conversations, completions, strict=True)
+        ]
+
+    def _step(
+        self, episode: Episode, conversation: Conversation | ChatRequest, completion: ChatCompletion
+    ) -> Step | None:
+        """Return the next step of an episode; without a completion the episode ends."""
+        self.actor.count(episode, completion)
+        if completion.error:
+            episode.give_up(f"context overflow: {completion.error}")
+            return None
+        if isinstance(conversation, ChatRequest):
+            return _response_step(episode, conversation, completion)
+        admissible = episode.observation.admissible_actions
+        action, valid = self.actor.agent.read(completion.text, completion.prompt_end, admissible)
+        return episode.step(
+            action,
+            completion.text,
+            valid=valid,
+            completion_truncated=not completion.complete,
+            prompt=conversation[-1]["content"],
+        )
+
+
+def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompletion) -> Step:
+    """Return the step that answers a chat request by a message of the assistant."""
+    answer = completion.message
+    transcript = episode.transcript = episode.transcript or Transcript()
+    digests = prefix_digests(request.messages, request.tools)
+    known = [place for place, digest in enumerate(digests) if digest in transcript.ids]
+    transcript.ids[prefix_digests([*request.messages, answer], request.tools)[-1]] = []  # a server reports no ids
+    calls: Sequence[dict[str, Any]] = answer.get("tool_calls", ())
+    return episode.step(
+        response_action(answer),
+        completion.text,
+        valid=all(isinstance(call["function"]["arguments"], dict) for call in calls),
+        completion_truncated=not completion.complete,
+        messages=request.messages[max(known, default=0) :],
+    )
+
+
+def make_actor(
+    chat: ChatModel,
+    agent: Agent,
+    settings: ChatSettings,
+    notes: Callable[[Episode], Sequence[str]],
+    check: Callable[[], None],
+    count: Count,
+) -> MeteredActor | ChatActor:
+    """Return the actor of an evaluation; for a model in this process that is asked as in training, training's own."""
+    if not isinstance(chat, EngineChat) or not isinstance(agent, DirectAgent):
+        return ChatActor(chat, agent, settings, notes, check, count)
+    return MeteredActor(
+        chat.engine,
+        chat.encode,
+        agent.template,
+        agent.history_length,
+        agent.max_prompt_length,
+        agent.history,
+        context_length=chat.longest,
+        stop=settings.stop,
+        check=check,
+        count=count,
+    )

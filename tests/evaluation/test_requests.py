@@ -1,0 +1,278 @@
+"""`g2po evaluate` plays conversations, tools and agents as the trainer does, and asks servers in their protocol."""
+
+import http.server
+import json
+import shutil
+import sys
+import threading
+
+import pytest
+from datasets import Dataset
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from letter_trainer import make_config
+from seeded_engine import SeededEngine
+from shipped_templates import FOLDER
+from tools_by_hand import Safe
+
+from g2po_trl import G2POTrainer, read_jsonl
+from g2po_trl.environments.loading import load
+from g2po_trl.evaluation.arguments import parse
+from g2po_trl.evaluation.chat_models import EngineChat
+from g2po_trl.evaluation.evaluate import main
+from g2po_trl.evaluation.server_chat import api_messages
+
+AGENT = '''
+"""Says two letters; early ones win."""
+
+GOOD = 10.0
+
+
+def letters(task, client):
+    model, messages, good = client.openai(), [{"role": "user", "content": f"hall {task['seed']}"}], 0
+    for stop in (None, ["k", "t"]):
+        said = model.chat.completions.create(model=client.model, messages=messages, stop=stop, max_tokens=9)
+        text = said.choices[0].message.content or ""
+        good += "a" <= text.lower()[:1] <= "m"
+        messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "kitchen"}]
+    return GOOD * (good == 2)
+'''
+TASKS = {"tools": Dataset.from_list([{"code": code, "prompt": f"Open {code}."} for code in ("1", "11", "12")])}
+SEEDS = Dataset.from_list([{"seed": seed} for seed in range(3)])
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    sys.modules.pop("letters_of_this_test", None)
+    path = tmp_path / "letters_of_this_test.py"
+    path.write_text(AGENT)
+    return path
+
+
+@pytest.fixture
+def model(tiny_model_dir, tmp_path):
+    """The tiny model with a chat template that renders tools."""
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text((FOLDER / "qwen2_5.jinja").read_text(encoding="utf-8"))
+    return folder
+
+
+def played(path):
+    """What can be compared of each episode: all that was asked, said and answered."""
+    fields = ("observation", "action", "valid", "completion", "prompt_ids", "completion_ids", "messages", "reward")
+    return [(t.outcome, t.reward, [[getattr(step, name) for name in fields] for step in t.steps]) for t in path]
+
+
+@pytest.mark.parametrize("kind", ["agent", "tools", "conversation", "window"])
+def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monkeypatch):
+    how = {
+        "agent": {"agent": load(f"{agent}:letters")} if kind == "agent" else {},
+        "tools": {"environment_factory": Safe},
+        "conversation": {"environment_factory": LetterEnvironment, "prompt_template": LETTER_PROMPT},
+        "window": {"environment_factory": LetterEnvironment, "prompt_template": LETTER_PROMPT},
+    }[kind]
+    options = {
+        "max_steps": 1,
+        "max_completion_length": 90,
+        "max_turns": 3,
+        "stop_sequences": ["so it"],
+        "eval_seed": 0,
+    }
+    options |= {"eval_temperature": 0.0, "max_prompt_length": 900, "save_trajectories": True}
+    options |= {"history": kind} if kind == "conversation" else {}
+    tasks = TASKS.get(kind, SEEDS)
+    args = make_config(tmp_path / "out", **options)
+    trainer = G2POTrainer(str(model), args, tasks, tasks, **how)
+    try:
+        trainer.train()
+        trainer.evaluate()
+        trainer.save_model()
+        theirs = {0.0: read_jsonl(tmp_path / "out" / "trajectories" / "eval-000001.jsonl")}
+        trainer.player.actor.engine = SeededEngine(trainer.processing_class)
+        args.eval_temperature = 1.0
+        theirs[1.0] = trainer._play_panel([dict(row) for row in tasks], 1.0)[0]
+    finally:
+        trainer.close()
+    history = {"agent": "window", "tools": "conversation"}.get(kind, kind)
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["play"]["history"] == history
+    for temperature, trajectories in theirs.items():
+        if temperature:
+            monkeypatch.setattr(
+                "g2po_trl.evaluation.evaluate.make_chat_model",
+                lambda args: EngineChat(SeededEngine(trainer.processing_class), 4096),
+            )
+        output = tmp_path / f"evaluation-{temperature}"
+        given = ["--model", str(tmp_path / "out"), "--temperature", str(temperature), "--output", str(output)]
+        main([*given, "--num-environment-workers", "1"])
+        ours = list(read_jsonl(output / "trajectories" / "direct-0.jsonl"))
+        ours.sort(key=lambda trajectory: trajectory.info["panel_index"])
+        assert played(ours) == played(trajectories)
+        assert [t.info["prompt_tokens"] for t in ours] == [sum(len(s.prompt_ids) for s in t.steps) for t in ours]
+    assert any(len(t.steps) > 1 for t in ours) and len({t.steps[0].completion for t in ours}) > 1
+    settings = json.loads((output / "settings.json").read_text())
+    assert settings["history"] == history
+    if kind == "agent":
+        assert settings["environment_options"]["agent"] == {"import": "letters_of_this_test.py:letters"}
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """OpenAI's protocol: turns the dial to 1 and to 2, then speaks; without tools it says "a" and more."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        message = {"role": "assistant", "content": "Done." if body.get("tools") else "a key"}
+        if body.get("tools") and turn < 2:
+            function = {"name": "turn", "arguments": json.dumps({"digit": turn + 1})}
+            calls = [{"id": f"theirs_{turn}", "type": "function", "function": function}]
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
+        about = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+        content = json.dumps({**about, "choices": choices, "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    pytest.importorskip("openai")
+    handler = type("OneServer", (Server,), {"asked": []})
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    made.asked, made.url = handler.asked, f"http://127.0.0.1:{made.server_port}/v1"
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made
+    made.shutdown()
+
+
+def served(server, tmp_path, rows, *more):
+    tasks = tmp_path / "rows.jsonl"
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--model", "m", "--base-url", server.url, "--tasks", str(tasks), "--output", str(tmp_path / "out")]
+    main([*given, "--num-environment-workers", "1", *more])
+    return list(read_jsonl(tmp_path / "out" / "trajectories" / "direct-0.jsonl"))
+
+
+def test_tool_class_with_a_server_uses_its_tool_calls(server, tmp_path):
+    (trajectory,) = served(
+        server, tmp_path, [{"code": "12", "prompt": "Open."}], "--environment", f"{Safe.__module__}:Safe"
+    )
+    assert (trajectory.outcome, trajectory.reward, len(trajectory.steps)) == ("success", 10.0, 3)
+    assert {tool["function"]["name"] for tool in server.asked[0]["tools"]} == {"turn", "listen"}
+    first, call, result, _, last = server.asked[2]["messages"]
+    assert first == {"role": "user", "content": "Open.The safe is locked."}
+    assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"digit": 1} and call["content"] is None
+    assert (result["content"], result["tool_call_id"]) == ("click", "theirs_0")
+    assert (last["content"], last["tool_call_id"]) == ("click", "theirs_1")
+    assert [[m["role"] for m in step.messages] for step in trajectory.steps] == [["user"], ["tool"], ["tool"]]
+    action = json.loads(trajectory.steps[1].action)
+    assert action["tool_calls"][0]["function"] == {"name": "turn", "arguments": {"digit": 2}}
+    assert trajectory.info["prompt_tokens"] == 21 and trajectory.steps[0].completion == 'turn({"digit": 1})'
+
+
+def test_agent_with_a_server_gets_what_it_asks_for(server, agent, tmp_path):
+    (trajectory,) = served(server, tmp_path, [{"seed": 4}], "--agent", str(agent), "--stop", "x", "--max-tokens", "50")
+    assert (trajectory.outcome, trajectory.reward) == ("success", 10.0)
+    assert [body["stop"] for body in server.asked] == [["x"], ["x", "k", "t"]]
+    assert [body["max_tokens"] for body in server.asked] == [9, 9], "the smaller one"
+    assert [m["content"] for m in server.asked[1]["messages"]] == ["hall 4", "a key", "kitchen"]
+    assert [json.loads(step.action)["content"] for step in trajectory.steps] == ["a key", "a "]
+    assert [m["content"] for m in trajectory.steps[1].messages] == ["kitchen"], "what is new"
+
+    agent.write_text(AGENT.replace("GOOD = 10.0", "GOOD = 20.0"))
+    with pytest.raises(SystemExit, match="another evaluation .environment_code"):
+        served(server, tmp_path, [{"seed": 4}], "--agent", f"{agent}:letters", "--stop", "x", "--max-tokens", "50")
+
+
+def test_conversation_with_a_server_has_earlier_turns(server, tmp_path):
+    environment = f"{LetterEnvironment.__module__}:LetterEnvironment"
+    template = f"{LetterEnvironment.__module__}:LETTER_PROMPT"
+    given = ["--environment", environment, "--prompt", template, "--history", "conversation"]
+    (trajectory,) = served(server, tmp_path, [{"seed": 4}], *given)
+    assert [m["content"] for m in server.asked[1]["messages"]] == ["go hall 4", "a key", "kitchen"]
+    assert trajectory.success and trajectory.steps[1].prompt == "kitchen"
+
+
+def test_prompting_agents_refuse_requests(server, agent, tmp_path):
+    (tmp_path / "asking.py").write_text(
+        "from g2po_trl import Observation, TextEnvironment\nfrom g2po_trl.prompts.conversation import ChatRequest\n"
+        "class Asking(TextEnvironment):\n    def reset(self, seed):\n"
+        "        return Observation('x', request=ChatRequest([{'role': 'user', 'content': 'x'}]))\n"
+    )
+    with pytest.raises(SystemExit, match="agent is 'react', and the environment sends chat requests"):
+        served(server, tmp_path, [{"seed": 4}], "--environment", f"{tmp_path / 'asking.py'}", "--agent", "react")
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--agent", "reac"],
+            "--agent is 'reac': choose direct, react, reflexion, or name your own agent",
+        ),
+        (["--agent", "nowhere.py"], "there is no file 'nowhere.py'"),
+        (["--agent", "{agent}:other"], "has no other: it contains letters"),
+        (["--agent", "{agent}", "--environment", "alfworld"], "an agent brings its own environment; remove one"),
+        (["--agent", "react", "--environment", "alfworld", "--history", "window"], "react has prompts of its own"),
+        (["--run", "{run}", "--agent", "react"], "--agent is react: the run's own agent asks the model"),
+    ],
+)
+def test_arguments_of_agents_that_do_not_fit_are_refused(flags, message, agent, a_run, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--model", "m", *[flag.format(agent=agent, run=a_run) for flag in flags]])
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def a_run(agent, tmp_path):
+    """The folder of a run of the agent."""
+    play = {"max_turns": 3, "history_length": 1, "max_prompt_length": None, "max_completion_length": 9, "top_k": 0}
+    play |= {"stop_sequences": None, "chat_template_kwargs": None, "repetition_penalty": 1.0, "min_p": None}
+    play |= {"temperature": 0.7, "top_p": 0.9, "history": "conversation"}
+    kwargs = {"agent": {"import": f"{agent}:letters"}, "max_turns": 3}
+    environment = {"import": "g2po_trl.environments.adapters.agent:AgentEnvironment", "kwargs": kwargs}
+    folder = tmp_path / "a_run"
+    (folder / "panels").mkdir(parents=True)
+    (folder / "panels" / "eval.jsonl").write_text('{"seed": 1}\n')
+    (folder / "run.json").write_text(
+        json.dumps({"trainer": {}, "play": play, "prompt": {"first": "x"}, "environment": environment})
+    )
+    return folder
+
+
+def test_agent_of_a_run_has_several_names_and_its_settings(agent, a_run):
+    for given in ([], ["--agent", str(agent)], ["--agent", f"{agent}:letters"]):
+        args = parse(["--model", str(a_run), *given])
+        assert args.environment_options == {"agent": {"import": f"{agent}:letters"}} and args.agent == "direct"
+        assert (args.max_turns, args.max_tokens, args.history) == (3, 9, "conversation")
+        assert args.output.name == "letters-direct-a_run"
+    agent.write_text(AGENT.replace("def letters", "def words") + AGENT)
+    args = parse(["--model", str(a_run), "--agent", f"{agent}:words", "--tasks", "t.jsonl", "--history", "window"])
+    assert (args.max_turns, args.max_tokens, args.history) == (None, 512, "window"), "another agent"
+
+
+def test_results_of_tools_without_ids_answer_the_calls_of_their_tools():
+    def call(name):
+        return {"type": "function", "function": {"name": name, "arguments": {"é": 1}}}
+
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call("a"), call("b"), call("a")]},
+        *({"role": "tool", "name": name, "content": name} for name in "baa"),
+        {"role": "assistant", "content": "so", "tool_calls": [{**call("a"), "id": "own"}]},
+        {"role": "tool", "content": "unnamed"},
+    ]
+    sent = api_messages(messages)
+    assert [call["id"] for call in sent[0]["tool_calls"]] == ["call_1", "call_2", "call_3"]
+    assert [message["tool_call_id"] for message in sent[1:4]] == ["call_2", "call_1", "call_3"]
+    assert sent[5]["tool_call_id"] == "own" and sent[4]["content"] == "so"
+    assert sent[0]["tool_calls"][0]["function"]["arguments"] == '{"é": 1}'
+    assert "tool_call_id" not in messages[1], "the environment's own messages stay as they are"
