@@ -45,6 +45,9 @@ g2po evaluate --model runs/coin --seeds 3
 - `check`, `play`, `train`, `evaluate` and `serve` take an environment the same way: `environment.py` (its one
   environment), `FILE.py:Class`, `module:Class`, and all but `serve` the address of an OpenEnv server. `tasks.jsonl`
   next to the file is its tasks.
+- `g2po init NAME --agent`, `g2po check --agent FILE.py[:NAME]` and `g2po train --agent FILE.py[:NAME]` do the same for
+  an [agent](agents.md) that calls a model. The file's one public function `(task, client)`, or its one
+  `AgentCommand`, needs no name; without environment.py, agent.py is taken.
 - `g2po train FILE.py` reads the source. A file that makes a trainer or calls `run_recipe` is a script: it is run with
   all flags, with a warning if it does not read its command line. Any other file with one environment is an
   environment, also with an `if __name__ == "__main__"` block, which is not run. It is trained by
@@ -61,8 +64,8 @@ g2po evaluate --model runs/coin --seeds 3
   continues. Exit code 3: the model was trained and saved, but not pushed to the Hub.
 - Options may be spelled with `-` or `_`: `--max-turns` is `--max_turns`.
 
-See also: [environments](environments.md), [evaluation](evaluation.md), [viewer](viewer.md), [every
-field](configuration.md).
+See also: [agents](agents.md), [environments](environments.md), [evaluation](evaluation.md), [viewer](viewer.md),
+[every field](configuration.md).
 """
 HEAD = """# Configuration
 

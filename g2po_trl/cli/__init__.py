@@ -20,8 +20,8 @@ from pathlib import Path
 
 # Name -> module with `main(argv)`, and description.
 COMMANDS = {
-    "init": ("g2po_trl.cli.commands.init", "write a folder with a small environment to start from"),
-    "check": ("g2po_trl.cli.commands.check", "play random episodes of an environment and report problems"),
+    "init": ("g2po_trl.cli.commands.init", "write a folder with a small environment or agent to start from"),
+    "check": ("g2po_trl.cli.commands.check", "play random episodes of an environment or agent, report problems"),
     "play": ("g2po_trl.cli.commands.play", "play an environment yourself, in the terminal"),
     "train": ("g2po_trl.cli.commands.train", "train on alfworld, webshop, appworld or your own environment"),
     "teach": ("g2po_trl.cli.commands.teach", "fine-tune a model on an expert's actions, as a start for training"),

@@ -98,7 +98,11 @@ def test_what_init_writes_is_good(folder, capsys):
     code, said, _ = outcome(capsys, "check")
     *lines, following = said.splitlines()
     assert code == 0 and {line.split()[0] for line in lines} == {"ok"}, said
-    assert "calls the model 1 to 8 times an episode" in said and "there is a graph to learn from" in said
+    assert (
+        "calls the model 1 to 8 times an episode" in said
+        and "ends within 8 calls" in said
+        and "there is a graph to learn from" in said
+    )
     assert "rewards from 0 to 1" in said and following == "Next: g2po train --agent agent.py"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True

@@ -33,7 +33,9 @@ from ...environments.tasks import read_tasks
 from ...environments.validation import check_task_columns
 from ...evaluation.agent_report import TEXTS, examine_agent
 from ...evaluation.environment_report import describe_failure, examine
-from ...utils.parser import Parser, json_object
+from ...utils.parser import Parser, json_object, read_config
+
+TURNS = 30
 
 
 def _task(text: str) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="one row per line; the first 5 are played. Default: tasks.jsonl next to file.py",
     )
     parser.add_argument("--episodes", metavar="N", type=int, default=8, help="episodes of each task; default: 8")
-    parser.add_argument("--turns", metavar="N", type=int, default=30, help="maximum turns of an episode; default: 30")
+    parser.add_argument("--turns", metavar="N", type=int, help="default: 30; --agent: config.yaml's")
     given = "maximum seconds of a reset or a step; default: 60"
     parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help=given)
     given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
@@ -83,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", metavar="FOLDER|ID", help=model)
     args = parser.parse_args(argv)
     for name in ("episodes", "turns", "timeout"):
-        if not getattr(args, name) > 0:
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
             parser.error(f"{name} is {getattr(args, name):g}: set it above 0")
     if not args.show and (args.model or args.prompt):
         parser.error("--model and --prompt have no effect without --show: add it, or leave them out")
@@ -93,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         if args.agent is not None:
             name = resolve_agent_name(args.agent)
+            args.turns = args.turns or _max_turns(name)
             tasks = tasks_of(name, args.task, args.tasks)
             played = partial(examine_agent, name, texts=args.response or TEXTS)
             if args.agent_state_key:
@@ -103,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if args.environment_options:
                 environment = partial(environment, **args.environment_options)
             played = partial(examine, environment)
-        tasks = tasks[: max(5, len(args.task))]
+        tasks, args.turns = tasks[: max(5, len(args.task))], args.turns or TURNS
         if args.show:
             print(first_prompt(environment, tasks[0], args.prompt, args.model, args.turns))
             return
@@ -121,6 +124,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.agent is not None and not failed:
         print(f"Next: g2po train --agent {shlex.quote(args.agent)}")
     sys.exit(failed)
+
+
+def _max_turns(name: str) -> int:
+    """Return `max_turns` of the config.yaml beside an agent."""
+    beside = Path(name.rpartition(":")[0]).with_name("config.yaml")
+    return read_config(beside if beside.is_file() else None).get("max_turns", TURNS)
 
 
 def _only_agent_here() -> bool:

@@ -30,7 +30,8 @@ TARGET      alfworld, alfworld-ppo, webshop, appworld: a recipe, by default with
             FILE.py or FILE.py:Class: an environment as `g2po init` writes it, with config.yaml and tasks.jsonl
             beside it; module:Class, or an OpenEnv server's address; or FILE.py that makes a trainer: a script, which
             gets all flags. Default: environment.py, else the agent in agent.py.
---agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client), with the same two files beside it
+--agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client), with the same two files beside it;
+            --agent_state_key FILE.py:FUNCTION: messages of a request -> its state key
 
 run         --config FILE|NAME         YAML file, or one of g2po-trl: alfworld/qwen2.5-1.5b-lora; flags win
             --output_dir FOLDER        model, checkpoints, trajectories, metrics
