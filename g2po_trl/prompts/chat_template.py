@@ -69,6 +69,9 @@ class ChatTemplate:
             add_generation_prompt: end with the beginning of the assistant's next message.
         """
         messages = list(messages)
+        late = 1 if any(message["role"] == "user" for message in messages) else 0
+        if any(message["role"] == "system" for message in messages[late:]) and not self._accepts_late_system[late]:
+            messages = [*messages[:late], *map(_as_user, messages[late:])]
         if messages[0]["role"] == "system" and not self._accepts_system:
             messages = merge_system_message(messages)
         repeated = any(a["role"] == b["role"] != "tool" for a, b in zip(messages, messages[1:]))
@@ -100,6 +103,12 @@ class ChatTemplate:
     def _accepts_repeated_roles(self) -> bool:
         return self._shows([_message("user", _USER), _message("user", _SECOND)])
 
+    @cached_property
+    def _accepts_late_system(self) -> tuple[bool, bool]:
+        """Return whether a system message may be the only message, and whether it may follow others."""
+        others = [_message("user", _USER), _message("assistant", _SECOND)]
+        return self._shows([_message("system", _SYSTEM)]), self._shows([*others, _message("system", _SYSTEM)])
+
     def _shows(self, messages: list[Message]) -> bool:
         try:
             text = self._render(messages, *self._form)
@@ -124,6 +133,10 @@ class ChatTemplate:
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=add_generation_prompt, **options, **self.kwargs
         )
+
+
+def _as_user(message: Message) -> Message:
+    return {**message, "role": "user"} if message["role"] == "system" else message
 
 
 def merge_system_message(messages: Sequence[Message]) -> list[Message]:

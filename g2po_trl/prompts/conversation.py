@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_DEPTH = 100  # of lists and objects in messages and tools: the code that handles them is recursive
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,25 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     arguments = {} if arguments is None else arguments
     normalized = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return normalized if call.get("id") is None else {"id": _text(call["id"], f"{where}: id"), **normalized}
+
+
+def plain_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tool calls without lone surrogates, which cannot be tokenized.
+
+    Raises:
+        ValueError: if arguments are nested more than `MAX_DEPTH` levels deep.
+    """
+    calls = list(calls)
+    if is_deeper(calls, MAX_DEPTH):
+        raise ValueError(f"a call is nested more than {MAX_DEPTH} levels deep")
+    text = json.dumps(calls, ensure_ascii=False)
+    return calls if text.isascii() else json.loads(text.encode("utf-8", "replace"))
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Return whether lists and objects are nested in more levels."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return any(isinstance(part, (dict, list)) and (not levels or is_deeper(part, levels - 1)) for part in parts)
 
 
 def _text(value: Any, where: str) -> str:

@@ -23,6 +23,10 @@ _USER = {"role": "user", "content": "dummy"}
 _SHORTENED_TO = 0.75
 
 
+class RefusedConversationError(ValueError):
+    """The chat template cannot render a conversation that an environment or an agent sent."""
+
+
 @dataclass(frozen=True)
 class ConversationPrompt:
     """The prompt of a chat request.
@@ -76,6 +80,7 @@ class ConversationEncoder:
 
         Raises:
             PromptTooLongError: if the prompt is too long, and cannot be shortened enough.
+            RefusedConversationError: if the chat template cannot render the conversation.
         """
         head, exchanges = _exchanges(request.messages) if request.shorten else (request.messages, [])
         transcript.dropped = min(transcript.dropped, max(0, len(exchanges) - 1))
@@ -124,8 +129,12 @@ class ConversationEncoder:
                 if added is not None:
                     ids, text = added
                     return ConversationPrompt(earlier + ids, text, messages, known - 1, truncated)
-        text = self._text(messages, tools)
-        return ConversationPrompt(self.encode.ids([text])[0], text, messages, 0, truncated)
+        try:
+            text = self._text(messages, tools)
+            ids = self.encode.ids([text])[0]
+        except Exception as error:  # templates raise errors of any class
+            raise RefusedConversationError(f"the chat template raises {type(error).__name__}: {error}") from error
+        return ConversationPrompt(ids, text, messages, 0, truncated)
 
     def _continuation(self, answer: Message, new: list[Message], ended: bool) -> tuple[list[int], str] | None:
         """Return ids and text of what follows a completion: the new messages, and the generation prompt.

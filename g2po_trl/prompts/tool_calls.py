@@ -26,7 +26,10 @@ def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
     """
     calls = []
     for text in CALL.findall(action):
-        call = json.loads(text)
+        try:
+            call = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("a call is nested too deeply") from error
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise ValueError(f"a call has no name: {text.strip()}")
         arguments = call.get("arguments") or {}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..utils.trl_compat import add_response_schema, parse_response, supports_tool_calling
 from .chat_template import get_chat_template, get_tokenizer
-from .conversation import Message
+from .conversation import Message, plain_calls
 from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, read_calls
 
 Tools = list[dict[str, Any]] | None
@@ -74,13 +74,16 @@ class NativeTools:
         return list(messages), tools or None
 
     def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
-        if self.tokenizer is None:
+        if self.tokenizer is None or not ids:
             return _parse_prose(text)
-        read = parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
+        try:
+            read = parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
+            calls = plain_calls(read.get("tool_calls") or ())
+        except (ValueError, RecursionError):
+            return {"role": "assistant", "content": text.strip()}, False
         message: Message = {"role": "assistant", "content": read.get("content") or ""}
-        for name in ("reasoning_content", "tool_calls"):
-            if read.get(name):
-                message[name] = read[name]
+        message |= {"reasoning_content": read["reasoning_content"]} if read.get("reasoning_content") else {}
+        message |= {"tool_calls": calls} if calls else {}
         readable = "tool_calls" in message or self._opening is None or self._opening not in message["content"]
         return message, readable
 
@@ -119,13 +122,14 @@ def _parse_prose(text: str) -> tuple[Message, bool]:
     if OPEN_CALL not in message["content"]:
         return message, True
     try:
-        calls = read_calls(message["content"])
+        calls = plain_calls(
+            {"type": "function", "function": {"name": name, "arguments": arguments}}
+            for name, arguments in read_calls(message["content"])
+        )
     except ValueError:
         return message, False
     message["content"] = CALL.sub("", message["content"]).strip()
-    message["tool_calls"] = [
-        {"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls
-    ]
+    message["tool_calls"] = calls
     return message, True
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..engines.sampling import Sampling, derived_seed
 from ..prompts.conversation import ChatRequest
-from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt
+from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt, RefusedConversationError
 from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate, last_steps
 from ..prompts.tokenization import ChatEncoder
@@ -194,13 +194,15 @@ class PromptSession:
         return False
 
     def _continue(self, episodes: Sequence[Episode]) -> Iterator[Asked]:
-        """Yield the prompts of conversations; an episode whose prompt is too long ends."""
+        """Yield the prompts of conversations; an episode ends if its prompt is too long or cannot be rendered."""
         for episode in episodes:
             request = request_of(episode, self.actor.template)
             try:
                 prompt = self.conversations.prompt(episode, request)
             except PromptTooLongError as error:
                 episode.give_up(f"prompt too long: {error}")
+            except RefusedConversationError as error:
+                episode.give_up(f"conversation refused: {error}")
             else:
                 yield Asked(episode, prompt, sampling_of(request, self.sampling), request)
 

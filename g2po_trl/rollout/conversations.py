@@ -37,6 +37,7 @@ class Conversations:
 
         Raises:
             PromptTooLongError: if it is too long, and cannot be shortened enough.
+            RefusedConversationError: if the chat template cannot render it.
         """
         transcript = episode.transcript = episode.transcript or Transcript()
         prompt = self.encoder.prompt(request, transcript, self.max_prompt_length)

@@ -106,6 +106,17 @@ def test_calls_in_a_completion_are_read_as_trl_reads_them(family):
     assert [call["function"] for call in message["tool_calls"]] == [CALL["function"]] and valid
 
 
+USER, SYSTEM = {"role": "user", "content": "ask"}, {"role": "system", "content": "rule"}
+ANSWER = {"role": "assistant", "content": "hm"}
+
+
+@pytest.mark.parametrize("messages", [[SYSTEM], [USER, ANSWER, SYSTEM], [USER, ANSWER, SYSTEM, USER]])
+def test_system_messages_anywhere_are_shown(family, messages):
+    _, tokenizer, encoder = family
+    text = tokenizer.decode(encoder.prompt(ChatRequest(messages), Transcript()).ids)
+    assert all(message["content"] in text for message in messages)
+
+
 @pytest.fixture(scope="module")
 def qwen():
     tokenizer = tokenizer_of("qwen2_5")
@@ -129,6 +140,30 @@ def test_parse_says_whether_calls_could_be_read(qwen, completion, valid, calls):
     for tools in (encoder.tools, NativeTools(None), ProseTools()):
         message, readable = tools.parse(completion, ids, prompt.ids, TOOLS)
         assert (readable, len(message.get("tool_calls", []))) == (valid, calls)
+
+
+@pytest.mark.parametrize("inside, valid, digit", [("[" * 3000, False, None), ('"\\ud800"}}', True, "?")])
+def test_calls_can_be_written_and_tokenized_again(qwen, inside, valid, digit):
+    """Of lists nested beyond Python's recursion and of escapes of lone surrogates, which JSON may contain."""
+    tokenizer, encoder = qwen
+    completion = '<tool_call>{"name": "turn", "arguments": {"digit": ' + inside + "</tool_call>"
+    ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
+    for tools in (encoder.tools, NativeTools(None), ProseTools()):
+        message, readable = tools.parse(completion, ids, [], TOOLS)
+        found = [call["function"]["arguments"]["digit"] for call in message.get("tool_calls", [])]
+        assert (readable, found) == (valid, [digit] if valid else [])
+
+
+def test_closed_nesting_below_pythons_recursion_is_no_call_either(qwen):
+    _, encoder = qwen
+    completion = '<tool_call>{"name": "turn", "arguments": {"a": ' + "[" * 200 + "]" * 200 + "}}</tool_call>"
+    for tools in (NativeTools(None), ProseTools()):
+        assert tools.parse(completion, [1], [], TOOLS) == ({"role": "assistant", "content": completion}, False)
+
+
+def test_completion_without_tokens_is_an_empty_message(family):
+    _, _, encoder = family
+    assert encoder.tools.parse("", [], [], TOOLS) == ({"role": "assistant", "content": ""}, True)
 
 
 def test_prompt_continues_the_longest_known_conversation_and_else_is_rendered(qwen):

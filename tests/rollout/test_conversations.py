@@ -153,6 +153,16 @@ def test_request_that_is_too_long_ends_the_episode_by_name(play):
     assert trajectory.steps == []
 
 
+def test_request_that_cannot_be_rendered_ends_its_episode_alone(play, encode, monkeypatch):
+    """The chat template refuses what the agent sends after its first answer, where it has rewritten its history."""
+    refuse = "{% if 'answers' in messages[0].content %}{{ raise_exception('too old') }}{% endif %}"
+    monkeypatch.setattr(encode.tokenizer, "chat_template", refuse + encode.tokenizer.chat_template)
+    trajectories, _, _ = play([{"rewrite": True}, {}], Asks, lambda prompt: "yes<|im_end|>")
+    refused, other = trajectories
+    assert (refused.outcome, len(refused.steps), other.outcome) == ("failure", 1, "success")
+    assert refused.failure_reason == "conversation refused: the chat template raises TemplateError: too old"
+
+
 class Drawer:
     """Tools of both kinds, one of which fails."""
 

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...prompts.conversation import ChatRequest, ChatResponse
+from ...prompts.conversation import MAX_DEPTH, ChatRequest, ChatResponse, is_deeper
 
 MODEL = "policy"
-MAX_DEPTH = 100  # of lists and objects in a request: the code that handles them is recursive
-
 # What clients send for their own records.
 _WITHOUT_EFFECT = (
     *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
@@ -105,7 +103,7 @@ def read_request(body: bytes) -> CompletionRequest:
         chat["tools"] = None
     try:
         request = ChatRequest.from_dict(chat)
-        if _is_deeper(request.to_dict(), MAX_DEPTH):
+        if is_deeper(request.to_dict(), MAX_DEPTH):
             raise RecursionError(f"the request is nested more than {MAX_DEPTH} levels deep: flatten it")
         if b"\\ud" in body.lower():  # surrogates, which cannot be tokenized where they are no pairs
             request = ChatRequest.from_dict(json.loads(_to_json(request.to_dict())))
@@ -115,12 +113,6 @@ def read_request(body: bytes) -> CompletionRequest:
     options = data.get("stream_options")
     include_usage = isinstance(options, dict) and bool(options.get("include_usage"))
     return CompletionRequest(request, tuple(_ignored(data)), bool(data.get("stream")), include_usage)
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Return whether lists and objects are nested in more levels."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return any(isinstance(part, (dict, list)) and (not levels or _is_deeper(part, levels - 1)) for part in parts)
 
 
 def _tools(tools: Any) -> Any:
