@@ -27,6 +27,7 @@ class ChatRequest:
         stop: the completion ends before the first of these texts.
         max_tokens: maximum tokens of the completion, below the trainer's. `None`: the trainer's.
         shorten: the oldest turns may be left out if the prompt is too long. `False`: such a prompt ends the episode.
+        task: number of messages at the beginning that are not left out; at least those before the assistant's first.
     """
 
     messages: list[Message]
@@ -34,6 +35,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     shorten: bool = False
+    task: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON data."""
@@ -43,6 +45,7 @@ class ChatRequest:
             "stop": list(self.stop),
             "max_tokens": self.max_tokens,
             "shorten": self.shorten,
+            "task": self.task,
         }
 
     @classmethod
@@ -56,6 +59,7 @@ class ChatRequest:
         try:
             messages, tools, stop = data.pop("messages"), data.pop("tools", None), data.pop("stop", ())
             max_tokens, shorten = data.pop("max_tokens", None), data.pop("shorten", False)
+            task = data.pop("task", 0)
         except KeyError as error:
             raise ValueError(f"a request has no {error.args[0]}") from error
         if data:
@@ -68,7 +72,9 @@ class ChatRequest:
             raise ValueError(f"max_tokens is {_show(max_tokens)}; give a positive number")
         if type(shorten) is not bool:
             raise ValueError(f"shorten is {_show(shorten)}; give True or False")
-        return cls(normalize_messages(messages), tools or None, tuple(stop), max_tokens, shorten)
+        if type(task) is not int or task < 0:
+            raise ValueError(f"task is {_show(task)}; give a number of messages")
+        return cls(normalize_messages(messages), tools or None, tuple(stop), max_tokens, shorten, task)
 
 
 def normalize_messages(messages: Any) -> list[Message]:
@@ -281,13 +287,12 @@ def response_action(message: Message) -> str:
 
 @dataclass
 class Transcript:
-    """What a model has read and written in one episode: the ids of each conversation, by its digest.
+    """What a model has read and written in one episode: ids of prompt and completion, by the conversation's digest.
 
     `dropped`: exchanges left out of the beginning, where prompts were too long.
     """
 
-    ids: dict[bytes, list[int]] = field(default_factory=dict)
-    ended: dict[bytes, bool] = field(default_factory=dict)
+    ids: dict[bytes, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     dropped: int = 0
 
 

@@ -7,6 +7,7 @@ templates. Otherwise the whole conversation is rendered and encoded again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from .conversation import ChatRequest, Message, Transcript, prefix_digests
 from .fitting import PromptTooLongError, cut_middle
 from .tokenization import ChatEncoder
 from .tool_format import make_tool_format
+
+logger = logging.getLogger(__name__)
 
 _USER = {"role": "user", "content": "dummy"}
 # Of the limit, the tokens to which a conversation is shortened: the next turns then continue it.
@@ -69,6 +72,11 @@ class ConversationEncoder:
             self.encode, self.replaced = ChatEncoder(processing_class, kwargs, template), True
             if len(self._continued_kinds()) <= len(own):
                 self.encode, self.replaced = encode, False
+        if self.replaced:
+            logger.warning(
+                "conversations are written by TRL's training version of the chat template, because the model's own "
+                "changes earlier turns: with its own template, the saved model sees other prompts after the first turn"
+            )
 
     def prompt(
         self, request: ChatRequest, transcript: Transcript, max_length: int | None = None
@@ -76,13 +84,13 @@ class ConversationEncoder:
         """Return the prompt of a request, at most `max_length` tokens long.
 
         Over the limit, a request with `shorten` loses its oldest exchanges, down to three quarters of the limit, then
-        the middle of its last message. System message, first user message and last message stay.
+        the middle of its longest messages. System message, the messages of the task and the last one stay.
 
         Raises:
             PromptTooLongError: if the prompt is too long, and cannot be shortened enough.
             RefusedConversationError: if the chat template cannot render the conversation.
         """
-        head, exchanges = _exchanges(request.messages) if request.shorten else (request.messages, [])
+        head, exchanges = _exchanges(request.messages, request.task) if request.shorten else (request.messages, [])
         transcript.dropped = min(transcript.dropped, max(0, len(exchanges) - 1))
 
         def build() -> ConversationPrompt:
@@ -96,7 +104,7 @@ class ConversationEncoder:
             transcript.dropped += 1
             prompt = build()
         if len(prompt.ids) > max_length and request.shorten:
-            prompt = self._cut_last_message(prompt.messages, request.tools, max_length)
+            prompt = self._cut_longest(prompt.messages, request.tools, max_length)
         if len(prompt.ids) > max_length:
             raise PromptTooLongError(
                 f"the conversation of {len(request.messages)} messages has {len(prompt.ids)} tokens, more than "
@@ -112,10 +120,17 @@ class ConversationEncoder:
         completion_ids: Sequence[int],
         transcript: Transcript,
     ) -> None:
-        """Note a completion, so that requests that continue the conversation begin with its ids."""
+        """Note a completion, so that requests that continue the conversation begin with its ids.
+
+        Args:
+            prompt: its prompt.
+            tools: the tools of the request.
+            answer: the assistant's message in the completion.
+            completion_ids: its ids, as far as the message shows them.
+            transcript: of the episode.
+        """
         digest = prefix_digests([*prompt.messages, answer], tools)[-1]
-        transcript.ids[digest] = [*prompt.ids, *completion_ids]
-        transcript.ended[digest] = bool(completion_ids) and completion_ids[-1] in self.stops
+        transcript.ids[digest] = prompt.ids, completion_ids
 
     def _build(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, transcript: Transcript, truncated: bool
@@ -125,10 +140,11 @@ class ConversationEncoder:
             for known in range(len(messages) - 1, 1, -1):
                 if (earlier := transcript.ids.get(digests[known])) is None:
                     continue
-                added = self._continuation(messages[known - 1], messages[known:], transcript.ended[digests[known]])
-                if added is not None:
+                asked, answer = earlier
+                ended = bool(answer) and answer[-1] in self.stops
+                if (added := self._continuation(messages[known - 1], messages[known:], ended)) is not None:
                     ids, text = added
-                    return ConversationPrompt(earlier + ids, text, messages, known - 1, truncated)
+                    return ConversationPrompt([*asked, *answer, *ids], text, messages, known - 1, truncated)
         try:
             text = self._text(messages, tools)
             ids = self.encode.ids([text])[0]
@@ -162,6 +178,8 @@ class ConversationEncoder:
         ends = ends[sum(token in self.stops for token in asked_ids) :]
         if ends:
             before_ids = before_ids[: ends[-1] + 1]
+        elif "tool_calls" not in stub[1]:  # what the template writes after the text is not in the completion
+            before_ids = self.encode.ids([before[: before.rindex("dummy") + len("dummy")]])[0]
         if after_ids[: len(before_ids)] != before_ids:
             return None
         added = after_ids[len(before_ids) :]
@@ -186,28 +204,35 @@ class ConversationEncoder:
         """Return the kinds of turns after which the template can be continued."""
         return [name for name, turn in self._kinds().items() if self._continuation(*turn, ended=True) is not None]
 
-    def _cut_last_message(
+    def _cut_longest(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, max_length: int
     ) -> ConversationPrompt:
-        """Return the prompt with the longest head and tail of the last message that fit, found by bisection."""
-        *before, last = messages
+        """Return the prompt in which no message is longer than fits: others lose their middle. Found by bisection.
+
+        The system message stays.
+        """
 
         def build(keep: int) -> ConversationPrompt:
-            shown = [*before, {**last, "content": cut_middle(last["content"], keep)}]
+            shown = [
+                m if m["role"] == "system" else {**m, "content": cut_middle(m["content"], keep)} for m in messages
+            ]
             return self._build(shown, tools, Transcript(), truncated=True)
 
-        low, high = 0, len(last["content"])
+        low, high = 0, max(len(message["content"]) for message in messages)
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if len(build(middle).ids) <= max_length else (low, middle - 1)
         return build(low)
 
 
-def _exchanges(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """Return the messages before the assistant's first one, and the others, cut before each of the assistant's."""
-    head: list[Message] = []
+def _exchanges(messages: Sequence[Message], task: int) -> tuple[list[Message], list[list[Message]]]:
+    """Return the messages before the assistant's first answer, and the others, cut before each of the assistant's.
+
+    The first `task` messages are before it, also if examples of the assistant's answers are among them.
+    """
+    head: list[Message] = list(messages[:task])
     exchanges: list[list[Message]] = []
-    for message in messages:
+    for message in messages[task:]:
         if message["role"] == "assistant":
             exchanges.append([message])
         else:

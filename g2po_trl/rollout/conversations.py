@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..engines.base import Completion
@@ -41,7 +43,7 @@ class Conversations:
         """
         transcript = episode.transcript = episode.transcript or Transcript()
         prompt = self.encoder.prompt(request, transcript, self.max_prompt_length)
-        if transcript.ids:
+        if episode.played:
             self.stats.later_prompts += 1
             self.stats.continued_prompts += prompt.continues > 0
         return prompt
@@ -67,8 +69,22 @@ class Conversations:
             action = response_action(answer)
             new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
             fields["messages"] = list(new)
-        self.encoder.answered(prompt, request.tools, answer, completion.ids, episode.transcript)
+        if (shown := self._before_stop(completion.ids, (*request.stop, *self.stop))) is not None:
+            self.encoder.answered(prompt, request.tools, answer, shown, episode.transcript)
         return episode.step(action, text, valid=valid, **fields)
+
+    def _before_stop(self, ids: Sequence[int], stops: tuple[str, ...]) -> Sequence[int] | None:
+        """Return the ids of a completion before the first of the stops, which is not part of its message.
+
+        `None`: the stop begins inside a token.
+        """
+        decode = self.encoder.encode.decode
+        text = decode(ids)
+        shown = cut_before(text, stops)
+        if shown == text:
+            return ids
+        kept = ids[: bisect_right(range(len(ids)), len(shown), key=lambda end: len(decode(ids[:end]))) - 1]
+        return kept if decode(kept) == shown else None
 
 
 def request_of(episode: Episode, template: PromptTemplate) -> ChatRequest:

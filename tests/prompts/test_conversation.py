@@ -84,6 +84,7 @@ def test_normalize_messages_names_what_is_wrong(messages, error):
         ({"messages": CONVERSATION, "max_tokens": 0}, "max_tokens is 0"),
         ({"messages": CONVERSATION, "max_tokens": True}, "max_tokens is True"),
         ({"messages": CONVERSATION, "shorten": 1}, "shorten is 1"),
+        ({"messages": CONVERSATION, "task": -1}, "task is -1"),
     ],
 )
 def test_request_from_dict_names_the_wrong_field(fields, error):
@@ -92,7 +93,7 @@ def test_request_from_dict_names_the_wrong_field(fields, error):
 
 
 def test_request_and_response_survive_json():
-    request = ChatRequest(CONVERSATION, [{"type": "function"}], ("\n",), 5, True)
+    request = ChatRequest(CONVERSATION, [{"type": "function"}], ("\n",), 5, True, 2)
     assert ChatRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request
     response = ChatResponse("three", (CALL,), "tool_calls", 10, 2)
     assert ChatResponse.from_action(response.to_action()) == response

@@ -231,6 +231,54 @@ def test_long_conversation_loses_its_oldest_turns_and_then_continues(qwen):
         encoder.prompt(ChatRequest(long_conversation(11)), Transcript(), limit)
 
 
+def test_long_first_message_loses_its_middle_in_later_prompts_too(qwen):
+    tokenizer, encoder = qwen
+    messages = [TASK[0], {"role": "user", "content": "begin " + "x " * 500 + " finish"}]
+    for number in range(3):
+        prompt = encoder.prompt(ChatRequest(messages, shorten=True), Transcript(), 100)
+        text = tokenizer.decode(prompt.ids)
+        assert 90 <= len(prompt.ids) <= 100 and prompt.truncated and "Be brief." in text
+        assert "begin" in text and "finish" in text and (number == 0 or f"seen {number - 1}" in text)
+        messages += [
+            {"role": "assistant", "content": f"act {number}"},
+            {"role": "user", "content": f"seen {number}"},
+        ]
+
+
+def test_task_after_an_example_stays(qwen):
+    tokenizer, encoder = qwen
+    example = [{"role": "user", "content": "An example."}, {"role": "assistant", "content": "Its answer."}]
+    messages = [TASK[0], *example, TASK[1], *long_conversation(20)[2:]]
+    prompt = encoder.prompt(ChatRequest(messages, shorten=True, task=4), Transcript(), 200)
+    text = tokenizer.decode(prompt.ids)
+    assert prompt.truncated and "Open the safe." in text and "Its answer." in text and "seen 19" in text
+    assert [m["content"] for m in prompt.messages[4:6]] != ["act 0", "seen 0"]
+
+
+def test_text_between_turns_without_an_end_token_is_kept():
+    tokenizer = tokenizer_of("qwen2_5")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    encoder = ConversationEncoder(ChatEncoder(tokenizer))
+    answer, new = {"role": "assistant", "content": "hm"}, [{"role": "user", "content": "go"}]
+    transcript = Transcript()
+    first = encoder.prompt(ChatRequest(new), transcript)
+    encoder.answered(first, None, answer, tokenizer(" hm")["input_ids"], transcript)
+    second = encoder.prompt(ChatRequest([*new, answer, *new]), transcript)
+    assert second.continues == 1
+    assert tokenizer.decode(second.ids) == "user: go\nassistant: hm\nuser: go\nassistant:"
+
+
+def test_use_of_another_template_than_the_models_is_said(caplog):
+    for name, said in (("qwen3", 1), ("qwen2_5", 0)):
+        caplog.clear()
+        tokenizer = tokenizer_of(name)
+        encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+        assert caplog.text.count("TRL's training version of the chat template") == said == encoder.replaced
+
+
 def test_long_last_message_loses_its_middle(qwen):
     tokenizer, encoder = qwen
     request = ChatRequest([TASK[0], {"role": "user", "content": "begin " + "x " * 500 + " finish"}], shorten=True)

@@ -153,6 +153,24 @@ def test_request_that_is_too_long_ends_the_episode_by_name(play):
     assert trajectory.steps == []
 
 
+@pytest.mark.parametrize("inside_of_a_token", [False, True])
+def test_stop_of_a_request_is_trained_and_not_in_the_next_prompt(encode, inside_of_a_token):
+    """What the client did not see is not in its conversation; after a stop inside of a token it is rendered afresh."""
+    word = next(word for word in sorted(encode.tokenizer.get_vocab()) if word.isalpha() and len(word) > 3)
+    written, stop = f"a {word}", word[2:] if inside_of_a_token else word
+    messages = [{"role": "user", "content": "one"}]
+    request = ChatRequest(messages, stop=(stop,))
+    conversations = Conversations(ConversationEncoder(encode), TEMPLATE, None, RolloutStats())
+    episode = Episode("task", observation=Observation("one", request=request))
+    ids = [*encode.tokenizer("a ")["input_ids"], encode.tokenizer.get_vocab()[word]]
+    step = conversations.step(episode, request, conversations.prompt(episode, request), Completion(ids))
+    assert encode.decode(step.completion_ids) == written
+    answer = {"role": "assistant", **json.loads(step.action)}
+    later = conversations.prompt(episode, ChatRequest([*messages, answer, *messages]))
+    assert later.continues == (0 if inside_of_a_token else 1)
+    assert stop not in encode.tokenizer.decode(later.ids)
+
+
 def test_request_that_cannot_be_rendered_ends_its_episode_alone(play, encode, monkeypatch):
     """The chat template refuses what the agent sends after its first answer, where it has rewritten its history."""
     refuse = "{% if 'answers' in messages[0].content %}{{ raise_exception('too old') }}{% endif %}"
@@ -296,6 +314,16 @@ def test_rollout_of_a_tool_class_is_that_of_trl(name, max_completions):
     strip = [{k: m[k] for k in ("role", "content", "tool_calls", "name") if k in m} for m in theirs[0]]
     assert ours[0] == strip
     assert ours[2] == theirs[2]
+
+
+def test_messages_of_a_row_are_the_task():
+    example = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    environment = ChatToolEnvironment(Safe, 3)
+    try:
+        seen = environment.reset(code=5, prompt=[*example, {"role": "user", "content": "Open it."}])
+    finally:
+        environment.close()
+    assert seen.request.task == len(seen.request.messages) == 3 and seen.request.shorten
 
 
 def test_class_with_a_wording_of_its_own_stays_in_the_window():

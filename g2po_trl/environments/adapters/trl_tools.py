@@ -180,6 +180,7 @@ class ChatToolEnvironment(ToolEnvironment):
         if first is not None:
             last = self._messages[-1]
             self._messages[-1] = {**last, "content": last["content"] + _text(first)}
+        self._task = len(self._messages)
         return self._observation(self._messages)
 
     def step(self, action: str) -> StepResult:
@@ -201,7 +202,7 @@ class ChatToolEnvironment(ToolEnvironment):
 
     def _observation(self, new: Sequence[Message]) -> Observation:
         tools = [{"type": "function", "function": json.loads(line)} for line in self.tool_schemas.splitlines()]
-        request = ChatRequest(list(self._messages), tools, shorten=True)
+        request = ChatRequest(list(self._messages), tools, shorten=True, task=self._task)
         return Observation(as_text(new), state_key=request_key(self._messages), request=request)
 
     def _results(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
