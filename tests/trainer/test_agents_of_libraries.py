@@ -1,0 +1,98 @@
+"""Agents as docs/agents.md writes them, with their libraries unchanged, train through `G2POTrainer`."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from letter_trainer import make_config
+
+from g2po_trl import G2POTrainer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+QUESTIONS = [{"question": f"{a}+1?", "answer": str(a + 1), "number": a} for a in range(1, 9)]
+SOLVE = """
+import argparse, openai, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--question")
+client = openai.OpenAI(timeout=None)
+ask = [{"role": "user", "content": parser.parse_args().question}]
+for _ in range(2):
+    text = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=ask).choices[0].message.content
+    ask += [{"role": "assistant", "content": text or ""}, {"role": "user", "content": "sure?"}]
+print(text)
+"""
+
+
+@pytest.fixture
+def agent_file(tmp_path, monkeypatch):
+    """Write the page's block with this text into a module; return its path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def write(text):
+        (block,) = [block for block in BLOCKS if text in block]
+        file = tmp_path / f"recipe_{len(block)}.py"
+        file.write_text(block)
+        return file
+
+    return write
+
+
+def train(agent, folder, model, **options):
+    """Train two iterations and return the trajectories of both."""
+    args = make_config(
+        folder / "run",
+        max_steps=2,
+        max_completion_length=8,
+        max_prompt_length=16384,
+        save_trajectories=True,
+        **options,
+    )
+    trainer = G2POTrainer(str(model), args, Dataset.from_list(QUESTIONS), agent=agent)
+    trainer.train()
+    trainer.close()
+    paths = sorted((folder / "run" / "trajectories").glob("train-*.jsonl"))
+    assert len(paths) == 2
+    return [json.loads(line) for path in paths for line in path.open(encoding="utf-8")]
+
+
+@pytest.mark.slow
+def test_the_openai_client(agent_file, tmp_path, tiny_model_dir):
+    played = train(f"{agent_file('def guess')}:guess", tmp_path, tiny_model_dir)
+    assert len(played) == 16 and {t["outcome"] for t in played} <= {"success", "failure"}
+    assert {len(t["steps"]) for t in played if t["outcome"] == "failure"} == {5}
+    for trajectory in played:
+        one, two = trajectory["steps"][:2]
+        begun = one["prompt_ids"] + one["completion_ids"]
+        assert two["prompt_ids"][: len(begun)] == begun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tool_calling", "code"])
+def test_smolagents(name, agent_file, tmp_path, tiny_model_dir):
+    """A random model writes neither calls nor code; both agents ask again until they are out of turns."""
+    pytest.importorskip("smolagents")
+    small = {"per_device_train_batch_size": 2, "num_generations": 2, "max_turns": 2}
+    played = train(f"{agent_file('smolagents')}:{name}", tmp_path, tiny_model_dir, **small)
+    assert len(played) == 4 and {len(t["steps"]) for t in played} == {2}
+    assert {t["outcome"] for t in played} == {"truncated"}
+    assert all(t["info"]["agent_error"].startswith("AgentGenerationError") for t in played)
+
+
+@pytest.mark.slow
+def test_a_command_line_program(agent_file, tmp_path, tiny_model_dir):
+    file = agent_file("AgentCommand")
+    (tmp_path / "solve.py").write_text(SOLVE)
+    played = train(f"{file}:agent", tmp_path, tiny_model_dir, per_device_train_batch_size=4)
+    assert len(played) == 8 and {len(t["steps"]) for t in played} == {2}
+    assert {t["outcome"] for t in played} == {"failure"} and not any(t.get("failure_reason") for t in played)
+
+
+def test_the_state_key_of_the_page(agent_file):
+    names = {}
+    exec(agent_file("def key").read_text(), names)
+    assert names["key"]([{"role": "tool", "content": "FAILED b\nok\nFAILED a"}]) == ["a", "b"]
