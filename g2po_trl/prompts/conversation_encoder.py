@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..utils.trl_compat import get_training_chat_template
 from .chat_template import get_chat_template
 from .conversation import ChatRequest, Message, Transcript, prefix_digests
 from .fitting import PromptTooLongError, cut_middle
@@ -252,6 +251,8 @@ def _stub(answer: Message, new: Sequence[Message]) -> Message:
 
 def _training_template(processing_class) -> str | None:
     """Return TRL's version of the chat template that can be continued, if it has one."""
+    from ..utils.trl_compat import get_training_chat_template  # with torch, which is slow to import
+
     try:
         template = get_training_chat_template(processing_class)
     except (ValueError, AttributeError, TypeError):

@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..utils.trl_compat import add_response_schema, parse_response, supports_tool_calling
 from .chat_template import get_chat_template, get_tokenizer
 from .conversation import Message, plain_calls
 from .tool_calls import CALL, HOW_TO_CALL, OPEN_CALL, read_calls
@@ -44,6 +43,8 @@ def make_tool_format(processing_class) -> ToolFormat:
     They can be read if the tokenizer has a response template, if TRL has one for this chat template, or if a call is
     written as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Otherwise tools are described in prose.
     """
+    from ..utils.trl_compat import add_response_schema, supports_tool_calling  # with torch, which is slow to import
+
     if not supports_tool_calling(processing_class):
         return ProseTools()
     tokenizer, template = get_tokenizer(processing_class), get_chat_template(processing_class)
@@ -74,6 +75,8 @@ class NativeTools:
         return list(messages), tools or None
 
     def parse(self, text: str, ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> tuple[Message, bool]:
+        from ..utils.trl_compat import parse_response
+
         if self.tokenizer is None or not ids:
             return _parse_prose(text)
         try:

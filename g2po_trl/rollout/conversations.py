@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ..engines.base import Completion
 from ..engines.sampling import Sampling
 from ..prompts.conversation import ChatRequest, Message, Transcript, response_action
 from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt
@@ -14,6 +14,9 @@ from ..prompts.template import PromptTemplate
 from ..trajectory import Step
 from .episode import Episode
 from .stats import RolloutStats
+
+if TYPE_CHECKING:
+    from ..engines.base import Completion
 
 
 @dataclass
