@@ -1,8 +1,8 @@
 """Prompt templates and completion parsers: history window, chat messages, completion -> action and validity.
 
-A prompt is rebuilt at every step as one user message: the task, the last `history_length` observations and actions,
-the observation, the admissible actions. Prompts therefore stay short in long episodes, and each step is a training
-sample.
+With `history="window"` a prompt is rebuilt at every step as one user message: the task, the last `history_length`
+observations and actions, the observation, the admissible actions. Prompts therefore stay short in long episodes.
+Conversations use the same wording, in turns.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
 
 Classes for `GRPOTrainer(environment_factory=Safe)` train unchanged: a completion with tool calls is a step, the
 results of the tools are the next observation, and the first completion without a call ends the episode, whose reward
-is `get_reward()`. The last turn also ends it: an episode out of turns gets `get_reward()`, as in TRL.
+is `get_reward()`. The last turn also ends it: an episode out of turns gets `get_reward()`, as in TRL. Episodes are
+conversations (`ChatToolEnvironment`) or, with a wording of their own, prompts with the last steps (`ToolEnvironment`).
 
 `reset`, tools, `get_reward` and `close` may be `async` and share one event loop per environment. The model sees an
 exception of a tool as its result, except `BrokenEnvironmentError` and `ConnectionError`, which end the episode as an
