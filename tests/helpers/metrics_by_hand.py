@@ -250,6 +250,18 @@ def cost_metrics(rollout: Rollout) -> dict[str, float]:
     }
 
 
+def conversation_metrics(rollout: Rollout) -> dict[str, float]:
+    later, continued = 0, 0
+    for trajectory in rollout.all:
+        written = []
+        for step in trajectory["steps"]:
+            prompt = step["prompt_ids"]
+            later += bool(written)
+            continued += any(prompt[: len(ids)] == ids and len(prompt) > len(ids) for ids in written)
+            written.append(prompt + step["completion_ids"])
+    return {"rollout/continued_prompt_fraction": continued / later}
+
+
 def branch_metrics(rollout: Rollout) -> dict[str, float]:
     branches = [t for t in rollout.all if t["parent"] is not None]
     return {

@@ -86,6 +86,13 @@ RUNS = {
         "max_steps": 2,
         "max_error_rate": 1.0,
     },
+    "conversation": {
+        "history": "conversation",
+        "per_device_train_batch_size": 16,
+        "max_steps": 2,
+        "max_error_rate": 1.0,
+        "beta": 0.0,
+    },
 }
 
 

@@ -87,6 +87,8 @@ def expected(run, number):
         )
     if hasattr(run.trainer, "critic"):
         found |= of_critic(run, rollout, number)
+    if args.history == "conversation":
+        found |= by_hand.conversation_metrics(rollout)
     if args.vllm_servers:
         found |= of_servers(run, rollout, number)
     masked = args.mask_truncated_completions
