@@ -34,6 +34,7 @@ You are now at step {current_step}. What you see now: {observation}
 Actions admissible now:
 {actions}""",
     history_entry="Step {step}: you saw '{observation}' and you did '{action}'",
+    turn="What you see now: {observation}\n\nActions admissible now:\n{actions}",
     parse_completion=parse_as_released,
     match_case=True,
 )
@@ -42,6 +43,7 @@ ALFWORLD_COMPACT_PROMPT = PromptTemplate(
     first="Task: {task}\nSeen: {observation}\nActions:\n{actions}",
     later="Task: {task}\nDone:\n{history}\nSeen: {observation}\nActions:\n{actions}",
     history_entry="{observation} > {action}",
+    turn="Seen: {observation}\nActions:\n{actions}",
     parse_completion=parse_as_released,
     match_case=True,
 )
