@@ -6,11 +6,11 @@
     .venv-vllm/bin/python -m benchmarks.learning.history cache      # hits of vLLM's prefix cache
     python -m benchmarks.learning.history report             # the table
 
-*teach*: the bundled model, with room for 4,096 tokens, goes on with its own course (`history_teaching.py`), with prompts
-of the one form or the other. Success of the start, before and after, is on games of the training recipe's seed.
-*train*: `recipes/train_alfworld.py` as it is, but for `--history`, and room for the whole conversation. A complete run is
-a file in RESULTS; one that was interrupted goes on. *cost*: rollouts and updates of both starts, in turns. *cache*: some
-iterations of the recipe with `--use_vllm true`.
+*teach*: the bundled model, with room for 4,096 tokens, goes on with its own course (`history_teaching.py`), with
+prompts of the one form or the other. Success of the start, before and after, is on games of the training recipe's seed.
+*train*: `recipes/train_alfworld.py` as it is, but for `--history`, and room for the whole conversation. A complete run
+is a file in RESULTS; one that was interrupted goes on. *cost*: rollouts and updates of both starts, in turns. *cache*:
+some iterations of the recipe with `--use_vllm true`.
 """
 
 import os
