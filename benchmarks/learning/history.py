@@ -7,7 +7,7 @@
     python -m benchmarks.learning.history report             # the table
 
 *teach*: the bundled model, with room for 4,096 tokens, goes on with its own course (`history_teaching.py`), with
-prompts of the one form or the other. Success of the start, before and after, is on games of the training recipe's seed.
+prompts of the one form or the other. Success of a start, before and after, is on games of the recipe's seed.
 *train*: `recipes/train_alfworld.py` as it is, but for `--history`, and room for the whole conversation. A complete run
 is a file in RESULTS; one that was interrupted goes on. *cost*: rollouts and updates of both starts, in turns. *cache*:
 some iterations of the recipe with `--use_vllm true`.
@@ -25,10 +25,20 @@ from typing import Any
 import torch
 
 from benchmarks.common import RESULTS, facts, write_results
-from benchmarks.learning.history_teaching import HISTORIES, MAX_TURNS, Course, load_start, make_actor, teach, walks_on
+from benchmarks.learning.history_teaching import (
+    HISTORIES,
+    MAX_TURNS,
+    Course,
+    demonstrations_on,
+    load_start,
+    make_actor,
+    teach,
+    walks_of,
+)
 from g2po_envs.alfworld.games import generate_games
 from g2po_envs.alfworld.manifest import Manifest
 from g2po_envs.alfworld.tiny import tiny_environment
+from g2po_envs.tiny.demonstration import load, save
 from g2po_trl import EnvironmentPool, Player, Sampling, TransformersEngine
 
 CACHE = Path("~/.cache/g2po_trl").expanduser()
@@ -62,7 +72,11 @@ def examine(model: torch.nn.Module, tokenizer: Any, history: str, games: Manifes
 
 def run_teach(args: argparse.Namespace) -> None:
     """Teach the start in each form and examine it before and after."""
-    walks = walks_on(games_of("train", args.games, 1000), args.episodes, 1000)
+    path = args.work / f"demonstrations-{args.games}.jsonl"
+    if not path.is_file():
+        args.work.mkdir(parents=True, exist_ok=True)
+        save(path, demonstrations_on(games_of("train", args.games, 1000), 1, 1000))
+    walks = walks_of(load(path))
     shown = games_of("train", 320, 0)
     course = Course(walks, args.steps, learning_rate=args.learning_rate)
     for history in args.histories:
@@ -87,8 +101,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=CACHE / "history", help="folders of starts and runs")
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps of teaching, of 8 walks each")
     parser.add_argument("--learning_rate", type=float, default=1e-3, help="of teaching")
-    parser.add_argument("--games", type=int, default=400, help="games of the walks")
-    parser.add_argument("--episodes", type=int, default=4, help="walks on each of them")
+    parser.add_argument("--games", type=int, default=400, help="games of the walks, one each")
     parser.add_argument("--examined", type=int, default=128, help="games that examine a start")
     args = parser.parse_args()
     torch.set_num_threads(1)

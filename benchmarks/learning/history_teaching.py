@@ -42,11 +42,15 @@ Walk = list[tuple[Demonstration, str]]  # states, each with the action that was 
 Row = tuple[list[int], list[int]]  # input ids, labels
 
 
-def walks_on(games: Manifest, episodes: int, seed: int) -> list[Walk]:
-    """Return walks of at most `MAX_TURNS` turns, `episodes` of each game, as the bundled model's course has them."""
+def demonstrations_on(games: Manifest, episodes: int, seed: int) -> list[Demonstration]:
+    """Return states of `episodes` walks on each game, as in the bundled model's course, with all earlier steps."""
     course = {"expert_class": LimitedExpert, "carelessness": (0.3, 0.5, 0.7), "impossible": 0.1}
     tasks, environment = games.rows(), tiny_environment(games)
-    shown = demonstrate(environment, tasks, episodes, seed, MAX_TURNS, history_length=MAX_TURNS, **course)
+    return demonstrate(environment, tasks, episodes, seed, MAX_TURNS, history_length=MAX_TURNS, **course)
+
+
+def walks_of(shown: Sequence[Demonstration]) -> list[Walk]:
+    """Return the walks of demonstrations; in the last state of each, what the expert says counts as played."""
     walks: list[Walk] = []
     for one, then in zip(shown, [*shown[1:], None]):
         if one.steps_taken == 0:
