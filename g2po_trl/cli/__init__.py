@@ -25,6 +25,7 @@ COMMANDS = {
     "play": ("g2po_trl.cli.commands.play", "play an environment yourself, in the terminal"),
     "train": ("g2po_trl.cli.commands.train", "train on alfworld, webshop, appworld or your own environment"),
     "teach": ("g2po_trl.cli.commands.teach", "fine-tune a model on an expert's actions, as a start for training"),
+    "estimate": ("g2po_trl.cli.commands.estimate", "estimate the memory, time and cost of a training"),
     "view": ("g2po_trl.cli.commands.view", "view a run or an evaluation, or compare two"),
     "evaluate": ("g2po_trl.cli.commands.evaluate", "evaluate a checkpoint, an adapter or a served model"),
     "report": ("g2po_trl.cli.commands.report", "analyse a run's state graphs, with plots"),

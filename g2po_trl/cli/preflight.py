@@ -42,6 +42,25 @@ def recipe_fields(script: Path) -> dict[str, Field]:
     return {name: one for file, kind in classes for name, one in fields_of(file, kind).items()}
 
 
+def recipe_settings(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return every field of a bundled recipe: as given, else as in its default configuration, else its default.
+
+    Args:
+        script: the recipe.
+        arguments: its flags.
+
+    Raises:
+        ValueError: for an unknown or invalid flag or key.
+    """
+    fields = recipe_fields(script)
+    parser = make_parser(list(fields.values()))
+    words, config = _without_config(arguments)
+    keys = _default_config(script) if config is None else read_config(config)
+    refuse_removed(keys, words)
+    defaults = {name: one.default for name, one in fields.items()}
+    return {**defaults, **dict(read_keys(parser, keys)), **read_flags(parser, words)}
+
+
 def _package(name: str) -> Path:
     spec = find_spec(name)
     if spec is None or spec.origin is None:

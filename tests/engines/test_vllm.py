@@ -29,7 +29,7 @@ def run(folder, mode, processes=1, script=SCRIPT, variables=None):
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **(variables or {})},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1500,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(processes)]
@@ -233,7 +233,7 @@ def g2po(*arguments, folder=None):
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1500,
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout[-2000:] + done.stderr[-4000:]
 

@@ -14,7 +14,7 @@ APPWORLD = Path(__file__).parents[2] / ".venv-appworld"
 def played(factory, rows, workers: int, actions=None, turns: int = 8) -> str:
     """Hash of all that is shown and paid in one episode of each row, played by a rule."""
     told = hashlib.sha256()
-    with EnvironmentPool(factory, num_workers=workers) as pool:
+    with EnvironmentPool(factory, num_workers=workers, reset_timeout=900.0, step_timeout=900.0) as pool:
         seen = dict(enumerate(pool.reset(rows, range(len(rows)))))
         for turn in range(turns):
             assert all(isinstance(observation, Observation) for observation in seen.values()), seen
@@ -67,4 +67,5 @@ def test_appworld():
     installation = Installation(str(APPWORLD))
     rows = [{"task_id": task_id} for task_id in installation.task_ids("train") + installation.task_ids("dev")]
     codes = ["x = 2", "print(apis.api_docs.show_app_descriptions())", "print(x)", "print(1 / 0)"]
-    check(partial(AppworldEnvironment, installation, max_turns=3), rows, codes, turns=3)
+    patient = {"start_timeout": 600.0, "call_timeout": 600.0}  # eight servers start at once, perhaps on a busy machine
+    check(partial(AppworldEnvironment, installation, max_turns=3, **patient), rows, codes, turns=3)

@@ -32,8 +32,10 @@ MAY_IMPORT = {
     "ppo": TRAINING | {"trainer"},
     "report": {"utils", "trajectory", "prompts", "rollout", "credit", "runs"},
     "evaluation": RUNS,
+    "estimate": set(),
     "view": RUNS | {"report"},
-    "cli": RUNS | {"experimental", "config", "config_validation", "trainer", "evaluation", "report", "view"},
+    "cli": RUNS
+    | {"experimental", "config", "config_validation", "trainer", "evaluation", "estimate", "report", "view"},
 }
 MOST_FILES, MOST_MODULES_AT_THE_TOP = 13, 6
 

@@ -1,0 +1,112 @@
+"""Memory of one GPU by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .shape import ModelShape
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+VLLM_WORK_SPACE = 2e9  # CUDA graphs and activations, about what vLLM reports for models of this size
+_QUANTIZED = {"4bit": 0.56, "8bit": 1.06}  # bytes a parameter, with the scales
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a configuration keeps in memory.
+
+    Args:
+        dtype: of the trained model's weights.
+        quantized: `"4bit"`, `"8bit"` or `None`.
+        reference: whether a KL term needs a reference model; with an adapter it is the model without it.
+        critic: whether PPO trains a critic of the same shape, with a reference-free optimizer of its own.
+        checkpointing: gradient checkpointing.
+        micro_batch_tokens: `max_tokens_per_micro_batch`.
+        sharded: whether weights, gradients and optimizer are spread over the processes (FSDP2, ZeRO-3).
+        processes: number of GPUs.
+        vllm_share: `vllm_gpu_memory_utilization` of a colocated vLLM; 0 without one.
+    """
+
+    dtype: str = "float32"
+    quantized: str | None = None
+    reference: bool = True
+    critic: bool = False
+    checkpointing: bool = True
+    micro_batch_tokens: int = 16384
+    sharded: bool = False
+    processes: int = 1
+    vllm_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a GPU's memory in bytes, and what it consists of."""
+
+    name: str
+    size: float
+    note: str = ""
+
+
+def memory_parts(shape: ModelShape, training: Training, gpu_memory: float) -> list[Part]:
+    """Return the parts of the memory of the GPU that holds most.
+
+    Weights, gradients and Adam's two moments have the weights' type; an adapter's are float32. A layer's activations
+    are taken as 12 hidden and 4.5 intermediate widths a token in 2 bytes. Logits take next to nothing: TRL's fused LM
+    head computes them for some hundred tokens at a time.
+    """
+    spread = training.processes if training.sharded else 1
+    size = BYTES[training.dtype]
+    stored = shape.parameters * (_QUANTIZED.get(training.quantized or "", size))
+    parts = []
+    if shape.adapter:
+        parts.append(Part("weights", stored / spread, f"{training.quantized or training.dtype}, frozen"))
+        parts.append(Part("adapter", 16 * shape.adapter / spread, "float32, with gradient and Adam"))
+    else:
+        parts.append(Part("weights", stored / spread, training.dtype))
+        if training.reference:
+            parts.append(Part("reference", stored / spread, training.dtype))
+        parts.append(Part("gradients", stored / spread, training.dtype))
+        parts.append(Part("Adam", 2 * stored / spread, training.dtype))
+    if training.critic:
+        parts.append(Part("critic", 4 * shape.parameters * size / spread, "weights, gradients, Adam"))
+    if spread > 1:
+        layer = (shape.multiplied - shape.head) / shape.layers
+        parts.append(Part("gathered", 2 * (2 * layer + 2 * shape.head), "two layers and the LM head, bfloat16"))
+    parts.append(_activations(shape, training))
+    if training.vllm_share:
+        parts.append(Part("vLLM", training.vllm_share * gpu_memory, "see below"))
+    return parts
+
+
+def _activations(shape: ModelShape, training: Training) -> Part:
+    tokens = training.micro_batch_tokens
+    layer = 2.0 * tokens * (12 * shape.hidden + 4.5 * shape.intermediate)
+    if not training.checkpointing:
+        return Part("update", shape.layers * layer, f"{tokens:,} tokens a micro-batch, activations of all layers")
+    inputs = 2.0 * tokens * shape.hidden * shape.layers
+    note = f"{tokens:,} tokens a micro-batch: layer inputs {inputs / 1e9:.1f}, one layer {layer / 1e9:.1f}"
+    return Part("update", inputs + layer, note)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """vLLM's key-value cache: bytes of its weights, tokens it holds, tokens that all episodes together can need."""
+
+    weights: float
+    tokens: int
+    needed: int
+
+
+def vllm_cache(shape: ModelShape, training: Training, gpu_memory: float, episodes: int, longest: int) -> Cache:
+    """Return vLLM's cache on one GPU.
+
+    Args:
+        shape: of the model; vLLM holds all of it, in bfloat16.
+        training: its `vllm_share` is used.
+        gpu_memory: bytes.
+        episodes: that run at once on this GPU.
+        longest: tokens of the longest prompt with its completion.
+    """
+    weights = 2.0 * (shape.parameters + shape.adapter)
+    room = training.vllm_share * gpu_memory - weights - VLLM_WORK_SPACE
+    return Cache(weights, max(0, int(room / (2 * shape.layers * shape.kv_width))), episodes * longest)

@@ -1,0 +1,178 @@
+"""What a configuration plays and trains, from its fields alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .memory import Training
+from .seconds import Work
+from .shape import ModelShape, read_shape
+
+_ASSUMED_PROMPT, _ASSUMED_COMPLETION, _ASSUMED_FRACTION_OF_TURNS, _ASSUMED_FORWARDED = 700.0, 150.0, 0.66, 0.65
+_OFFICIAL = {"official:valid_seen": 140, "official:valid_unseen": 134}  # ALFWorld's games
+_LORA = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules", "use_dora": "use_dora"}
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """What episodes are like: means of an episode and of a step, and where they are from.
+
+    Args:
+        turns, longest_turns: mean, and of the longest episode.
+        prompt_tokens, completion_tokens: mean of a step.
+        forwarded: fraction of a step sample's positions that the update processes.
+        source: "assumed", or the run that they were measured in.
+    """
+
+    turns: float
+    longest_turns: float
+    prompt_tokens: float
+    completion_tokens: float
+    forwarded: float = _ASSUMED_FORWARDED
+    source: str = "assumed"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run by its settings.
+
+    Args:
+        settings: every field of the recipe, its default if it is not given.
+        processes: number of processes, one a GPU.
+        sharded: whether they share one copy of the model (FSDP2, ZeRO-3).
+    """
+
+    settings: Mapping[str, Any]
+    processes: int
+    sharded: bool
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], processes: int = 1, sharded: bool = False) -> Plan:
+        """Return the plan.
+
+        Raises:
+            ValueError: if the number of steps is not set, or groups are not whole.
+        """
+        plan = cls(settings, processes, sharded)
+        if not (plan["max_steps"] or 0) > 0:
+            raise ValueError(f"max_steps is {plan['max_steps']}: set it, so that the length of the run is known")
+        if plan.episodes % plan["num_generations"]:
+            raise ValueError(
+                f"num_generations is {plan['num_generations']}, which does not divide the {plan.episodes} episodes of "
+                "an iteration: change per_device_train_batch_size, steps_per_generation or the number of processes"
+            )
+        return plan
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.settings.get(name)
+        return None if value is ... else value
+
+    @property
+    def slices(self) -> int:
+        """Mini-batches of a rollout that `max_steps` counts."""
+        return self["steps_per_generation"] or self["gradient_accumulation_steps"] or 1
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """What `max_steps` counts in an iteration, as `G2POConfig.optimizer_steps_per_iteration`."""
+        return max(1, self.slices * self["num_iterations"] // (self["gradient_accumulation_steps"] or 1))
+
+    @property
+    def iterations(self) -> int:
+        return math.ceil(self["max_steps"] / self.steps_per_iteration)
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of an iteration, over all processes."""
+        return self.processes * (self["per_device_train_batch_size"] or 8) * self.slices
+
+    @property
+    def uses_bfloat16(self) -> bool:
+        return bool(self["bf16"]) and not self["use_cpu"]
+
+    @property
+    def evaluations(self) -> int:
+        """Times that an evaluation set is played; the reported one counts as large as the one that chooses a model."""
+        every = {"steps": self["eval_steps"] or 1, "no": None}.get(self["eval_strategy"] or "no")
+        during = self["max_steps"] // every if every and every >= 1 else 0
+        before = bool(self["eval_before"] or self["eval_on_start"])
+        after = not (during and self["max_steps"] % every == 0)
+        reported = 2 if self["load_best_model_at_end"] else 0  # before and after
+        return before + during + after + reported
+
+    @property
+    def evaluation_episodes(self) -> int | None:
+        """Episodes of an evaluation at all temperatures. `None`: not known from the settings."""
+        rows = _OFFICIAL.get(self["eval_games"])
+        if rows is None and self["eval_games"] is None:
+            names = ("num_eval_games", "num_eval_goals", "num_eval_tasks")
+            rows = next((self[name] for name in names if self[name]), None)
+        if rows is None:
+            return None
+        return rows * (self["num_generations_eval"] or 1) * (1 + len(self["other_eval_temperatures"] or []))
+
+    def shape(self) -> tuple[ModelShape, str]:
+        """Return the model's shape and its source; see `read_shape`."""
+        lora = None
+        if self["use_peft"]:
+            lora = {ours: self[name] for name, ours in _LORA.items() if self[name] is not None}
+        return read_shape(self.model, self["model_revision"], lora)
+
+    @property
+    def model(self) -> str:
+        """Folder or Hub id of the model."""
+        if self["model_name_or_path"] is None:
+            raise ValueError("model_name_or_path is None: pass --model, a folder or a Hub id")
+        return str(self["model_name_or_path"])
+
+    def training(self) -> Training:
+        """Return what is kept in memory."""
+        return Training(
+            dtype=self["dtype"] if self["dtype"] in ("bfloat16", "float16") else "float32",
+            quantized="4bit" if self["load_in_4bit"] else "8bit" if self["load_in_8bit"] else None,
+            reference=bool(self["beta"]),
+            critic="critic_learning_rate" in self.settings,
+            checkpointing=bool(self["gradient_checkpointing"]),
+            micro_batch_tokens=self["max_tokens_per_micro_batch"],
+            sharded=self.sharded,
+            processes=self.processes,
+            vllm_share=self["vllm_gpu_memory_utilization"] if self._colocates_vllm else 0.0,
+        )
+
+    @property
+    def _colocates_vllm(self) -> bool:
+        return bool(self["use_vllm"]) and (self["vllm_mode"] or "colocate") == "colocate" and not self["vllm_servers"]
+
+    def assumed_episodes(self, **given: float) -> Episodes:
+        """Return episodes as they are assumed, with the given means instead where there are some."""
+        longest = self["max_prompt_length"]
+        assumed = {
+            "turns": _ASSUMED_FRACTION_OF_TURNS * self["max_turns"],
+            "prompt_tokens": min(_ASSUMED_PROMPT, longest or _ASSUMED_PROMPT),
+            "completion_tokens": min(_ASSUMED_COMPLETION, self["max_completion_length"]),
+        }
+        means = {**assumed, **given}
+        return Episodes(longest_turns=max(self["max_turns"], means["turns"]), **means)
+
+    def work(self, episodes: Episodes) -> Work:
+        """Return what an iteration computes."""
+        several = bool(self["mini_batch_size"]) or self.slices > 1 or self["num_iterations"] > 1
+        return Work(
+            self.episodes,
+            episodes.turns,
+            episodes.longest_turns,
+            episodes.prompt_tokens,
+            episodes.completion_tokens,
+            longest_completion=episodes.completion_tokens if self["use_vllm"] else self["max_completion_length"],
+            forwarded=episodes.forwarded if self["token_layout"] == "shared" else 1.0,
+            passes=bool(self["beta"]) + several,
+            updates=self["num_iterations"],
+        )
+
+    @property
+    def longest_sample(self) -> int:
+        """Tokens of the longest prompt with its completion."""
+        return (self["max_prompt_length"] or 0) + self["max_completion_length"]

@@ -1,0 +1,100 @@
+"""Seconds of an iteration's parts on a GPU, from FLOPs and bytes. No GPU has confirmed them.
+
+Generation reads the weights once for a pass over all running episodes; log-probabilities and the update pass every
+position that is not shared through the model. Environments, the optimizer step and weights on their way to vLLM are
+not included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .shape import ModelShape
+
+UTILISATION = 0.4  # of peak FLOPs in passes over full micro-batches
+READ_SHARE = 0.6  # of peak bandwidth in decoding
+PASS_OVERHEAD = 4e-3  # seconds of a decoding pass besides reading
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU by its data sheet: dense bfloat16 FLOPs and bytes a second, and bytes of memory."""
+
+    name: str
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+# NVIDIA's data sheets.
+GPUS = {
+    "h200": Gpu("H200", 989e12, 4.8e12, 141e9),
+    "h100": Gpu("H100 SXM", 989e12, 3.35e12, 80e9),
+    "a100-80gb": Gpu("A100 80 GB", 312e12, 2.04e12, 80e9),
+    "a100-40gb": Gpu("A100 40 GB", 312e12, 1.56e12, 40e9),
+    "l40s": Gpu("L40S", 362e12, 0.864e12, 48e9),
+    "a10g": Gpu("A10G", 70e12, 0.6e12, 24e9),
+    "l4": Gpu("L4", 121e12, 0.3e12, 24e9),
+    "rtx4090": Gpu("RTX 4090", 165e12, 1.01e12, 24e9),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One iteration.
+
+    Args:
+        episodes: of all processes.
+        turns: mean of an episode.
+        longest_turns: of the longest episode.
+        prompt_tokens, completion_tokens: mean of a step.
+        longest_completion: tokens of a turn of the longest episode. Where all wait for each other (`generate`), of the
+            longest completion.
+        forwarded: fraction of a step sample's positions that the update processes; the others are shared.
+        passes: without gradients, over all positions: of the reference, and of old log-probabilities.
+        updates: passes with gradients, `num_iterations`.
+    """
+
+    episodes: int
+    turns: float
+    longest_turns: float
+    prompt_tokens: float
+    completion_tokens: float
+    longest_completion: float
+    forwarded: float = 0.65
+    passes: int = 2
+    updates: int = 1
+
+    @property
+    def steps(self) -> float:
+        return self.episodes * self.turns
+
+    @property
+    def positions(self) -> float:
+        """Positions of one pass over the rollout."""
+        return self.steps * (self.prompt_tokens + self.completion_tokens) * self.forwarded
+
+
+def model_seconds(
+    shape: ModelShape, gpu: Gpu, work: Work, processes: int = 1, checkpointing: bool = True
+) -> dict[str, float]:
+    """Return seconds of the model by phase: `generation`, `log-probabilities`, `update`."""
+    compute, read = gpu.flops * UTILISATION, gpu.bandwidth * READ_SHARE
+    own_steps, positions = work.steps / processes, work.positions / processes
+    decoded = own_steps * work.completion_tokens
+    body = 2.0 * (shape.multiplied - shape.head)
+    cached = 2.0 * shape.layers * shape.kv_width * (work.prompt_tokens + work.completion_tokens / 2)
+    passes = work.longest_turns * work.longest_completion
+    generation = own_steps * work.prompt_tokens * body / compute
+    generation += decoded * ((body + 2.0 * shape.head) / compute + cached / read)
+    generation += passes * (2.0 * shape.multiplied / read + PASS_OVERHEAD)
+    scored = work.completion_tokens / (work.prompt_tokens + work.completion_tokens) / work.forwarded
+    forward = (body + 2.0 * shape.head * scored) / compute
+    backward = 3.0 if checkpointing else 2.0  # a forward pass once more, and two for the backward pass
+    if shape.adapter:
+        backward -= 1.0  # no gradients of frozen weights
+    return {
+        "generation": generation,
+        "log-probabilities": work.passes * positions * forward,
+        "update": work.updates * positions * forward * (1.0 + backward),
+    }

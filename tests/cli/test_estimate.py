@@ -1,0 +1,212 @@
+"""`g2po estimate`: numbers by hand, settings as `g2po train` reads them, messages, and iterations that were measured."""
+
+import json
+
+import pytest
+
+from g2po_envs.alfworld.tiny import tiny_model_path
+from g2po_trl.cli import main
+from g2po_trl.estimate.measured import read_measured
+from g2po_trl.estimate.memory import Training, memory_parts, vllm_cache
+from g2po_trl.estimate.plan import Plan
+from g2po_trl.estimate.seconds import GPUS, READ_SHARE, UTILISATION, Gpu, Work, model_seconds
+from g2po_trl.estimate.shape import ModelShape, read_shape
+
+# 1,000 parameters beside a head of 200, two layers.
+SHAPE = ModelShape(1200, 200, True, hidden=10, intermediate=30, layers=2, vocabulary=20, kv_width=8)
+
+
+def sizes(shape, **training):
+    return {part.name: part.size for part in memory_parts(shape, Training(**training), 1e6)}
+
+
+def test_full_training_keeps_four_copies_and_adams_moments():
+    assert sizes(SHAPE, micro_batch_tokens=100) == {
+        "weights": 4800,
+        "reference": 4800,
+        "gradients": 4800,
+        "Adam": 9600,
+        "update": 2 * 100 * 10 * 2 + 2 * 100 * (120 + 135),
+    }
+
+
+def test_without_kl_there_is_no_reference_and_without_checkpointing_every_layer_is_kept():
+    found = sizes(SHAPE, reference=False, checkpointing=False, micro_batch_tokens=100, dtype="bfloat16")
+    assert "reference" not in found and found["weights"] == 2400
+    assert found["update"] == 2 * 2 * 100 * (120 + 135)
+
+
+def test_an_adapter_leaves_the_model_frozen_and_is_its_own_reference():
+    adapted = ModelShape(1200, 200, True, 10, 30, 2, 20, 8, adapter=50)
+    found = sizes(adapted, quantized="4bit", vllm_share=0.25)
+    assert found["adapter"] == 800 and found["weights"] == 1200 * 0.56 and found["vLLM"] == 0.25e6
+    assert {"gradients", "Adam", "reference"}.isdisjoint(found)
+
+
+def test_shards_are_divided_and_layers_gathered():
+    found = sizes(SHAPE, sharded=True, processes=4)
+    assert found["Adam"] == 9600 / 4 and found["gathered"] == 2 * (2 * 500 + 2 * 200)
+
+
+def test_vllms_cache_is_what_its_share_leaves():
+    cache = vllm_cache(SHAPE, Training(vllm_share=0.5), 4e9 + 2 * 2400 + 32_000, episodes=3, longest=20)
+    assert cache.weights == 2400
+    assert cache.tokens == 500 and cache.needed == 60  # 16,000 bytes at 2 x 2 layers x 8
+
+
+def test_seconds_are_flops_and_bytes_by_hand():
+    gpu = Gpu("round", 1 / UTILISATION, 1 / READ_SHARE, 1.0)  # one FLOP and one byte a second
+    work = Work(2, 3.0, 4.0, 10.0, 5.0, 6.0, forwarded=0.5, passes=2, updates=1)
+    seconds = model_seconds(SHAPE, gpu, work, processes=2)
+    own = 3.0
+    prompts = own * 10 * 2000
+    completions = own * 5 * (2400 + 2 * 2 * 8 * 12.5)
+    passes = 4 * 6 * (2400 + 4e-3)
+    assert seconds["generation"] == pytest.approx(prompts + completions + passes)
+    forward = 2000 + 400 * (5 / 15) / 0.5
+    positions = 3 * 15 * 0.5
+    assert seconds["log-probabilities"] == pytest.approx(2 * positions * forward)
+    assert seconds["update"] == pytest.approx(4 * positions * forward)
+
+
+def test_shape_of_a_folder_is_its_models():
+    from transformers import AutoModelForCausalLM
+
+    shape, source = read_shape(str(tiny_model_path()))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path())
+    assert shape.parameters == sum(p.numel() for p in model.parameters()) and source == "its config.json"
+    kept = model(model.dummy_inputs["input_ids"], use_cache=True).past_key_values.layers[0]
+    assert shape.kv_width == sum(part[0, :, 0].numel() for part in (kept.keys, kept.values))
+    adapted, _ = read_shape(str(tiny_model_path()), lora={"r": 2, "target_modules": ["all-linear"]})
+    attention = 2 * (2 * shape.hidden * 2) + 2 * 2 * (shape.hidden + shape.kv_width // 2)
+    mlp = 3 * 2 * (shape.hidden + shape.intermediate)
+    assert adapted.adapter == shape.layers * (attention + mlp)
+
+
+def test_known_models_need_no_hub(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shape, _ = read_shape("Qwen/Qwen2.5-1.5B-Instruct")
+    assert shape.parameters == 1_543_714_304  # the number of its card
+    assert read_shape("Qwen/Qwen2.5-7B-Instruct")[0].parameters == 7_615_616_512
+
+
+SETTINGS = {
+    "max_steps": 12,
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "steps_per_generation": 3,
+    "gradient_accumulation_steps": 1,
+    "num_iterations": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 6,
+    "eval_before": True,
+    "num_eval_games": 5,
+    "other_eval_temperatures": [1.0],
+}
+
+
+def test_iterations_episodes_and_evaluations_are_counted():
+    plan = Plan.from_settings(SETTINGS, processes=2)
+    assert (plan.steps_per_iteration, plan.iterations, plan.episodes) == (6, 2, 48)
+    assert plan.evaluations == 3 and plan.evaluation_episodes == 10  # before, after 6 and 12 steps
+    assert Plan.from_settings({**SETTINGS, "eval_steps": 5}).evaluations == 4  # before, 5, 10, after
+    assert Plan.from_settings({**SETTINGS, "eval_strategy": "no"}).evaluations == 2
+    assert Plan.from_settings({**SETTINGS, "load_best_model_at_end": True}).evaluations == 5  # others are reported
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"max_steps": -1}, "max_steps is -1: set it"),
+        ({"num_generations": 5}, "num_generations is 5, which does not divide the 24 episodes"),
+    ],
+)
+def test_runs_that_cannot_be_counted_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        Plan.from_settings({**SETTINGS, **changed})
+
+
+def entry(step, seconds, **more):
+    tokens = {"rollout/steps": 10.0, "rollout/episodes": 2.0, "rollout/prompt_tokens": 300.0}
+    tokens |= {"rollout/completion_tokens": 100.0, "update/forwarded_tokens": 200.0, "rollout/active_fraction": 0.5}
+    return {"step": step, "time/rollout": seconds, "time/update": 1.0, **tokens, **more}
+
+
+def test_a_runs_seconds_leave_out_the_first_iteration(tmp_path):
+    history = [entry(1, 50.0), entry(2, 3.0), entry(3, 5.0), entry(4, 4.0)]
+    history += [{"step": 4, "eval_runtime": 2.0}, {"step": 4, "eval_t1_runtime": 3.0}, {"train_runtime": 99.0}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    found = read_measured(tmp_path, wall=100.0)
+    assert (found.iterations, found.iteration, found.evaluation) == (3, 5.0, 5.0)
+    assert found.seconds == {"time/rollout": 4.0, "time/update": 1.0}
+    assert found.rest == 100.0 - (62.0 + 4.0) - 5.0
+    episodes = found.episodes
+    assert (episodes.turns, episodes.longest_turns, episodes.prompt_tokens, episodes.completion_tokens) == (
+        5,
+        10,
+        30,
+        10,
+    )
+    assert episodes.forwarded == 0.5
+
+
+def run(capsys, *words):
+    main(["estimate", *words])
+    return capsys.readouterr().out
+
+
+def test_a_recipe_is_estimated_with_flags_of_train(capsys):
+    words = ["alfworld", "--config", "qwen2.5-1.5b", "--num_processes", "2", "--price", "2", "--turns", "10"]
+    text = run(capsys, *words, "--max_steps", "15")
+    assert "1.54 B parameters, all trained" in text and "Memory of each of 2 GPUs" in text and "fits" in text
+    assert "15 iterations, evaluations: 5 of 140 episodes" in text and "at 2 an hour" in text
+    assert "1,280 step samples" in text and "not confirmed on a GPU" in text
+    small = run(capsys, *words, "--gpu", "l4")
+    assert (
+        "of 24 GB: does not fit (lower max_tokens_per_micro_batch or vllm_gpu_memory_utilization; or use_peft" in small
+    )
+
+
+def test_the_bundled_model_is_found_and_without_a_gpu_there_are_no_seconds(capsys):
+    text = run(capsys, "alfworld")
+    assert "706 k parameters" in text and "40 iterations, evaluations: 2 of 384 episodes" in text
+    assert "GPU hours" not in text and "--measure 2" in text
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["alfworld", "--gpu", "a1000"], "gpu is 'a1000': choose one of h200, h100"),
+        (["alfworld", "--price", "two"], "price is 'two': set it to a number"),
+        (["alfworld", "--turns", "-3"], "turns is -3: set it above 0"),
+        (["alfworld", "--measure", "1"], "measure is 1: set it to at least 2"),
+        (["alfworld", "--gpu"], "--gpu has no value: write --gpu VALUE"),
+        (["alfworld", "--like", "nowhere"], "nowhere has no trainer_state.json: pass the folder of a training run"),
+        (["alfworld", "--like", "nowhere", "--turns", "3"], "like is 'nowhere' and turns is given: remove one"),
+        (["alfworld", "--max_step", "3"], "--max_step is not a flag: did you mean --max_steps?"),
+    ],
+)
+def test_errors_name_the_option_the_value_and_the_remedy(capsys, words, message):
+    with pytest.raises(SystemExit):
+        main(["estimate", *words])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_measured_iterations_are_extrapolated(capfd, tmp_path):
+    sizes = {"num_games": 8, "num_eval_games": 2, "per_device_train_batch_size": 8, "max_turns": 3, "max_steps": 500}
+    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    text = run(capfd, "alfworld", *words, "--cache_dir", str(tmp_path), "--measure", "3")
+    found = {line[2:20].strip(): line[20:].split() for line in text.splitlines() if line.startswith("  ")}
+    seconds = {name: float(words[0]) for name, words in found.items()}
+    assert "median of 2 iterations after the first" in text and "500 iterations, 2 evaluations" in text
+    whole = 500 * seconds["an iteration"] + 2 * seconds["an evaluation"] + seconds["start and end"]
+    assert found["the run"][1].rstrip(",") in ("min", "h")
+    assert seconds["the run"] * {"min": 60, "h": 3600}[found["the run"][1].rstrip(",")] == pytest.approx(
+        whole, rel=0.1
+    )
+    assert 0.2 < seconds["largest process"] < 5
+
+
+def test_gpus_have_units():
+    assert all(gpu.flops > 5e13 and gpu.bandwidth > 2e11 and gpu.memory > 2e10 for gpu in GPUS.values())
