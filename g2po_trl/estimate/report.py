@@ -102,8 +102,8 @@ def _cache_line(cache: Cache) -> str:
         return f"vLLM: weights {cache.weights / 1e9:.1f} GB leave no room for its cache: raise its share"
     enough = "enough" if cache.tokens >= cache.needed else "not enough for all at once, so that some wait"
     return (
-        f"vLLM: weights {cache.weights / 1e9:.1f} GB; its cache holds {cache.tokens:,} tokens, and the episodes need at "
-        f"most {cache.needed:,}: {enough}"
+        f"vLLM: weights {cache.weights / 1e9:.1f} GB; its cache holds {cache.tokens:,} tokens, "
+        f"and the episodes need at most {cache.needed:,}: {enough}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`g2po estimate`: numbers by hand, settings as `g2po train` reads them, messages, and iterations that were measured."""
+"""`g2po estimate`: numbers by hand, settings as `g2po train` reads them, messages, and measured iterations."""
 
 import json
 
