@@ -1,4 +1,4 @@
-"""Examine an agent before training: play it with random responses and return findings, each with a remedy."""
+"""Examine an agent before training: play it with random responses or a model's, and return findings with remedies."""
 
 from __future__ import annotations
 
@@ -11,19 +11,27 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from ..engines.sampling import derived_seed
 from ..environments.adapters.agent import agent_factory
 from ..environments.adapters.trl_tools import random_value
 from ..environments.contract import Observation, StepResult
 from ..environments.contract_violations import where_raised
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..prompts.conversation import ChatRequest, ChatResponse, message_text, prefix_digests
+from ..prompts.template import DEFAULT_PROMPT
+from ..rollout.episode import Episode
+from ..rollout.player import Player
 from ..trajectory import Step, Trajectory
+from .actors import make_actor
+from .agents import DirectAgent
+from .chat_models import ChatCompletion, ChatModel, ChatSettings
 from .environment_report import describe_failure
 from .random_episodes import LEVELS, LONG_TEXT, SLOW_STEP, Finding, graph_findings, outcome_findings
 
 TEXTS = ("yes", "no", "1", "2", "I do not know.")
 SHOWN_FAILURES = 3
 TEXT_SHARE = 0.1  # of the responses to requests with tools
+MANY = 0.2  # of a model's completions
 
 
 @dataclass
@@ -73,12 +81,75 @@ def examine_agent(
         factory = agent_factory(agent, turns, state_key)
         with EnvironmentPool(factory, **options) as pool, EnvironmentPool(factory, **options) as second:
             played = _play(pool, tasks, episodes, random.Random(seed), texts)
-            findings = [*_failures(played.failures), *_findings(played, episodes, turns, texts)]
+            findings = [*_failure_findings(played.failures), *_findings(played, episodes, turns, texts)]
             if played.groups and not played.failures:
                 findings += _repeated(second, tasks, played)
     except ValueError as error:  # e.g. variables that are not set
         findings = [Finding("error", str(error))]
     return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
+
+
+def try_agent(
+    agent: Callable | str,
+    tasks: Sequence[dict[str, Any]],
+    chat: ChatModel,
+    episodes: int,
+    turns: int,
+    settings: ChatSettings,
+    max_prompt_length: int | None = None,
+    timeout: float = 60.0,
+    environment_variables: Sequence[str] = (),
+    state_key: Callable | None = None,
+) -> list[Finding]:
+    """Return the findings of episodes in which a model answers an agent, the worst first.
+
+    Args:
+        agent: as passed to the trainer.
+        tasks: dataset rows.
+        chat: the model.
+        episodes: episodes per task; all episodes are played at the same time.
+        turns: maximum calls of the model in an episode, the trainer's `max_turns`.
+        settings: how completions are sampled.
+        max_prompt_length: of the trainer; not for servers.
+        timeout: maximum seconds of a reset or a step.
+        environment_variables: see `EnvironmentPool`.
+        state_key: as passed to the trainer.
+
+    Raises:
+        ChatError: if a server rejects requests or cannot be reached.
+    """
+    played, lengths = Played(), []
+
+    def count(episode: Episode, completion: ChatCompletion) -> None:
+        played.has_tools |= bool(episode.observation.request.tools)
+        lengths.append((completion.prompt_tokens, completion.completion_tokens))
+
+    direct = DirectAgent(DEFAULT_PROMPT, max_prompt_length=max_prompt_length)
+    actor = make_actor(chat, direct, settings, lambda episode: (), lambda: None, count)
+    factory = agent_factory(agent, turns, state_key)
+    limits = {"reset_timeout": timeout, "step_timeout": timeout, "environment_variables": environment_variables}
+    rows = [task for task in tasks for _ in range(episodes)]
+    groups = [number // episodes for number in range(len(rows))]
+    seeds = [derived_seed(0, number) for number in range(len(rows))]
+    with EnvironmentPool(factory, **limits) as pool:
+        trajectories, _ = Player(pool, actor, turns).play(rows, settings.sampling(), groups, seeds)
+    played.groups = [[] for _ in tasks]
+    for trajectory, group in zip(trajectories, groups):
+        if trajectory.counted:
+            played.groups[group].append(trajectory)
+            played.infos.append(trajectory.info)
+        else:
+            played.failures.append(EnvironmentFailure(*trajectory.error.split(": ", 1)))
+    findings = _failure_findings(played.failures)
+    if played.episodes:
+        findings += [*_call_findings(played), *_exception_findings(played, ""), *_turn_findings(played, turns)]
+        findings += [
+            *_field_findings(played),
+            *_completion_findings(played, lengths),
+            *_state_findings(played, episodes, ""),
+        ]
+        findings += _model_outcomes(played, turns)
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def random_response(request: ChatRequest, rng: random.Random, texts: Sequence[str]) -> ChatResponse:
@@ -152,7 +223,7 @@ def _digest(request: ChatRequest) -> bytes:
     return prefix_digests(request.messages, request.tools)[-1]
 
 
-def _failures(failures: Sequence[EnvironmentFailure]) -> list[Finding]:
+def _failure_findings(failures: Sequence[EnvironmentFailure]) -> list[Finding]:
     """Return findings about the most frequent failures: episodes that are errors, and teach nothing."""
     texts: Counter[str] = Counter()
     for failure in failures:
@@ -168,17 +239,18 @@ def _findings(played: Played, episodes: int, turns: int, texts: Sequence[str]) -
     if not played.episodes:
         return []
     return [
-        *_calls(played),
-        *_raised(played),
-        *_turn_limit(played, turns),
-        *_fields(played),
+        *_call_findings(played),
+        *_exception_findings(played),
+        *_turn_findings(played, turns),
+        *_field_findings(played),
         *_sizes(played),
-        *_states(played, episodes),
+        *_state_findings(played, episodes),
         *_outcomes(played, turns, texts),
     ]
 
 
-def _calls(played: Played) -> list[Finding]:
+def _call_findings(played: Played) -> list[Finding]:
+    """Return a finding about the number of calls in an episode."""
     calls = sorted(len(trajectory.steps) for trajectory in played.episodes)
     many = f"{calls[0]}" if calls[0] == calls[-1] else f"{calls[0]} to {calls[-1]}"
     tools = "with tools" if played.has_tools else "without tools"
@@ -189,15 +261,15 @@ def _calls(played: Played) -> list[Finding]:
     return [Finding("ok", text)]
 
 
-def _raised(played: Played) -> list[Finding]:
-    """Return a finding per distinct exception of the agent after its first request."""
+def _exception_findings(played: Played, answered: str = ", whatever the model answers") -> list[Finding]:
+    """Return a finding per distinct exception of the agent after its first request. `answered`: end of a sentence."""
     raised = Counter(
         f"{info['failure_reason'].removeprefix('agent error: ')}{where_raised(info.get('traceback', ''))}"
         for info in played.infos
         if str(info.get("failure_reason", "")).startswith("agent error: ")
     )
     if not raised:
-        return [Finding("ok", "returns a valid reward, or is out of turns, whatever the model answers.")]
+        return [Finding("ok", f"returns a valid reward, or is out of turns{answered}.")]
     level = "error" if sum(raised.values()) == len(played.episodes) else "warning"
     return [
         Finding(
@@ -209,7 +281,8 @@ def _raised(played: Played) -> list[Finding]:
     ]
 
 
-def _turn_limit(played: Played, turns: int) -> list[Finding]:
+def _turn_findings(played: Played, turns: int) -> list[Finding]:
+    """Return a finding about episodes that ask for more than `turns` calls."""
     out = sum(bool(info.get("out_of_turns")) for info in played.infos)
     if not out:
         return [Finding("ok", f"ends within {turns} calls.")]
@@ -217,7 +290,8 @@ def _turn_limit(played: Played, turns: int) -> list[Finding]:
     return [Finding("warning", f"{text}: end the loop earlier, or raise max_turns (here --turns).")]
 
 
-def _fields(played: Played) -> list[Finding]:
+def _field_findings(played: Played) -> list[Finding]:
+    """Return findings about fields of requests without effect, and about refused requests."""
     findings = []
     if ignored := sorted({name for info in played.infos for name in info.get("ignored_fields", ())}):
         text = f"sets {', '.join(ignored)}, which has no effect: the trainer's configuration decides how to sample."
@@ -246,18 +320,19 @@ def _sizes(played: Played) -> list[Finding]:
     return findings
 
 
-def _states(played: Played, episodes: int) -> list[Finding]:
+def _state_findings(played: Played, episodes: int, kind: str = "random ") -> list[Finding]:
+    """Return a finding about how often states recur in groups of `episodes` of a kind."""
     remedy = (
         "Pass a state_key, a function of a request's messages (docs/agents.md, State keys), or use "
         "--advantage_estimator grpo."
     )
     if episodes == 1 or max(len(trajectory.steps) for trajectory in played.episodes) == 1:
         return []
-    return graph_findings([group for group in played.groups if group], episodes, remedy)
+    return graph_findings([group for group in played.groups if group], episodes, remedy, kind)
 
 
 def _outcomes(played: Played, turns: int, texts: Sequence[str]) -> list[Finding]:
-    found = outcome_findings(played.episodes, turns, "responses")
+    found = outcome_findings(played.episodes, turns, "random responses")
     if played.has_tools or texts is not TEXTS:
         return found
     hint = "responses are drawn from a few words; give texts that the agent understands by --response"
@@ -284,3 +359,29 @@ def _repeated(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Pl
                 ]
             seen = pool.step({0: step.action})[0]
     return [Finding("ok", "asks the same when the same task gets the same responses, also in another process.")]
+
+
+def _completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> list[Finding]:
+    """Return a finding about lengths of prompts and completions, and one if many calls cannot be read."""
+    steps = [step for trajectory in played.episodes for step in trajectory.steps]
+    if not steps:
+        return []
+    longest, usual = max(prompt for prompt, _ in lengths), median(written for _, written in lengths)
+    cut = sum(step.completion_truncated for step in steps) / len(steps)
+    text = f"prompts have at most {longest} tokens, completions {usual:g} (median); {cut:.0%} of them reach the limit"
+    remedy = ": raise max_completion_length, or ask for shorter answers."
+    findings = [Finding("warning", text + remedy) if cut > MANY else Finding("ok", f"{text}.")]
+    if broken := sum(not step.valid for step in steps):
+        text = f"{broken} of {len(steps)} completions contain tool calls that cannot be read"
+        findings.append(Finding("warning" if broken > MANY * len(steps) else "ok", f"{text}."))
+    return findings
+
+
+def _model_outcomes(played: Played, turns: int) -> list[Finding]:
+    """Return findings about rewards, and about what ended episodes that failed."""
+    reasons = Counter(t.failure_reason.partition(":")[0] for t in played.episodes if t.failure_reason)
+    findings = outcome_findings(played.episodes, turns, "the model's responses", "this model learns")
+    if reasons:
+        shown = ", ".join(f"{reason} {number}" for reason, number in reasons.most_common())
+        findings.append(Finding("ok", f"episodes that ended otherwise than by their rewards: {shown}."))
+    return findings

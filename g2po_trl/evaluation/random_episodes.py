@@ -176,13 +176,15 @@ _KEYS_REMEDY = (
 )
 
 
-def graph_findings(groups: list[list[Trajectory]], episodes: int, remedy: str = _KEYS_REMEDY) -> list[Finding]:
-    """Return a finding about how often states recur in groups of `episodes`. `remedy`: if they hardly do."""
+def graph_findings(
+    groups: list[list[Trajectory]], episodes: int, remedy: str = _KEYS_REMEDY, kind: str = "random "
+) -> list[Finding]:
+    """Return a finding about how often states recur in groups of `episodes` of a kind. `remedy`: if they hardly do."""
     graph = StateGraph.from_groups(groups)
     statistics = graph.statistics()
     size, alone = statistics["mean_group_size"], statistics["singleton_step_fraction"]
     text = (
-        f"{episodes} random episodes of a task visit a state {size:.1f} times on average; {100 * alone:.0f} % of the "
+        f"{episodes} {kind}episodes of a task visit a state {size:.1f} times on average; {100 * alone:.0f} % of the "
         "steps are in a state visited once"
     )
     if graph.num_nodes == len(groups) and graph.num_steps > len(groups):
@@ -199,11 +201,16 @@ def graph_findings(groups: list[list[Trajectory]], episodes: int, remedy: str = 
     return [Finding("ok", f"{text}: there is a graph to learn from.")]
 
 
-def outcome_findings(trajectories: list[Trajectory], turns: int, what: str = "actions") -> list[Finding]:
-    """Return a finding about successes and rewards of random `what`."""
+def outcome_findings(
+    trajectories: list[Trajectory],
+    turns: int,
+    what: str = "random actions",
+    who: str = "a model that acts randomly learns",
+) -> list[Finding]:
+    """Return a finding about successes and rewards of `what`, with `who` learns nothing if rewards are equal."""
     successes = sum(t.success for t in trajectories)
     ended = sum(t.outcome != "truncated" for t in trajectories)
-    text = f"random {what} succeed in {successes} of {len(trajectories)} episodes; {ended} end within {turns} turns"
+    text = f"{what} succeed in {successes} of {len(trajectories)} episodes; {ended} end within {turns} turns"
     rewards = {t.reward for t in trajectories}
     if successes == len(trajectories):
         return [
@@ -217,7 +224,7 @@ def outcome_findings(trajectories: list[Trajectory], turns: int, what: str = "ac
         return [
             Finding(
                 "warning",
-                f"{text}, all with reward {rewards.pop():g}: a model that acts randomly learns nothing here. Start "
+                f"{text}, all with reward {rewards.pop():g}: {who} nothing here. Start "
                 "from one that sometimes succeeds, or from easier tasks.",
             )
         ]

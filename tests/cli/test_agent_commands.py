@@ -1,8 +1,11 @@
 """The commands with `--agent`: what each finds in a file, reports and refuses, and a folder of `g2po init --agent`."""
 
+import http.server
 import json
+import re
 import subprocess
 import sys
+import threading
 
 import programs
 import pytest
@@ -212,3 +215,86 @@ def test_responses_and_state_keys_of_ones_own(write, capsys):
     assert "Pass a state_key" in said and "random responses succeed in " in said and "raises" not in said, said
     said = outcome(capsys, *command, "--agent-state-key", "agent.py:key")[1]
     assert "a task has one state only" in said, said
+
+
+@pytest.fixture
+def server():
+    """A server with OpenAI's protocol that always says "yes". `server.asked`: the bodies of its requests."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "yes"}}
+            usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+            about = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "usage": usage}
+            content = json.dumps({**about, "choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        served.asked = []
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield served
+        served.shutdown()
+
+
+TWICE = (
+    "def agent(task, client):\n    said = [ask(client, text, temperature=0) for text in 'ab']\n"
+    "    return task['pays']\n"
+)
+
+
+def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsys):
+    write(TWICE)
+    (tmp_path / "tasks.jsonl").write_text('{"pays": 0}\n{"pays": 1}\n{"pays": 9}\n')
+    (tmp_path / "config.yaml").write_text("max_completion_length: 4\nmax_turns: 6\ntemperature: 0.5\n")
+    found = [
+        "calls the model 2 times an episode (median 2), without tools.",
+        "returns a valid reward, or is out of turns.",
+        "ends within 6 calls.",
+        "sets temperature, which has no effect",
+        "4 episodes of a task visit a state 4.0 times on average; 0 % of the steps are in a state visited once",
+        "the model's responses succeed in 4 of 8 episodes; 8 end within 6 turns; rewards from 0 to 1.",
+    ]
+    code, said, errors = outcome(capsys, "check", "--model", str(tiny_model_dir))
+    assert code == 0 and all(line in said for line in found), said + errors
+    assert re.search(r"prompts have at most \d+ tokens, completions [1-4] \(median\)", said)
+    assert said.endswith(f"Next: g2po train --agent agent.py --model {tiny_model_dir}\n")
+
+    pytest.importorskip("openai")
+    address = f"http://127.0.0.1:{server.server_port}/v1"
+    code, said, errors = outcome(capsys, "check", "--model", "m", "--base-url", address)
+    assert code == 0 and all(line in said for line in found), said + errors
+    assert (
+        "warning   prompts have at most 7 tokens, completions 3 (median); 100% of them reach the limit: raise" in said
+    )
+    assert len(server.asked) == 16 and {(b["temperature"], b["max_tokens"]) for b in server.asked} == {(0.5, 4)}
+    assert said.endswith("Next: g2po train --agent agent.py\n")
+
+
+def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
+    pytest.importorskip("openai")
+    given = ["check", "--model", "m", "--base-url", f"http://127.0.0.1:{server.server_port}/v1", "--episodes", "3"]
+    write("def agent(task, client):\n    ask(client, 'a')\n    raise KeyError(ask(client, 'b'))\n")
+    code, said, errors = outcome(capsys, *given)
+    assert code == 1 and "error     raises KeyError: 'yes', agent.py, line 13 in 3 of 3 episodes" in said, (
+        said + errors
+    )
+    assert "episodes that ended otherwise than by their rewards: agent error 3." in said
+    write("def agent(task, client):\n    return [ask(client, 'a')]\n")
+    code, said, _ = outcome(capsys, *given)
+    assert code == 1 and said.startswith("error     the agent returned ['yes']: return a reward (a number)"), said
+    assert "(3 of 3 failed episodes)" in said
+    for arguments, text in (
+        (["--base-url", "http://127.0.0.1:9/v1"], "--base-url needs the name of a model"),
+        (["--model", "m", "--response", "yes"], "--response and --model are both given"),
+        (["--model", str(tmp_path / "nothing")], "which cannot be loaded"),
+    ):
+        code, _, errors = outcome(capsys, "check", *arguments)
+        assert code and text in errors and "Traceback" not in errors, (arguments, errors)

@@ -3,6 +3,7 @@
     g2po check [environment.py] [--tasks tasks.jsonl]
     g2po check module:Environment --task '{"seed": 1}' [--episodes 8] [--turns 30]
     g2po check --agent agent.py                          # an agent, answered at random
+    g2po check --agent agent.py --model FOLDER           # a few episodes with a model, also --base-url
     g2po check environment.py --show                     # the first prompt, as the model reads it
 
 The environment may be a `TextEnvironment`, a tool-based class as for TRL (its tools are then called at random), or the
@@ -20,7 +21,8 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,9 @@ from ...environments.loading import load, resolve_agent_name
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ...environments.tasks import read_tasks
 from ...environments.validation import check_task_columns
-from ...evaluation.agent_report import TEXTS, examine_agent
+from ...evaluation.agent_report import TEXTS, examine_agent, try_agent
 from ...evaluation.environment_report import describe_failure, examine
+from ...evaluation.random_episodes import Finding
 from ...utils.parser import Parser, json_object, read_config
 
 TURNS = 30
@@ -69,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--tasks",
         metavar="FILE",
         type=Path,
-        help="one row per line; the first 5 are played. Default: tasks.jsonl next to file.py",
+        help="one row per line; the first 5 are played, 2 with a model. Default: tasks.jsonl next to file.py",
     )
-    parser.add_argument("--episodes", metavar="N", type=int, default=8, help="episodes of each task; default: 8")
+    parser.add_argument("--episodes", metavar="N", type=int, help="episodes of each task; default: 8, 4 with a model")
     parser.add_argument("--turns", metavar="N", type=int, help="default: 30; --agent: config.yaml's")
     given = "maximum seconds of a reset or a step; default: 60"
     parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help=given)
@@ -81,23 +84,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--show", action="store_true", help=shown)
     template = "with --show: module:TEMPLATE, a PromptTemplate; default: the environment's"
     parser.add_argument("--prompt", metavar="NAME", help=template)
-    model = "with --show: also this model's chat template and number of tokens"
+    model = "with --agent: play with it; with --show: its chat template and number of tokens"
     parser.add_argument("--model", metavar="FOLDER|ID", help=model)
+    server = "with --agent and --model: a server with OpenAI's protocol, up to /v1"
+    parser.add_argument("--base-url", metavar="URL", help=server)
     args = parser.parse_args(argv)
     for name in ("episodes", "turns", "timeout"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
             parser.error(f"{name} is {getattr(args, name):g}: set it above 0")
-    if not args.show and (args.model or args.prompt):
-        parser.error("--model and --prompt have no effect without --show: add it, or leave them out")
     if args.agent is None and args.environment is None and _only_agent_here():
         args.agent = "agent.py"
     _check_combination(parser, args)
+    with_model = args.model is not None and not args.show
+    args.episodes = args.episodes or (4 if with_model else 8)
     try:
         if args.agent is not None:
             name = resolve_agent_name(args.agent)
-            args.turns = args.turns or _max_turns(name)
+            config = _config_beside(name)
+            args.turns = args.turns or config.get("max_turns", TURNS)
             tasks = tasks_of(name, args.task, args.tasks)
             played = partial(examine_agent, name, texts=args.response or TEXTS)
+            if with_model:
+                played = partial(_try_agent, name, args.model, args.base_url, config)
             if args.agent_state_key:
                 played = partial(played, state_key=load(args.agent_state_key))
             environment = agent_factory(name, args.turns)
@@ -106,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if args.environment_options:
                 environment = partial(environment, **args.environment_options)
             played = partial(examine, environment)
-        tasks, args.turns = tasks[: max(5, len(args.task))], args.turns or TURNS
+        tasks, args.turns = tasks[: max(2 if with_model else 5, len(args.task))], args.turns or TURNS
         if args.show:
             print(first_prompt(environment, tasks[0], args.prompt, args.model, args.turns))
             return
@@ -122,14 +130,46 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(*findings, sep="\n")
     failed = any(finding.level == "error" for finding in findings)
     if args.agent is not None and not failed:
-        print(f"Next: g2po train --agent {shlex.quote(args.agent)}")
+        model = f" --model {shlex.quote(args.model)}" if args.model and not args.base_url else ""
+        print(f"Next: g2po train --agent {shlex.quote(args.agent)}{model}")
     sys.exit(failed)
 
 
-def _max_turns(name: str) -> int:
-    """Return `max_turns` of the config.yaml beside an agent."""
+def _config_beside(name: str) -> dict[str, Any]:
+    """Return the config.yaml beside an agent; empty if there is none."""
     beside = Path(name.rpartition(":")[0]).with_name("config.yaml")
-    return read_config(beside if beside.is_file() else None).get("max_turns", TURNS)
+    return read_config(beside if beside.is_file() else None)
+
+
+def _try_agent(
+    name: str, model: str, base_url: str | None, config: Mapping[str, Any], *arguments: Any, **options: Any
+) -> list[Finding]:
+    """Return the findings of `try_agent`, with sampling and lengths as training has them.
+
+    Raises:
+        SystemExit: if the model cannot be loaded, or the server does not answer.
+    """
+    from ...config import G2POConfig  # with torch, which is slow to import
+    from ...evaluation.chat_models import ChatError, ChatSettings, load_local
+    from ...evaluation.server_chat import ServerChat
+
+    setting = {field.name: field.default for field in fields(G2POConfig)} | dict(config)
+    sampling = {key: setting[key] for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+    sampling |= {"max_tokens": setting["max_completion_length"], "stop_after": setting["stop_sequences"] or ()}
+    template = setting["chat_template_kwargs"]
+    try:
+        chat = (
+            ServerChat(base_url, model, chat_template_kwargs=template) if base_url else load_local(model, 32, template)
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise SystemExit(f"model is {model!r}, which cannot be loaded: {error}") from error
+    try:
+        settings = ChatSettings(**sampling)
+        return try_agent(name, arguments[0], chat, *arguments[1:], settings, setting["max_prompt_length"], **options)
+    except ChatError as error:
+        raise SystemExit(str(error)) from error
+    finally:
+        chat.close()
 
 
 def _only_agent_here() -> bool:
@@ -139,15 +179,24 @@ def _only_agent_here() -> bool:
 def _check_combination(parser: Parser, args: argparse.Namespace) -> None:
     """Refuse options that have no effect together."""
     if args.agent is None:
-        for name in ("agent_state_key", "response"):
+        for name in ("agent_state_key", "response", "base_url"):
             if getattr(args, name):
                 parser.error(f"--{name.replace('_', '-')} has no effect without --agent: add it, or leave it out")
+        if not args.show and (args.model or args.prompt):
+            parser.error(
+                "--model and --prompt have no effect without --show: add it, or leave them out (g2po evaluate plays "
+                "an environment with a model)"
+            )
         return
     if args.environment is not None:
         parser.error(f"{args.environment} and --agent {args.agent} are both given: remove one of them")
     for name in ("environment_options", "prompt"):
         if getattr(args, name):
             parser.error(f"--{name.replace('_', '-')} has no effect with --agent: leave it out")
+    if args.base_url and (args.show or not args.model):
+        parser.error("--base-url needs the name of a model to play with: pass --model, and no --show")
+    if args.response and args.model:
+        parser.error("--response and --model are both given: answers are scripted or a model's; remove one of them")
 
 
 def environment_and_tasks(
