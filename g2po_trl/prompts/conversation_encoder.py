@@ -129,7 +129,7 @@ class ConversationEncoder:
             transcript: of the episode.
         """
         digest = prefix_digests([*prompt.messages, answer], tools)[-1]
-        transcript.ids[digest] = prompt.ids, completion_ids
+        transcript.ids[digest] = prompt.ids, completion_ids, transcript.dropped
 
     def _build(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, transcript: Transcript, truncated: bool
@@ -139,7 +139,7 @@ class ConversationEncoder:
             for known in range(len(messages) - 1, 1, -1):
                 if (earlier := transcript.ids.get(digests[known])) is None:
                     continue
-                asked, answer = earlier
+                asked, answer, _ = earlier
                 ended = bool(answer) and answer[-1] in self.stops
                 if (added := self._continuation(messages[known - 1], messages[known:], ended)) is not None:
                     ids, text = added

@@ -70,7 +70,8 @@ class Conversations:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
             answer["content"] = cut_before(answer["content"], (*request.stop, *self.stop))
             action = response_action(answer)
-            new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
+            continues = prompt.continues and episode.steps  # a branch's first step shows all that came before
+            new = prompt.messages[prompt.continues + 1 :] if continues else prompt.messages
             fields["messages"] = list(new)
         if (shown := self._before_stop(completion.ids, (*request.stop, *self.stop))) is not None:
             self.encoder.answered(prompt, request.tools, answer, shown, episode.transcript)

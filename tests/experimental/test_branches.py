@@ -186,6 +186,28 @@ def test_a_group_branches_when_its_first_episodes_have_ended(encode, kind):
     assert {e.number for e in ended[:4]} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("limit", [None, 120])
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_branch_continues_its_parents_conversation(encode, kind, limit):
+    """Its prompts are the parent's, token by token, also where the tokenizer would encode completions otherwise."""
+    letters = [token for letter in "garden" for token in encode.tokenizer(letter)["input_ids"]]
+    assert letters != encode.tokenizer("garden")["input_ids"]
+    strategy = make_strategy(lambda first, budget: [(0, 2), (1, 6)])
+    with EnvironmentPool(Countdown, num_workers=1) as pool:
+        engine = kind(encode.tokenizer, lambda prompts: [Completion(letters)] * len(prompts))
+        actor = PromptActor(engine, encode, TEMPLATE, history="conversation", max_prompt_length=limit)
+        found, stats = Player(pool, actor, 20).play(
+            [{"turns": 9}] * 4, groups=[0] * 4, schedule=BranchSchedule(strategy)
+        )
+    parent = [step.prompt_ids for step in found[0].steps]
+    assert [(t.parent, t.start, len(t.steps)) for t in found[2:]] == [(0, 2, 7), (1, 6, 3)]
+    assert [step.prompt_ids for step in found[2].steps] == parent[2:]
+    assert [step.prompt_ids for step in found[3].steps] == parent[6:]
+    assert any(step.prompt_truncated for step in found[0].steps) == (limit is not None)
+    if limit is None:
+        assert stats.continued_prompts == stats.later_prompts == 8 + 8 + 7 + 3
+
+
 @pytest.mark.parametrize("kind", ENGINES)
 def test_the_active_fraction_counts_turns_in_which_held_back_episodes_wait(encode, kind):
     """Two groups: of four episodes, two play ten turns, and then the others; of the other group, four turns each."""

@@ -167,4 +167,7 @@ class BranchSchedule:
             branches = self.strategy.branches([member.trajectory() for member in members[:first]])
             for member, branch in zip(members[first:], branches):
                 member.branch = branch
+                if (transcript := members[branch.parent].transcript) is not None:  # a conversation goes on
+                    played = [(step.prompt_ids, step.completion_ids) for step in branch.steps[:-1]]
+                    member.transcript = transcript.first(played)
             self._may_begin += members[first:]
