@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..engines.sampling import Sampling, derived_seed
 from ..prompts.conversation import ChatRequest, Transcript, prefix_digests, response_action
@@ -157,11 +156,10 @@ def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompl
         [],
         0,
     )  # a server reports no ids
-    calls: Sequence[dict[str, Any]] = answer.get("tool_calls", ())
     return episode.step(
         response_action(answer),
         completion.text,
-        valid=all(isinstance(call["function"]["arguments"], dict) for call in calls),
+        valid=request.is_valid(answer),
         completion_truncated=not completion.complete,
         messages=request.messages[max(known, default=0) :],
     )

@@ -28,6 +28,7 @@ class ChatRequest:
         max_tokens: maximum tokens of the completion, below the trainer's. `None`: the trainer's.
         shorten: the oldest turns may be left out if the prompt is too long. `False`: such a prompt ends the episode.
         task: number of messages at the beginning that are not left out; at least those before the assistant's first.
+        needs_answer: a completion without text and calls is not valid. `False`: it is a message like others.
     """
 
     messages: list[Message]
@@ -36,6 +37,14 @@ class ChatRequest:
     max_tokens: int | None = None
     shorten: bool = False
     task: int = 0
+    needs_answer: bool = False
+
+    def is_valid(self, answer: Message) -> bool:
+        """Return whether an answer has objects as arguments of its calls, and text or calls if it needs any."""
+        calls = answer.get("tool_calls", ())
+        if self.needs_answer and not calls and not answer["content"].strip():
+            return False
+        return all(isinstance(call["function"]["arguments"], dict) for call in calls)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON data."""
@@ -46,6 +55,7 @@ class ChatRequest:
             "max_tokens": self.max_tokens,
             "shorten": self.shorten,
             "task": self.task,
+            "needs_answer": self.needs_answer,
         }
 
     @classmethod
@@ -59,7 +69,7 @@ class ChatRequest:
         try:
             messages, tools, stop = data.pop("messages"), data.pop("tools", None), data.pop("stop", ())
             max_tokens, shorten = data.pop("max_tokens", None), data.pop("shorten", False)
-            task = data.pop("task", 0)
+            task, needs_answer = data.pop("task", 0), data.pop("needs_answer", False)
         except KeyError as error:
             raise ValueError(f"a request has no {error.args[0]}") from error
         if data:
@@ -70,11 +80,13 @@ class ChatRequest:
             raise ValueError(f"stop is {_show(stop)}; give a list of texts")
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise ValueError(f"max_tokens is {_show(max_tokens)}; give a positive number")
-        if type(shorten) is not bool:
-            raise ValueError(f"shorten is {_show(shorten)}; give True or False")
+        for name, value in (("shorten", shorten), ("needs_answer", needs_answer)):
+            if type(value) is not bool:
+                raise ValueError(f"{name} is {_show(value)}; give True or False")
         if type(task) is not int or task < 0:
             raise ValueError(f"task is {_show(task)}; give a number of messages")
-        return cls(normalize_messages(messages), tools or None, tuple(stop), max_tokens, shorten, task)
+        messages = normalize_messages(messages)
+        return cls(messages, tools or None, tuple(stop), max_tokens, shorten, task, needs_answer)
 
 
 def normalize_messages(messages: Any) -> list[Message]:
@@ -133,15 +145,35 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"{where} is {_show(call)}; give a function with a name")
-    arguments = function.get("arguments")
+    arguments = _read_arguments(function.get("arguments"))
+    normalized = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return normalized if call.get("id") is None else {"id": _text(call["id"], f"{where}: id"), **normalized}
+
+
+def _read_arguments(arguments: Any) -> Any:
+    """Return the arguments of a call as an object; what a model wrote instead of one as it is."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
-            pass  # what a model wrote; chat templates print it as it is
-    arguments = {} if arguments is None else arguments
-    normalized = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return normalized if call.get("id") is None else {"id": _text(call["id"], f"{where}: id"), **normalized}
+        except (ValueError, RecursionError):
+            return arguments
+    return {} if arguments is None else arguments
+
+
+def with_objects(messages: Sequence[Message]) -> list[Message]:
+    """Return messages for chat templates that render objects alone: other arguments of calls are put into one."""
+
+    def rendered(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = call["function"]["arguments"]
+        whole = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+        return {**call, "function": {**call["function"], "arguments": whole}}
+
+    return [
+        {**message, "tool_calls": [rendered(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
 
 
 def plain_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -214,7 +246,9 @@ def prefix_digests(messages: Sequence[Message], tools: Any = None) -> list[bytes
 def _without_ids(message: Message) -> Message:
     kept = {name: part for name, part in message.items() if name not in ("tool_call_id", "reasoning_content")}
     if "tool_calls" in kept:
-        kept["tool_calls"] = [call["function"] for call in kept["tool_calls"]]
+        functions = [call["function"] for call in kept["tool_calls"]]
+        # A client writes the text of arguments as a model wrote it, which may be JSON within JSON.
+        kept["tool_calls"] = [{**f, "arguments": _read_arguments(f["arguments"])} for f in functions]
     return kept
 
 

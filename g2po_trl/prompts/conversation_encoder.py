@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chat_template import get_chat_template
-from .conversation import ChatRequest, Message, Transcript, prefix_digests
+from .conversation import ChatRequest, Message, Transcript, prefix_digests, with_objects
 from .fitting import PromptTooLongError, cut_middle
 from .tokenization import ChatEncoder
 from .tool_format import make_tool_format
@@ -145,11 +145,20 @@ class ConversationEncoder:
                     ids, text = added
                     return ConversationPrompt([*asked, *answer, *ids], text, messages, known - 1, truncated)
         try:
-            text = self._text(messages, tools)
+            text = self._text_of_all(messages, tools)
             ids = self.encode.ids([text])[0]
         except Exception as error:  # templates raise errors of any class
             raise RefusedConversationError(f"the chat template raises {type(error).__name__}: {error}") from error
         return ConversationPrompt(ids, text, messages, 0, truncated)
+
+    def _text_of_all(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
+        """Return the text of a conversation, also where a model wrote arguments that a template does not render."""
+        try:
+            return self._text(messages, tools)
+        except Exception:  # templates raise errors of any class
+            if (rendered := with_objects(messages)) == messages:
+                raise
+            return self._text(rendered, tools)
 
     def _continuation(self, answer: Message, new: list[Message], ended: bool) -> tuple[list[int], str] | None:
         """Return ids and text of what follows a completion: the new messages, and the generation prompt.

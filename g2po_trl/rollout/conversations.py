@@ -69,7 +69,7 @@ class Conversations:
         else:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
             answer["content"] = cut_before(answer["content"], (*request.stop, *self.stop))
-            action = response_action(answer)
+            action, valid = response_action(answer), valid and request.is_valid(answer)
             continues = prompt.continues and episode.steps  # a branch's first step shows all that came before
             new = prompt.messages[prompt.continues + 1 :] if continues else prompt.messages
             fields["messages"] = list(new)

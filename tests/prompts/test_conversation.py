@@ -14,6 +14,7 @@ from g2po_trl.prompts.conversation import (
     prefix_digests,
     request_key,
     since_last_completion,
+    with_objects,
 )
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
@@ -85,6 +86,7 @@ def test_normalize_messages_names_what_is_wrong(messages, error):
         ({"messages": CONVERSATION, "max_tokens": True}, "max_tokens is True"),
         ({"messages": CONVERSATION, "shorten": 1}, "shorten is 1"),
         ({"messages": CONVERSATION, "task": -1}, "task is -1"),
+        ({"messages": CONVERSATION, "needs_answer": None}, "needs_answer is None"),
     ],
 )
 def test_request_from_dict_names_the_wrong_field(fields, error):
@@ -93,7 +95,7 @@ def test_request_from_dict_names_the_wrong_field(fields, error):
 
 
 def test_request_and_response_survive_json():
-    request = ChatRequest(CONVERSATION, [{"type": "function"}], ("\n",), 5, True, 2)
+    request = ChatRequest(CONVERSATION, [{"type": "function"}], ("\n",), 5, True, 2, True)
     assert ChatRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request
     response = ChatResponse("three", (CALL,), "tool_calls", 10, 2)
     assert ChatResponse.from_action(response.to_action()) == response
@@ -120,6 +122,34 @@ def test_prefix_digests_ignore_ids_of_calls_alone():
     changed = [CONVERSATION[0], {**CONVERSATION[1], "content": "hm"}, CONVERSATION[2]]
     assert [a == b for a, b in zip(prefix_digests(changed), digests)] == [True, True, False, False]
     assert not set(prefix_digests(CONVERSATION, [{"name": "add"}])) & set(digests)  # other tools, other prompts
+
+
+def test_arguments_that_are_no_object_are_not_valid_and_the_same_in_any_spelling():
+    """A client writes the text that a model wrote, which may be JSON within JSON; an empty answer is a message."""
+
+    def answer(*arguments):
+        calls = [{"type": "function", "function": {"name": "add", "arguments": one}} for one in arguments]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+    request, needing = ChatRequest(CONVERSATION), ChatRequest(CONVERSATION, needs_answer=True)
+    for arguments, valid in (
+        ({}, True),
+        ({"a": 1}, True),
+        ("{", False),
+        ([1], False),
+        (5, False),
+        ('{"a": 1}', False),
+    ):
+        assert [one.is_valid(answer({}, arguments)) for one in (request, needing)] == [valid, valid]
+    for text in ("", " \n"):
+        empty = {"role": "assistant", "content": text}
+        assert request.is_valid(empty) and not needing.is_valid(empty)
+    assert needing.is_valid({"role": "assistant", "content": "so"})
+    for written, echoed in (("{", "{"), ('{"a": 1}', {"a": 1}), ([1], [1])):
+        assert prefix_digests([answer(written)]) == prefix_digests([answer(echoed)])
+    assert with_objects([answer("{", {"a": 1}), *CONVERSATION[2:]]) == [
+        answer({"arguments": "{"}, {"a": 1}), *CONVERSATION[2:]
+    ]  # fmt: skip
 
 
 class Adder(TextEnvironment):

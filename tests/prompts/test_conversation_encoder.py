@@ -117,6 +117,19 @@ def test_system_messages_anywhere_are_shown(family, messages):
     assert all(message["content"] in text for message in messages)
 
 
+@pytest.mark.parametrize("arguments", ["{digit", [7], 5, True])
+def test_arguments_that_are_no_object_are_rendered(family, arguments):
+    """What a model wrote, where the conversation is rendered afresh; many templates render objects alone."""
+    _, tokenizer, encoder = family
+    call = {"type": "function", "function": {"name": "turn", "arguments": arguments}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "name": "turn", "content": "No."}
+    text = tokenizer.decode(encoder.prompt(ChatRequest([*TASK, answer, result], TOOLS), Transcript()).ids)
+    assert "turn" in text and "No." in text
+    written = arguments if isinstance(arguments, str) else str(arguments)
+    assert written.lower() in text.lower() or encoder.tools.native
+
+
 @pytest.fixture(scope="module")
 def qwen():
     tokenizer = tokenizer_of("qwen2_5")
@@ -131,6 +144,7 @@ def qwen():
         ('<tool_call>{"name": "turn", "arguments": {"digit": </tool_call>', False, 0),
         ('<tool_call>{"arguments": {}}</tool_call>', False, 0),
         ("That is all.", True, 0),
+        ("", True, 0),
     ],
 )
 def test_parse_says_whether_calls_could_be_read(qwen, completion, valid, calls):

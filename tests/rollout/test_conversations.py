@@ -153,6 +153,20 @@ def test_request_that_is_too_long_ends_the_episode_by_name(play):
     assert trajectory.steps == []
 
 
+def test_empty_completion_is_a_message_of_an_agent_and_no_action_in_an_environment(play):
+    """A class with tools ends its episode without a call, as with a text."""
+    played = [
+        play([task], environment, lambda prompt: "<|im_end|>", history="conversation")[0][0]
+        for environment, task in (
+            (Asks, {}),
+            (text_environment_factory(Safe, 4, "conversation"), {}),
+            (Countdown, {"turns": 4}),
+        )
+    ]
+    assert [(t.steps[0].valid, len(t.steps)) for t in played] == [(True, 2), (False, 1), (False, 4)]
+    assert json.loads(played[1].steps[0].action) == {"content": ""} and played[1].outcome == "failure"
+
+
 @pytest.mark.parametrize("inside_of_a_token", [False, True])
 def test_stop_of_a_request_is_trained_and_not_in_the_next_prompt(encode, inside_of_a_token):
     """What the client did not see is not in its conversation; after a stop inside of a token it is rendered afresh."""

@@ -203,7 +203,7 @@ class ChatToolEnvironment(ToolEnvironment):
 
     def _observation(self, new: Sequence[Message]) -> Observation:
         tools = [{"type": "function", "function": json.loads(line)} for line in self.tool_schemas.splitlines()]
-        request = ChatRequest(list(self._messages), tools, shorten=True, task=self._task)
+        request = ChatRequest(list(self._messages), tools, shorten=True, task=self._task, needs_answer=True)
         return Observation(as_text(new), state_key=request_key(self._messages), request=request)
 
     def _results(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
