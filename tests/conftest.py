@@ -1,5 +1,6 @@
 """A tokenizer and a model small enough to be trained in a test, made from nothing."""
 
+import gc
 import os
 import shutil
 import signal
@@ -21,6 +22,12 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def pytest_collection_finish():
+    """Set aside all that was imported: the garbage collections of every training would go through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def build_tokenizer():

@@ -13,6 +13,7 @@ What is about imports, the start of Python or a launcher itself is tested with `
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -125,6 +126,7 @@ def run_ranks(number: int, *arguments, env=None, timeout: float = 300) -> subpro
 
 def _main(arguments: list[str], stdout: str, stderr: str, cwd: str, environment: dict[str, str]) -> None:
     """In the fork: become the program, in a session of its own."""
+    gc.freeze()  # what the server has imported is not collected again
     os.setsid()
     for path, number in ((stdout, 1), (stderr, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
