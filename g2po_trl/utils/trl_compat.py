@@ -58,10 +58,11 @@ __all__ = [
 def ignore_deprecations() -> None:
     """Ignore warnings about deprecated names that TRL 1.16, not the user, reads from transformers 5.
 
-    `GRPOConfig` sets `gradient_checkpointing`; `GRPOTrainer` reads `is_gradient_checkpointing` at every rollout.
+    `GRPOConfig` sets `gradient_checkpointing`; `GRPOTrainer` reads `is_gradient_checkpointing` at every rollout, and
+    `disable_gradient_checkpointing` calls the other two.
     """
-    for name in ("gradient_checkpointing", "is_gradient_checkpointing"):
-        warnings.filterwarnings("ignore", message=f"`{name}` is deprecated", category=FutureWarning)
+    names = "(is_)?gradient_checkpointing(_enable|_disable)?"
+    warnings.filterwarnings("ignore", message=f"`{names}` is deprecated", category=FutureWarning)
 
 
 # -- TRL -----------------------------------------------------------------------------------------------------------

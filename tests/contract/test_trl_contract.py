@@ -232,8 +232,12 @@ def test_ignore_deprecations_ignores_what_trl_causes_and_nothing_else():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trl_compat.ignore_deprecations()
-        for name in ("gradient_checkpointing", "is_gradient_checkpointing", "use_cache"):
-            warnings.warn(f"`{name}` is deprecated", FutureWarning, stacklevel=1)
+        GRPOConfig("", bf16=False, use_cpu=True)
+        model = tiny_model()
+        model.is_gradient_checkpointing  # noqa: B018
+        model.gradient_checkpointing_enable()
+        with trl_compat.disable_gradient_checkpointing(model, None):
+            warnings.warn("`use_cache` is deprecated", FutureWarning, stacklevel=1)
     assert [str(warning.message) for warning in caught] == ["`use_cache` is deprecated"]
     assert "is_gradient_checkpointing" in inspect.getsource(PreTrainedModel), "transformers has removed the name"
     assert "gradient_checkpointing" in GRPOConfig.__dataclass_fields__

@@ -26,6 +26,14 @@ from g2po_trl.environments.pool.pool import EnvironmentFailure
 TESTS = Path(__file__).parents[1] / "helpers"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_gradio():
+    """Here, in the workers and in the servers, which get this `sys.path`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TESTS / "stubs")
+        yield
+
+
 def start_server(name, port=None):
     if port is None:
         with socket.socket() as probe:
@@ -52,7 +60,7 @@ def stop(process):
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(without_gradio):
     process, url = start_server("toy_environments.py:KeyDoorEnvironment")
     yield url
     stop(process)

@@ -10,7 +10,7 @@ from datasets import Dataset
 from letter_environment import LETTER_PROMPT
 from letter_trainer import make_config
 from letters_engine import LettersEngine
-from metrics_by_hand import Ladder, Trials
+from metric_environments import Goals, Ladder
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from g2po_trl import G2POConfig, G2POTrainer, PPOConfig, PPOTrainer
@@ -94,18 +94,6 @@ RUNS = {
         "beta": 0.0,
     },
 }
-
-
-class Goals(Trials):
-    def reset(self, seed, goal, **others):
-        self.goal = goal
-        seen = super().reset(seed)
-        return type(seen)(seen.text, task=goal, admissible_actions=seen.admissible_actions)
-
-    def step(self, action):
-        if self.goal == "break":
-            raise RuntimeError("always")
-        return super().step(action)
 
 
 class ServedLetters(LettersEngine):
