@@ -28,9 +28,9 @@ CHAT_TEMPLATE = (
 def pytest_collection_finish(session):
     """Save CPU time in worker processes and in trainings.
 
-    A test's own environment is pickled by value: to unpickle it by reference, a worker would import the test module and
-    with it torch and TRL, which takes longer than the test. What was imported is no garbage: going through it took the
-    garbage collections of a small training longer than all the rest of it.
+    A test's own environment is pickled by value. By reference, its worker would import the test module, and with it
+    torch and TRL, which takes longer than the test. What was imported is frozen: it is no garbage, and the collections
+    of a small training took longer than the rest of it.
     """
     for module in {item.module for item in session.items}:
         cloudpickle.register_pickle_by_value(module)

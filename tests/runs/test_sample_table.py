@@ -25,6 +25,7 @@ def test_rows_and_transcripts():
     assert rows_of([won, died], 7, 1) == [dict(zip(COLUMNS, (7, "t1", "success", 10.0, 2, transcript(won))))]
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_a_table_needs_somewhere_to_go(tmp_path):
     with pytest.raises(ValueError, match=r"log_trajectories_every is 2: report_to is .*trackio, wandb, tensorboard"):
         make_config(tmp_path, log_trajectories_every=2)

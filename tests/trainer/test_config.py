@@ -87,6 +87,7 @@ def test_one_log_line_an_iteration(tmp_path):
         ("stop_sequences", ["</action>", ""]),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_bad_values_name_field_and_value(tmp_path, field, value):
     with pytest.raises(ValueError, match=re.escape(f"{field} is {value!r}")):
         make(tmp_path, **{field: value})
@@ -114,6 +115,7 @@ def test_generation_kwargs_win_over_no_setting(tmp_path, option, value, instead)
             make(tmp_path, generation_kwargs=given)
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_other_generation_kwargs_are_taken(tmp_path):
     assert (
         make(tmp_path, generation_kwargs='{"no_repeat_ngram_size": 2}').generation_kwargs["no_repeat_ngram_size"] == 2
@@ -255,6 +257,7 @@ def test_options_an_estimator_does_not_use_are_refused(tmp_path, estimator, fiel
         ("stop_sequences", [1], "pass a list of texts"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_values_of_another_type_or_out_of_range_are_named(tmp_path, field, value, message):
     HfArgumentParser(G2POConfig)  # changes the types of the class's fields
     with pytest.raises(ValueError, match=f"^{field} is {re.escape(repr(value))}: {message}"):

@@ -262,6 +262,7 @@ def test_evaluation_repeats_exactly_and_leaves_the_random_state_alone(make_train
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+@pytest.mark.filterwarnings("ignore:output_dir is .*, which holds another run")
 def test_an_evaluation_at_two_temperatures_is_two_panels(make_trainer, tmp_path):
     options = {"eval_dataset": TASKS, "num_generations_eval": 4}
     both = make_trainer(eval_temperature=1.0, other_eval_temperatures=[0.5], **options).evaluate()
@@ -412,6 +413,7 @@ def test_a_prompt_that_is_passed_wins_over_the_class(tmp_path, tiny_model_dir):
     assert trainer.player.actor.template is trainer.prompt_template is DEFAULT_PROMPT
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_a_model_that_was_not_pushed_is_on_disk_and_not_an_older_one(make_trainer):
     trainer = make_trainer(hub_model_id="no/such/name")
     older = Path(trainer.args.output_dir, "model.safetensors")

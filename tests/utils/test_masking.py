@@ -57,6 +57,7 @@ def test_what_is_not(data):
     assert masked(data) == data and not list(masked_names(data, "data"))
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect without")
 def test_no_file_of_a_run_or_an_evaluation_holds_a_secret(tmp_path, capsys):
     """run.json, and what goes to loggers; and evaluation does not play with the mask for a key."""
     args = G2POConfig(
