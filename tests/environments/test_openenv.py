@@ -72,7 +72,7 @@ def play(environment, room, actions):
     return seen + [(r.observation, r.reward, r.terminated, r.truncated) for r in results]
 
 
-def test_a_remote_episode_is_the_local_one(server):
+def test_remote_environment_plays_as_the_local_one(server):
     remote, local = RemoteEnvironment([server]), KeyDoorEnvironment()
     for room, actions in KEY_DOOR_WALKTHROUGHS.items():
         actions = ["nonsense", *actions]
@@ -80,11 +80,11 @@ def test_a_remote_episode_is_the_local_one(server):
     remote.close()
 
 
-def test_a_servers_address_is_an_environment_to_check(server):
+def test_check_environment_of_a_server_address_passes(server):
     check_environment(load(server), {"key_room": "hall"})
 
 
-def test_many_episodes_at_a_time_by_the_pool(server):
+def test_pool_of_remote_environments_plays_many_episodes_at_a_time(server):
     rooms = [*KEY_DOOR_WALKTHROUGHS] * 2
     with EnvironmentPool(partial(RemoteEnvironment, [server]), num_workers=2) as pool:
         first = pool.reset([{"key_room": room} for room in rooms])
@@ -94,7 +94,7 @@ def test_many_episodes_at_a_time_by_the_pool(server):
         assert found == [room == "hall" for room in rooms]
 
 
-def test_the_same_trajectories_trained_on(server, make_trainer):
+def test_trainer_on_a_server_writes_the_trajectories_of_a_local_run(server, make_trainer):
     """The real trainer, once with the environment in its workers and once with a server's."""
     from datasets import Dataset
 
@@ -108,7 +108,7 @@ def test_the_same_trajectories_trained_on(server, make_trainer):
     assert written[0] == written[1] and written[0].count("\n") == 8
 
 
-def test_a_server_that_is_killed_in_mid_episode():
+def test_server_killed_in_mid_episode_fails_its_own_episodes():
     first, one = start_server("toy_environments.py:KeyDoorEnvironment")
     second, two = start_server("toy_environments.py:KeyDoorEnvironment")
     try:
@@ -133,7 +133,7 @@ def test_a_server_that_is_killed_in_mid_episode():
                 stop(process)
 
 
-def test_an_environment_that_dies_on_the_server():
+def test_environment_that_dies_on_the_server_is_an_error():
     process, url = start_server("letter_environment.py:SuicidalEnvironment")
     try:
         remote = RemoteEnvironment([url])
@@ -161,7 +161,7 @@ def session_of(monkeypatch, environment, **options):
 
 
 @pytest.mark.parametrize(("truncates", "terminates"), [(True, True), (True, False), (False, True)])
-def test_an_end_is_the_one_that_the_environment_named(monkeypatch, truncates, terminates):
+def test_end_of_a_remote_episode_is_the_environments(monkeypatch, truncates, terminates):
     """Truncated and terminated is a success here if it was paid, and so it is by a server."""
     from openenv.core.client_types import StepResult as Answer
 
@@ -183,7 +183,7 @@ def test_an_end_is_the_one_that_the_environment_named(monkeypatch, truncates, te
     assert (result.terminated, result.truncated, result.reward) == (terminates, truncates, 10.0)
 
 
-def test_web_pages_do_not_play(server):
+def test_requests_of_web_pages_are_refused(server):
     """A page that is open in a browser on the server's machine, also one that has its name mean this machine."""
     import json
     import urllib.error
@@ -214,7 +214,7 @@ class TellsASecret(TextEnvironment):
         return os.environ.get("GAME_TOKEN", "none")
 
 
-def test_a_served_environment_gets_the_variables_that_are_named(monkeypatch):
+def test_served_environment_gets_the_variables_that_are_named(monkeypatch):
     with pytest.raises(SystemExit, match="environment_variables names NOT_SET, not set here"):
         main(["toy_environments:KeyDoorEnvironment", "--environment_variables", "NOT_SET"])
     monkeypatch.setenv("GAME_TOKEN", "sesame")
@@ -224,7 +224,7 @@ def test_a_served_environment_gets_the_variables_that_are_named(monkeypatch):
         session.close()
 
 
-def test_a_class_in_trls_style_is_served_as_the_trainer_wraps_it(monkeypatch):
+def test_tool_based_class_is_served_as_the_trainer_wraps_it(monkeypatch):
     with pytest.raises(SystemExit, match="max_turns is None: Safe is a tool-based class"):
         main(["tools_by_hand:Safe"])
     with pytest.raises(SystemExit, match="max_turns is 3: only tool-based classes use it, and KeyDoor"):
@@ -238,7 +238,7 @@ def test_a_class_in_trls_style_is_served_as_the_trainer_wraps_it(monkeypatch):
     session.close()
 
 
-def test_a_text_that_a_server_calls_info_is_no_fact_of_the_episode():
+def test_info_of_a_server_that_is_a_text_is_ignored():
     from openenv.core.client_types import StepResult as Answer
 
     remote = RemoteEnvironment(["http://127.0.0.1:1"])
@@ -246,7 +246,7 @@ def test_a_text_that_a_server_calls_info_is_no_fact_of_the_episode():
     assert remote.step("look") == StepResult(Observation("x"), 1.0, terminated=True)
 
 
-def test_observations_of_other_servers_are_read():
+def test_read_observation_of_other_servers_finds_their_text():
     assert read_observation({"message": "hello", "done": False}) == Observation("hello")
     assert read_observation({"text": "t", "admissible_actions": ["a"], "task": None}) == Observation("t", None, ["a"])
     with pytest.raises(ValueError, match="fields board, legal"):

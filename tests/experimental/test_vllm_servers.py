@@ -498,7 +498,7 @@ def test_an_abandoned_request_closes_its_connection():
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
-def test_configurations_that_are_refused(tmp_path, options, words):
+def test_vllm_servers_with_bad_values_are_refused(tmp_path, options, words):
     with pytest.raises(ValueError, match=words):
         G2POConfig(str(tmp_path), bf16=False, use_cpu=True, **options)
 

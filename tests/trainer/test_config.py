@@ -40,12 +40,12 @@ def test_paper_defaults(tmp_path):
         ),
     ],
 )
-def test_a_rollout_strategy_that_is_not_there_is_named(tmp_path, strategy, options, message):
+def test_rollout_strategy_that_is_unknown_is_refused(tmp_path, strategy, options, message):
     with pytest.raises(ValueError, match=message):
         make(tmp_path, rollout_strategy=strategy, rollout_strategy_kwargs=options)
 
 
-def test_one_log_line_an_iteration(tmp_path):
+def test_logging_steps_by_default_is_one_line_an_iteration(tmp_path):
     assert make(tmp_path, steps_per_generation=4).logging_steps == 4
     assert make(tmp_path, steps_per_generation=4, gradient_accumulation_steps=2).logging_steps == 2
     assert make(tmp_path, steps_per_generation=4, logging_steps=1).logging_steps == 1
@@ -108,7 +108,7 @@ def test_bad_values_name_field_and_value(tmp_path, field, value):
         ("num_return_sequences", 2, "a prompt gets one completion"),
     ],
 )
-def test_generation_kwargs_win_over_no_setting(tmp_path, option, value, instead):
+def test_generation_kwargs_that_repeat_a_field_are_refused(tmp_path, option, value, instead):
     """The loss, run.json and tables go by the settings."""
     for given in ({option: value}, json.dumps({option: value})):
         with pytest.raises(ValueError, match=re.escape(f"generation_kwargs has {option}={value!r}") + f".*{instead}"):

@@ -48,7 +48,7 @@ def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
-def test_gradient_does_not_depend_on_the_cut(make_trainer, loss_type):
+def test_gradient_of_any_micro_batches_is_that_of_the_whole_batch(make_trainer, loss_type):
     trainer = make_trainer(LongLetterEnvironment, loss_type=loss_type, max_completion_length=4, beta=0.1)
     trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
     num_steps = sum(len(t.steps) for t in trajectories)
@@ -68,7 +68,7 @@ def test_gradient_does_not_depend_on_the_cut(make_trainer, loss_type):
         assert difference < 1e-5
 
 
-def test_the_gradient_is_the_one_of_the_equation(make_trainer):
+def test_gradient_of_dapo_is_that_of_the_equation(make_trainer):
     """dapo without KL, first update: the gradient of -sum(A * logp) / tokens, computed with plain transformers."""
     trainer = make_trainer(LongLetterEnvironment, beta=0.0)
     trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(8)])
@@ -91,7 +91,7 @@ def test_the_gradient_is_the_one_of_the_equation(make_trainer):
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_training_changes_the_model_and_writes_what_it_did(make_trainer, tmp_path):
+def test_train_moves_weights_and_writes_metrics_and_trajectories(make_trainer, tmp_path):
     trainer = make_trainer(steps_per_generation=2, per_device_train_batch_size=4, max_steps=4)
     before = flat_weights(trainer)
     trainer.train()
@@ -130,7 +130,7 @@ def test_training_changes_the_model_and_writes_what_it_did(make_trainer, tmp_pat
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
-def test_every_loss_type_trains(make_trainer, loss_type):
+def test_train_with_every_loss_type_moves_weights(make_trainer, loss_type):
     level = "sequence" if loss_type == "luspo" else "token"
     trainer = make_trainer(
         loss_type=loss_type, importance_sampling_level=level, steps_per_generation=2, num_iterations=2, max_steps=4
@@ -164,7 +164,7 @@ def test_every_loss_type_trains(make_trainer, loss_type):
         ),
     ],
 )
-def test_estimators_are_chosen_by_name(make_trainer, tmp_path, options, name, expected):
+def test_advantage_estimator_by_name_is_its_function(make_trainer, tmp_path, options, name, expected):
     trainer = make_trainer(LongLetterEnvironment, max_steps=1, **options)
     groups = [trainer.play([dict(TASKS[i])] * 4)[0] for i in range(2)]
     graph = StateGraph.from_groups(groups, trainer.args.gamma, trainer.args.value_lambda)
@@ -184,12 +184,12 @@ def test_estimators_are_chosen_by_name(make_trainer, tmp_path, options, name, ex
         ("scale_rewards", "none"),
     ],
 )
-def test_an_advantage_fn_ignores_no_option_of_the_estimators(make_trainer, option, value):
+def test_advantage_fn_with_options_of_estimators_is_refused(make_trainer, option, value):
     with pytest.raises(ValueError, match=f"^{option} is {value!r}: advantage_fn replaces the estimator.*leave it at"):
         make_trainer(advantage_fn=lambda graph: np.zeros(graph.num_steps), **{option: value})
 
 
-def test_zero_advantages_and_no_kl_change_nothing(make_trainer):
+def test_train_with_zero_advantages_and_no_kl_keeps_weights(make_trainer):
     trainer = make_trainer(advantage_fn=lambda graph: np.zeros(graph.num_steps), beta=0.0)
     before = flat_weights(trainer)
     trainer.train()
@@ -200,7 +200,7 @@ def test_zero_advantages_and_no_kl_change_nothing(make_trainer):
     assert not any("entropy" in log or "clip_ratio/low_mean" in log for log in logs), "not 0: nothing was measured"
 
 
-def test_rows_without_an_advantage_are_left_out_and_the_gradient_stays_the_same(make_trainer):
+def test_gradient_without_rows_of_no_advantage_is_the_same(make_trainer):
     """For every loss, as denominators count them. With a KL term only rows that are not trained are left out."""
     trainer = make_trainer(LongLetterEnvironment, beta=0.0, steps_per_generation=2, max_tokens_per_micro_batch=200)
     trajectories, _ = trainer.play([dict(TASKS[i // 4]) for i in range(16)])
@@ -231,7 +231,7 @@ def test_rows_without_an_advantage_are_left_out_and_the_gradient_stays_the_same(
             assert (slice_without - slice_whole).norm() < 1e-5 * slice_whole.norm(), loss_type
 
 
-def test_it_learns(make_trainer, tmp_path):
+def test_train_on_letters_raises_the_success_rate(make_trainer, tmp_path):
     trainer = make_trainer(
         per_device_train_batch_size=32,
         num_generations=8,
@@ -253,7 +253,7 @@ def test_it_learns(make_trainer, tmp_path):
     assert entries[0]["panel"] == entries[1]["panel"] and entries[0]["episodes"] == 64
 
 
-def test_evaluation_repeats_exactly_and_leaves_the_random_state_alone(make_trainer):
+def test_evaluate_twice_repeats_exactly_and_keeps_the_random_state(make_trainer):
     trainer = make_trainer(eval_dataset=TASKS, num_generations_eval=4, eval_temperature=1.0)
     state = torch.random.get_rng_state()
     first, second = trainer.evaluate(), trainer.evaluate()
@@ -263,7 +263,7 @@ def test_evaluation_repeats_exactly_and_leaves_the_random_state_alone(make_train
 
 
 @pytest.mark.filterwarnings("ignore:output_dir is .*, which holds another run")
-def test_an_evaluation_at_two_temperatures_is_two_panels(make_trainer, tmp_path):
+def test_evaluate_at_two_temperatures_is_two_panels(make_trainer, tmp_path):
     options = {"eval_dataset": TASKS, "num_generations_eval": 4}
     both = make_trainer(eval_temperature=1.0, other_eval_temperatures=[0.5], **options).evaluate()
     entries = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").open()]
@@ -283,7 +283,7 @@ def test_an_evaluation_at_two_temperatures_is_two_panels(make_trainer, tmp_path)
     assert at_other_temperatures(entries, "eval", [0.5, 0.7]) == "At temperature 0.5, success: nan"
 
 
-def test_saved_model_loads(make_trainer, tmp_path):
+def test_save_model_writes_weights_that_load_and_a_card(make_trainer, tmp_path):
     trainer = make_trainer(max_steps=1, eval_dataset=TASKS)
     trainer.evaluate()
     trainer.train()
@@ -319,13 +319,13 @@ def test_killed_worker_becomes_error_trajectories(make_trainer, tmp_path):
         assert entry["update/step_samples"] == sum(len(t.steps) for t in finished)
 
 
-def test_too_many_errors_stop_the_run_and_say_why(make_trainer):
+def test_trainer_whose_environment_raises_names_the_error(make_trainer):
     class_of_error = RaisingEnvironment
     with pytest.raises(ValueError, match="the door is stuck"):
         make_trainer(class_of_error)
 
 
-def test_prompts_that_cannot_be_made_to_fit_are_failures_until_too_many(make_trainer, tmp_path):
+def test_prompts_too_long_to_fit_are_failures_up_to_max_error_rate(make_trainer, tmp_path):
     """Of eight tasks four have a goal that is too long; the other four train."""
     options = {"per_device_train_batch_size": 32, "max_prompt_length": 60, "max_steps": 1}
     trainer = make_trainer(WordyLetterEnvironment, eval_dataset=TASKS, **options)
@@ -345,22 +345,22 @@ def test_prompts_that_cannot_be_made_to_fit_are_failures_until_too_many(make_tra
 
 
 @pytest.mark.parametrize("environment", [NoneEnvironment, NumberEnvironment, NanRewardEnvironment])
-def test_broken_environments_are_found_before_training(make_trainer, environment):
+def test_trainer_with_a_broken_environment_is_refused(make_trainer, environment):
     with pytest.raises(ValueError, match=environment.__name__):
         make_trainer(environment)
 
 
-def test_dataset_without_the_columns_of_reset(make_trainer):
+def test_dataset_without_the_columns_of_reset_is_refused(make_trainer):
     with pytest.raises(ValueError, match="seed"):
         make_trainer(dataset=Dataset.from_list([{"house": 1}]))
 
 
-def test_fewer_tasks_than_groups_of_a_rollout(make_trainer):
+def test_dataset_of_fewer_tasks_than_groups_is_refused(make_trainer):
     with pytest.raises(ValueError, match=r"train_dataset has 1 row\(s\), and a rollout plays 2 groups"):
         make_trainer(dataset=Dataset.from_list([{"seed": 1}]))
 
 
-def test_model_without_chat_template(make_trainer, tiny_model_dir, tmp_path):
+def test_model_without_chat_template_is_refused(make_trainer, tiny_model_dir, tmp_path):
     bare = tmp_path / "bare"
     AutoModelForCausalLM.from_pretrained(tiny_model_dir).save_pretrained(bare)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
@@ -370,14 +370,14 @@ def test_model_without_chat_template(make_trainer, tiny_model_dir, tmp_path):
         make_trainer(model=bare)
 
 
-def test_output_folder_that_cannot_be_written(make_trainer, tmp_path):
+def test_output_dir_that_cannot_be_written_is_refused(make_trainer, tmp_path):
     (tmp_path / "out").write_text("a file, not a folder")
     with pytest.raises(ValueError, match="output_dir"):
         make_trainer()
 
 
 @pytest.mark.parametrize("use", [lambda trainer: trainer.train(), lambda trainer: trainer.play([dict(TASKS[0])])])
-def test_a_field_that_was_read_already_cannot_be_changed(make_trainer, use):
+def test_field_changed_after_it_was_read_is_refused(make_trainer, use):
     trainer = make_trainer()
     for name, value in (("max_turns", 3), ("temperature", 0.5), ("beta", 0.1), ("advantage_estimator", "grpo")):
         before = getattr(trainer.args, name)
@@ -391,7 +391,7 @@ def test_a_field_that_was_read_already_cannot_be_changed(make_trainer, use):
     trainer.play([dict(TASKS[0])])
 
 
-def test_a_dtype_that_transformers_writes_as_a_name_is_unchanged(make_trainer):
+def test_dtype_that_transformers_rewrites_as_a_name_is_no_change(make_trainer):
     trainer = make_trainer(model_init_kwargs={"dtype": torch.float32})
     trainer.args.to_dict()  # as checkpoints and loggers do; it replaces the dtype in place
     assert trainer.args.model_init_kwargs == {"dtype": "float32"}
@@ -401,7 +401,7 @@ def test_a_dtype_that_transformers_writes_as_a_name_is_unchanged(make_trainer):
         trainer.play([dict(TASKS[0])])
 
 
-def test_a_prompt_that_is_passed_wins_over_the_class(tmp_path, tiny_model_dir):
+def test_prompt_template_that_is_passed_replaces_the_environments(tmp_path, tiny_model_dir):
     class WithPrompt(LetterEnvironment):
         prompt_template = LETTER_PROMPT
 
@@ -414,7 +414,7 @@ def test_a_prompt_that_is_passed_wins_over_the_class(tmp_path, tiny_model_dir):
 
 
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
-def test_a_model_that_was_not_pushed_is_on_disk_and_not_an_older_one(make_trainer):
+def test_push_to_hub_that_fails_leaves_the_new_model_on_disk(make_trainer):
     trainer = make_trainer(hub_model_id="no/such/name")
     older = Path(trainer.args.output_dir, "model.safetensors")
     older.write_bytes(b"an earlier run's")
@@ -423,20 +423,20 @@ def test_a_model_that_was_not_pushed_is_on_disk_and_not_an_older_one(make_traine
     assert older.stat().st_size > 1000
 
 
-def test_advantage_fn_of_wrong_shape(make_trainer):
+def test_advantage_fn_of_wrong_shape_is_refused(make_trainer):
     trainer = make_trainer(advantage_fn=lambda graph: np.zeros(3))
     with pytest.raises(ValueError, match=r"advantage_fn returned shape \(3,\)"):
         trainer.train()
 
 
-def test_grpo_arguments_without_meaning(make_trainer, tmp_path, tiny_model_dir):
+def test_trainer_without_environment_or_with_reward_funcs_is_refused(make_trainer, tmp_path, tiny_model_dir):
     with pytest.raises(TypeError, match="reward_funcs"):
         G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, reward_funcs=len)
     with pytest.raises(ValueError, match="environment_factory"):
         G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS)
 
 
-def test_everything_a_user_reads_is_there(make_trainer, capsys):
+def test_train_and_evaluate_print_a_line_each(make_trainer, capsys):
     trainer = make_trainer(disable_tqdm=False, max_steps=2, eval_dataset=TASKS)
     trainer.train()
     trainer.evaluate()
@@ -447,7 +447,7 @@ def test_everything_a_user_reads_is_there(make_trainer, capsys):
     assert Path(trainer.args.output_dir, "trajectories").is_dir()
 
 
-def test_a_second_call_of_train_begins_with_a_rollout_and_keeps_its_optimizer(make_trainer):
+def test_train_called_again_begins_with_a_rollout_and_keeps_its_optimizer(make_trainer):
     """A rollout that the first call left in the middle is not trained on; transformers keeps the optimizer."""
     trainer = make_trainer(max_steps=1, steps_per_generation=2, gradient_accumulation_steps=1, num_iterations=2)
     trainer.train()
@@ -459,6 +459,6 @@ def test_a_second_call_of_train_begins_with_a_rollout_and_keeps_its_optimizer(ma
         trainer.train()
 
 
-def test_an_object_is_not_a_factory(make_trainer):
+def test_environment_factory_that_is_an_object_is_refused(make_trainer):
     with pytest.raises(ValueError, match="environment_factory is an object of LetterEnvironment, .* pass the class"):
         make_trainer(LetterEnvironment())

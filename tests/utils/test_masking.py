@@ -39,7 +39,7 @@ class Keyed(KeyDoorEnvironment):
         ([["Authorization", "Bearer abcdefgh"]], [["Authorization", f"Bearer {HIDDEN}"]]),
     ],
 )  # fmt: skip
-def test_what_is_masked(data, expected):
+def test_masked_hides_secrets(data, expected):
     assert masked(data) == (dict.fromkeys(data, HIDDEN) if expected is None else expected)
 
 
@@ -53,12 +53,12 @@ def test_what_is_masked(data, expected):
         {"text": "the task-force sk-8 and hf_small", "token_layout": "packed", "nested": [[1, 2.5, None]]},
     ],
 )
-def test_what_is_not(data):
+def test_masked_keeps_what_is_no_secret(data):
     assert masked(data) == data and not list(masked_names(data, "data"))
 
 
 @pytest.mark.filterwarnings("ignore:.* has no effect without")
-def test_no_file_of_a_run_or_an_evaluation_holds_a_secret(tmp_path, capsys):
+def test_files_of_a_run_and_an_evaluation_hold_no_secret(tmp_path, capsys):
     """run.json, and what goes to loggers; and evaluation does not play with the mask for a key."""
     args = G2POConfig(
         output_dir=str(tmp_path),
@@ -93,7 +93,7 @@ def test_no_file_of_a_run_or_an_evaluation_holds_a_secret(tmp_path, capsys):
     assert given.environment_options == {"api_key": "mine"}
 
 
-def test_what_is_not_pushed(tmp_path):
+def test_gitignore_of_a_run_names_what_is_not_pushed(tmp_path):
     """Of what a run, the viewer, the report and a recipe leave in its folder."""
     hub._write_gitignore(tmp_path)
     ignored = (Path(tmp_path) / ".gitignore").read_text().split()
