@@ -128,7 +128,8 @@ def test_a_critic_is_saved_and_loaded_with_its_optimizer(tiny_model_dir, tmp_pat
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_critic_finds_the_values_of_a_chain_and_the_policy_solves_it(make_ppo, tmp_path):
+@pytest.mark.slow  # values, targets and updates of the critic are recomputed by tests/runs/test_metrics.py
+def test_ppo_on_a_chain_finds_its_values_and_solves_it(make_ppo):
     """A policy that always goes on is worth 0.9^(rooms left) 10: the critic must say so where it plays."""
     trainer = make_ppo(
         Chain,
