@@ -23,7 +23,7 @@ from g2po_envs.alfworld.engine import NOTHING_HAPPENS, read_game, task_text
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alfworld") / "games"
-    generate_games(folder, "train", 6, seed=0, size="tiny", num_workers=2, progress=False)
+    generate_games(folder, "train", 6, seed=0, size="tiny", num_workers=1, progress=False)
     return folder
 
 

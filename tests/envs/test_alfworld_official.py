@@ -14,8 +14,8 @@ from g2po_envs.alfworld.official import RECORD, RELEASE, OfficialGamesError, Rel
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("alfworld")
-    train = games.generate_games(root / RELEASE / "train", "train", 6, seed=3, size="tiny")
-    panel = games.generate_games(root / RELEASE / "valid_seen", "held-out", 6, seed=3, size="tiny")
+    train = games.generate_games(root / RELEASE / "train", "train", 6, seed=3, size="tiny", num_workers=1)
+    panel = games.generate_games(root / RELEASE / "valid_seen", "held-out", 6, seed=3, size="tiny", num_workers=1)
     known = {"train": list(train.games)[:2], "valid_seen": list(panel.games)[:1]}
     return root, Release({"train": len(train), "valid_seen": len(panel)}, known)
 

@@ -37,12 +37,9 @@ def check(factory, rows, actions=None, turns=8):
 
 def test_alfworld(tmp_path):
     pytest.importorskip("alfworld")
-    from g2po_envs.alfworld import AlfworldEnvironment, Manifest, generate_games
+    from g2po_envs.alfworld import AlfworldEnvironment, generate_games
 
-    for name, processes in (("once", 1), ("again", 2)):
-        generate_games(tmp_path / name, "held-out", 8, seed=5, size="tiny", num_workers=processes, progress=False)
-    panel, again = Manifest.scan(tmp_path / "once"), Manifest.scan(tmp_path / "again")
-    assert panel.hash == again.hash and panel.rows() == again.rows()
+    panel = generate_games(tmp_path / "games", "held-out", 8, seed=5, size="tiny", num_workers=1, progress=False)
     check(partial(AlfworldEnvironment, panel), panel.rows())
 
 

@@ -248,7 +248,7 @@ def games(tmp_path_factory):
     from g2po_envs.alfworld import generate_games
 
     folder = tmp_path_factory.mktemp("games")
-    manifest = generate_games(folder, "held-out", 6, seed=11, size="tiny", progress=False)
+    manifest = generate_games(folder, "held-out", 6, seed=11, size="tiny", num_workers=1, progress=False)
     return folder, manifest
 
 

@@ -73,7 +73,7 @@ MODULES_THAT_GATHER = (trainer_module, log_probs)
 def iteration(tmp_path_factory):
     """One iteration of 4 groups of 8, what it logged and what it cost."""
     folder = tmp_path_factory.mktemp("budgets")
-    generate_games(folder / "games", "train", 4, seed=0, size="tiny")
+    generate_games(folder / "games", "train", 4, seed=0, size="tiny", num_workers=1)
     manifest = Manifest.scan(folder / "games")
     args = G2POConfig(
         str(folder / "out"),
