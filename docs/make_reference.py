@@ -23,8 +23,8 @@ CLI_HEAD = """# Command line
 
 *Written by `python docs/make_reference.py` from the code.*
 
-`g2po` is installed with the package. In a clone, run `make install` and `source .venv/bin/activate` first. From
-nothing to a trained agent in an environment of your own:
+`g2po` is installed with the package; `python -m g2po_trl` is the same. From nothing to a trained agent in an environment of
+your own:
 
 ```bash
 g2po init coin && cd coin
@@ -35,37 +35,23 @@ g2po view runs/coin
 g2po evaluate --model runs/coin --seeds 3
 ```
 
-- `python -m g2po_trl COMMAND` is the same as `g2po COMMAND`.
-- `g2po train alfworld` runs `recipes/train_alfworld.py` in the same process; `accelerate launch
-  recipes/train_alfworld.py` does the same. `--config` also takes the name of a configuration that comes with the
-  package: `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`.
-- `--num_processes N` starts N processes through Accelerate with `recipes/accelerate/ddp.yaml`, or with the
-  configuration that `--accelerate_config` names. On a machine without GPUs the processes run on the CPU (gloo). For
-  several machines, call Accelerate: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
-- `check`, `play`, `train`, `evaluate` and `serve` take an environment the same way: `environment.py` (its one
-  environment), `FILE.py:Class`, `module:Class`, and all but `serve` the address of an OpenEnv server. `tasks.jsonl`
-  next to the file is its tasks.
-- `g2po init NAME --agent`, `g2po check --agent FILE.py[:NAME]` and `g2po train --agent FILE.py[:NAME]` do the same for
-  an [agent](agents.md) that calls a model. The file's one public function `(task, client)`, or its one
-  `AgentCommand`, needs no name; without environment.py, agent.py is taken.
-- `g2po train FILE.py` reads the source. A file that makes a trainer or calls `run_recipe` is a script: it is run with
-  all flags, with a warning if it does not read its command line. Any other file with one environment is an
-  environment, also with an `if __name__ == "__main__"` block, which is not run. It is trained by
-  `recipes/train_environment.py`, with `config.yaml` from the same folder. A file that is neither is an error.
-- Errors that can be found without a model are reported within a second, before torch is imported: unknown flags and
-  keys, values that are not numbers, a missing model folder, a package that is not installed, a tasks file that cannot
-  be read. For an option that was removed, the error says what to do instead. An option without
-  effect is refused too (`--lora_r` without `--use_peft`), unless the option that it needs is also given:
-  `--use_vllm false` with the configuration of a GPU is fine.
-- Errors are one line and exit code 1 (`init`, `check`, `play`, `evaluate`, `view` and `serve`: 2 for their
-  arguments). An error that g2po-trl did not foresee keeps its traceback for a week in a file, which the line names;
-  `--debug` prints it.
-- Ctrl-C ends with exit code 130 and one line that names the checkpoint from which `--resume_from_checkpoint auto`
-  continues. Exit code 3: the model was trained and saved, but not pushed to the Hub.
-- Options may be spelled with `-` or `_`: `--max-turns` is `--max_turns`.
+- **Environments.** `check`, `play`, `train`, `evaluate` and `serve` take `environment.py` (its one environment),
+  `FILE.py:Class` or `module:Class`; all but `serve` also take the address of an OpenEnv server. `tasks.jsonl` next to the
+  file is its tasks.
+- **Agents.** `--agent FILE.py[:NAME]` takes an [agent](agents.md) instead. If the file has one, it needs no name.
+- **`g2po train FILE.py`** reads the source. A file that makes a trainer is a script and gets all flags. Any other file with
+  one environment is trained by `recipes/train_environment.py`, with `config.yaml` from the same folder.
+- **Configurations.** `--config` takes a file, or the name of one that comes with the package:
+  `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. Flags win over the file.
+- **Processes.** `--num_processes N` starts N processes through Accelerate, without GPUs on the CPU. For several machines:
+  `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
+- **Errors** that can be found without a model are reported within a second: unknown flags and keys, wrong types, missing
+  files and packages, options that were removed or that have no effect. An unforeseen error keeps its traceback in a file,
+  which the message names; `--debug` prints it.
+- **Exit codes.** 1: an error. 2: wrong arguments of `init`, `check`, `play`, `evaluate`, `view` and `serve`. 3: trained and
+  saved, but not pushed to the Hub. 130: stopped by Ctrl-C; the message says how to resume.
+- Options may be spelled with `-` or `_`.
 
-See also: [agents](agents.md), [environments](environments.md), [evaluation](evaluation.md), [viewer](viewer.md),
-[every field](configuration.md).
 """
 HEAD = """# Configuration
 
@@ -124,12 +110,12 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def help_of(command: str, flag: str = "--help") -> str:
+def help_of(command: str) -> str:
     text, columns = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "110"
     try:
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-            import_module(COMMANDS[command][0]).main([flag])
+            import_module(COMMANDS[command][0]).main(["--help"])
     finally:
         os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
     return text.getvalue().rstrip()
@@ -149,8 +135,6 @@ def cli_page() -> str:
     parts = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"]
     for command in COMMANDS:
         parts += [f"\n## g2po {command}\n", "```text", help_of(command), "```"]
-        if command == "evaluate":
-            parts += ["\n### Every option of g2po evaluate\n", "```text", help_of(command, "--help-all"), "```"]
         for recipe in ("alfworld", "webshop", "appworld", "environment") if command == "train" else ():
             parts += [f"\n### Flags of recipes/train_{recipe}.py\n", *script_arguments(recipe)]
     parts.append("\nNext: [Configuration](configuration.md).")

@@ -98,11 +98,11 @@ class G2POConfig(GRPOConfig):
             `DynamicSampling`: `max_generation_batches` (2), how many times a rollout's number of groups may be played;
             replaced groups count in success rates and costs, and are saved in `trajectories/replaced-*.jsonl`.
             `PartialRollouts`: `max_off_policy_steps` (1), how many policy updates old a step may be when it is trained
-            on; see docs/speed.md. `BranchingRollout`: `branch_share` (0.5) and `rule` ("least_visited"), see
-            docs/branches.md. As a flag: JSON, `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
+            on. `BranchingRollout`: `branch_share` (0.5) and `rule` ("least_visited"), see
+            docs/experimental.md. As a flag: JSON, `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
         vllm_servers: addresses of vLLM servers that were started by vLLM's own command, e.g.
             `["http://10.0.0.2:8000", "http://10.0.0.3:8000"]`; they generate instead of the training processes.
-            docs/scaling.md has the commands. One that fails is left out until the next rollout, and its requests are
+            docs/gpus.md has the commands. One that fails is left out until the next rollout, and its requests are
             repeated; without any, a run waits `vllm_server_timeout` seconds and ends.
         vllm_weights_folder: a folder that training and `vllm_servers` see under the same name; each rollout's weights
             go through it. It belongs to one run. `None`: `_vllm_weights` in `output_dir`.
@@ -128,7 +128,7 @@ class G2POConfig(GRPOConfig):
         num_trajectories_logged: number of trajectories per logged table.
         vllm_importance_sampling_clip_max: largest importance weight of tokens sampled by another policy or engine.
             `None`: no limit. `"auto"`: TRL's 3, but 1 with partial rollouts and `"token_truncate"`, since a group's
-            advantages are those of the policy that played it (docs/speed.md).
+            advantages are those of the policy that played it.
         stop_sequences: strings at which a completion ends, e.g. `["</action>"]`. The string stays part of it.
         save_steps: optimizer steps between checkpoints. A checkpoint contains weights and optimizer, 12 bytes per
             parameter in float32 (6 GB for 0.5 B); a crash loses the work since the last one. `None`: every tenth

@@ -37,7 +37,7 @@ FORMS = {1: NUMBER, 2: rf"{NUMBER}\s+±\s+{NUMBER}", 3: rf"{NUMBER}\s+\[{NUMBER}
 LONE = re.compile(rf"(?<![\w.])(?<!\w-)[+−]?{DIGITS}(?!\w|[.,]\d)")
 COMMANDS = re.compile(r"(?<=```bash\n).*?(?=```)", re.DOTALL)  # their comments are prose
 CODE = (
-    re.compile(r"```(?:python|yaml)\n.*?```|<!--.*?-->", re.DOTALL),
+    re.compile(r"```(?:python|py|yaml|diff)\n.*?```|<!--.*?-->", re.DOTALL),
     re.compile(r"`[^`\n]+(?:\n[^`\n]+)?`"),
     re.compile(r"(?<=\])\([^()]*\)"),
 )

@@ -40,7 +40,7 @@ RESAMPLES = 2000
 LEAST_GROUPS = 8
 # Groups whose values are solved for together: more at a time are faster, and take memory.
 _TOGETHER = 512
-KEYS_HELP = 'docs/environments.md, "What counts as one state"'
+KEYS_HELP = 'docs/your_environment.md, "State keys"'
 
 
 def measure(

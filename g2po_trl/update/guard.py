@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType, gather_object
 from ..utils.trl_compat import fsdp_plugin_of, set_sync_gradients
 from .layout import Layout
 
-ADVICE = "See 'The gradient is not finite' in docs/troubleshooting.md."
+ADVICE = "See 'The gradient is not finite' in docs/reading_a_run.md."
 
 
 class GradientGuard:

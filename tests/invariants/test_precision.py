@@ -1,7 +1,7 @@
 """In every precision and sharding the same recorded samples give the same log-probabilities, ratio and KL.
 
 `pytest tests/invariants/test_precision.py -m slow -s` and `make test-deepspeed ARGS="-k precision -s"` print the
-table of docs/scaling.md.
+table of benchmarks/results/precision/README.md.
 """
 
 import functools

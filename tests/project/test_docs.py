@@ -84,8 +84,10 @@ def test_the_recommended_settings_are_fields_and_what_they_call_the_papers_are_d
         assert g2po_trl.G2POConfig.__dataclass_fields__[name].default == yaml.safe_load(of_paper or value), name
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 191
+def test_the_readme_and_the_documentation_are_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    words = {page.stem: len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")}
+    assert sum(words.values()) - words["log"] <= 30_000, words
 
 
 def test_every_page_is_in_the_table_of_contents_and_links_to_the_next():
@@ -93,7 +95,8 @@ def test_every_page_is_in_the_table_of_contents_and_links_to_the_next():
     index = (docs / "index.md").read_text(encoding="utf-8")
     trees = re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
     order = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
-    assert sorted([*order, "index"]) == sorted(page.stem for page in docs.glob("*.md"))
+    assert sorted([*order, "index", "log"]) == sorted(page.stem for page in docs.glob("*.md"))
+    assert re.findall(r"\]\((\w+)\.md\)", (docs / "llms.txt").read_text(encoding="utf-8")) == order
     for page, following in zip(["index", *order], [*order, "index"]):
         text = (docs / f"{page}.md").read_text(encoding="utf-8")
         assert re.findall(r"^Next: .*\]\((\w+)\.md\)", text, re.MULTILINE) == [following], page

@@ -152,7 +152,7 @@ def test_keys_that_hide_something_are_named_with_what_to_do():
     found = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [11] * 9}, visits=8))
     assert found["value_lambda"] == 0.5 and found["often_standard_errors"] == pytest.approx(3)
     assert found["verdict"].startswith("The keys hide something that matters") and "+10.0 %" in found["verdict"]
-    assert 'Keep value_lambda 1, and see docs/environments.md, "What counts as one state".' in found["verdict"]
+    assert 'Keep value_lambda 1, and see docs/your_environment.md, "State keys".' in found["verdict"]
 
 
 def test_keys_that_hide_something_where_visits_are_few_are_named_too():

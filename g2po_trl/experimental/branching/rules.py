@@ -24,7 +24,7 @@ ChooseBranches = Callable[[StateGraph, int], Branches]
 def least_visited(graph: StateGraph, budget: int) -> Branches:
     """Choose the least visited states, the earliest first, of groups in which every episode failed.
 
-    Elsewhere nothing: episodes from the beginning teach as fast there (docs/branches.md).
+    Elsewhere nothing: episodes from the beginning teach as fast there (benchmarks/results/finished).
 
     Args:
         graph: of the episodes so far.

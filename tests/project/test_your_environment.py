@@ -1,4 +1,4 @@
-"""docs/your_agent.md: every command of the page, in the page's order, with a small model and few steps."""
+"""docs/your_environment.md: every command of the page, in the page's order, with a small model and few steps."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 import yaml
 from fake_hub import fake_hub
 
-PAGE = (Path(__file__).parents[2] / "docs" / "your_agent.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "your_environment.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 SMALL = "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1 --num_eval_tasks 2".split()
 SMALL += "--per_device_train_batch_size 8".split()
