@@ -23,8 +23,8 @@ CLI_HEAD = """# Command line
 
 *Written by `python docs/make_reference.py` from the code.*
 
-`g2po` is installed with the package; `python -m g2po_trl` is the same. From nothing to a trained agent in an environment of
-your own:
+`g2po` is installed with the package; `python -m g2po_trl` is the same. From nothing to a trained agent in an
+environment of your own:
 
 ```bash
 g2po init coin && cd coin
@@ -36,20 +36,20 @@ g2po evaluate --model runs/coin --seeds 3
 ```
 
 - **Environments.** `check`, `play`, `train`, `evaluate` and `serve` take `environment.py` (its one environment),
-  `FILE.py:Class` or `module:Class`; all but `serve` also take the address of an OpenEnv server. `tasks.jsonl` next to the
-  file is its tasks.
+  `FILE.py:Class` or `module:Class`; all but `serve` also take the address of an OpenEnv server. `tasks.jsonl` next
+  to the file is its tasks.
 - **Agents.** `--agent FILE.py[:NAME]` takes an [agent](agents.md) instead. If the file has one, it needs no name.
-- **`g2po train FILE.py`** reads the source. A file that makes a trainer is a script and gets all flags. Any other file with
-  one environment is trained by `recipes/train_environment.py`, with `config.yaml` from the same folder.
+- **`g2po train FILE.py`** reads the source. A file that makes a trainer is a script and gets all flags. Any other
+  file with one environment is trained by `recipes/train_environment.py`, with `config.yaml` from the same folder.
 - **Configurations.** `--config` takes a file, or the name of one that comes with the package:
   `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. Flags win over the file.
-- **Processes.** `--num_processes N` starts N processes through Accelerate, without GPUs on the CPU. For several machines:
-  `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
-- **Errors** that can be found without a model are reported within a second: unknown flags and keys, wrong types, missing
-  files and packages, options that were removed or that have no effect. An unforeseen error keeps its traceback in a file,
-  which the message names; `--debug` prints it.
-- **Exit codes.** 1: an error. 2: wrong arguments of `init`, `check`, `play`, `evaluate`, `view` and `serve`. 3: trained and
-  saved, but not pushed to the Hub. 130: stopped by Ctrl-C; the message says how to resume.
+- **Processes.** `--num_processes N` starts N processes through Accelerate, without GPUs on the CPU. For several
+  machines: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
+- **Errors** that can be found without a model are reported within a second: unknown flags and keys, wrong types,
+  missing files and packages, options that were removed or that have no effect. An unforeseen error keeps its
+  traceback in a file, which the message names; `--debug` prints it.
+- **Exit codes.** 1: an error. 2: wrong arguments of `init`, `check`, `play`, `evaluate`, `view` and `serve`. 3:
+  trained and saved, but not pushed to the Hub. 130: stopped by Ctrl-C; the message says how to resume.
 - Options may be spelled with `-` or `_`.
 
 """

@@ -39,17 +39,16 @@ class G2POConfig(GRPOConfig):
     sets the size of a mini-batch instead of their number.
 
     Args:
-        mini_batch_size: maximum number of step samples, over all processes, of the mini-batch of an optimizer step, as
-            the paper's settings count it (ALFWorld 256, WebShop and AppWorld 64). The rollout is split into as few
-            mini-batches as this allows, of equal size give or take one sample, so long episodes give more
-            optimizer steps than short ones. `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the
+        mini_batch_size: maximum number of step samples of an optimizer step, over all processes, as in the paper
+            (ALFWorld 256, WebShop and AppWorld 64). The rollout is split into as few mini-batches as this allows, so
+            long episodes give more optimizer steps. `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the
             learning-rate schedule then count passes over a rollout: iterations, with `num_iterations=1`. Needs
             `steps_per_generation=1` and `gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.
         gamma: discount of the return gamma^(T-j+1) R, in (0, 1]. `"g2po"`, `"gigpo"` and `"hgpo"` use it; `"crbc"` has
             its own, in `estimator_kwargs`.
-        value_lambda: how node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down
-            to 0: returns use the values of the states that followed, which is less noisy if state keys show all that
-            matters, and wrong if they do not; see `g2po_trl.credit.values`. `g2po report` tests a run's keys.
+        value_lambda: how node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down to
+            0: returns use the values of the states that followed, which is less noisy if state keys show all that
+            matters, and wrong if they do not. `g2po report` tests a run's keys.
         advantage_estimator: `"g2po"`, or a baseline: `"gigpo"`, `"grpo"` (whole episodes), `"rloo"` (leave-one-out,
             never scaled), `"graphgpo"`, `"hgpo"`, `"crbc"`, `"rewardflow"`; docs/method.md has their equations. An
             `advantage_fn` given to the trainer replaces it; the options of the built-in estimators are then refused.
@@ -67,9 +66,9 @@ class G2POConfig(GRPOConfig):
         invalid_action_penalty: subtracted for each completion without the required format.
         max_turns: maximum number of turns of an episode. An episode that reaches it ends as `truncated`.
         history: what a prompt shows of the episode. `"window"`: one message with the last `history_length` steps.
-            `"conversation"`: all observations and completions in turns, as the chat template writes them; the update
-            processes what turns share once, with `token_layout="shared"`. `None`: a conversation if the environment
-            has tool methods, otherwise a window. Agents' own requests are always conversations.
+            `"conversation"`: all observations and completions in turns, as the chat template writes them. `None`: a
+            conversation if the environment has tool methods, otherwise a window. Agents' own requests are always
+            conversations.
         history_length: number of past steps (observation and action) in a prompt. Not used in conversations.
         max_prompt_length: maximum number of tokens of a prompt. Longer prompts lose their oldest history first, then
             the middle of the observation; an agent's own request that is too long ends its episode. `None`: no limit.
@@ -94,23 +93,21 @@ class G2POConfig(GRPOConfig):
         rollout_strategy: which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task,
             all to their ends, exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced
             by groups of other tasks. `"partial_rollouts"` and `"branching"` are experimental.
-        rollout_strategy_kwargs: options of the strategy, which are the keyword parameters of its class.
-            `DynamicSampling`: `max_generation_batches` (2), how many times a rollout's number of groups may be played;
-            replaced groups count in success rates and costs, and are saved in `trajectories/replaced-*.jsonl`.
-            `PartialRollouts`: `max_off_policy_steps` (1), how many policy updates old a step may be when it is trained
-            on. `BranchingRollout`: `branch_share` (0.5) and `rule` ("least_visited"), see
-            docs/experimental.md. As a flag: JSON, `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
-        vllm_servers: addresses of vLLM servers that were started by vLLM's own command, e.g.
-            `["http://10.0.0.2:8000", "http://10.0.0.3:8000"]`; they generate instead of the training processes.
-            docs/gpus.md has the commands. One that fails is left out until the next rollout, and its requests are
-            repeated; without any, a run waits `vllm_server_timeout` seconds and ends.
+        rollout_strategy_kwargs: options of the strategy. `DynamicSampling`: `max_generation_batches` (2), how many
+            times a rollout's number of groups may be played; replaced groups count in success rates and costs.
+            `PartialRollouts`: `max_off_policy_steps` (1), how many policy updates old a step may be.
+            `BranchingRollout`: `branch_share` (0.5) and `rule` ("least_visited"), see docs/experimental.md. As a flag:
+            JSON, `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
+        vllm_servers: addresses of vLLM servers that generate instead of the training processes, e.g.
+            `["http://10.0.0.2:8000"]`; docs/gpus.md has the commands. One that fails is left out until the next
+            rollout. Without any, a run waits `vllm_server_timeout` seconds and ends.
         vllm_weights_folder: a folder that training and `vllm_servers` see under the same name; each rollout's weights
             go through it. It belongs to one run. `None`: `_vllm_weights` in `output_dir`.
         vllm_request_timeout: seconds a completion of `vllm_servers` may take before its server counts as failed.
         vllm_merge_adapter: how a colocated vLLM gets a LoRA adapter. `False`: beside the base weights, where nothing
-            of it is lost; refused where vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged
-            into vLLM's weights, as TRL does, which rounds it, but generates faster. `None`: merged where vLLM computes
-            in float32, or cannot serve it (a line says so); else beside the base.
+            of it is lost; refused if vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged
+            into vLLM's weights, which rounds it, but generates faster. `None`: merged if vLLM computes in float32 or
+            cannot serve it; else beside the base.
         environment_reset_timeout, environment_step_timeout: seconds after which a reset or a step counts as failed.
         environment_pool_kwargs: further limits of [`EnvironmentPool`], e.g. `{"max_worker_resets": 500}`:
             `load_timeout` and `episode_timeout` in seconds; `max_worker_resets` and `max_worker_memory` (bytes), after
@@ -127,12 +124,11 @@ class G2POConfig(GRPOConfig):
             TensorBoard. 0: never.
         num_trajectories_logged: number of trajectories per logged table.
         vllm_importance_sampling_clip_max: largest importance weight of tokens sampled by another policy or engine.
-            `None`: no limit. `"auto"`: TRL's 3, but 1 with partial rollouts and `"token_truncate"`, since a group's
-            advantages are those of the policy that played it.
+            `None`: no limit. `"auto"`: TRL's 3, but 1 with partial rollouts and `"token_truncate"`.
         stop_sequences: strings at which a completion ends, e.g. `["</action>"]`. The string stays part of it.
-        save_steps: optimizer steps between checkpoints. A checkpoint contains weights and optimizer, 12 bytes per
-            parameter in float32 (6 GB for 0.5 B); a crash loses the work since the last one. `None`: every tenth
-            iteration, or with `load_best_model_at_end` at every evaluation; and at the end.
+        save_steps: optimizer steps between checkpoints. A checkpoint takes 12 bytes per parameter in float32 (6 GB for
+            0.5 B). `None`: every tenth iteration, or with `load_best_model_at_end` at every evaluation; and at the
+            end.
         save_total_limit: number of checkpoints to keep; with `load_best_model_at_end` the best one is kept as well.
         min_valid_action_ratio: stop the run if the fraction of completions with the required format, averaged over
             the last `collapse_patience` log lines, falls below this. 0: never.
