@@ -176,7 +176,8 @@ class G2POTrainer(GRPOTrainer):
         self.verdict = ClosingVerdict(self.tally, self.estimator_name)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
-        self.player.pool.check(own_columns(train_dataset[0]))
+        first = self.player.pool.check(own_columns(train_dataset[0]))
+        self.player.actor.choose_template(first)
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(args.output_dir, args.save_trajectories, rank, num_ranks)
         self.iteration = make_iteration(self)
@@ -539,7 +540,8 @@ class G2POTrainer(GRPOTrainer):
 
     def run_identity(self) -> dict[str, Any]:
         """Return the settings that must be equal for a run to be continued."""
-        return identity_of(self.args, self.tasks_hash, self.environment_factory)
+        template = self.player.actor.describe_template()
+        return identity_of(self.args, self.tasks_hash, self.environment_factory, template["hash"])
 
     @cached_property
     def tasks_hash(self) -> str:
@@ -564,11 +566,13 @@ class G2POTrainer(GRPOTrainer):
         Unlike transformers' it never pushes: saving must not fail for the Hub's sake.
         """
         if self._staging.is_open:
-            super().save_model(output_dir, _internal_call=True)
+            with self.player.actor.saved_template():
+                super().save_model(output_dir, _internal_call=True)
             return
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         wait = self.accelerator.wait_for_everyone if sharded else None  # of others, one rank alone may save
-        with files_moved_in(output_dir or self.args.output_dir, self.args.should_save, wait) as apart:
+        moved = files_moved_in(output_dir or self.args.output_dir, self.args.should_save, wait)
+        with moved as apart, self.player.actor.saved_template():
             super().save_model(str(apart), _internal_call=True)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:

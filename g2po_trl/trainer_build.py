@@ -276,6 +276,7 @@ def write_run(trainer: GRPOTrainer, step: int = 0) -> None:
         trainer.estimator_name,
         precision_of(trainer),
         trainer.history,
+        trainer.player.actor.describe_template(),
     )
     trainer.folder.write_run(
         described | {"identity": trainer.run_identity()},

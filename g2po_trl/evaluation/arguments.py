@@ -10,17 +10,10 @@ from typing import Any
 
 from ..engines.sampling import reserved_option
 from ..environments.loading import resolve_agent_name, resolve_environment_name
-from ..runs.run_json import FILE, find_run, read_run
+from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, read_run
 from ..utils.masking import masked_names
 from ..utils.parser import Parser, json_object, read_config
-from .run_defaults import (
-    AGENT_ENVIRONMENT,
-    HISTORIES,
-    name_of_agent,
-    run_at_checkpoint,
-    run_defaults,
-    same_environment,
-)
+from .run_defaults import HISTORIES, run_at_checkpoint, run_defaults, same_environment
 
 HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
 
@@ -240,7 +233,10 @@ def _set_agent(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
     if isinstance(options.get("agent"), str):
         options["agent"] = {"import": options["agent"]}
     if (name := name_of_agent(options)) is None:
-        parser.error("--environment-options has no agent: name it, as --agent FILE.py:NAME")
+        parser.error(
+            "the run's agent has no name in run.json (it was a lambda, a local function or an AgentCommand that is no "
+            "variable of a module): pass --agent FILE.py:NAME, the agent that was trained"
+        )
     turns = options.pop("max_turns", None)
     args.max_turns = turns if args.max_turns is None else args.max_turns
     try:

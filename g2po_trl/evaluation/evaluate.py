@@ -30,7 +30,7 @@ from ..environments.validation import check_task_columns, is_score, unwrap_facto
 from ..prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ..runs.ownership import held
 from ..runs.panel import Panel
-from ..runs.run_json import installed_versions, load_object, load_prompt
+from ..runs.run_json import AGENT_ENVIRONMENT, installed_versions, load_object, load_prompt, name_of_agent
 from ..runs.summary import summarize
 from ..trajectory import Trajectory
 from ..utils.json import to_json, write_json, write_json_lines
@@ -48,7 +48,7 @@ from .chat_models import (
 )
 from .fingerprint import fingerprint_code, fingerprint_data, fingerprint_files, fingerprint_prompt, fingerprint_weights
 from .panel_runner import PanelPlayer
-from .run_defaults import AGENT_ENVIRONMENT, describe_run_settings, name_of_agent
+from .run_defaults import describe_run_settings
 from .server_chat import ServerChat
 
 _AGENT_FILES = ("actors.py", "agents.py", "chat_models.py", "checkpoints.py", "panel_runner.py", "server_chat.py")

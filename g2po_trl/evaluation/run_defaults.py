@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs.changes import settings_at
-from ..runs.run_json import FILE
+from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent
 
 _RESTORE = (
     "it was edited, or written by another version of g2po_trl; write the value that the run was trained with, or move "
@@ -22,7 +22,6 @@ _SAMPLING = {"temperature": (float, int), "top_p": (float, int), "top_k": (int,)
 _SAMPLING["repetition_penalty"] = (float, int)
 _LENGTHS = {"max_turns": (int,), "history_length": (int,), "max_prompt_length": (int, *_OPTIONAL)}
 _LENGTHS |= {"max_completion_length": (int,), "stop_sequences": (list, *_OPTIONAL)}
-AGENT_ENVIRONMENT = "g2po_trl.environments.adapters.agent:AgentEnvironment"
 HISTORIES = ("window", "conversation")
 # Limits of environment workers. They do not change the numbers, so a missing one gets the usual default.
 _WORKERS = {"environment_reset_timeout": (float, int), "environment_step_timeout": (float, int)}
@@ -97,14 +96,10 @@ def run_at_checkpoint(run: Mapping[str, Any], model: Path) -> dict[str, Any]:
 def _is_asked_for(asked: argparse.Namespace, trained_on: Mapping[str, Any]) -> bool:
     """Return whether the environment, or the agent, that the user asks for is the run's."""
     if asked.own_agent is not None:
-        return same_environment(asked.own_agent, name_of_agent(trained_on.get("environment_options")))
+        of_run = name_of_agent(trained_on.get("environment_options"))
+        unnamed = of_run is None and trained_on.get("environment") == AGENT_ENVIRONMENT
+        return unnamed or same_environment(asked.own_agent, of_run)
     return asked.environment is None or same_environment(asked.environment, trained_on.get("environment"))
-
-
-def name_of_agent(options: Mapping[str, Any] | None) -> str | None:
-    """Return the name of the agent among the arguments of `AgentEnvironment`, if it has one."""
-    agent = (options or {}).get("agent")
-    return agent.get("import") if isinstance(agent, Mapping) else agent
 
 
 def _history(play: Mapping[str, Any], file: Path) -> str:

@@ -36,6 +36,9 @@ class ChatTemplate:
         kwargs: more variables of the template, e.g. `{"enable_thinking": False}`.
         replacement: used instead of the tokenizer's own template.
 
+    Attributes:
+        template: what it renders.
+
     Raises:
         ValueError: if the template lacks one of the variables; when called, if it omits the user's message.
     """
@@ -43,7 +46,7 @@ class ChatTemplate:
     def __init__(self, processing_class, kwargs: dict[str, Any] | None = None, replacement: str | None = None):
         self.tokenizer = get_tokenizer(processing_class)
         self.kwargs = dict(kwargs or {})
-        template = replacement or get_chat_template(processing_class)
+        template = self.template = replacement or get_chat_template(processing_class)
         passed = replacement or (processing_class is not self.tokenizer and isinstance(template, str))
         self._passed_template = template if passed else None
         source = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""

@@ -93,7 +93,8 @@ def normalize_messages(messages: Any) -> list[Message]:
     """Return chat messages in one form, whatever client wrote them.
 
     Content that is missing or `None` becomes "", a list of text parts their joined text, the arguments of a tool call
-    that are JSON text an object. Fields that chat templates do not read are left out.
+    that are JSON text an object. A tool's result gets the name of the call with its id. Fields that chat templates do
+    not read are left out.
 
     Raises:
         ValueError: for something else than messages, an unknown role, or content that is not text; the message names
@@ -101,7 +102,13 @@ def normalize_messages(messages: Any) -> list[Message]:
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise ValueError(f"messages is {_show(messages)}; give a list of chat messages")
-    return [_normalize(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    normalized = [_normalize(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    names: dict[str, str] = {}  # of the tools that were called, by the ids of the calls
+    for message in normalized:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if "id" in call}
+        if "name" not in message and message.get("tool_call_id") in names:
+            message["name"] = names[message["tool_call_id"]]
+    return normalized
 
 
 def _normalize(message: Any, where: str) -> Message:

@@ -8,7 +8,8 @@ templates. Otherwise the whole conversation is rendered and encoded again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +75,31 @@ class ConversationEncoder:
         if self.replaced:
             logger.warning(
                 "conversations are written by TRL's training version of the chat template, because the model's own "
-                "changes earlier turns: with its own template, the saved model sees other prompts after the first turn"
+                "changes earlier turns; the model is saved with it"
             )
+
+    @contextmanager
+    def saved(self) -> Iterator[None]:
+        """Have the tokenizer, while it is saved, the template that writes conversations, and what reads its calls."""
+        if not self.replaced:
+            yield
+            return
+        tokenizer, reader = self.encode.tokenizer, getattr(self.tools, "tokenizer", None)
+        owners = [tokenizer, self.encode.processing_class]
+        before = [getattr(owner, "chat_template", None) for owner in owners]
+        names = [name for name in ("response_template", "response_schema") if getattr(reader, name, None)]
+        read_by = {name: getattr(tokenizer, name, None) for name in names}
+        try:
+            for owner in owners:
+                owner.chat_template = self.encode.text.template
+            for name in names:  # TRL knows it by the model's own template alone
+                setattr(tokenizer, name, getattr(reader, name))
+            yield
+        finally:
+            for owner, template in zip(owners, before):
+                owner.chat_template = template
+            for name, value in read_by.items():
+                setattr(tokenizer, name, value)
 
     def prompt(
         self, request: ChatRequest, transcript: Transcript, max_length: int | None = None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..engines.sampling import Sampling, derived_seed
+from ..environments.contract import Observation
 from ..prompts.conversation import ChatRequest
 from ..prompts.conversation_encoder import ConversationEncoder, ConversationPrompt, RefusedConversationError
 from ..prompts.fitting import FittedPrompt, PromptTooLongError, fit_prompt
@@ -77,6 +80,22 @@ class PromptActor:
     def conversations(self) -> ConversationEncoder:
         """The encoder of chat requests and conversations."""
         return ConversationEncoder(self.encode, self.engine.stop_token_ids)
+
+    def choose_template(self, first: Observation) -> None:
+        """Choose the chat template of conversations now, if a task's first observation is to be answered in one."""
+        if self.history == "conversation" or first.request is not None:
+            self.conversations  # noqa: B018 (the property is cached)
+
+    def saved_template(self) -> AbstractContextManager[None]:
+        """Return a context in which the tokenizer is saved with the chat template that writes the prompts."""
+        return self.conversations.saved() if "conversations" in vars(self) else nullcontext()
+
+    def describe_template(self) -> dict[str, str]:
+        """Return whose chat template writes the prompts, the model's own or TRL's, and its hash."""
+        encode = self.conversations.encode if "conversations" in vars(self) else self.encode
+        text = json.dumps(encode.text.template, sort_keys=True)
+        whose = "TRL, for training" if encode is not self.encode else "the model"
+        return {"of": whose, "hash": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     @classmethod
     def from_engine(cls, engine: Engine, template: PromptTemplate = DEFAULT_PROMPT, **options: Any) -> PromptActor:

@@ -3,6 +3,7 @@
 {"trainer": {…},                    every field of the configuration
  "environment": {"import": …},      where its class can be imported from, with the arguments bound to it
  "prompt": {…},                     every field of the PromptTemplate; its parser by where it can be imported from
+ "chat_template": {"of": …, "hash": …}, the model's or TRL's for training, with which the model is saved
  "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments, limits
  "estimator": {…},                  its name, its options and the settings on which its advantages depend
  "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
@@ -23,6 +24,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..environments.adapters.agent import AgentEnvironment
+from ..environments.adapters.agent_command import AgentCommand
 from ..environments.loading import load
 from ..prompts.template import PromptTemplate
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 FILE = "run.json"
+AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"
 _PLAY = (
     *("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences"),
     *("chat_template_kwargs", "repetition_penalty", "min_p", "generation_kwargs", "vllm_structured_outputs_regex"),
@@ -82,14 +86,17 @@ def describe_object(value: Any) -> dict[str, Any] | None:
 
     Returns:
         `{"import": "module:name"}` or `{"import": "file.py:name"}`, with "kwargs", and "args" that have no name;
-        `None` if it cannot be imported (a lambda, a local function) or has arguments that are not plain data.
+        `None` if it cannot be imported (a lambda, a local function) or has arguments that are not plain data. Of an
+        `AgentEnvironment`, functions that cannot be imported are `None` among the "kwargs".
     """
     args, kwargs = (), {}
     while isinstance(value, partial):
         args, kwargs, value = (*value.args, *args), {**value.keywords, **kwargs}, value.func
     args, kwargs = _by_name(value, args, kwargs)
     args, kwargs = [_argument(one) for one in args], {name: _argument(one) for name, one in kwargs.items()}
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if value is AgentEnvironment:
+        kwargs = {name: None if callable(one) else one for name, one in kwargs.items()}
+    module, name = _place(value)
     if not module or not name or not name.isidentifier():
         return None
     try:
@@ -106,6 +113,16 @@ def describe_object(value: Any) -> dict[str, Any] | None:
     return described | ({"args": args} if args else {}) | ({"kwargs": kwargs} if kwargs else {})
 
 
+def _place(value: Any) -> tuple[str | None, str | None]:
+    """Return module and name of an object; an `AgentCommand` or a lambda may be a variable of its module."""
+    made_with = value.verify if isinstance(value, AgentCommand) else value
+    module, name = getattr(made_with, "__module__", None), getattr(value, "__qualname__", None)
+    if name is None or name == "<lambda>":
+        variables = vars(sys.modules[module]) if module in sys.modules else {}
+        name = next((variable for variable, one in list(variables.items()) if one is value), None)
+    return module, name
+
+
 def _argument(value: Any) -> Any:
     """Return a bound argument as data: a function by its place."""
     return (describe_object(value) or value) if callable(value) else value
@@ -120,6 +137,12 @@ def _by_name(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     if len(parameters) < len(args) or any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
         return args, kwargs
     return (), {**dict(zip((one.name for one in parameters), args)), **kwargs}
+
+
+def name_of_agent(options: Mapping[str, Any] | None) -> str | None:
+    """Return the name of the agent among the arguments of `AgentEnvironment`, if it has one."""
+    agent = (options or {}).get("agent")
+    return agent.get("import") if isinstance(agent, Mapping) else agent
 
 
 def load_object(description: Mapping[str, Any]) -> Callable:
@@ -176,6 +199,7 @@ def describe_run(
     estimator: str,
     precision: Mapping[str, str | None],
     history: str,
+    chat_template: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the description of a run, as plain data for `write_json`.
 
@@ -188,12 +212,14 @@ def describe_run(
         precision: "dtype" of the weights that are not trained, or of all weights; "autocast", the dtype in which
             `generate` computes, if it differs.
         history: what prompts show of an episode, `"window"` or `"conversation"`.
+        chat_template: whose chat template writes the prompts ("of"), and its "hash".
     """
     return {
         "trainer": args.to_dict(),
         "model": model,
         "environment": describe_object(environment_factory),
         "prompt": describe_prompt(prompt_template),
+        "chat_template": dict(chat_template),
         "play": {
             **{name: getattr(args, name) for name in _PLAY},
             **_limits_of_workers(args.environment_pool_kwargs or {}),
@@ -221,16 +247,24 @@ def _limits_of_workers(pool_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def identity_of(args: GRPOConfig, tasks_hash: str, environment_factory: Callable) -> dict[str, Any]:
+def identity_of(
+    args: GRPOConfig, tasks_hash: str, environment_factory: Callable, template_hash: str
+) -> dict[str, Any]:
     """Return the settings that must be equal when a run is resumed.
+
+    Another version of TRL may have another chat template for training; the checkpoint has the run's.
 
     They include the learning rate: transformers would continue with the schedule in the checkpoint.
     """
     names = ("learning_rate", "advantage_estimator")
     names += ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
     names += ("gradient_accumulation_steps", "shuffle_dataset", "rollout_strategy", "rollout_strategy_kwargs")
-    environment = describe_object(environment_factory)  # by its name: a file may be moved
+    environment = describe_object(environment_factory) or {}
+    played = environment.get("import")
+    if played == AGENT_ENVIRONMENT:
+        played = name_of_agent(environment["kwargs"])
     return {name: getattr(args, name) for name in names} | {
-        "environment": environment and environment["import"].rpartition(":")[2],
+        "environment": played and played.rpartition(":")[2],  # by its name: a file may be moved
         "training tasks (hash of rows)": tasks_hash,
+        "chat template (hash of chat_template.jinja in the checkpoint)": template_hash,
     }

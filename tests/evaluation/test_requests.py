@@ -260,6 +260,19 @@ def test_agent_of_a_run_has_several_names_and_its_settings(agent, a_run):
     assert (args.max_turns, args.max_tokens, args.history) == (None, 512, "window"), "another agent"
 
 
+def test_agent_of_a_run_without_a_name_is_asked_for(agent, a_run, capsys):
+    run = json.loads((a_run / "run.json").read_text())
+    run["environment"]["kwargs"]["agent"] = None
+    (a_run / "run.json").write_text(json.dumps(run))
+    with pytest.raises(SystemExit):
+        parse(["--model", str(a_run)])
+    assert "the run's agent has no name in run.json (it was a lambda" in capsys.readouterr().err
+    args = parse(["--model", str(a_run), "--agent", str(agent)])
+    assert (args.max_turns, args.max_tokens, args.history) == (3, 9, "conversation"), "the run's settings"
+    assert args.environment_options == {"agent": {"import": f"{agent}:letters"}}
+    assert args.tasks == a_run / "panels" / "eval.jsonl"
+
+
 def test_results_of_tools_without_ids_answer_the_calls_of_their_tools():
     def call(name):
         return {"type": "function", "function": {"name": name, "arguments": {"é": 1}}}

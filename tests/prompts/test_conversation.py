@@ -58,6 +58,23 @@ def test_normalize_messages_of_any_client_gives_one_form(sent, normal):
     assert normalize_messages([normal]) == [normal]
 
 
+def test_results_of_tools_get_the_names_of_their_calls():
+    """Clients send ids alone; chat templates and the viewer show names. Ids may be used again."""
+
+    def call(name, number):
+        return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+    def result(number, **fields):
+        return {"role": "tool", "tool_call_id": f"call_{number}", "content": "", **fields}
+
+    first = {"role": "assistant", "tool_calls": [call("look", 1), call("go", 2)]}
+    sent = [first, result(2), result(1), result(1, name="own"), result(9)]
+    sent += [{"role": "assistant", "tool_calls": [call("open", 1)]}, result(1)]
+    names = [message.get("name") for message in normalize_messages(sent)]
+    assert names == [None, "go", "look", "own", None, None, "open"]
+    assert normalize_messages(normalize_messages(sent)) == normalize_messages(sent)
+
+
 @pytest.mark.parametrize(
     "messages, error",
     [
@@ -95,7 +112,7 @@ def test_request_from_dict_names_the_wrong_field(fields, error):
 
 
 def test_request_and_response_survive_json():
-    request = ChatRequest(CONVERSATION, [{"type": "function"}], ("\n",), 5, True, 2, True)
+    request = ChatRequest(normalize_messages(CONVERSATION), [{"type": "function"}], ("\n",), 5, True, 2, True)
     assert ChatRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request
     response = ChatResponse("three", (CALL,), "tool_calls", 10, 2)
     assert ChatResponse.from_action(response.to_action()) == response

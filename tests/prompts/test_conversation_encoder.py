@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from shipped_templates import CALL, NATIVE, NOT_AFTER_TEXT, TASK, TEMPLATES, TOOLS, stop_ids, tokenizer_of
+from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
 from g2po_trl.prompts.conversation import ChatRequest, Transcript
@@ -291,6 +292,27 @@ def test_use_of_another_template_than_the_models_is_said(caplog):
         tokenizer = tokenizer_of(name)
         encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
         assert caplog.text.count("TRL's training version of the chat template") == said == encoder.replaced
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen2_5"])
+def test_saved_tokenizer_writes_the_same_conversations(name, tmp_path):
+    """Also where TRL knows how calls are read by the model's own template alone, which the saved one is not."""
+    tokenizer = tokenizer_of(name)
+    own, encoder = tokenizer.chat_template, ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+    assert encoder.replaced == (name != "qwen2_5")
+    with encoder.saved():
+        tokenizer.save_pretrained(tmp_path)
+    assert tokenizer.chat_template == own and getattr(tokenizer, "response_template", None) is None
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    assert (saved.chat_template == own) == (not encoder.replaced)
+    again = ConversationEncoder(ChatEncoder(saved), stop_ids(saved))
+    answer = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    request = ChatRequest([*TASK, answer, {"role": "tool", "name": "turn", "content": "No."}, USER], TOOLS)
+    prompts = [one.prompt(request, Transcript()).ids for one in (encoder, again)]
+    assert prompts[0] == prompts[1] and not again.replaced and type(again.tools) is type(encoder.tools)
+    call = tokenizer('<tool_call>\n{"name": "turn", "arguments": {"digit": 7}}\n</tool_call>')["input_ids"]
+    read = [one.tools.parse(tokenizer.decode(call), call, prompts[0], TOOLS) for one in (encoder, again)]
+    assert read[0] == read[1]
 
 
 def test_long_last_message_loses_its_middle(qwen):

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from g2po_trl import AgentCommand, G2POConfig
+from g2po_trl.environments.adapters.agent import agent_factory
 from g2po_trl.environments.adapters.openenv import RemoteEnvironment
 from g2po_trl.environments.loading import load
 from g2po_trl.evaluation.arguments import parse
 from g2po_trl.evaluation.chat_models import ChatSettings
 from g2po_trl.evaluation.run_defaults import describe_run_settings
-from g2po_trl.runs.run_json import describe_object, load_object, load_prompt
+from g2po_trl.runs.run_json import describe_object, identity_of, load_object, load_prompt
 from g2po_trl.utils.json import write_json_lines
 
 PLAY = {
@@ -189,3 +191,29 @@ def test_a_name_of_the_current_folder_is_found_from_any_other(tmp_path, monkeypa
     monkeypatch.setattr("sys.path", sys.path[:])
     assert load("a_game_of_this_test:Game").__name__ == "Game"
     assert str(tmp_path) in sys.path and "" not in sys.path[:1]
+
+
+def test_agents_are_described_by_their_names(tmp_path, monkeypatch):
+    """A lambda and an `AgentCommand` by the variable of their module; without a name, turns and panels are known."""
+    (tmp_path / "agents_of_this_test.py").write_text(
+        "from g2po_trl import AgentCommand\nsolve = AgentCommand('true', verify=lambda task: 1.0)\n"
+        "quick = lambda task, client: 1.0\ndef walk(task, client): return 1.0\ndef make(): return lambda t, c: 0.0\n"
+        "def reward(task): return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import agents_of_this_test as made
+
+    def described(agent, **options):
+        return describe_object(agent_factory(agent, 3, **options))
+
+    def identity(agent):
+        return identity_of(G2POConfig(str(tmp_path), use_cpu=True, bf16=False), "", agent_factory(agent, 3), "")
+
+    for agent, name in ((made.solve, "solve"), (made.quick, "quick"), (made.walk, "walk")):
+        run = described(agent)
+        assert run["kwargs"] == {"agent": {"import": f"{tmp_path}/agents_of_this_test.py:{name}"}, "max_turns": 3}
+        assert load_object(run).keywords["agent"] is agent
+        assert identity(agent)["environment"] == identity(f"package.module:{name}")["environment"] == name
+    for agent in (made.make(), AgentCommand("true", verify=made.reward)):
+        assert described(agent, state_key=made.make())["kwargs"] == {"agent": None, "max_turns": 3, "state_key": None}
+        assert identity(agent)["environment"] is None

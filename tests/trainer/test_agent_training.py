@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from letter_trainer import make_config
 
 from g2po_trl import G2POTrainer
 from g2po_trl.environments.adapters.agent import AgentEnvironment
+from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.runs.run_json import load_object, read_run
 
 TASKS = Dataset.from_list([{"seed": seed} for seed in range(8)])
@@ -96,6 +98,42 @@ def test_agent_trains_and_its_run_can_be_loaded(tmp_path, tiny_model_dir, caplog
     factory = load_object(run["environment"])
     assert factory.func is AgentEnvironment and factory.keywords["agent"].__name__ == "letters"
     assert factory.keywords["max_turns"] == 6
+
+
+def test_model_is_saved_with_the_template_of_its_conversations(tmp_path, tiny_model_dir, monkeypatch):
+    """A run is not continued with that of another version of TRL, unless its own is passed as the model's."""
+    from shipped_templates import FOLDER  # not above: workers import this module, and these are slow
+    from transformers import AutoTokenizer
+
+    from g2po_trl.utils import trl_compat
+
+    model, run = shutil.copytree(tiny_model_dir, tmp_path / "model"), tmp_path / "run"
+    own, trained = ((FOLDER / f"{name}.jinja").read_text(encoding="utf-8") for name in ("qwen3", "qwen3_training"))
+    (model / "chat_template.jinja").write_text(own)
+    (tmp_path / "asking.py").write_text(
+        "from scripted_agents import ask_plainly\n\n\ndef agent(task, client):\n"
+        "    return float(len(ask_plainly(client, 'hall')) % 2)\n"
+    )
+    agent = f"{tmp_path}/asking.py:agent"
+    trainer = make(model, run, agent, max_steps=1, save_strategy="steps", save_steps=1, report_to="none")
+    trainer.train()
+    trainer.save_model(str(run / "mine"))
+    assert trainer.processing_class.chat_template == own
+    trainer.close()
+    for folder in (run / "checkpoint-1", run / "mine"):
+        assert (folder / "chat_template.jinja").read_text(encoding="utf-8") == trained
+        assert AutoTokenizer.from_pretrained(folder).response_template is not None
+    assert read_run(run)["chat_template"]["of"] == "TRL, for training"
+
+    monkeypatch.setattr(trl_compat, "get_training_chat_template", lambda tokenizer: trained + "{# newer #}")
+    other = make(model, run, agent, max_steps=2, report_to="none")
+    with pytest.raises(ValueError, match=r"chat template \(hash of chat_template.jinja in the checkpoint\) was '"):
+        other.train(resume_from_checkpoint=True)
+    other.processing_class.chat_template = trained
+    del other.player.actor.conversations
+    other.player.actor.encode = ChatEncoder(other.processing_class)  # as if the model had come with it
+    assert other.run_identity() == json.loads((run / "checkpoint-1" / "g2po_state.json").read_text())["run"]
+    other.close()
 
 
 def test_training_goes_on_whatever_agents_do(tmp_path, tiny_model_dir):

@@ -355,7 +355,7 @@ def test_environment_pool_kwargs_are_the_options_of_an_evaluation(tmp_path):
     args = make(tmp_path, environment_pool_kwargs='{"load_timeout": 9, "max_worker_memory": 2097152}')
     check_arguments("no/model", args, {}, LetterEnvironment)
     play = describe_run(
-        args, "no/model", LetterEnvironment, PromptTemplate("{observation}", "{observation}"), "g2po", {}, "window"
+        args, "no/model", LetterEnvironment, PromptTemplate("{observation}", "{observation}"), "g2po", {}, "window", {}
     )["play"]
     assert (play["environment_load_timeout"], play["environment_worker_memory_mb"]) == (9, 2.0)
     assert play["environment_worker_resets"] is None

@@ -140,6 +140,10 @@ def test_conversations_in_a_browser(folder, browser):
     ]
     folds = texts_of(browser, "#panel .step:nth-child(5) details .role")
     assert folds == ["system", "user", "assistant", "tool search", "assistant"]
+    assert "5 earlier messages, rendered again" in texts_of(browser, "#panel .step:nth-child(5) summary")
+    state = "{m: [group.nodes[0].m[0], group.nodes[0].m[0]], old: 1}"
+    one = browser.execute_script(f"return asked({state}, shown.texts)[0].textContent")
+    assert one.startswith("1 earlier message, rendered again")
     assert texts_of(browser, "#panel .step:nth-child(4) .tool pre") == [RESULT["content"]]
     assert texts_of(browser, "#panel .step:nth-child(4) .call") == ['open{"id": 7}']
     assert texts_of(browser, "#panel .step:nth-child(3) .assistant pre") == ["Let me see.", json.dumps(LONG, indent=2)]

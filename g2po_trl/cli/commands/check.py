@@ -166,7 +166,7 @@ def _try_agent(
     try:
         settings = ChatSettings(**sampling)
         return try_agent(name, arguments[0], chat, *arguments[1:], settings, setting["max_prompt_length"], **options)
-    except ChatError as error:
+    except (ChatError, ValueError) as error:
         raise SystemExit(str(error)) from error
     finally:
         chat.close()

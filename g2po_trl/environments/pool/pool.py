@@ -271,18 +271,22 @@ class EnvironmentPool:
         self._check_open()
         self._scheduler.end([*self._scheduler.episodes, *self._scheduler.answers] if slots is None else slots)
 
-    def check(self, task: Mapping[str, Any]) -> None:
+    def check(self, task: Mapping[str, Any]) -> Observation:
         """Reset one environment in a worker and play one step, to detect a broken environment early.
+
+        Returns:
+            The first observation.
 
         Raises:
             EnvironmentContractError: if reset or step fails; the message contains the worker's error.
         """
-        (result,) = self.reset([task])
-        if not isinstance(result, EnvironmentFailure):
-            result = self.step({0: (result.admissible_actions or ["look"])[0]})[0]
+        (first,) = (result,) = self.reset([task])
+        if not isinstance(first, EnvironmentFailure):
+            result = self.step({0: (first.admissible_actions or ["look"])[0]})[0]
         self.end()
         if isinstance(result, EnvironmentFailure):
             raise EnvironmentContractError(f"{self.name} fails ({result.kind}): {result.message}")
+        return first
 
     def close(self) -> None:
         """End all workers. The pool cannot be used afterwards."""

@@ -54,7 +54,7 @@ function asked(one, texts) {
   if (!one.m) return [make("pre", {}, texts[one.o])];
   const cards = one.m.map((message) => messageCard(message, texts));
   if (!cards.length) return [make("p", { class: "note" }, "no new message")];
-  return [one.old ? make("details", {}, make("summary", {}, `${one.old} earlier messages, rendered again`),
+  return [one.old ? make("details", {}, make("summary", {}, `${one.old} earlier message${one.old === 1 ? "" : "s"}, rendered again`),
     ...cards.slice(0, one.old)) : null, ...cards.slice(one.old)].filter(Boolean);
 }
 
