@@ -162,7 +162,7 @@ def _read_arguments(arguments: Any) -> Any:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
+        except ValueError:
             return arguments
     return {} if arguments is None else arguments
 
@@ -253,10 +253,17 @@ def prefix_digests(messages: Sequence[Message], tools: Any = None) -> list[bytes
 def _without_ids(message: Message) -> Message:
     kept = {name: part for name, part in message.items() if name not in ("tool_call_id", "reasoning_content")}
     if "tool_calls" in kept:
-        functions = [call["function"] for call in kept["tool_calls"]]
-        # A client writes the text of arguments as a model wrote it, which may be JSON within JSON.
-        kept["tool_calls"] = [{**f, "arguments": _read_arguments(f["arguments"])} for f in functions]
+        kept["tool_calls"] = [_with_read_arguments(call["function"]) for call in kept["tool_calls"]]
     return kept
+
+
+def _with_read_arguments(function: dict[str, Any]) -> dict[str, Any]:
+    """Return a call as clients write it, who send the text of arguments; a model may have written JSON within JSON."""
+    try:
+        arguments = _read_arguments(function["arguments"])
+    except RecursionError:
+        return function
+    return function if is_deeper(arguments, MAX_DEPTH) else {**function, "arguments": arguments}
 
 
 def _canonical(value: Any) -> bytes:

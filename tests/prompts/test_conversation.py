@@ -164,6 +164,9 @@ def test_arguments_that_are_no_object_are_not_valid_and_the_same_in_any_spelling
     assert needing.is_valid({"role": "assistant", "content": "so"})
     for written, echoed in (("{", "{"), ('{"a": 1}', {"a": 1}), ([1], [1])):
         assert prefix_digests([answer(written)]) == prefix_digests([answer(echoed)])
+    for depth in (200, 100_000):  # in a text, which is no part of the JSON around it
+        nested = "[" * depth + "]" * depth
+        assert len(prefix_digests([answer(nested)])) == 2 and not request.is_valid(answer(nested))
     assert with_objects([answer("{", {"a": 1}), *CONVERSATION[2:]]) == [
         answer({"arguments": "{"}, {"a": 1}), *CONVERSATION[2:]
     ]  # fmt: skip
