@@ -193,7 +193,7 @@ def teach(course: Course, model: torch.nn.Module, tokenizer: PreTrainedTokenizer
             print(f"{step + 1:5} steps  loss {sum(recent) / len(recent):.3f}  {seconds:.0f} s", flush=True)
     tenth = max(1, len(losses) // 10)
     return {
-        "history": history,
+        "seed": course.seed,
         "steps": course.steps,
         "walks_per_step": course.walks_per_step,
         "learning_rate": course.learning_rate,

@@ -124,7 +124,9 @@ def plan_update(
         row_length = replace(row_length, most=min(row_length.most, most_tokens(max_tokens, row_multiple)))
     mini_batches = []
     # Neighbours go to a mini-batch together: they share far more tokens, whatever the number of mini-batches.
-    for part in split_into_mini_batches(ordering.sort(range(len(rows))), num_mini_batches, rng, _NEIGHBOURS):
+    order = ordering.sort(range(len(rows)))
+    continues = _continues(order, lengths, ordering)
+    for part in split_into_mini_batches(order, num_mini_batches, rng, _NEIGHBOURS, continues):
         part = part[kept[part]]
         if layout == "padded":
             packs = [Pack([row], [0], int(lengths[row])) for row in part.tolist()]
@@ -224,12 +226,35 @@ def deal_rows(
 
 
 def split_into_mini_batches(
-    order: Sequence[int], num_mini_batches: int, rng: np.random.Generator, neighbours: int = 1
+    order: Sequence[int],
+    num_mini_batches: int,
+    rng: np.random.Generator,
+    neighbours: int = 1,
+    continues: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """Return the rows of random mini-batches of equal size, give or take one, in blocks of `neighbours` rows."""
+    """Return the rows of random mini-batches of equal size, give or take one, in blocks of `neighbours` rows.
+
+    Args:
+        order: the rows, neighbours next to each other.
+        num_mini_batches: number of mini-batches.
+        rng: in the same state on every rank.
+        neighbours: rows of a block.
+        continues: bool for each row in `order`: it stays in the block of the row before it, so that blocks are longer.
+    """
     order = np.asarray(order, dtype=np.int64)
-    runs = np.array_split(order, max(1, -(-len(order) // neighbours)))
-    return np.array_split(np.concatenate([runs[run] for run in rng.permutation(len(runs))]), num_mini_batches)
+    blocks = np.array_split(order, max(1, -(-len(order) // neighbours)))
+    if continues is not None and continues.any():
+        firsts = np.append(np.flatnonzero(~continues), len(order))
+        ends = np.cumsum([len(block) for block in blocks])
+        blocks = np.split(order, np.unique(firsts[np.searchsorted(firsts, ends)])[:-1])
+    shuffled = [blocks[block] for block in rng.permutation(len(blocks))]
+    return np.array_split(np.concatenate(shuffled), num_mini_batches)
+
+
+def _continues(order: np.ndarray, lengths: np.ndarray, ordering: Ordering) -> np.ndarray:
+    """Return for each row in order whether it begins with the whole row before it, as in a conversation."""
+    before = np.append(-1, lengths[order][:-1])[: len(order)]
+    return (ordering.neighbours(order, lengths) == before) & (before < lengths[order])
 
 
 def _deal(units: np.ndarray, tokens: np.ndarray, num_ranks: int) -> list[list[int]]:
