@@ -6,9 +6,10 @@
     python -m benchmarks.learning.history report             # the table
 
 *teach*: the bundled model, with room for 4,096 tokens, goes on with its own course (`history_teaching.py`), with
-prompts of the one form or the other. *train*: `recipes/train_alfworld.py` as it is, but for `--history`, the start and
-room for the whole conversation, with vLLM; flags after `--` are the recipe's. A complete run is a file in RESULTS; one
-that was interrupted goes on. *cost*: updates on rollouts of the runs of seed 0, in turns. All write to RESULTS.
+prompts of the one form or the other; the bundled model as it is (`--steps 0`) was taught by window already. *train*:
+`recipes/train_alfworld.py` as it is, but for `--history`, the start and room for the whole conversation, with vLLM;
+flags after `--` are the recipe's. An interrupted run goes on; RESULTS has what there is of it. *cost*: updates on
+rollouts of the runs of the first seed, in turns.
 """
 
 import os
@@ -24,7 +25,7 @@ import torch
 from benchmarks.common import RESULTS, facts, write_results
 from benchmarks.learning.history_cost import cost
 from benchmarks.learning.history_report import report
-from benchmarks.learning.history_runs import VLLM, train
+from benchmarks.learning.history_runs import VLLM, keep_unfinished, train
 from benchmarks.learning.history_teaching import HISTORIES, Course, demonstrations_on, load_start, teach, walks_of
 from benchmarks.learning.recipe_runs import RecipeRunner
 from g2po_envs.alfworld.games import generate_games
@@ -105,6 +106,7 @@ def main() -> None:
     parts = {"teach": run_teach, "train": run_train, "cost": run_cost, "report": lambda args: None}
     parts[args.part](args)
     if args.part in ("cost", "report"):
+        keep_unfinished(args.work, args.results, args.histories, args.seeds)
         print(report(args.results))
 
 

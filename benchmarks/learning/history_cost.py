@@ -1,15 +1,16 @@
-"""Seconds and positions of an update by window and by conversation, on rollouts of the two runs."""
+"""CPU seconds and positions of an update by window and by conversation, on rollouts of the two runs."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import facts, interleaved, medians
-from benchmarks.speed.phases import count, make_trainer, measure, update
+from benchmarks.speed.phases import count, make_trainer, update
 from g2po_trl import StateGraph, g2po, read_jsonl
 from g2po_trl.update.batch import StepBatch
 
@@ -23,12 +24,19 @@ def batch_of(path: Path) -> StepBatch:
     return StepBatch.from_trajectories(trajectories, g2po(StateGraph.from_groups(groups)))
 
 
+def cpu_seconds(run: Callable[[], object]) -> float:
+    """Return the CPU time of this process, which other jobs on the machine change least."""
+    started = time.process_time()
+    run()
+    return round(time.process_time() - started, 3)
+
+
 def cost(recorded: dict[str, Path], sizes: Sequence[int | None], repetitions: int) -> dict[str, Any]:
-    """Return positions, and seconds of interleaved updates, of each recorded rollout.
+    """Return positions, and CPU seconds of interleaved updates, of each recorded rollout.
 
     Args:
         recorded: history -> a rollout of its run.
-        sizes: values of `mini_batch_size`; `None`: one mini-batch.
+        sizes: values of `mini_batch_size`; `None`: one mini-batch, which is counted and not measured.
         repetitions: updates of each kind.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -45,10 +53,9 @@ def cost(recorded: dict[str, Path], sizes: Sequence[int | None], repetitions: in
                 counts[name] = {"step samples": len(batch), "tokens": tokens, "mini-batches": len(mini_batches)}
                 counts[name] |= count(micro_batches, trainer.model)
                 counts[name] |= {key: round(value, 4) for key, value in metrics.items()}
-                runs[f"log-probabilities, {name}"] = partial(trainer._add_log_probs, mini_batches)
-                runs[f"update, {name}"] = partial(update, trainer, micro_batches)
-        seconds = interleaved(
-            {name: lambda _, run=run: round(measure(trainer, run), 4) for name, run in runs.items()}, repetitions
-        )
+                if size is not None:
+                    runs[f"log-probabilities, {name}"] = partial(trainer._add_log_probs, mini_batches)
+                    runs[f"update, {name}"] = partial(update, trainer, micro_batches)
+        seconds = interleaved({name: lambda _, run=run: cpu_seconds(run) for name, run in runs.items()}, repetitions)
         trainer.close()
-    return {**facts("torch", "trl"), "counts": counts, "seconds": seconds, "medians": medians(seconds, 3)}
+    return {**facts("torch", "trl"), "counts": counts, "CPU seconds": seconds, "medians": medians(seconds, 3)}

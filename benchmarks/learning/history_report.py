@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.learning.history_teaching import HISTORIES
 
-LAST = 5  # iterations over which success at the end of training is averaged
+LAST = 3  # iterations over which success at the end of training is averaged
 
 Run = dict[str, Any]
 
@@ -24,19 +24,14 @@ def report(results: Path) -> str:
     def row(name: str, of: Callable[[str], str]) -> None:
         rows.append((name, {history: of(history) for history in HISTORIES}))
 
-    for start_name, key, form in (
-        ("taught actions of the expert", "actions", "{:,}"),
-        ("tokens of the teaching", "tokens", "{:,}"),
-    ):
-        row(
-            start_name,
-            lambda h, key=key, form=form: next((form.format(s[key]) for s in starts if s["history"] == h), "–"),
-        )
+    for key in ("actions", "tokens"):
+        row(f"{key} taught after the bundled model's own course", lambda h, key=key: taught(starts, h, key))
+    row("iterations", lambda h: shown([len(run["curves"]["rollout/steps"]) for run in runs[h]], "{:.0f}"))
     for temperature in (1.0, 0.4):
-        for name, place in (("start", 0), ("after training", -1)):
+        for name, trained in (("start", False), ("after training", True)):
             row(
                 f"held-out success at {temperature}, {name}, %",
-                lambda h, t=temperature, p=place: shown([panel(run, t, p) for run in runs[h]]),
+                lambda h, t=temperature, after=trained: shown([panel(run, t, after) for run in runs[h]]),
             )
     for name, part in (("first", slice(0, LAST)), ("last", slice(-LAST, None))):
         row(
@@ -63,21 +58,23 @@ def report(results: Path) -> str:
         lambda h: of_curve(runs[h], "update/repeated_token_fraction", "{:.1f}", 100),
     )
     for found in costs:
+        of = f"of rollout {found['rollout']}"
         for kind in ("one mini-batch", "mini-batches of 256"):
-            for what in ("update", "log-probabilities"):
-                row(
-                    f"seconds, {what}, rollout {found['rollout']}, {kind}",
-                    lambda h, f=found, w=what, k=kind: f"{f['medians'][f'{w}, {h}, {k}']:.2f}",
-                )
-            row(
-                f"positions, rollout {found['rollout']}, {kind}",
-                lambda h, f=found, k=kind: f"{f['counts'][f'{h}, {k}']['positions']:,}",
-            )
+            row(f"positions {of}, {kind}", lambda h, f=found, k=kind: f"{f['counts'][f'{h}, {k}']['positions']:,}")
+        for what in ("update", "log-probabilities"):
+            name = f"{what}, {{}}, mini-batches of 256"
+            row(f"CPU seconds {of}, {what}", lambda h, f=found, name=name: f"{f['medians'][name.format(h)]:.2f}")
     seeds = " / ".join(str(run["seed"]) for run in runs[HISTORIES[0]])
-    head = f"| two numbers: seeds {seeds} | {' | '.join(HISTORIES)} |\n|{'---|' * (len(HISTORIES) + 1)}\n"
+    head = f"| by seed ({seeds}) | {' | '.join(HISTORIES)} |\n|{'---|' * (len(HISTORIES) + 1)}\n"
     table = head + "".join(f"| {name} | {' | '.join(cells.values())} |\n" for name, cells in rows)
     (results / "table.md").write_text(table)
     return table
+
+
+def taught(starts: Sequence[Run], history: str, key: str) -> str:
+    """Return what a start was taught."""
+    found = [sum(course[key] for course in start["courses"]) for start in starts if start["history"] == history]
+    return f"{found[0]:,}" if found else "–"
 
 
 def read(results: Path, pattern: str) -> list[Run]:
@@ -85,12 +82,10 @@ def read(results: Path, pattern: str) -> list[Run]:
     return [json.loads(path.read_text()) for path in sorted(results.glob(pattern))]
 
 
-def panel(run: Run, temperature: float, place: int) -> float | None:
-    """Return success in percent of a run's first or last panel at a temperature."""
-    steps = sorted({one["step"] for one in run["panels"]})
-    at = {one["step"]: one for one in run["panels"] if one["temperature"] == temperature}
-    one = at.get(steps[place])
-    return None if one is None or (place == 0 and steps[0] != 0) else 100 * one["success_rate"]
+def panel(run: Run, temperature: float, trained: bool) -> float | None:
+    """Return success in percent of a run's panel before or after training, at a temperature. `None`: not played."""
+    at = [one for one in run["panels"] if one["temperature"] == temperature and bool(one["step"]) == trained]
+    return 100 * at[-1]["success_rate"] if at else None
 
 
 def per_step(run: Run, metric: str) -> float:

@@ -66,16 +66,30 @@ def train(
     name = f"{history}-seed{seed}"
     path, (commit, _) = results / f"{name}.json", code(PARTS)
     words = command(history, seed, steps, flags=flags)
-    if path.is_file() and json.loads(path.read_text())["command"] == words:
+    if path.is_file() and (found := json.loads(path.read_text()))["complete"] and found["command"] == words:
         return True
     say(name)
     start = str(work / f"start-{history}")
     attempts = runner.run(work / name, command(history, seed, steps, start, flags), commit)
-    if attempts is None:
-        return False
-    about = {"history": history, "seed": seed, "command": words, "attempts": attempts}
-    write_results(results, {**about, **facts("torch", "trl"), **collected(work / name)}, path.name)
-    return True
+    keep(work, results, history, seed, complete=attempts is not None, command=words, attempts=attempts)
+    return attempts is not None
+
+
+def keep(work: Path, results: Path, history: str, seed: int, **about: Any) -> None:
+    """Write the file of a run, complete or under way."""
+    name = f"{history}-seed{seed}"
+    found = {"history": history, "seed": seed, **about, **facts("torch", "trl"), **collected(work / name)}
+    write_results(results, found, f"{name}.json")
+
+
+def keep_unfinished(work: Path, results: Path, histories: Sequence[str], seeds: Sequence[int]) -> None:
+    """Write the files of runs that are not complete, as far as they have come."""
+    for history in histories:
+        for seed in seeds:
+            path = results / f"{history}-seed{seed}.json"
+            complete = path.is_file() and json.loads(path.read_text())["complete"]
+            if (work / f"{history}-seed{seed}" / "run.json").is_file() and not complete:
+                keep(work, results, history, seed, complete=False, command=command(history, seed, 40))
 
 
 def collected(folder: Path) -> dict[str, Any]:
