@@ -217,9 +217,14 @@ def since_last_completion(messages: Sequence[Message]) -> list[Message]:
 def request_key(messages: Sequence[Message]) -> str:
     """Return the default state key of a request: `since_last_completion` as JSON, without ids of calls.
 
-    If nothing came since, it is the whole conversation.
+    If nothing came since, it is the whole conversation. A result that names its call by an id does not name the tool:
+    which tool was called is the action that led to the state.
     """
-    said = map(_without_ids, since_last_completion(messages) or messages)
+    shown = (
+        {name: part for name, part in message.items() if name != "name" or "tool_call_id" not in message}
+        for message in since_last_completion(messages) or messages
+    )
+    said = map(_without_ids, shown)
     return json.dumps(list(said), ensure_ascii=False, sort_keys=True)
 
 
