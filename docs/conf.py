@@ -15,7 +15,7 @@ myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "g2po-trl"
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "release"]
 suppress_warnings = ["misc.highlighting_failure"]  # mermaid: drawn by GitHub, shown as text here
 # The pages beside raw values are not of the site: what links to them downloads them.
 BESIDE_RAW_VALUES = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+\.md)(?:#[^)]*)?\)")

@@ -1,6 +1,11 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["g2po-trl[alfworld]"]
+# ///
 """Train an agent on ALFWorld by G2PO.
 
     accelerate launch recipes/train_alfworld.py        # a tiny model, generated games, CPU
+    uv run recipes/train_alfworld.py                    # the same in an environment that uv makes
     python -m g2po_envs.alfworld.official               # downloads the official games, once; then the paper's run:
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_alfworld.py \
         --config recipes/alfworld/qwen2.5-1.5b.yaml

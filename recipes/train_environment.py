@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["g2po-trl"]
+# ///
 """Train on your own environment, or your own agent, by G2PO; `g2po train my_game.py` runs this script.
 
     accelerate launch recipes/train_environment.py --environment my_game.py:MyGame --tasks tasks.jsonl \
