@@ -1,5 +1,6 @@
 """The documentation says what the code does: fields, metrics, commands; and it builds."""
 
+import ast
 import functools
 import importlib.util
 import re
@@ -88,6 +89,32 @@ def test_the_readme_and_the_documentation_are_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
     words = {page.stem: len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")}
     assert sum(words.values()) - words["log"] <= 30_000, words
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/from_trl.md"])
+def test_the_diff_from_trl_has_six_lines_and_options_of_both_configurations(page):
+    from trl import GRPOConfig
+
+    diff = re.search(r"```diff\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)[1].splitlines()
+    assert [line[:1] for line in diff if line[:1] in "+-" and line] == ["-", "+"] * 3
+    for sign, config in (("-", GRPOConfig), ("+", g2po_trl.G2POConfig)):
+        tree = ast.parse("\n".join(line[1:] for line in diff if line[:1] in (sign, " ")))
+        calls = {call.func.id: call for call in ast.walk(tree) if isinstance(call, ast.Call)}
+        options = {option.arg for option in calls[config.__name__].keywords}
+        assert len(options) == 2 and options <= set(config.__dataclass_fields__)
+
+
+def test_what_is_called_the_same_as_in_trl_has_the_same_default():
+    from trl import GRPOConfig
+
+    from g2po_trl.config_validation import REFUSED
+
+    page = (ROOT / "docs" / "from_trl.md").read_text(encoding="utf-8")
+    same = set(re.findall(r"`(\w+)`", re.search(r"\*\*The same\*\*(.*?)\n\n", page, re.DOTALL)[1]))
+    theirs, ours = GRPOConfig.__dataclass_fields__, g2po_trl.G2POConfig.__dataclass_fields__
+    options = {name for name in same if name in theirs}
+    assert len(options) == len(same) - 4, "all but four arguments of the trainer"
+    assert not [name for name in options if name in REFUSED or theirs[name].default != ours[name].default]
 
 
 def test_every_page_is_in_the_table_of_contents_and_links_to_the_next():
