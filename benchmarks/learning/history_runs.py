@@ -66,12 +66,12 @@ def train(
     name = f"{history}-seed{seed}"
     path, (commit, _) = results / f"{name}.json", code(PARTS)
     words = command(history, seed, steps, flags=flags)
-    if path.is_file() and (found := json.loads(path.read_text()))["complete"] and found["command"] == words:
+    if path.is_file() and (found := json.loads(path.read_text()))["complete"] and found["recipe"] == words:
         return True
     say(name)
     start = str(work / f"start-{history}")
     attempts = runner.run(work / name, command(history, seed, steps, start, flags), commit)
-    keep(work, results, history, seed, complete=attempts is not None, command=words, attempts=attempts)
+    keep(work, results, history, seed, complete=attempts is not None, recipe=words, attempts=attempts)
     return attempts is not None
 
 
@@ -89,7 +89,7 @@ def keep_unfinished(work: Path, results: Path, histories: Sequence[str], seeds: 
             path = results / f"{history}-seed{seed}.json"
             complete = path.is_file() and json.loads(path.read_text())["complete"]
             if (work / f"{history}-seed{seed}" / "run.json").is_file() and not complete:
-                keep(work, results, history, seed, complete=False, command=command(history, seed, 40))
+                keep(work, results, history, seed, complete=False, recipe=command(history, seed, 40))
 
 
 def collected(folder: Path) -> dict[str, Any]:
