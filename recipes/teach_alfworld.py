@@ -19,7 +19,13 @@ from pathlib import Path
 
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT, AlfworldEnvironment, generate_games
 from g2po_envs.alfworld.demonstrations import demonstrate
-from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, parse_teaching_arguments, run_teaching
+from g2po_recipes.cold_start.sft import (
+    TeachingArguments,
+    draw_samples,
+    load_base_model,
+    parse_teaching_arguments,
+    run_teaching,
+)
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "alfworld.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -51,7 +57,8 @@ def main() -> None:
         to_show, to_examine = script_args.split(games.rows(), args.seed)
         exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
         shown = demonstrate(factory(), to_show, 1, args.seed, script_args.max_turns, script_args.history_length)
-        run_teaching(script_args, args, model_args, to_teach, shown, exam)
+        samples = draw_samples(script_args, shown, exam, args.seed)
+        run_teaching(script_args, args, model_args, to_teach, samples, exam)
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
 

@@ -21,7 +21,13 @@ from g2po_envs.webshop.demonstrations import demonstrate
 from g2po_envs.webshop.environment import WebshopEnvironment
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_envs.webshop.source import ShopSource
-from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, parse_teaching_arguments, run_teaching
+from g2po_recipes.cold_start.sft import (
+    TeachingArguments,
+    draw_samples,
+    load_base_model,
+    parse_teaching_arguments,
+    run_teaching,
+)
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "webshop.yaml"
 PROMPTS = {"full": WEBSHOP_PROMPT, "compact": WEBSHOP_COMPACT_PROMPT}
@@ -43,7 +49,8 @@ def main() -> None:
         to_show, to_examine = script_args.split(source.rows("train", script_args.num_goals), args.seed)
         exam = script_args.exam(factory, to_examine, PROMPTS[script_args.prompt])
         shown = demonstrate(factory(), to_show, args.seed, script_args.max_turns)
-        run_teaching(script_args, args, model_args, to_teach, shown, exam)
+        samples = draw_samples(script_args, shown, exam, args.seed)
+        run_teaching(script_args, args, model_args, to_teach, samples, exam)
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
 

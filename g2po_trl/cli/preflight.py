@@ -92,9 +92,11 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
     module = str(given.get("environment") or "").partition(":")[0]
     if re.fullmatch(r"[\w.]+(?<!\.py)", module) and not _is_module(module.partition(".")[0]):
         raise ValueError(f"environment is {given['environment']!r}: there is no module {module} here")
-    if script.stem == "train_environment":
+    if script.stem in ("train_environment", "teach_environment"):
+        training = read_config(given.get("train_config"))  # of teach_environment: what holds for both
+        given = {name: training[name] for name in recipe_fields(script).keys() & training.keys()} | given
         _check_agent(given)
-        if given.get("model_name_or_path") is None:
+        if given.get("model_name_or_path") is None and script.stem == "train_environment":
             raise ValueError("model_name_or_path is None: pass --model, a folder or a Hub id")
         if given.get("tasks") is None:
             raise ValueError("tasks is None: pass --tasks FILE, one task a line, as JSON")

@@ -134,16 +134,25 @@ def starting_point(args: G2POConfig) -> str | None:
         raise SystemExit(str(error)) from error
 
 
+def read_chat_template(file: str | Path) -> str:
+    """Return the Jinja chat template in a file.
+
+    Raises:
+        SystemExit: if the file cannot be read.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"chat_template is {str(file)!r}, which cannot be read: {error}") from error
+
+
 def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTrainedTokenizerBase:
     """Return the model's tokenizer with the Jinja chat template of a file.
 
     Raises:
         SystemExit: if the file cannot be read.
     """
-    try:
-        template = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SystemExit(f"chat_template is {str(file)!r}, which cannot be read: {error}") from error
+    template = read_chat_template(file)
     sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it
     options = {"revision": model_args.model_revision, **sides}
     tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path, **options)

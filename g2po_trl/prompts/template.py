@@ -162,6 +162,29 @@ class PromptTemplate:
         action, valid = self.parse_completion(completion, prompt_end)
         return ParsedCompletion(action if self.match_case else listed_spelling(action, admissible_actions), valid)
 
+    def write(self, action: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None) -> str:
+        """Return a well-formed completion with an action: the action itself if it is one, else with an empty thought.
+
+        Args:
+            action: the action, or a whole completion.
+            prompt_end: the last characters of the prompt.
+            admissible_actions: the actions listed in the prompt.
+
+        Raises:
+            ValueError: if `parse_completion` accepts neither.
+        """
+        prompt = prompt_end.rstrip()
+        thought = (
+            "" if prompt.endswith("</think>") else "</think>" if prompt.endswith("<think>") else "<think></think>"
+        )
+        for text in (action, f"{thought}<action>{action}</action>"):
+            if self.read(text, prompt_end, admissible_actions).valid:
+                return text
+        raise ValueError(
+            f"parse_completion of the prompt template accepts {action!r:.200} neither as a completion nor in "
+            "<think></think><action>…</action>: return the whole completion, as the prompt asks for it"
+        )
+
     def messages(
         self,
         observation: str,

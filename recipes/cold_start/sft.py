@@ -11,10 +11,10 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
@@ -31,6 +31,7 @@ from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.engines.transformers import TransformersEngine, get_stop_token_ids
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.template import PromptTemplate
+from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 from g2po_trl.runs.checkpoint import find_checkpoint
@@ -55,9 +56,12 @@ class SuccessEvaluation:
         environment_factory: constructs the environment.
         rows: tasks, each played once.
         template, history_length: of prompts, as in the rollout.
+        prompts: further fields of the rollout's `PromptActor`.
+        chat_template_kwargs: variables of the chat template.
         max_turns: turns per episode.
         sampling: sampling of completions.
         target: success rate at which fine-tuning ends.
+        target_valid: fraction of well-formed completions that it needs as well.
         every: optimizer steps between evaluations.
         batch_tokens: maximum tokens of a generation batch.
     """
@@ -70,6 +74,9 @@ class SuccessEvaluation:
     sampling: Sampling
     target: float
     every: int
+    target_valid: float = 0.0
+    prompts: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] | None = None
     batch_tokens: int = 16_384
 
     def __post_init__(self):
@@ -77,6 +84,10 @@ class SuccessEvaluation:
             raise ValueError(f"target_success is {self.target!r}: set it above 0 and at most to 1")
         if self.every < 1:
             raise ValueError(f"exam_steps is {self.every!r}: set it to at least 1")
+
+    def is_passed(self, summary: Mapping[str, Any]) -> bool:
+        """Return whether the results of an evaluation reach the targets."""
+        return summary["success_rate"] >= self.target and summary["valid_action_ratio"] >= self.target_valid
 
     def evaluate(
         self, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool, seed: int
@@ -89,7 +100,8 @@ class SuccessEvaluation:
             with torch.random.fork_rng():
                 torch.manual_seed(derived_seed(seed, 0))
                 engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
-                actor = PromptActor.from_engine(engine, self.template, history_length=self.history_length)
+                encode = ChatEncoder(tokenizer, self.chat_template_kwargs)
+                actor = PromptActor(engine, encode, self.template, self.history_length, **self.prompts)
                 trajectories, _ = Player(pool, actor, self.max_turns).play(self.rows, self.sampling)
         finally:
             model.config.use_cache = cache
@@ -150,7 +162,7 @@ class SuccessEvalCallback(TrainerCallback):
         )
         if failed := summary["error_rate"] + summary["lost_rate"]:
             print(f"{failed:.0%} of the exam's episodes ended in an environment error and do not count", flush=True)
-        if summary["success_rate"] >= self.exam.target:
+        if self.exam.is_passed(summary):
             control.should_training_stop = True
 
 
@@ -168,7 +180,8 @@ def teach(
     Args:
         model: a model or its name.
         args: TRL's arguments.
-        samples: prompts and completions, see `build_dataset`; the loss is on the completions.
+        samples: prompts and completions, see `build_dataset`, or their token ids, see `build_rows`; the loss is on
+            the completions.
         exam: the evaluation.
         processing_class: the model's tokenizer.
         peft_config: configuration of an adapter. `None`: full fine-tuning.
@@ -188,8 +201,11 @@ def teach(
         peft_config=peft_config,
     )
     trained = trainer.accelerator.unwrap_model(trainer.model)
-    stop_token_ids = get_stop_token_ids(processing_class, trained)
-    validate_samples(samples, trainer.train_dataset, processing_class, exam.template, stop_token_ids, args.max_length)
+    if "input_ids" not in samples.column_names:
+        stop_token_ids = get_stop_token_ids(processing_class, trained)
+        validate_samples(
+            samples, trainer.train_dataset, processing_class, exam.template, stop_token_ids, args.max_length
+        )
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None
     with EnvironmentPool(exam.environment_factory) as pool:
@@ -217,13 +233,15 @@ class TeachingArguments:
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of an exam."})
     cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of tasks and SmolLM2."})
 
+    minimum: ClassVar[dict[str, int]] = {
+        **dict.fromkeys(("num_demonstrations", "num_exam_tasks", "max_turns", "max_completion_length"), 1),
+        **dict.fromkeys(("history_length", "temperature"), 0),
+    }
+
     def __post_init__(self):
-        for name in ("num_demonstrations", "num_exam_tasks", "max_turns", "max_completion_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to at least 1")
-        for name in ("history_length", "temperature"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to at least 0")
+        for name, least in self.minimum.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} is {value}: set it to at least {least}")
 
     def split(self, rows: Sequence[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the tasks of demonstrations and the tasks of evaluations.
@@ -303,37 +321,46 @@ def load_base_model(
     return name, AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
 
 
+def draw_samples(
+    script_args: TeachingArguments, shown: Sequence[Demonstration], exam: SuccessEvaluation, seed: int
+) -> Dataset:
+    """Return the samples of `num_demonstrations` demonstrations, drawn at random.
+
+    Raises:
+        ValueError: if there are fewer.
+    """
+    if len(shown) < script_args.num_demonstrations:
+        raise ValueError(
+            f"num_demonstrations is {script_args.num_demonstrations}, and the training tasks give {len(shown)}: "
+            "set it lower, or take more tasks"
+        )
+    drawn = random.Random(seed).sample(list(shown), script_args.num_demonstrations)
+    print(f"{len(drawn)} answers of the expert; exam: {len(exam.rows)} tasks of which none was shown", flush=True)
+    return build_dataset(drawn, exam.template, exam.history_length)
+
+
 def run_teaching(
     script_args: TeachingArguments,
     args: SFTConfig,
     model_args: ModelConfig,
     base_model: tuple[str, PreTrainedTokenizerBase],
-    shown: Sequence[Demonstration],
+    samples: Dataset,
     exam: SuccessEvaluation,
 ) -> None:
-    """Sample demonstrations, fine-tune, and save the model and its evaluations.
+    """Fine-tune, and save the model and its evaluations.
 
     Args:
         script_args: the recipe's arguments.
         args: TRL's arguments.
         model_args: the model's arguments.
         base_model: see `load_base_model`.
-        shown: all demonstrations.
+        samples: of `teach`.
         exam: the evaluation.
 
     Raises:
-        ValueError: if there are fewer than `num_demonstrations`, or the chat template does not fit.
+        ValueError: if the chat template does not fit.
     """
     name, tokenizer = base_model
-    if len(shown) < script_args.num_demonstrations:
-        raise ValueError(
-            f"num_demonstrations is {script_args.num_demonstrations}, and the training tasks give {len(shown)}: "
-            "set it lower, or take more tasks"
-        )
-    drawn = random.Random(args.seed).sample(list(shown), script_args.num_demonstrations)
-    samples = build_dataset(drawn, exam.template, exam.history_length)
-    print(f"{len(samples)} answers of the expert; exam: {len(exam.rows)} tasks of which none was shown", flush=True)
-
     output, checkpoint = Path(args.output_dir), find_checkpoint(args.resume_from_checkpoint, args.output_dir)
     (output / "teaching.json").unlink(missing_ok=True)  # marks a complete fine-tuning
     if checkpoint is None:
@@ -359,7 +386,7 @@ def run_teaching(
     write_json(output / "teaching.json", {**about, "exams": results}, indent=1)
     while left := find_checkpoint("auto", output):
         shutil.rmtree(left)
-    reached = "reached" if last["success_rate"] >= exam.target else "not reached"
+    reached = "reached" if exam.is_passed(last) else "not reached"
     print(
         f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}: target of "
         f"{exam.target:.0%} {reached}. The model is in {args.output_dir}"

@@ -29,7 +29,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "coin"
 
 
-@pytest.mark.parametrize("name", ["train_alfworld", "train_alfworld_ppo", "train_environment", "teach_webshop"])
+@pytest.mark.parametrize(
+    "name", ["train_alfworld", "train_alfworld_ppo", "train_environment", "teach_webshop", "teach_environment"]
+)
 def test_flags_are_those_of_trls_parser(name, monkeypatch):
     """Names, number of values, booleans and what is negated: read from the source, equal to what the classes give."""
     from trl import ModelConfig, SFTConfig, TrlParser
@@ -187,6 +189,8 @@ def test_every_configuration_passes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where no run is
     paths = [path for path in RECIPES.glob("*/*.yaml") if path.parent.name not in ("accelerate", "agents")]
     assert len(paths) > 10
+    (tmp_path / "here.py").touch()
+    (tasks := tmp_path / "tasks.jsonl").write_text('{"seed": 1}\n{"seed": 2}\n')
     for path in paths:
         kind = path.parent.name
         given = yaml.safe_load(path.read_text())
@@ -194,7 +198,8 @@ def test_every_configuration_passes(tmp_path, monkeypatch):
         here = {name: value for name, value in given.items() if name != "model_name_or_path" and "vllm" not in name}
         (tmp_path / "here.yaml").write_text(yaml.safe_dump(here))
         recipe = f"teach_{path.stem}" if kind == "teach" else f"train_{kind}{'_ppo' if 'ppo' in path.stem else ''}"
-        check_command(RECIPES / f"{recipe}.py", ["--config", str(tmp_path / "here.yaml")])
+        own = ["--environment", "here:Game", "--tasks", str(tasks)] if recipe == "teach_environment" else []
+        check_command(RECIPES / f"{recipe}.py", ["--config", str(tmp_path / "here.yaml"), *own])
 
 
 def test_a_switch_that_is_given_is_a_decision():

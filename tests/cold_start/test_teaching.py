@@ -12,7 +12,14 @@ from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
-from g2po_recipes.cold_start.sft import SuccessEvaluation, TeachingArguments, load_base_model, run_teaching, teach
+from g2po_recipes.cold_start.sft import (
+    SuccessEvaluation,
+    TeachingArguments,
+    draw_samples,
+    load_base_model,
+    run_teaching,
+    teach,
+)
 from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
@@ -156,7 +163,8 @@ def test_a_start_is_saved_as_what_passed_through_it(tiny_model_dir, tmp_path, co
     args, told = arguments(tmp_path / "start", max_steps=2), TeachingArguments(num_demonstrations=16)
     args.bf16 = bf16
     model_args = ModelConfig(str(tiny_model_dir), dtype="float32")
-    run_teaching(told, args, model_args, load_base_model(told, args, model_args), SHOWN, exam())
+    samples = draw_samples(told, SHOWN, exam(), 0)
+    run_teaching(told, args, model_args, load_base_model(told, args, model_args), samples, exam())
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
     assert {weight.dtype for weight in saved.parameters()} == {torch.bfloat16 if bf16 else torch.float32}
     assert saved.config.dtype == saved.dtype
@@ -175,7 +183,9 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, completion_is_a_
 
     def run(folder, **options):
         args = arguments(folder, **({"save_strategy": "steps", "save_steps": 2} | options))
-        run_teaching(told, args, model_args, load_base_model(told, args, model_args), SHOWN, exam(rows=[{"seed": 0}]))
+        once = exam(rows=[{"seed": 0}])
+        base_model = load_base_model(told, args, model_args)
+        run_teaching(told, args, model_args, base_model, draw_samples(told, SHOWN, once, 0), once)
 
     evaluate = SuccessEvaluation.evaluate
 

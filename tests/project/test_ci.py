@@ -37,5 +37,6 @@ def test_the_model_is_fetched_whenever_it_is_tested(tmp_path, taught):
         "-m pytest tests/cold_start/test_pretrained.py"
     )
     assert "treasure" not in tests
-    assert treasure == (["-m pytest tests/cold_start/test_treasure.py -m pretrained"] if taught else [])
+    long = "tests/cold_start/test_treasure.py tests/cold_start/test_treasure_agent.py"
+    assert treasure == ([f"-m pytest {long} -m pretrained"] if taught else [])
     assert ("Treasure is left out" in done.stdout) == (not taught)

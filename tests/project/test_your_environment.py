@@ -15,11 +15,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "your_environment.md").read_text(en
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 SMALL = "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1 --num_eval_tasks 2".split()
 SMALL += "--per_device_train_batch_size 8".split()
+TAUGHT = "--max_steps 1 --num_exam_episodes 2 --max_completion_length 4 --num_environment_workers 1".split()
 
 
 def test_every_command_is_g2pos():
-    assert len(COMMANDS) == 8
-    assert all(re.match(r"g2po (init|check|evaluate|train|view)|cd ", line) for line in COMMANDS), COMMANDS
+    assert len(COMMANDS) == 9
+    assert all(re.match(r"g2po (init|check|evaluate|teach|train|view)|cd ", line) for line in COMMANDS), COMMANDS
 
 
 def test_the_settings_are_fields(tmp_path):
@@ -45,6 +46,8 @@ def test_the_commands_of_the_page(tmp_path, tiny_model_dir):
                 continue
             if words[1] == "train":
                 words += ["--model", str(tiny_model_dir), *SMALL]
+            elif words[1] == "teach":
+                words += ["--model", str(tiny_model_dir), *TAUGHT]
             elif words[1] == "evaluate":
                 words += ["--limit", "2", "--max-turns", "2", "--max-tokens", "4", "--num-environment-workers", "1"]
             elif words[1] == "view":
@@ -56,3 +59,4 @@ def test_the_commands_of_the_page(tmp_path, tiny_model_dir):
         assert any(name.endswith("model.safetensors") for name in hub.files), hub.files.keys()
     assert "iteration   1/1" in outputs["g2po train"] and "ok " in outputs["g2po check"]
     assert (folder / "runs" / "coins" / "view.html").is_file()
+    assert "16 of 16 expert episodes succeed" in outputs["g2po teach"]

@@ -1,24 +1,35 @@
-"""`g2po teach`: supervised fine-tuning on an expert's actions, as a start for reinforcement learning."""
+"""`g2po teach`: supervised fine-tuning on demonstrations, as a start for reinforcement learning."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from ...environments.loading import resolve_agent_name, resolve_environment_name
+from ...utils.parser import read_config
 from ..preflight import check_command
-from ..recipe_files import find_config, recipes_folder
-from .train import read, run_in_place
+from ..recipe_files import OWN_RECIPE, find_config, recipes_folder
+from .train import Request, file_of, read, run_in_place
 
-HELP = """usage: g2po teach TARGET [--config FILE] [--FIELD VALUE ...]
+HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
 
-TARGET      alfworld, webshop. By default SmolLM2-135M-Instruct is taught (Apache-2.0; fetched once), on the CPU if
-            there is no GPU.
+TARGET      alfworld, webshop; FILE.py, FILE.py:Class or module:Class: your environment, with an `expert` in the file.
+            Default: environment.py, else the agent in agent.py. Without a model in config.yaml, SmolLM2-135M-Instruct
+            is taught (Apache-2.0; fetched once), on the CPU if there is no GPU.
+--agent FILE.py[:NAME]   instead of TARGET: an agent; its `expert` is a function (messages, tools)
 
 run         --config FILE              YAML file; flags win. Default: recipes/teach/TARGET.yaml
             --output_dir FOLDER        the taught model
             --resume_from_checkpoint auto                            resume from the last checkpoint
             --seed N
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft (merged at the end)
+yours       --train_config FILE        tasks, model and prompts are as in this training; default: config.yaml beside
+                                       FILE.py;  --tasks FILE: default: tasks.jsonl beside it
+            --expert FILE.py:NAME      environment or (messages, tools) -> action or call; default: `expert` in FILE.py
+            --demonstrations FILE      instead: successful episodes of trajectories/*.jsonl, played again
+            --random_episodes N        instead: random episodes
+            --num_episodes N           episodes of the expert; those that succeed are taught
 lessons     --num_demonstrations N     answers of the expert to show, at most
             --learning_rate X  --per_device_train_batch_size N
 exam        --target_success X         teaching ends at this success rate on the exam's tasks
@@ -32,7 +43,50 @@ Then: g2po train TARGET --model FOLDER, or, for SmolLM2, g2po train TARGET --con
 
 def targets() -> list[str]:
     """Return the environments with a recipe for teaching."""
-    return sorted(path.stem.removeprefix("teach_") for path in recipes_folder().glob("teach_*.py"))
+    names = (path.stem.removeprefix("teach_") for path in recipes_folder().glob("teach_*.py"))
+    return sorted(name for name in names if name != OWN_RECIPE)
+
+
+def resolve(request: Request) -> tuple[Path, list[str]]:
+    """Return the recipe of a command line and its arguments.
+
+    Raises:
+        ValueError: if there is no such target, or a file cannot be read.
+    """
+    words = [] if request.config is None else ["--config", str(find_config(request.config, kind="teach"))]
+    words += [] if request.model is None else ["--model_name_or_path", request.model]
+    if request.target in targets() and request.agent is None:
+        return recipes_folder() / f"teach_{request.target}.py", [*words, *request.passed]
+    kind, given, name = _own_target(request)
+    path = file_of(given)
+    config, tasks = path.with_name("config.yaml"), path.with_name("tasks.jsonl")
+    if path.suffix == ".py":
+        passed = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in request.passed}
+        if "train_config" not in passed and config.is_file():
+            words += ["--train_config", str(config)]
+        if "tasks" not in passed and tasks.is_file() and not (config.is_file() and "tasks" in read_config(config)):
+            words += ["--tasks", str(tasks)]
+    return recipes_folder() / f"teach_{OWN_RECIPE}.py", [f"--{kind}", name, *words, *request.passed]
+
+
+def _own_target(request: Request) -> tuple[str, str, str]:
+    """Return "environment" or "agent", its name on the command line, and its full name.
+
+    Raises:
+        ValueError: if neither is given or beside.
+    """
+    target, agent = request.target, request.agent
+    if target is not None and agent is not None:
+        raise ValueError(f"{target} and --agent {agent} are both given: remove one of them")
+    if target is None and agent is None:
+        target = "environment.py" if Path("environment.py").is_file() else None
+        agent = "agent.py" if target is None and Path("agent.py").is_file() else None
+    if agent is not None:
+        return "agent", agent, resolve_agent_name(agent)
+    if target is None or (":" not in target and not target.endswith(".py")):
+        problem = "no target is given" if target is None else f"{target!r} cannot be taught"
+        raise ValueError(f"{problem}: choose one of {', '.join(targets())}, FILE.py or --agent FILE.py")
+    return "environment", target, resolve_environment_name(target)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -41,16 +95,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if {"-h", "--help"} & set(request.passed):
             print(HELP, end="")
             return
-        if request.target not in targets():
-            problem = "no target is given" if request.target is None else f"{request.target!r} cannot be taught"
-            raise ValueError(f"{problem}: choose one of {', '.join(targets())}")
+        script, words = resolve(request)
         if request.processes not in (None, "1") or request.accelerate is not None:
             raise ValueError("num_processes is above 1: teaching takes minutes and runs in one process. Leave it out.")
-        words = [] if request.config is None else ["--config", str(find_config(request.config, kind="teach"))]
-        words += [] if request.model is None else ["--model_name_or_path", request.model]
-        script = recipes_folder() / f"teach_{request.target}.py"
         if not request.help_all:
-            check_command(script, [*words, *request.passed])
+            check_command(script, words)
     except ValueError as error:
         raise SystemExit(str(error)) from error
-    run_in_place(script, ["--help"] if request.help_all else [*words, *request.passed])
+    run_in_place(script, ["--help"] if request.help_all else words)

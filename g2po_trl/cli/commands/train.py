@@ -217,7 +217,7 @@ def _own_recipe(request: Request, kind: str, given: str, name: str) -> tuple[Pat
         given: its name there.
         name: its full name.
     """
-    path, tasks = Path(given if given.endswith(".py") else given.rpartition(":")[0]), []
+    path, tasks = file_of(given), []
     if path.suffix == ".py":
         if request.config is None and (beside := path.with_name("config.yaml")).is_file():
             request.config = str(beside)
@@ -225,6 +225,11 @@ def _own_recipe(request: Request, kind: str, given: str, name: str) -> tuple[Pat
             tasks = ["--tasks", str(beside)]
     words = [f"--{kind}", name, *_config_and_model(request), *tasks, *request.passed]
     return recipes_folder() / f"train_{OWN_RECIPE}.py", words
+
+
+def file_of(name: str) -> Path:
+    """Return the file of `file.py:NAME` or `file.py`; of other names, something without the suffix `.py`."""
+    return Path(name if name.endswith(".py") else name.rpartition(":")[0])
 
 
 def _config_and_model(request: Request, kind: str | None = None) -> list[str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from agent import walk
+from agent import expert, walk
 
 from g2po_trl import AgentEnvironment
 from g2po_trl.environments.tasks import read_tasks
@@ -31,6 +31,17 @@ def test_the_goal_is_rewarded():
     requests, end = play({"start": "hall", "goal": "library"}, [go("east"), go("east")])
     assert [one.text for one in requests][1] == "tool: You are in the study. Doors: north, west, east."
     assert end.terminated and end.reward == 1
+
+
+def test_the_expert_solves_every_task():
+    for task in read_tasks(Path(__file__).with_name("tasks.jsonl")):
+        environment, result = AgentEnvironment(walk, max_turns=8), None
+        seen = environment.reset(**task)
+        while result is None or not result.terminated:
+            result = environment.step(go(**expert(seen.request.messages, None)["arguments"]).to_action())
+            seen = result.observation
+        assert result.reward == 1
+        environment.close()
 
 
 @pytest.mark.parametrize("answer", [ChatResponse("I give up."), go("up")])

@@ -39,3 +39,17 @@ class CoinEnvironment(TextEnvironment):
         text = f"You are in the {self.room}." + {"hand": " You hold the coin."}.get(self.coin, "")
         text += {self.room: " The coin is here.", "table": " The coin is on the table."}.get(self.coin, "")
         return Observation(text, admissible_actions=self.actions(), task=self.task)
+
+
+def expert(game: CoinEnvironment) -> str:
+    """Return the next action of a demonstration, for `g2po teach`."""
+    actions, goal = game.actions(), "hall" if game.coin == "hand" else game.coin
+    return actions[0] if game.room == goal else f"go to {way(game.room, goal)[0]}"
+
+
+def way(start: str, end: str) -> list[str]:
+    """Return the rooms of the shortest way."""
+    ways = [[start]]
+    while ways[0][-1] != end:
+        ways = ways[1:] + [[*ways[0], room] for room in DOORS[ways[0][-1]]]
+    return ways[0][1:]

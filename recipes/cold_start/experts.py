@@ -1,0 +1,123 @@
+"""Experts: what answers an observation in a demonstration.
+
+An expert is a function of the environment's instance, which runs in the worker beside it; of an agent's request; a
+recorded episode; or random. Its answer is an action (text), a call `{"name": …, "arguments": {…}}` or a list of calls,
+a message `{"content": …, "tool_calls": […]}`, or `None`: it gives up.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from g2po_trl.environments.adapters.trl_tools import ToolEnvironment, is_tool_environment, random_value
+from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
+from g2po_trl.environments.loading import load
+from g2po_trl.environments.validation import validate_observation
+from g2po_trl.rollout.episode import Episode
+from g2po_trl.trajectory import Trajectory
+
+Answer = str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+Expert = Callable[[Episode, random.Random], Answer]
+
+
+class ExpertEnvironment(TextEnvironment):
+    """Runs an environment, and its expert on each state, in a worker.
+
+    The answer travels to the player in the place of the state key, which no prompt shows; see `carried_answer`.
+
+    Args:
+        environment_factory: constructs the environment.
+        expert: function of the environment's instance (of a class with tools, of that class's own), and of a seeded
+            `random.Random` if it has a parameter `rng`.
+    """
+
+    def __init__(self, environment_factory: Callable[[], TextEnvironment], expert: Callable[..., Answer]):
+        self.inner, self.expert = environment_factory(), expert
+        self.shown = self.inner.inner if isinstance(self.inner, ToolEnvironment) else self.inner
+
+    def reset(self, task_id: str, task: dict[str, Any], seed: int) -> Observation:
+        self.rng = random.Random(seed)
+        return self._with_answer(self.inner.reset(**task))
+
+    def step(self, action: str) -> StepResult:
+        result = self.inner.step(action)
+        if result.terminated or result.truncated:
+            return result
+        return replace(result, observation=self._with_answer(result.observation))
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _with_answer(self, seen: Observation | str) -> Observation:
+        seen = validate_observation(seen, type(self.shown).__name__)
+        answer = call_expert(self.expert, self.shown, rng=self.rng)
+        return replace(seen, state_key=json.dumps([answer, seen.state_key]))
+
+
+def carried_answer(episode: Episode, rng: random.Random) -> Answer:
+    """Return the answer that an `ExpertEnvironment` has put into the episode's observation, and remove it there."""
+    answer, key = json.loads(episode.observation.state_key)
+    episode.observation = replace(episode.observation, state_key=key)
+    return answer
+
+
+def agent_answer(expert: Callable[..., Answer], episode: Episode, rng: random.Random) -> Answer:
+    """Return the answer of an agent's expert, a function of messages and tools."""
+    request = episode.observation.request
+    return call_expert(expert, request.messages, request.tools, rng=rng)
+
+
+def call_expert(expert: Callable[..., Answer], *shown: Any, rng: random.Random) -> Answer:
+    seeded = "rng" in inspect.signature(expert).parameters
+    return expert(*shown, **({"rng": rng} if seeded else {}))
+
+
+def recorded_answer(recorded: Sequence[Trajectory], episode: Episode, rng: random.Random) -> Answer:
+    """Return the action that was recorded at the same turn; `recorded` are by the episode's number."""
+    steps = recorded[episode.number].steps
+    if len(episode.steps) >= len(steps):
+        return None
+    step = steps[len(episode.steps)]
+    return step.action if step.response is None else step.response
+
+
+def random_answer(episode: Episode, rng: random.Random) -> Answer:
+    """Return a random admissible action, or a random call of an offered tool.
+
+    Raises:
+        ValueError: if the observation lists neither.
+    """
+    seen = episode.observation
+    if seen.request is not None and seen.request.tools:
+        function = rng.choice(seen.request.tools)["function"]
+        properties = function.get("parameters", {}).get("properties", {})
+        return {
+            "name": function["name"],
+            "arguments": {name: random_value(one, rng) for name, one in properties.items()},
+        }
+    if seen.admissible_actions:
+        return rng.choice(seen.admissible_actions)
+    raise ValueError(
+        "random_episodes is set, and the environment lists neither admissible_actions nor tools to choose from: write "
+        "an expert, or pass --demonstrations FILE"
+    )
+
+
+def find_expert(name: str) -> Callable[..., Answer] | None:
+    """Return the function `expert` beside an environment or an agent, or in its class; `None` if there is neither.
+
+    Args:
+        name: full name of the environment or the agent, `file.py:NAME` or `module:NAME`.
+    """
+    module, _, attribute = name.rpartition(":")
+    made = load(name)
+    loaded = sys.modules[Path(module).stem if module.endswith(".py") else module]
+    own = None if is_tool_environment(made) else getattr(made, "expert", None)  # there, a public method is a tool
+    return getattr(loaded, "expert", own)

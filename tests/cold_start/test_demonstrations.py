@@ -1,0 +1,260 @@
+"""Demonstrations are the rollout's own steps: its prompts, and what an expert answers as a completion."""
+
+from functools import partial
+
+import pytest
+from conftest import CHAT_TEMPLATE, build_tokenizer
+from corridor import Corridor, add, always_left, go, number, open_safe, sometimes, two_texts
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+from scripted_actors import ScriptedEngine
+from scripted_agents import tool_loop
+from shipped_templates import CALL, NATIVE, TASK, TOOLS, stop_ids, tokenizer_of
+from tools_by_hand import Safe
+
+from g2po_recipes.cold_start.demonstrations import ExpertActor, as_message, build_rows, message_ids, spoken_after
+from g2po_recipes.cold_start.experts import (
+    ExpertEnvironment,
+    agent_answer,
+    carried_answer,
+    find_expert,
+    random_answer,
+    recorded_answer,
+)
+from g2po_trl import EnvironmentPool, Player, PromptTemplate
+from g2po_trl.engines.base import Completion, Engine
+from g2po_trl.environments.adapters.agent import agent_factory
+from g2po_trl.environments.adapters.trl_tools import text_environment_factory
+from g2po_trl.prompts.conversation import ChatRequest, Transcript
+from g2po_trl.prompts.conversation_encoder import ConversationEncoder
+from g2po_trl.prompts.template import DEFAULT_PROMPT, parse_plain
+from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.prompts.tool_calls import TOOL_PROMPT
+from g2po_trl.rollout.actor import PromptActor
+
+
+def episodes(tasks):
+    return [{"task_id": str(n), "task": task, "seed": n} for n, task in enumerate(tasks)]
+
+
+def play(factory, tasks, expert, tokenizer=None, template=DEFAULT_PROMPT, stops=None, max_turns=6, **options):
+    tokenizer = tokenizer or build_tokenizer()
+    engine = Engine(tokenizer, stops or [tokenizer.eos_token_id])
+    actor = ExpertActor(engine, ChatEncoder(tokenizer), template, expert=expert, **options)
+    with EnvironmentPool(factory, num_workers=1) as pool:
+        return Player(pool, actor, max_turns).play(tasks)[0]
+
+
+GAMES = {
+    "window": (Corridor, [{"length": 3}], {}),
+    "conversation": (Corridor, [{"length": 3}], {"history": "conversation"}),
+    "plain": (
+        Corridor,
+        [{"length": 2}],
+        {"template": PromptTemplate("{observation}", "{history} {observation}", parse_completion=parse_plain)},
+    ),
+    "tools in prose": (
+        text_environment_factory(Safe, 6, "conversation"),
+        [{"code": "12"}],
+        {"history": "conversation"},
+    ),
+    "tools in a window": (text_environment_factory(Safe, 6), [{"code": "12"}], {"template": TOOL_PROMPT}),
+    "native tools": (
+        text_environment_factory(Safe, 6, "conversation"),
+        [{"code": "12", "prompt": "Open it. "}],
+        {"history": "conversation", "tokenizer": tokenizer_of("qwen2_5")},
+    ),
+}
+EXPERTS = {Corridor: Corridor.expert}
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_the_model_that_answers_so_is_asked_the_same(name):
+    """An engine that generates a demonstration's completions gets its prompts, and succeeds, in every format."""
+    factory, tasks, options = GAMES[name]
+    expert = EXPERTS.get(factory, open_safe)
+    (shown,) = play(partial(ExpertEnvironment, factory, expert), episodes(tasks), carried_answer, **options)
+    assert shown.success and len(shown.steps) > 1
+    assert all(step.valid for step in shown.steps)
+    answers = {tuple(step.prompt_ids): step.completion_ids for step in shown.steps}
+    options = {"template": DEFAULT_PROMPT} | options
+    tokenizer = options.pop("tokenizer", None) or build_tokenizer()
+    engine = ScriptedEngine(tokenizer, lambda prompts: [Completion(answers[tuple(ids)]) for ids in prompts])
+    with EnvironmentPool(factory, num_workers=1) as pool:
+        (played,), _ = Player(pool, PromptActor(engine, ChatEncoder(tokenizer), **options), 6).play(tasks)
+    assert played.success and [step.action for step in played.steps] == [step.action for step in shown.steps]
+
+
+@pytest.mark.parametrize("name", sorted(NATIVE))
+def test_calls_are_written_as_every_template_reads_them(name):
+    """After a task, and after the result of an earlier call."""
+    tokenizer = tokenizer_of(name)
+    # Calls of some models end with another token, as their generation_config says.
+    ends = {"gemma4": "<|tool_response>", "glm4moe": "<|observation|>", "gptoss": "<|call|>"}
+    stops = [*stop_ids(tokenizer), *(tokenizer.get_vocab()[end] for kind, end in ends.items() if kind in name)]
+    encoder = ConversationEncoder(ChatEncoder(tokenizer), stops)
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    for shown in (TASK, [*TASK, called, {"role": "tool", "name": "turn", "content": "click"}]):
+        prompt = encoder.prompt(ChatRequest(shown, TOOLS), Transcript())
+        ids = message_ids(encoder, shown, TOOLS, called)
+        text = encoder.encode.decode(ids)
+        message, valid = encoder.tools.parse(text, ids, prompt.ids, TOOLS)
+        assert valid and [call["function"] for call in message["tool_calls"]] == [CALL["function"]]
+        assert ids[-1] in encoder.stops and not encoder.stops & set(ids[:-1])
+
+
+def test_an_agent_is_answered_by_its_messages_and_tools():
+    task = {"question": "3+4", "answer": "7"}
+    (shown,) = play(agent_factory(tool_loop, 4), [task], partial(agent_answer, add), tokenizer_of("qwen2_5"))
+    assert shown.success and len(shown.steps) == 2
+    assert shown.steps[0].response["content"] == "I add."
+    assert shown.steps[1].completion == "7"
+
+
+def test_a_conversation_is_one_row_and_each_window_another():
+    factory, tasks = partial(ExpertEnvironment, Corridor, Corridor.expert), episodes([{"length": 3}])
+    (talked,) = play(factory, tasks, carried_answer, history="conversation")
+    (row,) = build_rows([talked])
+    last = talked.steps[-1]
+    assert row["input_ids"] == [*last.prompt_ids, *last.completion_ids] and row["actions"] == 3
+    taught = [token for token in row["labels"] if token != -100]
+    assert taught == [token for step in talked.steps for token in step.completion_ids]
+    assert all(label in (-100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True))
+    (seen,) = play(factory, tasks, carried_answer)
+    rows = build_rows([seen])
+    assert [row["input_ids"] for row in rows] == [[*s.prompt_ids, *s.completion_ids] for s in seen.steps]
+    assert [row["labels"] for row in rows] == [[-100] * len(s.prompt_ids) + s.completion_ids for s in seen.steps]
+
+
+def test_a_completion_ends_as_the_chat_template_ends_a_message():
+    (shown,) = play(partial(ExpertEnvironment, Corridor, Corridor.expert), episodes([{"length": 1}]), carried_answer)
+    text = build_tokenizer().decode(shown.steps[0].completion_ids)
+    assert text == "<think></think><action>go right</action><|im_end|>"
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("{{ message['content'] }}<|im_end|>", "{{ message['content'] }}")
+    factory = partial(ExpertEnvironment, Corridor, Corridor.expert)
+    with pytest.raises(ValueError, match=r"no token that ends a completion \(\['<\|im_end\|>'\]\) follows"):
+        play(factory, episodes([{"length": 1}]), carried_answer, tokenizer)
+
+
+def test_an_expert_draws_the_same_again_and_leaves_the_states_their_keys():
+    factory, tasks = partial(ExpertEnvironment, Corridor, go), episodes([{"length": 2}] * 12)
+    first, again = (play(factory, tasks, carried_answer) for _ in range(2))
+    assert [t.to_dict() for t in first] == [t.to_dict() for t in again]
+    assert {t.outcome for t in first} == {"success", "failure"}
+    assert {step.state_key for t in first for step in t.steps} <= {"key 0", "key 1"}
+
+
+def test_an_expert_that_gives_up_or_raises_fails_alone():
+    factory = partial(ExpertEnvironment, Corridor, sometimes)
+    shown = play(factory, episodes([{"length": length} for length in (1, 2, 3)]), carried_answer)
+    assert [t.outcome for t in shown] == ["success", "error", "failure"]
+    assert "KeyError" in shown[1].error and shown[2].failure_reason == "no answer: the expert gave up"
+
+
+def test_recorded_episodes_are_played_again():
+    right, left = (
+        play(partial(ExpertEnvironment, Corridor, expert), episodes([{"length": 2}]), carried_answer)[0]
+        for expert in (Corridor.expert, always_left)
+    )
+    again = play(Corridor, [{"length": 2}, {"length": 2}], partial(recorded_answer, [right, left]))
+    assert [[step.action for step in t.steps] for t in again] == [["go right"] * 2, ["go left"]]
+    (longer,) = play(Corridor, [{"length": 3}], partial(recorded_answer, [right]))
+    assert longer.outcome == "failure" and len(longer.steps) == 2
+
+
+def test_recorded_messages_of_an_agent_are_played_again():
+    task, tokenizer = {"question": "3+4", "answer": "7"}, tokenizer_of("qwen2_5")
+    (shown,) = play(agent_factory(tool_loop, 4), [task], partial(agent_answer, add), tokenizer)
+    other = tokenizer_of("llama3_1")
+    answer = partial(recorded_answer, [shown])
+    (again,) = play(agent_factory(tool_loop, 4), [task], answer, other, stops=stop_ids(other))
+    assert again.success
+    assert [call["function"] for call in again.steps[0].response["tool_calls"]] == [
+        call["function"] for call in shown.steps[0].response["tool_calls"]
+    ]
+
+
+def test_random_episodes():
+    played = play(Corridor, [{"length": 1}] * 16, random_answer)
+    assert {t.outcome for t in played} == {"success", "failure"}
+    safe = text_environment_factory(Safe, 3, "conversation")
+    played = play(safe, [{}] * 4, random_answer, tokenizer_of("qwen2_5"), max_turns=3)
+    names = {call["function"]["name"] for t in played for step in t.steps for call in step.response["tool_calls"]}
+    assert names == {"turn", "listen"}
+    with pytest.raises(ValueError, match="random_episodes is set, and the environment lists neither"):
+        play(LetterEnvironment, [{"seed": 1}], random_answer, template=LETTER_PROMPT)
+
+
+def test_an_answer_that_cannot_be_written():
+    for expert, message in ((number, "the expert returned 7: return an action"), (two_texts, "tool_calls")):
+        with pytest.raises(ValueError, match=message):
+            play(partial(ExpertEnvironment, Corridor, expert), episodes([{"length": 1}]), carried_answer)
+    picky = PromptTemplate("{observation}", "{observation}", parse_completion=lambda text, end: (text, False))
+    with pytest.raises(ValueError, match="parse_completion of the prompt template accepts 'go right' neither"):
+        factory = partial(ExpertEnvironment, Corridor, Corridor.expert)
+        play(factory, episodes([{"length": 1}]), carried_answer, template=picky)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("north", {"role": "assistant", "content": "north"}),
+        ({"name": "go"}, {"tool_calls": [{"name": "go", "arguments": {}}]}),
+        ([{"name": "go", "arguments": '{"way": 1}'}], {"tool_calls": [{"name": "go", "arguments": {"way": 1}}]}),
+        ({"content": "So.", "tool_calls": [{"name": "go"}]}, {"content": "So."}),
+    ],
+)
+def test_forms_of_an_answer(answer, message):
+    made = as_message(answer)
+    made["tool_calls"] = [call["function"] for call in made.get("tool_calls", ())]
+    assert made["role"] == "assistant"
+    assert {name: made[name] for name in message} == message
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "spoken"),
+    [
+        ("ask: ", "ask: yes", "yes"),
+        ("ask: <think>\n", "ask: yes", "</think>\n\nyes"),
+        ("ask: <think>\n", "ask: <think></think>yes", "</think>yes"),
+        ("ask: <think>\n\n</think>\n\n", "ask: yes", "yes"),
+        ("ask: <think>\n\n</think>\n\n", "ask: <think></think>yes", "yes"),
+    ],
+)
+def test_what_is_spoken_after_a_prompt(asked, answered, spoken):
+    assert spoken_after(asked, answered) == spoken
+    with pytest.raises(ValueError, match="does not begin with the rollout's prompt"):
+        spoken_after(f"Be brief. {asked}", answered)
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "completion"),
+    [
+        ("<|im_start|>assistant\n", "<think></think><action>go</action>"),
+        ("<think>\n", "</think><action>go</action>"),
+        ("<think>\n\n</think>\n\n", "<action>go</action>"),
+    ],
+)
+def test_a_completion_is_written_after_what_the_template_opens(prompt_end, completion):
+    assert DEFAULT_PROMPT.write("go", prompt_end) == completion
+    whole = "Well. <think>why?</think><action>go</action>"
+    assert DEFAULT_PROMPT.write(whole) == whole
+
+
+def test_where_an_expert_is_found(tmp_path):
+    text = "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment):\n    def step(self, action): ...\n"
+    tool = "class Tools:\n    def reset(self): ...\n    def get_reward(self): ...\n    def expert(self): ...\n"
+    method = text + "    def expert(self): return 'method'\n"
+    files = {"no_expert": text, "method_expert": method, "tool_expert": tool}
+    files["function_expert"] = method + "def expert(game): return 'function'\n"
+    found = {}
+    for name, source in files.items():
+        (tmp_path / f"{name}.py").write_text(source)
+        expert = find_expert(f"{tmp_path / name}.py:{'Tools' if name == 'tool_expert' else 'Game'}")
+        found[name] = None if expert is None else expert(None)
+    assert found == {
+        "no_expert": None,
+        "method_expert": "method",
+        "tool_expert": None,  # all its methods are tools
+        "function_expert": "function",
+    }

@@ -1,0 +1,152 @@
+"""`g2po teach` of an environment or an agent of one's own: what it takes from the training, and what it refuses."""
+
+import json
+import runpy
+import sys
+
+import pytest
+
+from g2po_trl import read_jsonl
+from g2po_trl.cli.commands.init import write_folder
+from g2po_trl.cli.commands.teach import resolve
+from g2po_trl.cli.commands.train import read
+from g2po_trl.cli.preflight import check_command
+from g2po_trl.cli.recipe_files import recipes_folder
+
+RECIPE = recipes_folder() / "teach_environment.py"
+GAME = '''
+from g2po_trl import TextEnvironment
+from letter_environment import LETTER_PROMPT, LetterEnvironment
+
+class Game(LetterEnvironment, TextEnvironment):
+    prompt_template = LETTER_PROMPT
+
+def expert(game, rng):
+    """Right in the first room only in three episodes of four."""
+    return "z" if rng.random() < 0.25 and len(game.rooms) == 1 else "b"
+
+def misled(game):
+    return "z"
+'''
+SFT = (
+    "--use_cpu true --save_strategy no --exam_steps 6 --num_exam_episodes 16 --num_environment_workers 1 "
+    "--learning_rate 1e-2 --per_device_train_batch_size 8 --warmup_steps 0 --seed 1"
+).split()
+
+
+@pytest.fixture
+def game(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "letters_to_teach.py").write_text(GAME)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"seed": {seed}}}\n' for seed in range(10)))
+    (tmp_path / "config.yaml").write_text(
+        "output_dir: runs/game\nnum_eval_tasks: 2\nmax_turns: 3\nmax_completion_length: 2\nlearning_rate: 1.0e-6\n"
+    )
+    monkeypatch.delitem(sys.modules, "letters_to_teach", raising=False)
+    return tmp_path
+
+
+def teach(monkeypatch, *words):
+    words = resolve(read(["letters_to_teach.py", *words]))[1]
+    monkeypatch.setattr(sys, "argv", [str(RECIPE), *words])
+    runpy.run_path(str(RECIPE), run_name="__main__")
+
+
+def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, capsys):
+    teach(monkeypatch, "--model", str(tiny_model_dir), "--num_episodes", "200", "--target_success", "0.9", *SFT)
+    out = capsys.readouterr().out
+    about = json.loads((game / "runs/game-start/teaching.json").read_text())
+    assert about["exams"][-1]["success_rate"] >= 0.9 and about["exams"][-1]["valid_action_ratio"] >= 0.95
+    assert "of 200 expert episodes succeed; not taught: " in out and "x failure" in out
+    assert out.endswith(
+        f"Next: g2po train {game}/letters_to_teach.py:Game --model runs/game-start\n"
+        "With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.\n"
+    )
+    exams = list(read_jsonl(sorted((game / "runs/game-start/exams").glob("*.jsonl"))[-1]))
+    rooms = {trajectory.steps[0].observation for trajectory in exams}
+    assert len(rooms) == 1, "a fifth of eight training tasks is in exams only"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--expert", "letters_to_teach.py:misled"], "none of 7 expert episodes succeeds (7 x failure): only"),
+        (["--num_exam_tasks", "8"], "num_exam_tasks is 8: set it above 0 and below the 8 training tasks"),
+        (["--num_exam_tasks", "-1"], "num_exam_tasks is -1: set it to at least 0"),
+        (["--num_episodes", "0"], "num_episodes is 0: set it to at least 1"),
+        (["--history", "all"], "history is 'all': choose window or conversation"),
+        (["--prompt", "letters_to_teach.py:expert"], "which is not a PromptTemplate: name one"),
+        (["--demonstrations", "none.jsonl"], "demonstrations is 'none.jsonl', which cannot be read"),
+        (["--demonstrations", "a", "--random_episodes", "1"], "demonstrations and random_episodes are both given"),
+        (["--random_episodes", "4"], "random_episodes is set, and the environment lists neither"),
+    ],
+)
+def test_what_cannot_be_taught(game, tiny_model_dir, monkeypatch, words, message):
+    with pytest.raises(SystemExit) as stopped:
+        teach(monkeypatch, "--model", str(tiny_model_dir), *words, *SFT)
+    assert message in str(stopped.value)
+    assert not (game / "runs").exists()
+
+
+def test_without_any_source_the_message_names_three(game, tiny_model_dir, monkeypatch):
+    (game / "letters_to_teach.py").write_text(GAME.partition("def expert")[0])
+    with pytest.raises(SystemExit) as stopped:
+        teach(monkeypatch, "--model", str(tiny_model_dir), *SFT)
+    for remedy in ("expert(environment)", "--demonstrations FILE", "--random_episodes N"):
+        assert remedy in str(stopped.value)
+
+
+def test_recorded_episodes_of_other_tasks(game, tiny_model_dir, monkeypatch):
+    record = {"task_id": "other", "steps": [], "reward": 10.0, "outcome": "success"}
+    (game / "recorded.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(SystemExit, match="has 1 successful episodes, none of them of a training task"):
+        teach(monkeypatch, "--model", str(tiny_model_dir), "--demonstrations", "recorded.jsonl", *SFT)
+
+
+def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):
+    write_folder(tmp_path / "coin")
+    monkeypatch.chdir(tmp_path / "coin")
+    script, words = resolve(read([]))
+    assert script == RECIPE
+    expected = ["--environment", f"{tmp_path}/coin/environment.py:CoinEnvironment", "--train_config", "config.yaml"]
+    assert words == [*expected, "--tasks", "tasks.jsonl"]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    check_command(script, [*words, "--model_name_or_path", str(tmp_path / "model")])
+    given = ["--train_config", "mine.yaml", "--tasks", "mine.jsonl"]
+    assert resolve(read(["environment.py", *given]))[1] == [*expected[:2], *given]
+    (tmp_path / "coin/config.yaml").write_text("tasks: tasks.jsonl\n")
+    assert resolve(read(["environment.py"]))[1] == expected, "the configuration names its tasks"
+
+
+def test_an_agent_beside(tmp_path, monkeypatch):
+    write_folder(tmp_path / "walk", kind="agent")
+    monkeypatch.chdir(tmp_path / "walk")
+    expected = ["--agent", f"{tmp_path}/walk/agent.py:walk", "--train_config", "config.yaml", "--tasks", "tasks.jsonl"]
+    assert resolve(read([]))[1] == resolve(read(["--agent", "agent.py"]))[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no target is given: choose one of alfworld, webshop, FILE.py or --agent FILE.py"),
+        (["chess"], "'chess' cannot be taught: choose one of alfworld, webshop, FILE.py or --agent FILE.py"),
+        (["chess.py"], "there is no file 'chess.py'"),
+        (["alfworld", "--agent", "agent.py"], "alfworld and --agent agent.py are both given: remove one of them"),
+    ],
+)
+def test_what_is_no_target(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as refused:
+        resolve(read(words))
+    assert message in str(refused.value)
+
+
+def test_prompts_are_as_training_makes_them_by_default():
+    from g2po_trl import G2POConfig
+
+    arguments = runpy.run_path(str(RECIPE))["ScriptArguments"].__dataclass_fields__
+    shared = arguments.keys() & G2POConfig.__dataclass_fields__.keys() - {"output_dir"}
+    assert len(shared) > 8
+    for name in shared:
+        assert arguments[name].default == G2POConfig.__dataclass_fields__[name].default, name
