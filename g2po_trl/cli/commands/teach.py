@@ -14,22 +14,19 @@ from .train import Request, file_of, read, run_in_place
 
 HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
 
-TARGET      alfworld, webshop; FILE.py, FILE.py:Class or module:Class: your environment, with an `expert` in the file.
-            Default: environment.py, else the agent in agent.py. Without a model in config.yaml, SmolLM2-135M-Instruct
-            is taught (Apache-2.0; fetched once), on the CPU if there is no GPU.
---agent FILE.py[:NAME]   instead of TARGET: an agent; its `expert` is a function (messages, tools)
+TARGET      alfworld, webshop, FILE.py, FILE.py:Class or module:Class. Default: environment.py, else agent.py. By
+            default SmolLM2-135M-Instruct is taught (Apache-2.0; fetched once), on the CPU if there is no GPU.
+--agent FILE.py[:NAME]   instead of TARGET: an agent
 
 run         --config FILE              YAML file; flags win. Default: recipes/teach/TARGET.yaml
             --output_dir FOLDER        the taught model
             --resume_from_checkpoint auto                            resume from the last checkpoint
             --seed N
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft (merged at the end)
-yours       --train_config FILE        tasks, model and prompts are as in this training; default: config.yaml beside
-                                       FILE.py;  --tasks FILE: default: tasks.jsonl beside it
-            --expert FILE.py:NAME      environment or (messages, tools) -> action or call; default: `expert` in FILE.py
-            --demonstrations FILE      instead: successful episodes of trajectories/*.jsonl, played again
-            --random_episodes N        instead: random episodes
-            --num_episodes N           episodes of the expert; those that succeed are taught
+FILE.py     --train_config FILE        its tasks, model and prompts are used; default: config.yaml beside FILE.py
+            --expert FILE.py:NAME      default: `expert` in FILE.py, a function (environment) or (messages, tools)
+            --demonstrations FILE, --random_episodes N    instead: recorded trajectories, played again; random episodes
+            --num_episodes N           episodes of the expert; successes are taught
 lessons     --num_demonstrations N     answers of the expert to show, at most
             --learning_rate X  --per_device_train_batch_size N
 exam        --target_success X         teaching ends at this success rate on the exam's tasks
