@@ -110,7 +110,7 @@ def test_what_init_writes_is_good(folder, capsys):
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True
     )
-    assert run.returncode == 0 and "5 passed" in run.stdout, run.stdout
+    assert run.returncode == 0 and "6 passed" in run.stdout, run.stdout
     shown = outcome(capsys, "check", "--show")[1]
     assert shown.startswith("--- system ---\nWalk to the library") and '"name": "go"' in shown
 
