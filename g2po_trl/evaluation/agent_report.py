@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import derived_seed
 from ..environments.adapters.agent import agent_factory
@@ -22,11 +22,11 @@ from ..prompts.template import DEFAULT_PROMPT
 from ..rollout.episode import Episode
 from ..rollout.player import Player
 from ..trajectory import Step, Trajectory
-from .actors import make_actor
-from .agents import DirectAgent
-from .chat_models import ChatCompletion, ChatModel, ChatSettings
 from .environment_report import describe_failure
 from .random_episodes import LEVELS, LONG_TEXT, SLOW_STEP, Finding, graph_findings, outcome_findings
+
+if TYPE_CHECKING:
+    from .chat_models import ChatCompletion, ChatModel, ChatSettings
 
 TEXTS = ("yes", "no", "1", "2", "I do not know.")
 SHOWN_FAILURES = 3
@@ -119,6 +119,9 @@ def try_agent(
         ChatError: if a server rejects requests or cannot be reached.
     """
     played, lengths = Played(), []
+
+    from .actors import make_actor  # transformers: for episodes with a model alone
+    from .agents import DirectAgent
 
     def count(episode: Episode, completion: ChatCompletion) -> None:
         played.has_tools |= bool(episode.observation.request.tools)

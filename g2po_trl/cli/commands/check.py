@@ -56,11 +56,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "environment",
         nargs="?",
-        help="file.py, file.py:Class, module:Class, or an OpenEnv server's address; default: environment.py",
+        help="file.py[:Class], module:Class, or a server; default: environment.py",
     )
     given = "a function (task, client) or an AgentCommand"
     parser.add_argument("--agent", metavar="FILE[:NAME]", help=given)
-    given = "with --agent: file.py:FUNCTION, messages -> key"
+    given = "file.py:FUNCTION, messages -> key"
     parser.add_argument("--agent-state-key", metavar="NAME", help=given)
     given = "with --agent: an answer; may be repeated"
     parser.add_argument("--response", metavar="TEXT", action="append", default=[], help=given)
@@ -72,21 +72,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--tasks",
         metavar="FILE",
         type=Path,
-        help="one row per line; the first 5 are played, 2 with a model. Default: tasks.jsonl next to file.py",
+        help="the first 5 rows are played, 2 with a model",
     )
     parser.add_argument("--episodes", metavar="N", type=int, help="episodes of each task; default: 8, 4 with a model")
     parser.add_argument("--turns", metavar="N", type=int, help="default: 30; --agent: config.yaml's")
     given = "maximum seconds of a reset or a step; default: 60"
     parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help=given)
-    given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
+    given = "pass these although they look like secrets"
     parser.add_argument("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
-    shown = "print the first task's first prompt, and play nothing"
+    shown = "print the first task's first prompt alone"
     parser.add_argument("--show", action="store_true", help=shown)
     template = "with --show: module:TEMPLATE, a PromptTemplate; default: the environment's"
     parser.add_argument("--prompt", metavar="NAME", help=template)
     model = "with --agent: play with it; with --show: its chat template and number of tokens"
     parser.add_argument("--model", metavar="FOLDER|ID", help=model)
-    server = "with --agent and --model: a server with OpenAI's protocol, up to /v1"
+    server = "with --agent, --model: a server, up to /v1"
     parser.add_argument("--base-url", metavar="URL", help=server)
     args = parser.parse_args(argv)
     for name in ("episodes", "turns", "timeout"):
