@@ -1,0 +1,80 @@
+"""Sokoban as a `TextEnvironment`: the observation is the grid, an action a direction."""
+
+from __future__ import annotations
+
+from g2po_trl import Observation, StepResult, TextEnvironment
+
+from .levels import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, PLAYER_ON_GOAL, WALL, Level, make_level
+from .solver import MOVES, distances, move, possible_moves
+
+LEGEND = (
+    f"{WALL} wall, {FLOOR} floor, {GOAL} goal, {BOX} box, {BOX_ON_GOAL} box on a goal, {PLAYER} you, "
+    f"{PLAYER_ON_GOAL} you on a goal"
+)
+TASK = f"Push every box onto a goal. You can push one box at a time, and pull none. {LEGEND}."
+
+
+class SokobanEnvironment(TextEnvironment):
+    """Levels of Sokoban; a solved one pays 10.
+
+    The observation is the whole state, so equal observations of a level are one state. Moves that change nothing are
+    not admissible, and can be played.
+
+    Args:
+        end_when_lost: end an episode as a failure as soon as no solution is left, by exact search. `False`: it goes
+            on to the last turn, as a player would who does not notice.
+    """
+
+    def __init__(self, end_when_lost: bool = False):
+        self.end_when_lost = end_when_lost
+
+    def reset(self, size: str = "small", number: int = 0, level: str | None = None, **columns: object) -> Observation:
+        """Return the start of a level.
+
+        Args:
+            size: see `make_level`.
+            number: see `make_level`.
+            level: a drawing, instead of a size and a number.
+            columns: `task_id` and `task_type` of `level_rows`.
+
+        Raises:
+            ValueError: if there is no such size, or the drawing is not a level.
+        """
+        self.level = make_level(size, number) if level is None else Level.read(level)
+        self.state = self.level.start
+        return self._look()
+
+    def _look(self) -> Observation:
+        moves = possible_moves(self.level.floor, self.state)
+        return Observation(self.level.draw(self.state), admissible_actions=moves, task=TASK)
+
+    def step(self, action: str) -> StepResult:
+        if action in MOVES:
+            self.state = move(self.level.floor, self.state, action)
+        solved = self.state[1] == self.level.goals
+        lost = self.end_when_lost and not solved and self.distance() is None
+        info = {"success": False, "failure_reason": "no solution is left"} if lost else {}
+        return StepResult(self._look(), reward=10.0 if solved else 0.0, terminated=solved or lost, info=info)
+
+    def distance(self) -> int | None:
+        """Return the smallest number of moves to a solution, or `None` if there is none."""
+        return distances(self.level.floor, self.level.goals).get(self.state)
+
+
+def distance_of(observation: str) -> int | None:
+    """Return the smallest number of moves from a drawn state to a solution, or `None` if there is none.
+
+    With it an `advantage_fn` can compare estimated values with the exact ones.
+
+    Raises:
+        ValueError: if the text is not a drawing of a state.
+    """
+    level = Level.read(observation)
+    return distances(level.floor, level.goals).get(level.start)
+
+
+def expert(environment: SokobanEnvironment) -> str:
+    """Return a move of a shortest solution; where none is left, the first admissible move."""
+    floor, known = environment.level.floor, distances(environment.level.floor, environment.level.goals)
+    options = possible_moves(floor, environment.state)
+    return min(options, key=lambda direction: known.get(move(floor, environment.state, direction), len(known)))
