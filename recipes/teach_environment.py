@@ -230,10 +230,19 @@ def recorded_episodes(path: str, rows: Sequence[dict[str, Any]]) -> tuple[list[T
     """
     by_id = {task_id_of(row): row for row in rows}
     try:
-        successes = [t for t in read_jsonl(path) if t.success and t.parent is None]
+        recorded = list(read_jsonl(path))
     except OSError as error:
         raise ValueError(f"demonstrations is {path!r}, which cannot be read: {error}") from error
+    # A branch is the end of an episode: its beginning cannot be played again from its own steps.
+    successes = [t for t in recorded if t.success and t.parent is None]
     known = [t for t in successes if t.task_id in by_id]
+    if len(known) < len(recorded):
+        others = len(recorded) - len(successes), len(successes) - len(known)
+        print(
+            f"{path}: {len(known)} of {len(recorded)} episodes are played again. Left out: {others[0]} that failed or are "
+            f"branches, {others[1]} of tasks that are not training tasks",
+            flush=True,
+        )
     if not known:
         raise ValueError(
             f"demonstrations is {path!r}, which has {len(successes)} successful episodes, none of them of a training "
@@ -288,11 +297,12 @@ def draw_rows(trajectories: Sequence[Trajectory], most: int, seed: int, max_leng
     rows = build_rows(trajectories)
     random.Random(seed).shuffle(rows)
     actions = list(accumulate(row.pop("actions") for row in rows))
-    rows = rows[: max(1, bisect_right(actions, most))]
+    whole, rows = len(rows), rows[: max(1, bisect_right(actions, most))]
     lengths = [len(row["input_ids"]) for row in rows]
     if max_length is not None and max(lengths) > max_length:
         raise ValueError(f"max_length is {max_length}, and a sample has {max(lengths)} tokens: set it to null")
-    print(f"samples: {len(rows)}, with {actions[len(rows) - 1]} actions and {sum(lengths)} tokens", flush=True)
+    limit = "" if len(rows) == whole else f" (of {whole}: num_demonstrations is {most})"
+    print(f"samples: {len(rows)}{limit}, with {actions[len(rows) - 1]} actions and {sum(lengths)} tokens", flush=True)
     return Dataset.from_list(rows)
 
 

@@ -76,7 +76,10 @@ def _log(folder: Path) -> list[dict[str, Any]]:
     found = [path for path in states if path.is_file()]
     if not found:
         raise ValueError(f"{folder} has no trainer_state.json: pass the folder of a training run")
-    return json.loads(found[-1].read_text(encoding="utf-8"))["log_history"]
+    try:
+        return json.loads(found[-1].read_text(encoding="utf-8"))["log_history"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{found[-1]} cannot be read ({error!r}): pass the folder of another run") from error
 
 
 def _seconds(entry: Mapping[str, float]) -> float:

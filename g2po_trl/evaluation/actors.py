@@ -151,11 +151,8 @@ def _response_step(episode: Episode, request: ChatRequest, completion: ChatCompl
     transcript = episode.transcript = episode.transcript or Transcript()
     digests = prefix_digests(request.messages, request.tools)
     known = [place for place, digest in enumerate(digests) if digest in transcript.ids]
-    transcript.ids[prefix_digests([*request.messages, answer], request.tools)[-1]] = (
-        [],
-        [],
-        0,
-    )  # a server reports no ids
+    whole = prefix_digests([*request.messages, answer], request.tools)[-1]
+    transcript.ids[whole] = [], [], 0  # a server reports no ids
     return episode.step(
         response_action(answer),
         completion.text,

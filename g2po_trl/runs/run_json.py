@@ -252,9 +252,8 @@ def identity_of(
 ) -> dict[str, Any]:
     """Return the settings that must be equal when a run is resumed.
 
-    Another version of TRL may have another chat template for training; the checkpoint has the run's.
-
-    They include the learning rate: transformers would continue with the schedule in the checkpoint.
+    They include the learning rate: transformers would continue with the schedule in the checkpoint. And the chat
+    template: another version of TRL may have another one for training, and the checkpoint has the run's.
     """
     names = ("learning_rate", "advantage_estimator")
     names += ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")

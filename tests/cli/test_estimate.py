@@ -150,6 +150,14 @@ def test_a_runs_seconds_leave_out_the_first_iteration(tmp_path):
     assert episodes.forwarded == 0.5
 
 
+@pytest.mark.parametrize("size", [0, 1, 40, 200])
+def test_a_log_that_is_cut_is_named(tmp_path, size):
+    whole = json.dumps({"log_history": [entry(1, 50.0), entry(2, 3.0)]})
+    (tmp_path / "trainer_state.json").write_text(whole[:size])
+    with pytest.raises(ValueError, match="trainer_state.json cannot be read .*: pass the folder of another run"):
+        read_measured(tmp_path)
+
+
 def run(capsys, *words):
     main(["estimate", *words])
     return capsys.readouterr().out
@@ -179,7 +187,10 @@ def test_the_bundled_model_is_found_and_without_a_gpu_there_are_no_seconds(capsy
         (["alfworld", "--gpu", "a1000"], "gpu is 'a1000': choose one of h200, h100"),
         (["alfworld", "--price", "two"], "price is 'two': set it to a number"),
         (["alfworld", "--turns", "-3"], "turns is -3: set it above 0"),
-        (["alfworld", "--measure", "1"], "measure is 1: set it to at least 2"),
+        (["alfworld", "--measure", "1"], "measure is 1: set it to a whole number of at least 2"),
+        (["alfworld", "--measure", "2.5"], "measure is 2.5: set it to a whole number"),
+        (["alfworld", "--measure", "2", "--gpu", "l4"], "gpu is 'l4' and measure is given, which measures it"),
+        (["alfworld", "--price", "2"], "price is 2, and without a GPU no seconds are computed: add --gpu NAME"),
         (["alfworld", "--gpu"], "--gpu has no value: write --gpu VALUE"),
         (["alfworld", "--like", "nowhere"], "nowhere has no trainer_state.json: pass the folder of a training run"),
         (["alfworld", "--like", "nowhere", "--turns", "3"], "like is 'nowhere' and turns is given: remove one"),

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--tasks",
         metavar="FILE",
         type=Path,
-        help="the first 5 rows are played, 2 with a model",
+        help="default: tasks.jsonl; 5 rows are played, 2 with a model",
     )
     parser.add_argument("--episodes", metavar="N", type=int, help="episodes of each task; default: 8, 4 with a model")
     parser.add_argument("--turns", metavar="N", type=int, help="default: 30; --agent: config.yaml's")

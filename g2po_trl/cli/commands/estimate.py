@@ -9,11 +9,11 @@ Loads no weights and trains nothing, unless --measure is given.
 --gpu NAME              h200, h100, a100-80gb, a100-40gb, l40s, a10g, l4, rtx4090. Default: h100 if the configuration
                         computes in bfloat16, else none: memory alone
 --price X               price of a GPU an hour, in any currency
---like RUN              episodes are as in the last iterations of this run: turns, tokens, shared prefixes
+--like RUN              episodes are as in this run: turns, tokens, shared prefixes
 --turns X  --prompt_tokens X  --completion_tokens X
                         means of an episode and of a step. Default: two thirds of max_turns, and at most 700 and 150
---measure N             train N iterations here, in a temporary folder, and take their seconds instead; N of at least
-                        2, since the first warms up
+--measure N             train N iterations here, in a temporary folder, and take their seconds and episodes instead; N
+                        of at least 2, since the first warms up
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         gpu = own.get("gpu", "h100" if plan.uses_bfloat16 else None)
         if gpu is not None and gpu not in GPUS:
             raise ValueError(f"gpu is {gpu!r}: choose one of {', '.join(GPUS)}")
-        if numbers.get("measure", 2) < 2:
-            raise ValueError(f"measure is {own['measure']}: set it to at least 2, the first iteration warms up")
+        _check_together(own, numbers, gpu)
         episodes = _episodes(plan, own.get("like"), numbers)
     except ValueError as error:
         raise SystemExit(str(error)) from error
@@ -122,6 +121,20 @@ def _as_number(name: str, text: str) -> float:
     if not 0 < number < float("inf"):
         raise ValueError(f"{name} is {text}: set it above 0")
     return number
+
+
+def _check_together(own: Mapping[str, str], numbers: Mapping[str, float], gpu: str | None) -> None:
+    """Refuse options that have no effect together."""
+    if "measure" in own:
+        if numbers["measure"] < 2 or numbers["measure"] % 1:
+            raise ValueError(
+                f"measure is {own['measure']}: set it to a whole number of at least 2, the first iteration warms up"
+            )
+        if ignored := set(own) - {"measure", "price"}:
+            name = sorted(ignored)[0]
+            raise ValueError(f"{name} is {own[name]!r} and measure is given, which measures it: leave one of them out")
+    elif "price" in own and gpu is None:
+        raise ValueError(f"price is {own['price']}, and without a GPU no seconds are computed: add --gpu NAME")
 
 
 def _is_sharded(accelerate: str | None) -> bool:

@@ -280,7 +280,7 @@ class EnvironmentPool:
         Raises:
             EnvironmentContractError: if reset or step fails; the message contains the worker's error.
         """
-        (first,) = (result,) = self.reset([task])
+        first = result = self.reset([task])[0]
         if not isinstance(first, EnvironmentFailure):
             result = self.step({0: (first.admissible_actions or ["look"])[0]})[0]
         self.end()
