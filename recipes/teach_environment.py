@@ -239,8 +239,8 @@ def recorded_episodes(path: str, rows: Sequence[dict[str, Any]]) -> tuple[list[T
     if len(known) < len(recorded):
         others = len(recorded) - len(successes), len(successes) - len(known)
         print(
-            f"{path}: {len(known)} of {len(recorded)} episodes are played again. Left out: {others[0]} that failed or are "
-            f"branches, {others[1]} of tasks that are not training tasks",
+            f"{path}: {len(known)} of {len(recorded)} episodes are played again. Left out: {others[0]} that failed or "
+            f"are branches, {others[1]} of tasks that are not training tasks",
             flush=True,
         )
     if not known:
