@@ -12,7 +12,8 @@ import yaml
 from fake_hub import fake_hub
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your_environment.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [line.partition("  #")[0].rstrip() for block in BLOCKS for line in block.splitlines()]
 SMALL = "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1 --num_eval_tasks 2".split()
 SMALL += "--per_device_train_batch_size 8".split()
 TAUGHT = "--max_steps 1 --num_exam_episodes 2 --max_completion_length 4 --num_environment_workers 1".split()
