@@ -89,15 +89,17 @@ $(PRETRAINED_INSTALLED): $(INSTALLED)
 test-gpu: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest $(call marked,gpu) -m gpu $(ARGS)
 
+LONG := -o faulthandler_timeout=14400
+
 # SmolLM2-135M-Instruct: 93 MB to fetch where it is not cached, 540 MB in ~/.cache/g2po_trl. The last two tests, an hour
 # long each, train from a start.
 test-pretrained: $(TEST_INSTALLED) $(PRETRAINED_INSTALLED)
 	$(BIN)/python -m g2po_recipes.cold_start.smollm2
-	$(BIN)/python -m pytest $(filter-out $(TREASURE),$(sort $(call marked,pretrained))) -m pretrained $(ARGS)
-	test ! -f $(VLLM_INSTALLED) || .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py -m pretrained $(ARGS)
+	$(BIN)/python -m pytest $(filter-out $(TREASURE),$(sort $(call marked,pretrained))) -m pretrained $(LONG) $(ARGS)
+	test ! -f $(VLLM_INSTALLED) || .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py -m pretrained $(LONG) $(ARGS)
 	@test -f $(START)/teaching.json || { echo "$(START) is not there (make train-pretrained): Treasure is left out"; exit; }; \
 	test -f $(VLLM_INSTALLED) && python=.venv-vllm/bin/python || python=$(BIN)/python; set -x; \
-	$$python -m pytest $(TREASURE) -m pretrained $(ARGS)
+	$$python -m pytest $(TREASURE) -m pretrained $(LONG) $(ARGS)
 
 # The format from an expert's answers, then G2PO; both go on or are left out where they have been.
 train-pretrained: $(PRETRAINED_INSTALLED)

@@ -250,7 +250,7 @@ def test_what_was_killed_goes_on_and_nothing_is_played_twice(tmp_path):
             continue
     (start,) = (tmp_path / "results/runs/main").glob("*.json")
     written, said = start.stat().st_mtime_ns, log.read_text()
-    done = subprocess.run([*words, "0.05"], capture_output=True, text=True)
+    done = subprocess.run([*words, "0.05"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "main, g2po, seed 100: complete" in done.stdout, done.stdout[-3000:] + done.stderr
     resumed = log.read_text()[len(said) :]
     assert "iteration   2/2" in resumed and "iteration   1/2" not in resumed

@@ -51,11 +51,11 @@ def format_plan(plan: Plan, episodes: Episodes, gpu: Gpu | None, price: float | 
 def format_measured(plan: Plan, run: MeasuredRun, price: float | None) -> str:
     """Return what a run takes as text, from iterations that were played here."""
     lines = [f"Measured here, median of {run.iterations} iterations after the first:"]
-    lines += [f"  {name.removeprefix('time/'):18} {value:8.1f} s" for name, value in run.seconds.items()]
-    lines += [f"  {'an iteration':18} {run.iteration:8.1f} s"]
-    lines += [f"  {'an evaluation':18} {run.evaluation:8.1f} s"]
-    lines += [f"  {'start and end':18} {run.rest:8.1f} s"]
-    lines += [f"  {'largest process':18} {run.peak_memory / 1e9:8.1f} GB of memory"]
+    lines += [f"  {name.removeprefix('time/'):18} {value:8.3f} s" for name, value in run.seconds.items()]
+    lines += [f"  {'an iteration':18} {run.iteration:8.3f} s"]
+    lines += [f"  {'an evaluation':18} {run.evaluation:8.3f} s"]
+    lines += [f"  {'start and end':18} {run.rest:8.3f} s"]
+    lines += [f"  {'largest process':18} {run.peak_memory / 1e9:8.3f} GB of memory"]
     total = plan.iterations * run.iteration + plan.evaluations * run.evaluation + run.rest
     lines += [f"The run: {plan.iterations} iterations, {plan.evaluations} evaluations, if later ones are like these"]
     return "\n".join([*lines, *_total(total, plan.processes, price)])
@@ -109,7 +109,7 @@ def _cache_line(cache: Cache) -> str:
 
 def _total(seconds: float, processes: int, price: float | None, unit: str = "process hours") -> list[str]:
     hours = seconds / 3600
-    length = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{hours:.1f} h"
+    length = f"{seconds / 60:.1f} min" if seconds < 5400 else f"{hours:.1f} h"
     cost = "" if price is None else f", {hours * processes * price:.2f} at {price:g} an hour"
     return [f"  {'the run':18} {length:>10}, {hours * processes:.2f} {unit}{cost}"]
 

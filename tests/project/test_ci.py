@@ -38,5 +38,5 @@ def test_the_model_is_fetched_whenever_it_is_tested(tmp_path, taught):
     )
     assert "treasure" not in tests
     long = "tests/cold_start/test_treasure.py tests/cold_start/test_treasure_agent.py"
-    assert treasure == ([f"-m pytest {long} -m pretrained"] if taught else [])
+    assert treasure == ([f"-m pytest {long} -m pretrained -o faulthandler_timeout=14400"] if taught else [])
     assert ("Treasure is left out" in done.stdout) == (not taught)

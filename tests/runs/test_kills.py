@@ -2,9 +2,11 @@
 
 The run makes several iterations a second; each ends with a checkpoint, every second one with an evaluation, every
 third with the model and its card in output_dir. Each attempt is a fork of this process, which has imported everything.
-`KILLS=100 make test-slow ARGS="-k killed_at_any"` kills it more often, in 5 to 20 minutes.
+`KILLS=100 make test-slow ARGS="-k killed_at_any -o faulthandler_timeout=3600"` kills it more often, in 5
+to 20 minutes.
 """
 
+import ctypes
 import os
 import random
 import select
@@ -27,6 +29,7 @@ from g2po_trl.runs.run_json import read_run
 from g2po_trl.view.data import Run
 from g2po_trl.view.sources import Sources
 
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 EPISODES = 4
 OPTIONS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3, "eval_strategy": "steps", "eval_steps": 2}
 OPTIONS |= {"per_device_train_batch_size": EPISODES, "num_generations": 2, "max_turns": 3, "disable_tqdm": True}
@@ -81,6 +84,7 @@ def start(model, folder, steps, log):
     if process:
         os.close(write)
         return process, read
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a failing test leaves nobody with its pipes
     os.close(read)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
