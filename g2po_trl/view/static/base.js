@@ -51,7 +51,7 @@ function messageCard({ role, name, c, calls }, texts) {
 
 // What a step or a state was asked: its messages, those that the model had read before folded; or its observation.
 function asked(one, texts) {
-  if (!one.m) return [make("pre", {}, texts[one.o])];
+  if (!one.m) return [observed(texts[one.o])];
   const cards = one.m.map((message) => messageCard(message, texts));
   if (!cards.length) return [make("p", { class: "note" }, "no new message")];
   return [one.old ? make("details", {}, make("summary", {}, `${one.old} earlier message${one.old === 1 ? "" : "s"}, rendered again`),

@@ -103,7 +103,7 @@ function showEpisodes() {
     all.forEach((column) => cells.push(column.one && column.one.steps[s] ? stepCard(s, [column]) : make("div", {})));
   }
   all.forEach(({ one, texts }) => cells.push(make("div", { class: "last" }, ...(one && one.final !== null
-    ? [make("div", { class: "adv" }, "the last observation"), make("pre", {}, texts[one.final])] : []))));
+    ? [make("div", { class: "adv" }, "the last observation"), observed(texts[one.final])] : []))));
   const several = sides.length === 1 && current.tasks[0].episodes.length > 1;
   $("episodes").replaceChildren(make("h2", {}, taskName(current)),
     make("p", { class: "note" }, [current.task ? `Task ${current.id}` : "", current.kind || ""].filter(Boolean).join(", ")),

@@ -54,6 +54,7 @@ function showGroup(number) {
   const begun = branchPoints(group);
   const nodes = group.nodes.map((node, i) => ({
     id: i, ...at.get(i), label: node.v.toFixed(1), shape: "dot", size: 8 + 4 * Math.sqrt(node.visits),
+    ...boardNode(shown.texts[node.o], 8 + 4 * Math.sqrt(node.visits)),
     title: `V ${node.v.toFixed(2)}, ${node.visits} visits` + (begun.has(i) ? `, ${amountOf(begun.get(i), "branch")} from here` : "") +
       `\n${shown.texts[node.o].slice(0, 500)}`,
     color: { background: valueColour(part(node.v)), border: begun.has(i) ? css("--accent") : css("--soft"),
@@ -204,7 +205,7 @@ function showTrajectory(t, at) {
       make("button", { type: "button", onclick: () => showTrajectory(trajectory.parent, trajectory.start) }, branchOrigin(trajectory)),
       ". The steps before were played again as they were, and are no visits of its own. It is compared with no whole episode: it has no A_EP.") : null,
     ...troubles(trajectory, shown.texts), ...cards,
-    trajectory.final === null ? null : make("pre", {}, shown.texts[trajectory.final]));
+    trajectory.final === null ? null : observed(shown.texts[trajectory.final]));
   const here = trajectory.steps[at];
   if (here && here.node >= 0) network.selectNodes([here.node]);
   const card = $("panel").querySelector(".here");
