@@ -28,7 +28,7 @@ from .rollout.actor import PromptActor
 from .rollout.failing_tasks import TaskErrorReport, TaskErrors
 from .rollout.player import Player
 from .rollout.strategy import RolloutContext, RolloutStrategy
-from .runs.callbacks import RolloutBar, callbacks_of
+from .runs.callbacks import LogFile, RolloutBar, callbacks_of
 from .runs.run_json import describe_run
 from .trajectory import Step
 from .update.iteration import Iteration
@@ -250,7 +250,13 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
         print(pool.describe(args.per_device_train_batch_size * args.steps_per_generation), flush=True)
     for theirs in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(theirs)
-    for ours in (TaskErrorReport(trainer.task_errors), trainer.verdict, *callbacks_of(args), trainer.sample_table):
+    for ours in (
+        TaskErrorReport(trainer.task_errors),
+        trainer.verdict,
+        *callbacks_of(args),
+        trainer.sample_table,
+        LogFile(trainer.folder.path / "log.jsonl"),
+    ):
         trainer.add_callback(ours)
 
 

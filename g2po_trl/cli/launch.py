@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _LAUNCHER = "G2PO_LAUNCHER"  # variable with the launcher's process id
+VIEW = "G2PO_VIEW"  # variable: serve the viewer beside the training, see `live_view`
 
 
 def end_with_launcher() -> None:

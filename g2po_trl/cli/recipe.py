@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from ..runs.summary import REPORT, at_other_temperatures, before_and_after, form
 from ..trainer import G2POTrainer
 from ..utils.dependent_options import check_given
 from ..utils.parser import describe_unknown, read_config, refuse_removed
+from .launch import VIEW
+from .live_view import LiveView
 
 EXIT_NOT_PUSHED = 3
 
@@ -204,6 +207,9 @@ def run_recipe(
             "panel that is played after training; or call trainer.train() instead"
         )
     trainer.folder.settings = settings
+    live = LiveView(args.output_dir)
+    if os.environ.get(VIEW):
+        trainer.add_callback(live)
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
     trainer.verdict.waits = True  # print it after the table
@@ -234,6 +240,7 @@ def run_recipe(
         if trainer.verdict.text:
             print(f"\n{trainer.verdict.text}")
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")
+    live.close()
     trainer.close()
     exit_code = 0
     if args.push_to_hub:

@@ -24,6 +24,7 @@ import numpy as np
 from ..credit.graph import StateGraph
 from ..trajectory import Trajectory, read_unfinished
 from ..utils.iteration_log import IterationLog
+from ..utils.json import read_json_lines
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,19 @@ def load_replaced(run: str | Path) -> list[Trajectory]:
 
 
 def load_log(run: str | Path) -> list[dict[str, Any]]:
-    """Return the logged metrics of each iteration, as of the end of the run or of its newest checkpoint.
+    """Return the logged metrics of each iteration so far.
 
-    A file that cannot be read is left out, with a warning: a kill or a full disk cut it.
+    Older versions wrote no log.jsonl: those of the newest checkpoint, or of the end of the run. A file that cannot be
+    read is left out, with a warning: a kill or a full disk cut it.
     """
+    path = Path(run) / "log.jsonl"
+    history = read_json_lines(path) if path.is_file() else _newest_history(run)
+    log = IterationLog()
+    return [*(entry for line in history for entry in log.add(line)), *log.close()]
+
+
+def _newest_history(run: str | Path) -> list[dict[str, Any]]:
+    """Return the log history of the newest trainer_state.json."""
     states = [*Path(run).glob("checkpoint-*/trainer_state.json"), *Path(run).glob("trainer_state.json")]
     newest: dict[str, Any] = {"global_step": -1, "log_history": []}
     for path in states:
@@ -102,8 +112,7 @@ def load_log(run: str | Path) -> list[dict[str, Any]]:
             continue
         except (ValueError, KeyError, TypeError) as error:
             warnings.warn(f"{path} cannot be read ({error}), and is left out", stacklevel=2)
-    log = IterationLog()
-    return [*(entry for line in newest["log_history"] for entry in log.add(line)), *log.close()]
+    return newest["log_history"]
 
 
 def _files(run: str | Path, name: str) -> dict[int, list[Path]]:

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 from ..utils.iteration_log import IterationLog
+from ..utils.json import to_json, write_json_lines
 
 
 def callbacks_of(args: GRPOConfig) -> list[TrainerCallback]:
@@ -101,6 +103,30 @@ class IterationProgressCallback(TrainerCallback):
                     f"{seconds:.0f} s",
                 ]
                 print_line(" | ".join(parts))
+
+
+class LogFile(TrainerCallback):
+    """Writes each log entry to a file at once: trainer_state.json is written with checkpoints only.
+
+    Args:
+        path: the file; a run that is resumed replaces what was logged after its checkpoint.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path, self._writes = Path(path), False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._writes = state.is_world_process_zero
+        if self._writes:
+            write_json_lines(self.path, state.log_history)
+
+    def on_log(self, args, state, control, **kwargs):
+        if self._writes:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(to_json(state.log_history[-1]) + "\n")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._writes = False  # the folder may be another run's from here on
 
 
 class CollapseStoppingCallback(TrainerCallback):

@@ -28,9 +28,9 @@ THREE_WAYS = (
 )
 # What a run writes, and nothing else: `overwrite` deletes no other file. README.md is not here, a user may have
 # written it; a run's model card takes its place at the end.
-_FILES = ("evaluations.jsonl", "trainer_state.json", "training_args.bin", "config.json", "generation_config.json")
-_FILES += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_FILES += ("adapter_config.json", "model.safetensors.index.json")
+_FILES = ("evaluations.jsonl", "log.jsonl", "trainer_state.json", "training_args.bin", "config.json")
+_FILES += ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_FILES += ("chat_template.jinja", "adapter_config.json", "model.safetensors.index.json")
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors")
 _TRAJECTORIES = re.compile(r".+-\d{6,}(-rank\d+)?\.jsonl")
 _OTHERS = {"settings.json": "an evaluation of `g2po evaluate`", "teaching.json": "a model of `g2po teach`"}

@@ -35,12 +35,13 @@ class Run:
     Args:
         folder: the `output_dir` of a training run, or the `--output` of `g2po credit`.
         tokenizer: decodes prompts. `None`: the tokenizer that the run saved, if any.
+        live: accept a run that has begun and has no trajectories yet.
 
     Raises:
         ValueError: if the folder has no trajectories.
     """
 
-    def __init__(self, folder: str | Path, tokenizer=None):
+    def __init__(self, folder: str | Path, tokenizer=None, live: bool = False):
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
         self.numbers = sorted(
@@ -50,12 +51,12 @@ class Run:
                 if (found := re.match(r"train-(\d+)", path.name))
             }
         )
-        self._prompts = Prompts(self.folder, tokenizer)
         self._described = read_run(self.folder) if (self.folder / "run.json").is_file() else {}
+        self._prompts = Prompts(self.folder, tokenizer, _model_of(self._described))
         self.settings = _settings_in(self._described)
         self.log = _log_of(self._described)
         self.steps_per_iteration: int | None = self._described.get("optimizer_steps_per_iteration")
-        if not self.numbers and not self.sets():
+        if not self.numbers and not self.sets() and not (live and self._described):
             raise ValueError(
                 f"{str(folder)!r} holds no trajectories: pass the output_dir of a run with save_trajectories, or an "
                 f"output folder of `g2po evaluate`{_hint(self.folder)}"
@@ -115,10 +116,10 @@ class Run:
         """
         read = load_iteration(self.folder, number)
         settings = _settings_in(description_at(self._described, number))
-        prompt_of = self._prompts.decode if prompts else None
         value_lambda = settings.get("value_lambda", 1.0) if is_g2po(settings) else 1.0
         texts = Texts()
-        shown = [group_data(group, texts, settings, value_lambda, prompt_of) for group in read.groups]
+        decode = self._prompts if prompts else None
+        shown = [group_data(group, texts, settings, value_lambda, decode) for group in read.groups]
         return {
             "n": number,
             "value_lambda": value_lambda if is_g2po(settings) else None,
@@ -143,6 +144,12 @@ class Run:
 def _settings_in(described: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of trainer and estimator in a run.json; older files have no section for the estimator."""
     return {**described.get("trainer", {}), **described.get("estimator", {})}
+
+
+def _model_of(described: dict[str, Any]) -> str | None:
+    """Return the path or Hub id of the model; a recipe describes it by TRL's arguments."""
+    model = described.get("model")
+    return model.get("model_name_or_path") if isinstance(model, dict) else model
 
 
 def _log_of(described: dict[str, Any]) -> dict[str, Any] | None:

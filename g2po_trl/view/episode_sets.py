@@ -50,7 +50,7 @@ class EpisodeSet:
             Plain data. `unfinished`: number of incomplete lines, which are skipped.
         """
         texts, kinds = Texts(), _task_types(self.folder)
-        prompt_of = self.prompts.decode if prompts else None
+        decode = self.prompts if prompts else None
         tasks: dict[str, dict[str, Any]] = {}
         order: dict[str, int] = {}
         unfinished = 0
@@ -72,7 +72,7 @@ class EpisodeSet:
                         "last": info.get("last_trial", True),
                         "tokens": None if None in tokens else tokens,
                         "reflections": [texts.number(str(note)) for note in info.get("reflections", ())],
-                        "steps": [step_data(step, texts, prompt_of) for step in trajectory.steps],
+                        "steps": [step_data(step, texts, decode) for step in trajectory.steps],
                     }
                 )
         ordered = sorted(tasks.values(), key=lambda task: order[task["id"]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from ..credit.estimators.g2po import edge_advantage, node_advantage
 from ..credit.graph import StateGraph
 from ..rollout.words import state_text
 from ..trajectory import Step, Trajectory
-from .texts import Texts, conversation_data, episode_data, step_data
+from .labels import state_labels
+from .texts import Prompts, Texts, conversation_data, episode_data, step_data
 
 NUM_DISAGREEMENTS = 8
 
@@ -28,7 +29,7 @@ def group_data(
     texts: Texts,
     settings: Mapping[str, Any],
     value_lambda: float,
-    prompt_of: Callable[[Step], str | None] | None = None,
+    prompts: Prompts | None = None,
 ) -> dict[str, Any]:
     """Return a group as plain data.
 
@@ -37,7 +38,7 @@ def group_data(
         texts: collects the texts; the data contains their numbers.
         settings: settings of the estimator.
         value_lambda: λ of the node values.
-        prompt_of: step -> text of its prompt. `None`: leave out prompts.
+        prompts: decodes prompts and tokens. `None`: leave them out.
 
     Returns:
         Plain data. Each step has `trained`, its advantage in training (`None` if the run did not store it), and with
@@ -54,7 +55,7 @@ def group_data(
         at += len(trajectory.steps)
         read = [
             {
-                **step_data(steps[i], texts, prompt_of),
+                **step_data(steps[i], texts, prompts),
                 "node": int(graph.node[i]),
                 "next": int(graph.next_node[i]),
                 "adv": None if parts is None else _rounded(parts[i], trajectory),
@@ -64,7 +65,7 @@ def group_data(
         ]
         origin = {} if trajectory.parent is None else {"parent": trajectory.parent, "start": trajectory.start}
         trajectories.append({**episode_data(trajectory, texts), **origin, "steps": read})
-    nodes = [
+    nodes: list[dict[str, Any]] = [
         {"o": None, "v": round(float(value), 4), "visits": int(visits), "actions": None}
         for value, visits in zip(graph.node_values, graph.node_visits)
     ]
@@ -75,6 +76,8 @@ def group_data(
                 "o": texts.number(state_text(step)),
                 "actions": texts.number("\n".join(step.admissible_actions or ())),
             }
+    for node, label in zip(nodes, state_labels([texts.all[node["o"]] for node in nodes])):
+        node["label"] = label
     return {
         "id": group[0].task_id,
         "task": group[0].task,

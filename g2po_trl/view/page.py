@@ -17,7 +17,7 @@ from .episode_sets import Evaluation
 from .sources import Sources, open_folder
 
 _STATIC = Path(__file__).parent / "static"
-_SCRIPTS = ("base", "grid", "curves", "graph", "training", "results", "episodes", "start")
+_SCRIPTS = ("base", "grid", "place", "curves", "graph", "training", "panel", "results", "episodes", "live", "start")
 
 
 def library() -> str:

@@ -1,8 +1,12 @@
-"""The viewer's server on loopback, which reads data on demand: runs may be large or still running."""
+"""The viewer's server on loopback, which reads data on demand: runs may be large or still running.
+
+The page asks for the version every POLL_SECONDS, and for the overview when it has changed.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -10,12 +14,24 @@ from urllib.parse import unquote
 
 from ..utils.json import to_json
 from .page import shell
-from .sources import Sources, open_folder
+from .sources import Sources, open_folder, version_of
+
+POLL_SECONDS = 3  # between two questions of a page, see live.js
 
 
-def make_server(sources: Sources, port: int = 0) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    """The viewer's server. `asked`: when a page has last asked for the version, by the monotonic clock."""
+
+    daemon_threads = True
+    asked = float("-inf")
+
+
+def make_server(sources: Sources, port: int = 0) -> Server:
     """Return a server on 127.0.0.1, started by `serve_forever`; with `port=0`, on a free port."""
-    page = shell(sources).encode()
+    page, folders = shell(sources).encode(), [source.folder for source in sources.sources]
+
+    def sources_now() -> Sources:
+        return Sources(*(open_folder(folder, live=True) for folder in folders))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -32,12 +48,16 @@ def make_server(sources: Sources, port: int = 0) -> ThreadingHTTPServer:
             elif self.path == "/":
                 self.answer(200, page, "text/html; charset=utf-8")
             elif self.path == "/overview":
-                now = Sources(*(open_folder(source.folder) for source in sources.sources))
-                self.answer(200, to_json(now.overview()).encode(), "application/json")
+                version = version_of(folders)  # read first: what changes meanwhile is asked for again
+                overview = {"version": version, **sources_now().overview()}
+                self.answer(200, to_json(overview).encode(), "application/json")
+            elif self.path == "/version":
+                self.server.asked = time.monotonic()
+                self.answer(200, to_json(version_of(folders)).encode(), "application/json")
             elif sources.run and (found := re.fullmatch(r"/iteration/(\d+)", self.path)):
-                self.answer_data(lambda: sources.run.iteration(int(found[1])))
+                self.answer_data(lambda: sources_now().run.iteration(int(found[1])))
             elif self.path.startswith("/set/"):
-                self.answer_data(lambda: sources.sets()[unquote(self.path.removeprefix("/set/"))].data())
+                self.answer_data(lambda: sources_now().sets()[unquote(self.path.removeprefix("/set/"))].data())
             else:
                 self.answer(404, b"no such page", "text/plain")
 
@@ -57,4 +77,4 @@ def make_server(sources: Sources, port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, *_):
             pass
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return Server(("127.0.0.1", port), Handler)

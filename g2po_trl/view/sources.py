@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,12 @@ from .data import Run
 from .episode_sets import EpisodeSet, Evaluation
 
 
-def open_folder(folder: str | Path) -> Run | Evaluation:
+def open_folder(folder: str | Path, live: bool = False) -> Run | Evaluation:
     """Open the folder of a training run, of `g2po credit`, or of an evaluation.
+
+    Args:
+        folder: the folder.
+        live: accept a run that has begun and has no trajectories yet.
 
     Raises:
         ValueError: if the folder does not exist or contains neither.
@@ -20,7 +26,20 @@ def open_folder(folder: str | Path) -> Run | Evaluation:
     if not Path(folder).is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}: pass the output_dir of a run, or of `g2po evaluate`")
     is_evaluation = (Path(folder) / "settings.json").is_file() and not (Path(folder) / "run.json").is_file()
-    return Evaluation(folder) if is_evaluation else Run(folder)
+    return Evaluation(folder) if is_evaluation else Run(folder, live=live)
+
+
+def version_of(folders: Iterable[str | Path]) -> str:
+    """Return a text that changes when a run or an evaluation writes to one of the folders."""
+    names = ("run.json", "log.jsonl", "trainer_state.json", "evaluations.jsonl", "settings.json", "results.json")
+    marks = []
+    for folder in folders:
+        paths = [*(Path(folder, name) for name in names), *sorted(Path(folder).glob("trajectories/*.jsonl"))]
+        for path in paths:
+            with suppress(FileNotFoundError):
+                stat = path.stat()
+                marks.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha1("\n".join(marks).encode(), usedforsecurity=False).hexdigest()
 
 
 class Sources:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..rollout.words import action_text, new_messages, state_text
 from ..trajectory import Step, Trajectory
 
 ONE_LINE = 60  # characters of arguments in a line
+BYTES = 4  # of a character, at most, each perhaps a token
 _FACTS = ("ignored_fields", "refused_requests", "out_of_turns", "agent_error", "traceback")
 _SHOWN = ("success", "failure_reason", "trial", "last_trial", "panel_index", "prompt_tokens", "completion_tokens")
 _SHOWN += ("reflections",)  # elsewhere on the page
@@ -39,34 +41,58 @@ class Prompts:
     Args:
         folder: a run's folder.
         tokenizer: replaces the saved tokenizer.
+        model: the model that is trained, whose tokenizer is read before the run has saved it.
     """
 
-    def __init__(self, folder: Path, tokenizer=None):
+    def __init__(self, folder: Path, tokenizer=None, model: str | None = None):
         self._folder, self._tokenizer, self._loaded = folder, tokenizer, tokenizer is not None
+        self._model = model
 
     def decode(self, step: Step) -> str | None:
         """Return the text of a step's prompt; `None` if there is no tokenizer."""
         if step.prompt is not None or not step.prompt_ids:
             return step.prompt
+        tokenizer = self._load()
+        return tokenizer.decode(step.prompt_ids) if tokenizer else None
+
+    def tokens(self, step: Step) -> dict[str, Any]:
+        """Return a completion's tokens and their log-probabilities as "t" and "lp"; nothing if one is not recorded."""
+        recorded = bool(step.logprobs) and len(step.logprobs) == len(step.completion_ids)
+        if not recorded or None in step.logprobs or not (tokenizer := self._load()):  # an engine may not know one
+            return {}
+        ids, texts, logprobs, start = step.completion_ids, [], [], 0
+        for end in range(1, len(ids) + 1):
+            before = ids[max(0, start - 1) : start]  # some tokenizers drop the space of a first token
+            text = tokenizer.decode([*before, *ids[start:end]])[len(tokenizer.decode(before)) :]
+            if "\ufffd" in text and end < len(ids) and end - start < BYTES:  # a part of a character
+                continue
+            texts.append(text)
+            logprobs.append(round(sum(step.logprobs[start:end]), 2))
+            start = end
+        return {"t": texts, "lp": logprobs}
+
+    def _load(self):
         if not self._loaded:
-            self._loaded, self._tokenizer = True, _load_tokenizer(self._folder)
-        return self._tokenizer.decode(step.prompt_ids) if self._tokenizer else None
+            self._loaded, self._tokenizer = True, _load_tokenizer(self._folder, self._model)
+        return self._tokenizer
 
 
-def step_data(step: Step, texts: Texts, prompt_of: Callable[[Step], str | None] | None) -> dict[str, Any]:
+def step_data(step: Step, texts: Texts, prompts: Prompts | None) -> dict[str, Any]:
     """Return a step as plain data, texts by number.
 
     Keys: "o" observation, "a" action, "r" completion, "p" prompt, "ok" whether the completion is valid, "in" whether
-    the action is admissible (`None` if none were listed). A step that answers a chat request has those of
+    the action is admissible (`None` if none were listed). With prompts, and log-probabilities that the run recorded:
+    "t" the completion's tokens, "lp" their log-probabilities. A step that answers a chat request has those of
     `conversation_data` too; "o" and "a" are then in words.
     """
     return {
         "o": texts.number(state_text(step)),
         "a": action_text(step),
         "r": texts.number(step.completion),
-        "p": texts.number(prompt_of(step)) if prompt_of else None,
+        "p": texts.number(prompts.decode(step)) if prompts else None,
         "ok": bool(step.valid),
         "in": step.admissible,
+        **(prompts.tokens(step) if prompts else {}),
         **conversation_data(step, texts),
     }
 
@@ -136,13 +162,31 @@ class _FastTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
-def _load_tokenizer(folder: Path):
-    places = [folder, *sorted(folder.glob("checkpoint-*"))]
+def _load_tokenizer(folder: Path, model: str | None = None):
+    places = [folder, *sorted(folder.glob("checkpoint-*")), *_folder_of(model)]
     place = next((p for p in places if (p / "tokenizer_config.json").is_file()), None)
-    if place is None:
-        return None
+    return None if place is None else _tokenizer_in(place)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_in(place: Path):
     if (place / "tokenizer.json").is_file():
         return _FastTokenizer(place / "tokenizer.json")
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(place)
+
+
+def _folder_of(model: str | None) -> list[Path]:
+    """Return the folder of a local model, or of one from the Hub that is in the cache; nothing otherwise."""
+    if not model:
+        return []
+    if Path(model).is_dir():
+        return [Path(model)]
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(model, "tokenizer_config.json")
+    except ValueError:  # a name that the Hub cannot have
+        return []
+    return [Path(found).parent] if isinstance(found, str) else []

@@ -20,6 +20,7 @@ from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli import COMMANDS, main
 from g2po_trl.cli.commands.init import FILES, write_folder
 from g2po_trl.cli.commands.train import Request, read, resolve
+from g2po_trl.cli.commands.train import main as train_main
 from g2po_trl.cli.recipe_files import config_names, recipe_names, recipes_folder
 from g2po_trl.utils.extras import MODULE_EXTRAS, install_command
 
@@ -262,6 +263,9 @@ def test_targets(folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("from g2po_trl import G2POTrainer\nG2POTrainer().train()\n")
     assert resolve(read([str(script), "--config", "a", "--x"])) == (script, ["--config", "a", "--x"])
+    assert read(["alfworld", "--view", "--seed", "1"]) == Request("alfworld", view=True, passed=["--seed", "1"])
+    with pytest.raises(SystemExit, match="--view has no effect on .*script.py, which is run as a script: run `g2po"):
+        train_main([str(script), "--view"])
 
 
 def test_several_environments_or_none_are_asked_about(tmp_path, capsys):

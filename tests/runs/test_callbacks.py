@@ -10,12 +10,12 @@ from letter_trainer import TASKS
 from safetensors.torch import load_file
 from transformers import TrainerControl
 
-from g2po_trl.runs.callbacks import CollapseStoppingCallback, IterationProgressCallback, duration
+from g2po_trl.runs.callbacks import CollapseStoppingCallback, IterationProgressCallback, LogFile, duration
 from g2po_trl.utils.iteration_log import IterationLog
 
 
 @pytest.mark.parametrize(("logging_steps", "eval_steps"), [(1, 1), (None, 1), (3, 2)])
-def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, capsys, logging_steps, eval_steps):
+def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, tmp_path, capsys, logging_steps, eval_steps):
     """Two optimizer steps an iteration: the iteration's metrics are logged once, an evaluation logs itself alone."""
     trainer = make_trainer(
         steps_per_generation=2,
@@ -28,6 +28,8 @@ def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, capsys
     )
     trainer.train()
     history = trainer.state.log_history
+    logged = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert logged == json.loads(json.dumps(history)), "every entry at once"
     evaluations = [entry for entry in history if "eval_success_rate" in entry]
     assert len(evaluations) == 6 // eval_steps
     about = {"epoch", "step", "num_tokens"}
@@ -40,6 +42,18 @@ def test_log_lines_and_evaluations_anywhere_in_an_iteration(make_trainer, capsys
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iteration")]
     assert [int(line.split()[1].split("/")[0]) for line in printed] == ([2, 3] if logging_steps == 3 else [1, 2, 3])
     assert all("rollout" in line and "update" in line for line in printed)
+
+
+def test_the_log_file_of_a_resumed_run_has_no_entry_after_its_checkpoint(tmp_path):
+    state = SimpleNamespace(log_history=[{"step": 1}], is_world_process_zero=True)
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    log = LogFile(tmp_path / "log.jsonl")
+    log.on_log(None, state, None)  # before training: the folder may be another run's
+    assert (tmp_path / "log.jsonl").read_text().endswith('{"ste')
+    log.on_train_begin(None, state, None)
+    state.log_history.append({"step": 2, "kl": float("nan")})
+    log.on_log(None, state, None)
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n{"step": 2, "kl": null}\n'
 
 
 def test_the_time_that_is_left(capsys):

@@ -4,6 +4,8 @@ import dataclasses
 import importlib.util
 import json
 import re
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import programs
@@ -13,10 +15,12 @@ import yaml
 pytest.importorskip("alfworld")
 
 from letter_trainer import TASKS
+from transformers import TrainerCallback
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from g2po_trl import G2POConfig
 from g2po_trl.cli.commands.train import _VALUES, HELP
+from g2po_trl.cli.launch import VIEW
 from g2po_trl.cli.recipe import parse_arguments, run_recipe
 from g2po_trl.utils.masking import masked
 from g2po_trl.utils.parser import REMOVED
@@ -134,6 +138,38 @@ def test_the_last_weights_are_evaluated_once(make_trainer, eval_steps, steps):
     assert [entry["step"] for entry in trainer.folder.evaluations] == steps
 
 
+def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch, tmp_path):
+    """A page is answered before the first iteration and during the run, and not after it."""
+    pytest.importorskip("pyvis")
+    monkeypatch.setenv(VIEW, "1")
+    trainer = make_trainer(max_steps=2, eval_dataset=TASKS.select(range(3)))
+    answers = []
+
+    class Visitor(TrainerCallback):
+        def get(self, path):
+            (address,) = re.findall(r"Watch the run at (http://127\.0\.0\.1:\d+/)", self.said)
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            return json.load(opener.open(address + path, timeout=10))
+
+        def on_train_begin(self, *args, **kwargs):
+            self.said = capsys.readouterr().out
+            answers.append(self.get("overview")["training"])
+
+        def on_step_end(self, *args, **kwargs):
+            answers.append(self.get("overview")["training"])
+            assert self.get("version")
+
+    add = trainer.add_callback
+    visitor = Visitor()
+    monkeypatch.setattr(trainer, "add_callback", lambda one: (add(one), add(visitor)))
+    run_recipe(trainer, None, {})
+    assert answers[0] is None and [one["iterations"] for one in answers[1:]] == [[1], [1, 2]]
+    assert [[point["n"] for point in one["curves"]] for one in answers[1:]] == [[], [1]], "the line follows its step"
+    assert f"no longer served: g2po view {tmp_path / 'out'}" in capsys.readouterr().out
+    with pytest.raises(urllib.error.URLError):
+        visitor.get("version")
+
+
 @pytest.mark.parametrize("name", ["qwen2.5-1.5b-lora.yaml", "qwen2.5-7b-lora.yaml"])
 def test_adapters_on_one_gpu(tmp_path, name):
     _, args, model = parse(name, "--output_dir", str(tmp_path))
@@ -145,7 +181,7 @@ def test_adapters_on_one_gpu(tmp_path, name):
 
 
 def test_the_short_help_names_flags_that_exist():
-    known = {"--debug", "--help-all", "--model", *_VALUES}
+    known = {"--debug", "--help-all", "--model", "--view", *_VALUES}
     for environment in ("alfworld", "webshop", "appworld", "environment"):
         for config in (load_recipe(environment).ScriptArguments, G2POConfig, ModelConfig):
             known |= {f"--{field.name}" for field in dataclasses.fields(config)}

@@ -15,6 +15,7 @@ from g2po_trl.trajectory import note_advantages
 from g2po_trl.utils.json import to_json, write_json
 from g2po_trl.view import Run, Sources
 from g2po_trl.view.groups import disagreements
+from g2po_trl.view.labels import state_labels
 from g2po_trl.view.server import make_server
 from g2po_trl.view.texts import Texts, step_data
 
@@ -186,6 +187,32 @@ def test_prompts_are_decoded_or_told(run):
     assert all(s["p"] is None for s in Run(run).iteration(3, prompts=False)["groups"][0]["trajectories"][0]["steps"])
 
 
+def test_tokens_are_shown_with_their_log_probabilities_where_they_were_recorded(run):
+    """ "é" is of two tokens here: it is one piece, as probable as both together."""
+
+    class Bytes:
+        def decode(self, ids):
+            return bytes(ids).decode("utf-8", "replace")
+
+    ids = list("aé!".encode())
+    told = Step("a", "x", completion="aé!", completion_ids=ids, logprobs=[-0.5, -1.0, -0.25, -2.0])
+    untold = Step("b", "x", completion="aé!", completion_ids=ids)
+    write_jsonl(run / "trajectories" / "train-000003.jsonl", [Trajectory("t", [told, untold], 1.0, "success")])
+    first, second = Run(run, Bytes()).iteration(3)["groups"][0]["trajectories"][0]["steps"]
+    assert (first["t"], first["lp"]) == (["a", "é", "!"], [-0.5, -1.25, -2.0]) and "t" not in second
+    (group,) = Run(run, Bytes()).iteration(3, prompts=False)["groups"]
+    assert all("t" not in step for step in group["trajectories"][0]["steps"])
+
+
+def test_states_are_labelled_by_the_words_that_tell_them_apart():
+    seen = {"drawer 1": "nothing", "shelf 2": "a pen 1", "desk 1": "a desklamp 1", "drawer 2": "a pen 2"}
+    arrivals = [f"You arrive at {place}. On the {place}, you see {what}." for place, what in seen.items()]
+    labels = state_labels([*arrivals, "You take the pen 1.", "", "⬛⬜", "Extraordinarilylongishword"])
+    assert labels[:5] == ["drawer 1 nothing", "shelf 2 pen 1", "desk 1 desklamp 1", "drawer 2 pen 2", "take pen 1"]
+    assert labels[5:] == ["", "", "Extraordinarilylong…"]
+    assert state_labels(["the same"] * 2) == ["same", "same"]
+
+
 def test_bad_input_is_named(tmp_path, run):
     with pytest.raises(SystemExit, match="there is no folder '.*none': pass the output_dir"):
         main([str(tmp_path / "none"), "--no-open"])
@@ -275,10 +302,13 @@ def test_the_page_in_a_browser(run, browser, served, capsys):
 
     click_node(browser, 0)
     wait_for(browser, "State with value 1.25, 3 visits")
-    rows = browser.find_elements(By.CSS_SELECTOR, "#panel tbody tr")
-    assert [row.text.split()[:5] for row in rows][0] == ["go", "0", "+3.33", "+2.50", "+1.43"]
-    assert len(rows) == 3
-    rows[0].click()
+    (action,) = browser.find_elements(By.CSS_SELECTOR, "#panel tr.action")
+    assert action.text.split() == ["go", "0", "3×", "0.00", "0.00", "−1.07", "−1.07", "2/3"], "means of three visits"
+    visits = browser.find_elements(By.CSS_SELECTOR, "#panel tr.visit")
+    assert len(visits) == 3 and not visits[0].is_displayed()
+    action.click()
+    assert visits[0].text == "episode 1, step 1 +3.33 +2.50 +1.43 +7.26 won"
+    visits[0].click()
     wait_for(browser, "Episode 1: won, reward 10")
     assert "room a" in panel(browser) and "the end of ha" in panel(browser)
 

@@ -158,7 +158,7 @@ def test_conversations_in_a_browser(folder, browser):
 
     browser.execute_script("showNode(1)")
     assert texts_of(browser, "#panel > .message pre") == [RESULT["content"]]
-    assert set(texts_of(browser, "#panel tbody td:first-child")) == {'open({"id": 7})', "No idea."}
+    assert set(texts_of(browser, "#panel tr.action td:first-child")) == {'open({"id": 7})', "No idea."}
     browser.execute_script("showEdge(edgesOf(group)[0])")
     assert texts_of(browser, "#panel > .message .role") == ["system", "user", "tool search"]
 
@@ -194,10 +194,10 @@ def test_a_log_is_no_training_run(tmp_path, browser, capsys):
     for hidden in ("curves", "choose-iteration", "iteration-keys"):
         assert not browser.find_element("id", hidden).is_displayed(), hidden
     browser.execute_script("showNode(0)")
-    assert texts_of(browser, "#panel th") == ["action", "A_EP", "A_NC", "A_EC", "advantage", "episode"]
+    assert texts_of(browser, "#panel th") == ["action", "times", "A_EP", "A_NC", "A_EC", "advantage", "won"]
     browser.find_element("id", "theme").click()
     browser.execute_script("showGroup(1)")
     assert "no two episodes with a result" in browser.find_element("id", "panel").text
     browser.execute_script("showNode(0)")
-    assert texts_of(browser, "#panel th") == ["action", "episode"]
+    assert texts_of(browser, "#panel th") == ["action", "times", "won"]
     assert browser.execute_script("return edgesOf(group).map((edge) => edge.advantage)") == [None]

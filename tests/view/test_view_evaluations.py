@@ -232,8 +232,8 @@ def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser, se
     assert "value_lambda" not in texts(browser, "#settings")[0]
     assert "Trained with gigpo." in texts(browser, "#used")[0] and "λ" not in texts(browser, "#used")[0]
     browser.execute_script("showNode(0)")
-    assert texts(browser, "#panel th") == ["action", "A of gigpo", "episode"]
-    assert texts(browser, "#panel tbody tr")[0].split()[:3] == ["go", "0", "+0.50"]
+    assert texts(browser, "#panel th") == ["action", "times", "A of gigpo", "won"]
+    assert texts(browser, "#panel tr.action")[0].split() == ["go", "0", "2×", "0.00", "1/2"], "of +0.50 and −0.50"
     assert "A_NC" not in texts(browser, "body")[0]
 
     browser.find_element(By.ID, "tab-evaluations").click()

@@ -21,6 +21,7 @@ from ...environments.loading import (
     resolve_environment_name,
 )
 from ...utils.parser import read_config
+from ..launch import VIEW, launch
 from ..preflight import check_command
 from ..recipe_files import OWN_RECIPE, config_names, find_config, recipe_names, recipes_folder
 
@@ -39,6 +40,7 @@ run         --config FILE|NAME         YAML file, or one of g2po-trl: alfworld/q
             --resume_from_checkpoint auto    continue the run in output_dir, if there is one
             --overwrite                delete the run in output_dir
             --seed N  --report_to wandb|tensorboard|none  --push_to_hub
+            --view                     serve the viewer's page on this machine while it trains
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft, --lora_r, --load_in_4bit
 data        --tasks FILE  --num_eval_tasks N            (an environment of your own)
             --games, --eval_games  (alfworld)   --shop, --goals  (webshop)   --train_split  (appworld)
@@ -76,6 +78,7 @@ class Request:
     accelerate: str | None = None
     model: str | None = None
     help_all: bool = False
+    view: bool = False
     passed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     agent: str | None = None
@@ -95,6 +98,8 @@ def read(argv: Sequence[str]) -> Request:
         own = _VALUES.get(name.replace("-", "_").replace("__", "--", 1))
         if word == "--help-all":
             request.help_all = True
+        elif word == "--view":
+            request.view = True
         elif own is None:
             request.passed.append(word)
         elif "=" not in word and (not words or words[0].startswith("--")):
@@ -245,6 +250,25 @@ def _keys(config: str | None) -> set[str]:
     return set() if config is None else set(read_config(find_config(config)))
 
 
+def _check_view(script: Path) -> None:
+    """Check that `--view` has an effect.
+
+    Raises:
+        ValueError: for a script of the user's, and without the graph library.
+    """
+    if script.resolve().parent != recipes_folder():
+        raise ValueError(
+            f"--view has no effect on {script}, which is run as a script: run `g2po view OUTPUT_DIR --serve` in "
+            "another terminal"
+        )
+    from ...view.page import library
+
+    try:
+        library()
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+
+
 def run_in_place(script: Path, arguments: Sequence[str]) -> None:
     """Run `python SCRIPT ARGUMENTS` in this process."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns without a GPU whenever peft is imported
@@ -270,10 +294,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"num_processes is {request.processes!r}: set it to at least 1")
         if (request.accelerate or "").startswith("deepspeed") and find_spec("deepspeed") is None:
             raise ValueError(f"accelerate_config is {request.accelerate!r}: it needs pip install deepspeed")
+        if request.view:
+            _check_view(script)
         if script.parent == recipes_folder() and not request.help_all:
             check_command(script, arguments)
     except ValueError as error:
         raise SystemExit(str(error)) from error
+    if request.view:
+        os.environ[VIEW] = "1"
     if "RANK" not in os.environ:
         for note in request.notes:
             print(f"g2po train: {note}", file=sys.stderr)
@@ -282,8 +310,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif config is None and request.processes in (None, "1"):
         run_in_place(script, arguments)
     else:
-        from ..launch import launch
-
         launch(["train", *_without_launching(argv)], request.processes, config)
 
 

@@ -4,7 +4,7 @@
     g2po view EVALUATION                 # what `g2po evaluate` wrote to its --output
     g2po view RUN_A RUN_B                # their evaluations side by side, task by task
     g2po view CREDIT                     # what `g2po credit` wrote of a log
-    g2po view RUN --serve                # serves the page on loopback and reads data on demand
+    g2po view RUN --serve                # serves the page on loopback; it refreshes while the run goes on
 
 A folder is the `output_dir` of a training run, or the `--output` of an evaluation or of `g2po credit`. The page
 contains all iterations and evaluations, and the prompts if there are at most 100 iterations. For a longer run use
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         if len(args.folders) > 2:
             raise ValueError(f"there are {len(args.folders)} folders: pass one, or two to be compared")
-        sources = Sources(*map(open_folder, args.folders))
+        sources = Sources(*(open_folder(folder, live=args.serve) for folder in args.folders))
         if args.iterations and not sources.run:
             raise ValueError("--iterations chooses among a training run's: pass one training run, or leave it out")
         missing = set(args.iterations or ()) - set(sources.numbers)

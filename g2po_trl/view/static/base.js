@@ -34,9 +34,17 @@ function drawn(tag, attributes = {}, ...children) {
 const folded = (title, text) => (text === null || text === undefined ? null
   : make("details", {}, make("summary", {}, title), make("pre", {}, text)));
 
-// What is wrong with a step's completion or its action, as tags.
-const faults = (step) => (step.ok ? (step.in === false ? ["not admissible"] : []) : ["invalid completion"])
-  .flatMap((fault) => [" ", make("span", { class: "tag" }, fault)]);
+// What is wrong with a step's completion or its action, as text and as a tag.
+const faultOf = (step) => (step.ok ? (step.in === false ? "not admissible" : "") : "invalid completion");
+const faults = (step) => (faultOf(step) ? [" ", make("span", { class: "tag fault" }, faultOf(step))] : []);
+
+// The completion; where the run recorded the probabilities of its tokens, unlikely ones are shaded.
+function completionOf(step, texts) {
+  if (!step.t) return folded("completion", texts[step.r]);
+  const shaded = step.t.map((token, i) => make("span", { title: `probability ${Math.exp(step.lp[i]).toPrecision(2)}`,
+    style: `background:color-mix(in srgb, var(--up) ${Math.round(Math.min(1, -step.lp[i] / 4) * 70)}%, transparent)` }, token));
+  return make("details", { class: "tokens" }, make("summary", {}, "completion, unlikely tokens shaded"), make("pre", {}, ...shaded));
+}
 
 // -- conversations ----------------------------------------------------------------------------------------------------
 
@@ -88,7 +96,7 @@ async function unpack(text) {
 }
 
 async function ask(path) {
-  const answer = await fetch(path);
+  const answer = await fetch(path).catch(() => { throw Object.assign(new Error("the server does not answer"), { offline: true }); });
   if (!answer.ok) throw new Error(`${path}: ${await answer.text()}`);
   return answer.json();
 }

@@ -91,8 +91,17 @@ function sayParting([left, right], s) {
   return s ? `After ${s} shared step${s > 1 ? "s" : ""} they part: ${why}.` : `They part at the first step: ${why}.`;
 }
 
+// The n-th episode of the task, in the first column.
+function showEpisode(n) {
+  if (!current.tasks[0] || !current.tasks[0].episodes[n]) return;
+  at[0] = n;
+  showEpisodes();
+}
+
 function showEpisodes() {
   const all = columns();
+  const place = { evaluation: sides[0].set.id, beside: sides[1] && sides[1].set.id, task: current.id, episode: at[0] + 1 };
+  mark(place);
   const pair = all.length === 2 && all.every(({ one }) => one);
   const cells = all.map(episodeHead);
   const shared = pair ? sharedSteps(all) : 0;
@@ -106,7 +115,7 @@ function showEpisodes() {
     ? [make("div", { class: "adv" }, "the last observation"), observed(texts[one.final])] : []))));
   const several = sides.length === 1 && current.tasks[0].episodes.length > 1;
   $("episodes").replaceChildren(make("h2", {}, taskName(current)),
-    make("p", { class: "note" }, [current.task ? `Task ${current.id}` : "", current.kind || ""].filter(Boolean).join(", ")),
+    make("p", { class: "note" }, [current.task ? `Task ${current.id}` : "", current.kind || ""].filter(Boolean).join(", "), " ", linkTo(place)),
     several ? make("button", { type: "button", id: "apart", "aria-pressed": apart, onclick: toggleApart },
       "two episodes side by side (s)") : "",
     make("div", { class: all.length === 2 ? "columns two" : "columns" }, ...cells));

@@ -5,7 +5,17 @@ function mix(low, high, part) {
   const [a, b] = [read(low), read(high)];
   return `rgb(${a.map((v, i) => Math.round(v + (b[i] - v) * Math.min(1, Math.max(0, part)))).join(",")})`;
 }
-const valueColour = (part) => (dark() ? mix("#2a3442", "#35c48d", part) : mix("#eef1f5", "#15905f", part));
+// Green means the same in every group: an episode that came through this state won. Its strength is the value, on one scale
+// for the iteration: from the lowest reward of an episode, or 0, to the highest.
+const valueColour = (part, won) => mix(...(won ? (dark() ? ["#23443c", "#35c48d"] : ["#d9efe5", "#15905f"])
+  : (dark() ? ["#2a3442", "#8b98a9"] : ["#eef1f5", "#7d8998"])), part);
+function valueScale(one) {
+  const rewards = one.groups.flatMap(({ trajectories }) => trajectories.filter(({ outcome }) => !["error", "lost"].includes(outcome))
+    .map(({ reward }) => reward));
+  return [Math.min(0, ...rewards), Math.max(0, ...rewards)];
+}
+const wonThrough = (one) => new Set(one.trajectories.filter(({ outcome }) => outcome === "success")
+  .flatMap(({ steps }) => steps.map(({ node }) => node)));
 function advantageColour(x) {
   if (x === null) return dark() ? "#56616f" : "#b9c0ca";
   const part = Math.min(1, Math.abs(x) / 2);
@@ -19,12 +29,14 @@ function edgesOf(one) {
     const ends = s === trajectory.steps.length - 1;
     const to = ends ? trajectory.outcome : step.next;
     const key = `${step.node}>${to}`;
-    if (!edges.has(key)) edges.set(key, { from: step.node, to, count: 0, whole: 0, advantage: 0, actions: new Map() });
+    if (!edges.has(key)) edges.set(key, { from: step.node, to, count: 0, whole: 0, advantage: 0, faults: 0, actions: new Map() });
     const edge = edges.get(key);
     edge.count += 1;
     edge.whole += isBranch(trajectory) ? 0 : 1;
     edge.advantage += total(step) ?? NaN;
-    edge.actions.set(step.a, (edge.actions.get(step.a) || 0) + 1);
+    const fault = faultOf(step);
+    edge.faults += fault ? 1 : 0;
+    edge.actions.set(step.a, { count: (edge.actions.get(step.a)?.count || 0) + 1, fault });
   }));
   edges.forEach((edge) => { edge.advantage = Number.isFinite(edge.advantage) ? edge.advantage / edge.count : null; });
   return [...edges.values()];

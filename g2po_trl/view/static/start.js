@@ -6,23 +6,23 @@ function theme(name) {
   document.documentElement.dataset.theme = name;
   if (!run || $("training").hidden || !shown) return;
   drawCurves();
-  const [panel, selected] = [[...$("panel").childNodes], network.getSelectedNodes()];
-  showGroup(shown.groups.indexOf(group));
-  $("panel").replaceChildren(...panel);
+  if (!group) return;
+  const selected = network.getSelectedNodes();
+  drawGroup(groupNumber() - 1);
   network.selectNodes(selected);
 }
 const otherTheme = () => theme(dark() ? "light" : "dark");
 
 // Each view is filled when it is first looked at: the graph must be drawn where it is seen.
 const filled = new Set();
-async function show(name) {
+async function show(name, fill = true) {
   ["training", "evaluations"].forEach((view) => {
     $(view).hidden = view !== name;
     $(`tab-${view}`).setAttribute("aria-selected", view === name);
   });
-  if (filled.has(name)) theme(document.documentElement.dataset.theme);
-  else if (name === "training") await choose(run.iterations[run.iterations.length - 1]);
-  else {
+  if (fill && filled.has(name)) theme(document.documentElement.dataset.theme);
+  else if (fill && name === "training") await choose(newest());
+  else if (fill && page.sets.length) {
     await compare(...page.pair);
     $("tasks").focus({ preventScroll: true });
   }
@@ -31,10 +31,10 @@ async function show(name) {
 
 const TRAINING_KEYS = {
   ArrowLeft: () => run.log || step(-1), ArrowRight: () => run.log || step(1),
-  n: () => showGroup((shown.groups.indexOf(group) + 1) % shown.groups.length),
-  p: () => showGroup((shown.groups.indexOf(group) + shown.groups.length - 1) % shown.groups.length),
+  n: () => group && showGroup(groupNumber() % shown.groups.length),
+  p: () => group && showGroup((groupNumber() + shown.groups.length - 2) % shown.groups.length),
 };
-const step = (way) => choose(run.iterations[Math.min(run.iterations.length - 1, Math.max(0, run.iterations.indexOf(shown.n) + way))]);
+const step = (way) => shown && choose(run.iterations[Math.min(run.iterations.length - 1, Math.max(0, run.iterations.indexOf(shown.n) + way))]);
 const go = (way) => pick(listed.indexOf(current) + way);
 const EVALUATION_KEYS = {
   ArrowDown: () => go(1), ArrowUp: () => go(-1), PageDown: () => go(10), PageUp: () => go(-10),
@@ -70,26 +70,52 @@ async function start() {
   });
   const here = $("overview");
   page = here ? await unpack(here.textContent) : await ask("overview");
+  version = page.version;
   run = page.training;
   document.title = `${page.name} – g2po-trl`;
-  $("name").textContent = page.sources.length > 1 ? "Two evaluations side by side" : page.name;
+  $("name").textContent = page.sources.length > 1 ? "Evaluations side by side" : page.name;
   if (page.sources.length === 1) $("settings").replaceChildren(...settingsOf(page.sources[0], []));
   $("theme").addEventListener("click", otherTheme);
-  $("tabs").hidden = !(run && page.sets.length);
+  showTabs();
   ["training", "evaluations"].forEach((name) => $(`tab-${name}`).addEventListener("click", () => show(name)));
   document.addEventListener("keydown", pressed);
   $("search").addEventListener("input", listTasks);
+  $("newest").addEventListener("click", () => choose(newest()).then(follow));
+  $("iteration").addEventListener("input", () => { $("iteration-number").textContent = run.iterations[$("iteration").value]; });
+  $("iteration").addEventListener("change", () => choose(run.iterations[$("iteration").value]));
+  window.addEventListener("hashchange", () => openPlace(readPlace()));
   if (run && run.log) {
     document.title = `${run.log.name}, logged runs – g2po-trl`;
     $("name").textContent = `Logged runs: ${run.log.name}`;
     ["choose-iteration", "iteration-keys"].forEach((part) => { $(part).hidden = true; });
-  } else if (run) {
-    const slider = $("iteration");
-    slider.max = run.iterations.length - 1;
-    slider.addEventListener("input", () => { $("iteration-number").textContent = run.iterations[slider.value]; });
-    slider.addEventListener("change", () => choose(run.iterations[slider.value]));
+  } else if (run) setUpSlider();
+  try {
+    if (!(await openPlace(readPlace()))) {
+      if (run || page.sets.length) await show(run ? "training" : "evaluations");
+      follow();
+    }
+  } finally {
+    if (!here) listen();
   }
-  await show(run ? "training" : "evaluations");
   document.body.dataset.ready = "yes";
 }
+
+function showTabs() {
+  $("tabs").hidden = !(run && page.sets.length);
+  $("waiting").hidden = Boolean(run || page.sets.length);
+}
+
+function setUpSlider() {
+  $("iteration").max = run.iterations.length - 1;
+  if (!shown) return;
+  $("iteration").value = run.iterations.indexOf(shown.n);
+  $("newest").hidden = shown.n === newest();
+  $("newest").textContent = `newest: ${newest()}`;
+}
+
+let redraw = null;
+window.addEventListener("resize", () => {
+  clearTimeout(redraw);
+  redraw = setTimeout(() => { if (run && visible() === "training") drawCurves(); }, 200);
+});
 start();

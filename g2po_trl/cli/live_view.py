@@ -1,0 +1,46 @@
+"""The viewer beside a training run: `g2po train … --view`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+from ..runs.callbacks import print_line
+from ..view.server import POLL_SECONDS, Server, make_server
+from ..view.sources import Sources, open_folder
+
+
+class LiveView(TrainerCallback):
+    """Serves the viewer on loopback while a run trains, and prints its address.
+
+    Args:
+        folder: the run's `output_dir`.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.server: Server | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.server is not None or not state.is_world_process_zero:
+            return
+        self.server = make_server(Sources(open_folder(self.folder, live=True)))
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        print_line(f"Watch the run at http://127.0.0.1:{self.server.server_port}/ (on this machine)")
+
+    def close(self) -> None:
+        """End the server, after an open page has read what the run wrote last."""
+        if self.server is None:
+            return
+        end = time.monotonic()
+        while self.server.asked > end - 2 * POLL_SECONDS and time.monotonic() < end + 2 * POLL_SECONDS:
+            time.sleep(0.2)
+            if self.server.asked > end and time.monotonic() > self.server.asked + 1.0:
+                break
+        self.server.shutdown()
+        self.server.server_close()
+        print_line(f"The page is no longer served: g2po view {self.folder} opens the run again")
+        self.server = None

@@ -1,0 +1,43 @@
+"""Short labels of states: the words by which a state's text differs from the others of its group."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+LONGEST = 20  # characters
+_WORDS = re.compile(r"[^\W\d_][\w'’-]*(?: \d+\b)?|\d+")  # "drawer 1" is one
+_SMALL = set("a an and are as at by for from in is it its of on or that the there this to was with you your".split())
+
+
+def state_labels(texts: Sequence[str]) -> list[str]:
+    """Return a label for each text: its first words without those that many texts of the group have.
+
+    A text without other words is labelled by its first words, one without any word by "".
+    """
+    words = [_words_of(text) for text in texts]
+    counts = Counter(word.lower() for one in set(map(tuple, words)) for word in one)
+    often = max(1, len(set(map(tuple, words))) / 3)
+
+    def tells(word: str) -> bool:
+        return word[-1].isdigit() or (word.lower() not in _SMALL and counts[word.lower()] <= often)
+
+    return [_cut(list(filter(tells, one)) or one) for one in words]
+
+
+def _words_of(text: str) -> list[str]:
+    """Return the words of a text, each once."""
+    return list({word.lower(): word for word in reversed(_WORDS.findall(text))}.values())[::-1]
+
+
+def _cut(words: Sequence[str]) -> str:
+    """Return as many words as fit, and of a first word that does not, its beginning."""
+    if not words:
+        return ""
+    label = words[0] if len(words[0]) <= LONGEST else words[0][: LONGEST - 1] + "…"
+    for word in words[1:]:
+        if len(label) + 1 + len(word) > LONGEST:
+            break
+        label += f" {word}"
+    return label
