@@ -78,10 +78,10 @@ class Request:
     accelerate: str | None = None
     model: str | None = None
     help_all: bool = False
-    view: bool = False
     passed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     agent: str | None = None
+    view: bool = False
 
 
 def read(argv: Sequence[str]) -> Request:
