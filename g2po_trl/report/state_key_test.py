@@ -226,6 +226,29 @@ def verdict(found: dict[str, Any]) -> str:
     return " ".join([_preferred(whole), _keys(often, hidden), _advice(whole, found["value_lambda"])])
 
 
+def in_short(found: dict[str, Any], used: float = 1.0) -> tuple[str, str]:
+    """Return the verdict as a finding and an advice, either may be empty.
+
+    Args:
+        found: the test's numbers.
+        used: value_lambda of the run.
+    """
+    whole, share = found["rows"][0], found["hidden_share"]
+    if not found["steps"]:
+        return "", ""
+    if not whole["steps"]:
+        return "No state was visited by two episodes of a group.", f"Use coarser state keys: {KEYS_HELP}."
+    if found["value_lambda"] is None or whole["interval"] is None:
+        return "Too little data to test the state keys.", ""
+    errors = [found[name] for name in ("often_standard_errors", "lost_standard_errors")]
+    if (share is not None and share > HIDDEN) or any(one is not None and one > LOSES for one in errors):
+        keep = f"If success stalls, let the state keys show more: {KEYS_HELP}."
+        finding = "The state keys hide something, or the environment is random."
+        return finding, keep if used == 1 else f"Set value_lambda 1. {keep}"
+    best = 1.0 if not _is_better(whole, found["value_lambda"]) else found["value_lambda"]
+    return "The state keys look right.", "" if best == used else f"Try --value_lambda {best:g}."
+
+
 def _preferred(whole: dict[str, Any]) -> str:
     best = _best(whole)
     if best == 1:

@@ -11,6 +11,8 @@ from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report import analysis, plots
 from g2po_trl.report import state_key_test as keys
+from g2po_trl.report.plain import five_lines
+from g2po_trl.report.summary import analyse
 
 
 def episode(keys: str, reward: float, task="t", outcome=None) -> Trajectory:
@@ -140,12 +142,15 @@ def test_iterations_are_read_over_ranks(run):
 def test_the_command_writes_numbers_and_plots(run, capsys):
     main([str(run)])
     printed = capsys.readouterr().out
-    assert "2 iterations, 80 steps" in printed
+    names = [line.split("  ")[0] for line in printed.splitlines() if line[:1].strip() and ":" not in line[:14]]
+    assert names[:5] == ["Success", "Failures", "Recurrence", "Verdict", "What to do"]
+    assert "λ = 1" not in printed and "2 iterations, 80 steps" not in printed
     written = json.loads((run / "report" / "analysis.json").read_text())
     assert written["iterations"][0]["steps"] == 40
     names = {path.name for path in (run / "report").iterdir()}
     assert len(names) == 6 and not any(name.endswith(".svg") for name in names)
-    main([str(run), "--svg"])
+    main([str(run), "--svg", "--details"])
+    assert "2 iterations, 80 steps" in (printed := capsys.readouterr().out) and "Recurrence" in printed
     assert len(list((run / "report").iterdir())) == 11
     for path in (run / "report").glob("*.png"):
         assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 5000
@@ -158,8 +163,62 @@ def test_a_run_that_lost_everything(tmp_path, capsys):
     played = [episode("abc", 0.0, task) for task in "xxyy"]
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", played)
     main([str(tmp_path)])
-    said = capsys.readouterr().out
-    assert "nan" not in said and "all 2 groups lost every episode" in said and "visits of a node" in said
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Success 0.0 % in iteration 1. Failures 2 of 2 groups lost every episode in iteration 1." in said
+    assert (
+        "Verdict Nothing to learn from: all 2 groups lost every episode, with equal rewards. What to do Start" in said
+    )
+    main([str(tmp_path), "--details"])
+    assert "nan" not in said + (details := capsys.readouterr().out) and "visits of a node" in details
+
+
+def lines_of(*rollouts, run=None, evaluations=()):
+    """The five lines of iterations, as name -> text."""
+    iterations = [analysis.Iteration(number, groups) for number, groups in enumerate(rollouts, 1)]
+    numbers, _ = analyse(iterations, None, run or {})
+    said = five_lines(iterations, numbers, run or {}, evaluations).splitlines()
+    starts = [i for i, line in enumerate(said) if line[0] != " "]
+    parts = [" ".join(" ".join(said[a:b]).split()) for a, b in zip(starts, [*starts[1:], None])]
+    names = ("Success", "Failures", "Recurrence", "Verdict", "What to do")
+    assert all(part.startswith(name) for name, part in zip(names, parts, strict=True))
+    return {name: part.removeprefix(name).strip() for name, part in zip(names, parts)}
+
+
+def test_the_five_lines_by_hand():
+    """Two iterations of two groups: success 0 of 4, then 3 of 4; five lost episodes, one of them failed early."""
+    lost, early, won = episode("aba", 0.0, outcome="truncated"), episode("abc", 0.0), episode("ab", 10.0)
+    for step, listed in zip(lost.steps, (["go"], ["stay"], ["stay"])):
+        step.action, step.admissible_actions = "go", listed
+    evaluations = [{"name": "eval", "step": 0, "success_rate": 0.25, "episodes": 8}]
+    evaluations.append({"name": "eval", "step": 2, "success_rate": 0.5, "episodes": 8})
+    said = lines_of([[lost, lost], [lost, early]], [[won, won], [won, lost]], evaluations=evaluations)
+    assert (
+        said["Success"]
+        == "0.0 % in iteration 1, 75.0 % in iteration 2. Evaluation: 25.0 %, then 50.0 % of 8 episodes."
+    )
+    assert said["Failures"].startswith("0 of 2 groups lost every episode in iteration 2. Of 1 lost episodes: 100 %")
+    assert "67 % of actions were not admissible, 50 % of steps returned to an earlier state." in said["Failures"]
+    assert said["Verdict"].startswith("It learned: +75.0 ± 25.0 points")
+    said = lines_of([[lost, early], [lost, lost]])
+    assert said["Success"] == "0.0 % in iteration 1."
+    assert said["Failures"].startswith(
+        "2 of 2 groups lost every episode in iteration 1, most often 't'. Of 4 lost episodes: 75 % ran out of turns, "
+        "25 % failed before,"
+    )
+
+
+def test_what_to_do_follows_from_how_a_run_ended():
+    def ends(*last, first=None):
+        return lines_of([first or [episode("ab", 0.0), episode("ab", 10.0)]] * 4, list(last))["What to do"]
+
+    lost, won = [episode("ab", 0.0)] * 2, [episode("ab", 10.0)] * 2
+    assert ends(won, won, won, won).startswith("Nearly every episode wins")
+    assert ends(lost, lost, lost, lost).startswith("Lower the learning rate")
+    assert ends(lost, lost, lost, won).startswith("Most groups lose every episode")
+    assert ends(won, won, won, lost).startswith("Train for longer")
+    assert ends(won, won, won, lost, first=lost).startswith("Train on while evaluations rise")
+    lines = lines_of([lost, won], run={"traces": {"file": "x"}})
+    assert lines["Verdict"].startswith("These runs were not trained on.") and "Train" not in lines["What to do"]
 
 
 def test_the_verdict_knows_of_replaced_groups(tmp_path, capsys):

@@ -221,8 +221,8 @@ def write(run, groups, iterations=1):
 @pytest.mark.filterwarnings("error")
 def test_runs_with_little_to_compare_get_a_report_that_says_so(tmp_path, capsys, saved, groups, said):
     write(tmp_path, groups)
-    main([str(tmp_path)])
-    assert said in capsys.readouterr().out
+    main([str(tmp_path), "--details"])
+    assert said in (printed := capsys.readouterr().out) and "nan" not in printed
     written = json.loads((tmp_path / "report" / "analysis.json").read_text(), parse_constant=pytest.fail)
     assert said in written["prediction"]["verdict"]
     assert "value_variation" in saved and "prediction_errors" not in saved
@@ -234,14 +234,14 @@ def test_the_report_takes_the_runs_gamma_and_tells_what_it_was_trained_with(tmp_
     write(tmp_path, groups, iterations=3)
     described = {"trainer": {"gamma": 1.0, "value_lambda": 0.5}, "estimator": {"estimator_name": "g2po"}}
     (tmp_path / "run.json").write_text(json.dumps(described))
-    main([str(tmp_path)])
+    main([str(tmp_path), "--details"])
     printed = capsys.readouterr().out
     assert "iterations 2 " in printed and "trained with value_lambda 0.5" in printed
     assert "prediction_errors" in saved
     read = json.loads((tmp_path / "report" / "analysis.json").read_text())
     described["trainer"]["value_lambda"], described["estimator"]["estimator_name"] = 1.0, "grpo"
     (tmp_path / "run.json").write_text(json.dumps(described))
-    main([str(tmp_path), "--gamma", "0.5", "--output", str(tmp_path / "other")])
+    main([str(tmp_path), "--gamma", "0.5", "--output", str(tmp_path / "other"), "--details"])
     assert "trained with grpo: value_lambda is an option of g2po" in capsys.readouterr().out
     other = json.loads((tmp_path / "other" / "analysis.json").read_text())
     before, after = (of["prediction"]["rows"][0]["mean_squared_error"][0] for of in (read, other))

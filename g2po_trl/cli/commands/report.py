@@ -1,11 +1,11 @@
-"""Analyse the state graphs of a run, as the paper does, and test its state keys.
+"""Summarise a run in five lines: success, where groups fail, what recurs, the verdict, what to do.
 
-    g2po report RUN [--output FOLDER] [--gamma X] [--svg]
+    g2po report RUN                 # the five lines; plots and numbers in RUN/report
+    g2po report RUN --details       # the statistics too
 
-RUN is the folder of a training run or of `g2po credit`. Reads RUN/trajectories and writes analysis.json and plots:
-visits per state, spread of the returns of one state, turns per successful episode, variance of the values compared
-with the paper's assumptions, and the test of the state keys: how well the values of each λ predict the returns of
-held-out episodes. All but the last use mean returns (λ = 1), regardless of the run's value_lambda.
+RUN is the folder of a training run or of `g2po credit`. The statistics are the paper's analyses of the state graphs,
+with mean returns (λ = 1) whatever the run's value_lambda, and the test of the state keys: how well the values of each
+λ predict the returns of held-out episodes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from pathlib import Path
 
 from ...report import analysis
 from ...report import state_key_test as keys
+from ...report.plain import five_lines
 from ...report.summary import SIZES, analyse, mean_over, notes, summary, verdict_on
 from ...runs.run_json import read_run
 from ...utils.extras import install_command
-from ...utils.json import write_json
+from ...utils.json import read_json_lines, write_json
 from ...utils.parser import Parser
 
 
@@ -27,6 +28,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--output", metavar="FOLDER", type=Path, help="where to write; default: RUN/report")
     given = "discount per step; default: the run's, or 0.95 if the run does not record it"
     parser.add_argument("--gamma", metavar="X", type=float, help=given)
+    parser.add_argument("--details", action="store_true", help="print the statistics too")
     parser.add_argument("--svg", action="store_true", help="also write the plots as SVG")
     args = parser.parse_args(argv)
     try:
@@ -45,11 +47,12 @@ def main(argv: list[str] | None = None) -> None:
         write_json(output / "analysis.json", numbers, indent=1)
     except OSError as error:
         raise SystemExit(f"{output} cannot be written ({error.strerror or error}): pass --output FOLDER") from error
-    rows = numbers["iterations"]
-    print(summary(rows, run))
-    if verdict := verdict_on(iterations, run, analysis.load_replaced(args.run)):
-        print(f"\n{verdict}")
-    print("\n".join(["", keys.text(numbers["prediction"]), *notes(run), ""]), flush=True)  # plots take longer
+    rows, path = numbers["iterations"], args.run / "evaluations.jsonl"
+    evaluations = read_json_lines(path) if path.is_file() else []
+    verdict = verdict_on(iterations, run, analysis.load_replaced(args.run))
+    print(five_lines(iterations, numbers, run, evaluations, verdict), end="\n\n", flush=True)  # plots take longer
+    if args.details:
+        print("\n".join([summary(rows, run), "", keys.text(numbers["prediction"]), *notes(run), ""]), flush=True)
     at = [row["iteration"] for row in rows]
     sizes = [row["group_size"] for row in rows]
     figures = {
@@ -72,4 +75,5 @@ def main(argv: list[str] | None = None) -> None:
         figures["prediction_errors"] = plots.prediction_errors(numbers["prediction"]["lambdas"], curves)
     for name, made in figures.items():
         plots.save(made, output, name, args.svg)
-    print(f"{output}: analysis.json, {', '.join(figures)} (.png{', .svg' if args.svg else ''})")
+    statistics = "" if args.details else "; --details prints the statistics"
+    print(f"{output}: analysis.json, {', '.join(figures)} (.png{', .svg' if args.svg else ''}){statistics}")

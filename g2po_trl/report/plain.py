@@ -1,0 +1,194 @@
+"""A run in five plain lines: success, where groups fail, what recurs, the verdict, what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..runs.summary import before_and_after
+from ..trajectory import Trajectory
+from . import state_key_test as keys
+from .analysis import Iteration
+
+WINDOW = 5  # iterations at both ends of a run that are compared; fewer of a short run
+WIDTH, INDENT = 110, 14
+CLEAR = 2.0  # standard errors
+_ENDS = {
+    "truncated": "ran out of turns",
+    "failure": "failed before",
+    "error": "ended in an error",
+    "lost": "were lost",
+}
+
+
+@dataclass(frozen=True)
+class Success:
+    """Success of some iterations: mean over groups, its standard error, and the iterations' numbers."""
+
+    rate: float
+    error: float
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.rate:.1f} % in {_where(self.first, self.last)}"
+
+
+def five_lines(
+    iterations: Sequence[Iteration],
+    numbers: dict[str, Any],
+    run: dict[str, Any],
+    evaluations: Sequence[dict[str, Any]] = (),
+    nothing_learned: str | None = None,
+) -> str:
+    """Return the five lines.
+
+    Args:
+        iterations: of a run, or of logged runs.
+        numbers: the contents of analysis.json.
+        run: its run.json.
+        evaluations: of the run.
+        nothing_learned: why there was nothing to learn from and what to do, see `runs.verdict`.
+    """
+    whole = [iteration.whole for iteration in iterations]
+    window = max(1, min(WINDOW, len(whole) // 2))
+    start, end = success_of(whole[:window]), success_of(whole[-window:])
+    is_log = "traces" in run
+    used = 1.0 if is_log else run.get("trainer", {}).get("value_lambda", 1.0)
+    finding, advice = keys.in_short(numbers["prediction"], used)
+    if nothing_learned:
+        reason, _, remedy = nothing_learned.partition(". ")
+        verdict, to_do = f"{reason}.", remedy
+    else:
+        learned = "These runs were not trained on." if is_log else _learned(start, end, len(whole))
+        verdict = f"{learned} {finding}"
+        to_do = " ".join(filter(None, [None if is_log else _next_step(whole[-window:], start, end), advice]))
+    lines = {
+        "Success": f"{100 * end.rate:.1f} %." if is_log else _success(start, end, len(whole), evaluations),
+        "Failures": _failures(whole[-window:], "" if is_log else f" in {_where(end.first, end.last)}"),
+        "Recurrence": _recurrence(numbers["iterations"]),
+        "Verdict": verdict,
+        "What to do": to_do or "Nothing stands out.",
+    }
+    return "\n".join(_wrapped(name, text) for name, text in lines.items())
+
+
+def success_of(iterations: Sequence[Iteration]) -> Success:
+    """Return the success of some iterations; nan if no episode has a result."""
+    groups = [[t.success for t in group if t.counted] for iteration in iterations for group in iteration.groups]
+    rates = [float(np.mean(group)) for group in groups if group]
+    error = float(np.std(rates, ddof=1) / len(rates) ** 0.5) if len(rates) > 1 else float("nan")
+    rate = float(np.mean(rates)) if rates else float("nan")
+    return Success(rate, error, iterations[0].number, iterations[-1].number)
+
+
+def _success(start: Success, end: Success, number: int, evaluations: Sequence[dict[str, Any]]) -> str:
+    if np.isnan(end.rate):
+        return "No episode has a result."
+    said = str(end) if number == 1 or np.isnan(start.rate) else f"{start}, {end}"
+    evaluated = before_and_after(evaluations) if evaluations else ()
+    rates = [f"{100 * one['success_rate']:.1f} %" for one in evaluated if one.get("success_rate") is not None]
+    if len(rates) == 2:
+        before, after = evaluated
+        said += f". Evaluation: {rates[-1] if before is after else ', then '.join(rates)}"
+        said += f" of {after['episodes']} episodes" if "episodes" in after else ""
+    return f"{said}."
+
+
+def _failures(iterations: Sequence[Iteration], where: str) -> str:
+    """Return which groups lost all, and how episodes that are not successful end."""
+    groups = [[t for t in group if t.counted] for iteration in iterations for group in iteration.groups]
+    groups = [group for group in groups if group]
+    lost_groups = [group for group in groups if not any(t.success for t in group)]
+    everyone = [t for iteration in iterations for group in iteration.groups for t in group]
+    lost = [t for t in everyone if not t.success]
+    said = f"{len(lost_groups)} of {len(groups)} groups lost every episode{where}" if groups else "No group to compare"
+    if lost_groups:
+        (task, times), *_ = Counter(group[0].task or group[0].task_id for group in lost_groups).most_common(1)
+        said += f", most often {textwrap.shorten(task, 60)!r}" if times > 1 else ""
+    if not lost:
+        return f"{said}."
+    ends = Counter(_ENDS[t.outcome] for t in lost).most_common()
+    shares = [f"{_percent(number, len(lost))} {end}" for end, number in ends]
+    inadmissible, returned = _share_inadmissible(lost), _share_returned(lost)
+    if inadmissible is not None:
+        shares.append(f"{100 * inadmissible:.0f} % of actions were not admissible")
+    if returned is not None:
+        shares.append(f"{100 * returned:.0f} % of steps returned to an earlier state")
+    return f"{said}. Of {len(lost):,} lost episodes: {', '.join(shares)}."
+
+
+def _recurrence(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how often states recur within a group."""
+    if not sum(row["steps"] for row in rows):
+        return "No episode took a step."
+    visits, once = ([row["group_size"][name] for row in rows] for name in ("mean", "singleton_steps"))
+    share = 100 * (1 - np.nanmean(once))
+    often = f"{np.nanmean(visits):.1f} times"
+    return f"A state is visited {often} in its group; {share:.0f} % of steps are in one that recurs."
+
+
+def _learned(start: Success, end: Success, number: int) -> str:
+    """Return whether success changed by more than its error."""
+    if number == 1 or np.isnan(start.rate + end.rate):
+        return "Too short to tell whether it learns."
+    change = end.rate - start.rate
+    error = float(np.hypot(start.error, end.error))
+    said = f"{100 * change:+.1f} ± {100 * error:.1f} points (one standard error over groups)"
+    if np.isnan(error) or abs(change) <= CLEAR * error:
+        return f"No clear change of success: {said}."
+    return f"It learned: {said}." if change > 0 else f"Success fell: {said}."
+
+
+def _next_step(iterations: Sequence[Iteration], start: Success, end: Success) -> str | None:
+    """Return advice by the state in which the run ended."""
+    groups = [[t for t in group if t.counted] for iteration in iterations for group in iteration.groups]
+    groups = [group for group in groups if group]
+    if not groups or np.isnan(end.rate):
+        return None
+    lost = sum(not any(t.success for t in group) for group in groups) / len(groups)
+    inadmissible = _share_inadmissible([t for group in groups for t in group])
+    fell = end.rate < start.rate - CLEAR * float(np.hypot(start.error, end.error))
+    rose = end.rate > start.rate + CLEAR * float(np.hypot(start.error, end.error))
+    if fell:
+        return "Lower the learning rate, and look at kl and valid completions."
+    if end.rate > 0.95:
+        return "Nearly every episode wins: use harder tasks."
+    if inadmissible is not None and inadmissible > 0.5:
+        return "Most actions do not exist: use a stronger model, or fine-tune it on demonstrations."
+    if lost > 0.5:
+        return "Most groups lose every episode: use easier tasks, a stronger model, or larger groups."
+    return "Train on while evaluations rise." if rose else "Train for longer, or raise the learning rate."
+
+
+def _share_inadmissible(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the share of actions that were not listed; `None` if no environment lists actions."""
+    listed = [step.admissible for t in trajectories for step in t.steps if step.admissible is not None]
+    return 1 - float(np.mean(listed)) if listed else None
+
+
+def _share_returned(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the share of steps, after the first of an episode, in a state that the episode had been in."""
+    returned = [
+        step.key in {before.key for before in t.steps[:i]} for t in trajectories for i, step in enumerate(t.steps) if i
+    ]
+    return float(np.mean(returned)) if returned else None
+
+
+def _where(first: int, last: int) -> str:
+    return f"iteration {first}" if first == last else f"iterations {first} to {last}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %"
+
+
+def _wrapped(name: str, text: str) -> str:
+    return textwrap.fill(
+        text, WIDTH, initial_indent=f"{name:<{INDENT}}", subsequent_indent=" " * INDENT, break_on_hyphens=False
+    )
