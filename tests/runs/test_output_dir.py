@@ -86,7 +86,7 @@ def test_overwrite_deletes_what_a_run_wrote_and_nothing_else(make_trainer, run):
     trainer.train()
     assert {path.name for path in run.iterdir()} == {
         *("notes.txt", "README.md", "checkpoints.txt", ".lock"),
-        *("run.json", "evaluations.jsonl", "trajectories"),
+        *("run.json", "evaluations.jsonl", "log.jsonl", "trajectories"),
     }
     names = sorted(path.name for path in (run / "trajectories").iterdir())
     assert names == ["eval-000000.jsonl", "train-000001.jsonl"]
@@ -328,7 +328,11 @@ def test_what_a_kill_has_cut_is_left_out_and_counted(run):
     trajectories.write_bytes(content[:-200])
     evaluations.write_bytes(evaluations.read_bytes()[:-100])
     (run / "trainer_state.json").write_text("")
-    shown = Run(run)
+    shown, log = Run(run), run / "log.jsonl"
+    logged = [line for line in log.read_bytes().splitlines() if b"episode/success_rate" in line]
+    log.write_bytes(b"\n".join([*logged[:2], logged[2][:-100]]))
+    assert (len(logged), len(shown.overview()["curves"])) == (3, 2)
+    log.unlink()
     with pytest.warns(UserWarning, match=r"trainer_state.json cannot be read"):
         overview = Sources(open_folder(run)).overview()
     assert len(overview["training"]["curves"]) == 3 and len(overview["training"]["evaluations"]) == 1

@@ -5,6 +5,7 @@
     g2po view RUN_A RUN_B                # their evaluations side by side, task by task
     g2po view CREDIT                     # what `g2po credit` wrote of a log
     g2po view RUN --serve                # serves the page on loopback; it refreshes while the run goes on
+    g2po view RUN --text                 # in the terminal: success, groups, an episode
 
 A folder is the `output_dir` of a training run, or the `--output` of an evaluation or of `g2po credit`. The page
 contains all iterations and evaluations, and the prompts if there are at most 100 iterations. For a longer run use
@@ -14,6 +15,10 @@ contains all iterations and evaluations, and the prompts if there are at most 10
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shutil
+import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +27,7 @@ from ...utils.parser import Parser
 from ...view.page import write_page
 from ...view.server import make_server
 from ...view.sources import Sources, open_folder
+from ...view.terminal import TerminalView
 
 MANY = 100
 
@@ -41,7 +47,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     parser.add_argument("--serve", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
     parser.add_argument("--port", metavar="N", type=int, help="of --serve; default: any free port")
+    parser.add_argument("--text", action="store_true", help="print to the terminal; --iterations N chooses one")
+    help_of_episode = "of --text: group and episode in it, e.g. 3.2; default: a lost one"
+    parser.add_argument("--episode", metavar="G.E", type=_episode, help=help_of_episode)
     args = parser.parse_args(argv)
+    if args.text and (args.output or args.no_prompts or args.serve):
+        parser.error("--output, --no-prompts and --serve have no effect with --text: leave them out")
+    if args.text and (len(args.folders) > 1 or len(args.iterations or ()) > 1):
+        parser.error("--text shows one folder, and of a training run one iteration")
+    if args.episode and not args.text:
+        parser.error("--episode has no effect without --text: add it, or leave it out")
     if args.serve and (args.output or args.iterations or args.no_prompts):
         parser.error("--output, --iterations and --no-prompts have no effect with --serve: leave them out")
     if args.port is not None and not args.serve:
@@ -57,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"iterations {sorted(missing)} are not there; there are {sources.numbers}")
         if args.serve:
             _serve(sources, args)
+        if args.text:
+            _print(sources, args)
+            return
         chosen = args.iterations or sources.numbers
         path = args.output or args.folders[0] / _page_name(sources)
         try:
@@ -71,6 +89,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{page} ({page.stat().st_size / 2**20:.1f} MB)")
     if not args.no_open:
         webbrowser.open(page.resolve().as_uri())
+
+
+def _episode(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)\.(\d+)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}: write GROUP.EPISODE, e.g. 3.2")
+    return int(found[1]), int(found[2])
+
+
+def _print(sources: Sources, args: argparse.Namespace) -> None:
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    view = TerminalView(sources.sources[0], shutil.get_terminal_size().columns, colour)
+    print(view.text(*(args.iterations or (None,)), args.episode))
 
 
 def _serve(sources: Sources, args: argparse.Namespace) -> None:

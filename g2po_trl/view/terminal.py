@@ -1,0 +1,202 @@
+"""A run or an evaluation as text, for terminals of machines without a browser."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..runs.summary import REPORT
+from .data import Run
+from .episode_sets import Evaluation
+
+SMOOTHED = 5  # iterations, as in the page
+HEIGHT = 9  # lines of the curve
+OBSERVATION, BOARD = 3, 14  # lines of an observation that are shown; of one that is a board
+ENDS = {"success": "won", "failure": "failed", "truncated": "out of turns", "lost": "lost with its worker"}
+_CODES = {"good": "32", "bad": "31", "soft": "2", "bold": "1"}
+
+
+class TerminalView:
+    """A run or an evaluation as text.
+
+    Args:
+        source: see `open_folder`.
+        width: characters of a line.
+        colour: use ANSI codes.
+    """
+
+    def __init__(self, source: Run | Evaluation, width: int = 80, colour: bool = False):
+        self.source, self.width, self.colour = source, max(40, width), colour
+
+    def text(self, iteration: int | None = None, episode: tuple[int, int] | None = None) -> str:
+        """Return success by iteration, the groups of an iteration or the tasks of an evaluation, and an episode.
+
+        Args:
+            iteration: the iteration; `None`: the last one.
+            episode: group (or task) and episode in it, from 1; `None`: a lost one of a group that also won.
+
+        Raises:
+            ValueError: if there is no such episode.
+        """
+        parts = [self._paint("bold", self.source.name)]
+        if self.source.numbers:
+            overview = self.source.overview()
+            parts += [self._curve(overview)] if overview["curves"] or overview["evaluations"] else []
+            data = self.source.iteration(iteration or self.source.numbers[-1], prompts=False)
+            groups = [{**group, "episodes": group["trajectories"]} for group in data["groups"]]
+            where = f"Iteration {data['n']}"
+            of = "" if data["n"] == self.source.numbers[-1] else f" of {self.source.numbers[-1]}"
+            parts.append(self._groups(f"{where}{of}", "group", groups))
+        else:
+            *_, last = self.source.sets()
+            data = last.data(prompts=False)
+            groups, where = (
+                data["tasks"],
+                f"Evaluation {last.panel}" + ("" if last.step is None else f", step {last.step}"),
+            )
+            parts.append(self._groups(where, "task", groups))
+        if any(group["episodes"] for group in groups):
+            parts.append(self._episode(where, groups, data["texts"], episode or _telling(groups)))
+        return "\n\n".join(parts)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _curve(self, overview: dict[str, Any]) -> str:
+        """Return success as a plot of characters."""
+        curve = {one["n"]: 100 * one["success"] for one in overview["curves"] if "success" in one}
+        steps = overview["optimizer_steps_per_iteration"] or 1
+        names = [one.get("name", "eval") for one in overview["evaluations"]]
+        panel = REPORT if REPORT in names else names[-1] if names else None
+        played = {
+            round(one["step"] / steps): 100 * one["success_rate"]
+            for one in overview["evaluations"]
+            if one.get("name", "eval") == panel and one.get("success_rate") is not None
+        }
+        last, columns = max([1, *curve, *played]), self.width - 8
+        scale = min(max(1, columns // (last + 1)), 4, columns) if last < columns else (columns - 1) / last
+        rows = [[" "] * columns for _ in range(HEIGHT)]
+
+        def put(n: float, value: float, mark: str) -> None:
+            rows[round((100 - value) / 100 * (HEIGHT - 1))][min(columns - 1, round(n * scale))] = mark
+
+        numbers = sorted(curve)
+        means = [np.mean([curve[m] for m in numbers[max(0, i - SMOOTHED + 1) : i + 1]]) for i in range(len(numbers))]
+        for n in numbers:
+            put(n, curve[n], "·")
+        for n in np.arange(numbers[0], numbers[-1] + 0.01, 1 / scale) if numbers else ():
+            put(n, float(np.interp(n, numbers, means)), "•")
+        for n, value in played.items():
+            put(n, value, "o")
+        drawn = ["".join(row).rstrip() for row in rows]
+        ticks = {0: "100", (HEIGHT - 1) // 2: "50", HEIGHT - 1: "0"}
+        lines = [f"{ticks.get(i, ''):>4} |{row}" for i, row in enumerate(drawn)]
+        axis = " " * 6 + "0" + str(last).rjust(max(1, round(last * scale)))
+        key = f"Success (%): • mean of {SMOOTHED} iterations, · one" + (f", o evaluation {panel!r}" if played else "")
+        if curve:
+            key += f". Last: {curve[numbers[-1]]:.1f}"
+        return "\n".join([*textwrap.wrap(key, self.width), *lines, axis])
+
+    def _groups(self, where: str, what: str, groups: Sequence[dict[str, Any]]) -> str:
+        """Return a line for each group: an episode a character, how many won, the task."""
+        counted = [one for group in groups for one in group["episodes"] if one["outcome"] not in ("error", "lost")]
+        won = sum(one["outcome"] == "success" for one in counted)
+        rate = (
+            f"{100 * won / len(counted):.1f} % of {len(counted)} episodes won"
+            if counted
+            else "no episode with a result"
+        )
+        lines = [f"{where}: {rate}"]
+        for number, group in enumerate(groups, 1):
+            marks = [self._mark(one["outcome"]) for one in group["episodes"]]
+            wins = sum(one["outcome"] == "success" for one in group["episodes"])
+            start = f"{number:>4} "
+            score = f" {wins}/{len(marks)}  "
+            room = self.width - len(start) - len(marks) - len(score)
+            lines.append(start + "".join(marks) + score + _one_line(group["task"] or f"{what} {group['id']}", room))
+        return "\n".join(lines)
+
+    def _episode(
+        self, where: str, groups: Sequence[dict[str, Any]], texts: Sequence[str], episode: tuple[int, int]
+    ) -> str:
+        """Return an episode: its observations and actions."""
+        number, place = episode
+        if not 1 <= number <= len(groups) or not 1 <= place <= len(groups[number - 1]["episodes"]):
+            most = len(groups[number - 1]["episodes"]) if 1 <= number <= len(groups) else 0
+            there = f"group {number} has {most} episodes" if most else f"there are groups 1 to {len(groups)}"
+            raise ValueError(f"--episode is {number}.{place}: {there} in {where.lower()}")
+        group = groups[number - 1]
+        one = group["episodes"][place - 1]
+        end = self._paint("good" if one["outcome"] == "success" else "bad", ENDS.get(one["outcome"], one["outcome"]))
+        lines = [
+            f"Episode {number}.{place}: {end}, reward {one['reward']:g}, {len(one['steps'])} steps",
+            self._paint("soft", "(another: --episode GROUP.EPISODE)"),
+            *self._wrap(group["task"] or "", "  "),
+        ]
+        for i, step in enumerate(one["steps"], 1):
+            observation = self._observation(texts[step["o"]])
+            lines += [f"{i:>3}. {observation[0]}", *(f"     {line}" for line in observation[1:])]
+            fault = (
+                "" if step["ok"] and step["in"] is not False else " [not admissible]" if step["ok"] else " [invalid]"
+            )
+            advantage = step.get("trained")
+            worth = "" if advantage is None else f"  advantage {advantage:+.2f}"
+            action = _one_line(step["a"], self.width - 7 - len(fault) - len(worth))
+            lines.append(f"     → {action}{self._paint('bad', fault)}{self._paint('soft', worth)}")
+        if one["error"]:
+            lines += self._wrap(one["error"], "     ")
+        elif one["final"] is not None:
+            lines += [f"     {line}" for line in self._observation(texts[one["final"]])]
+        return "\n".join(lines)
+
+    # -- lines -----------------------------------------------------------------------------------------------------
+
+    def _observation(self, text: str) -> list[str]:
+        lines = text.strip("\n").split("\n")
+        if len(lines) > 2 and len({len(line) for line in lines}) == 1:  # a board
+            return lines[:BOARD]
+        wrapped = [part for line in lines if line.strip() for part in textwrap.wrap(line, self.width - 5)] or [
+            "(nothing)"
+        ]
+        return (
+            wrapped
+            if len(wrapped) <= OBSERVATION
+            else [*wrapped[: OBSERVATION - 1], _one_line(wrapped[OBSERVATION - 1] + " …", self.width - 5)]
+        )
+
+    def _wrap(self, text: str, indent: str) -> list[str]:
+        return textwrap.wrap(text, self.width, initial_indent=indent, subsequent_indent=indent)
+
+    def _mark(self, outcome: str) -> str:
+        return (
+            self._paint("good", "█")
+            if outcome == "success"
+            else self._paint("bad", "!" if outcome in ("error", "lost") else "·")
+        )
+
+    def _paint(self, kind: str, text: str) -> str:
+        return f"\033[{_CODES[kind]}m{text}\033[0m" if self.colour and text else text
+
+
+def _telling(groups: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Return a lost episode of a group that also won, or else any lost one, or the first."""
+    everyone = [
+        (group, number, place, one)
+        for number, group in enumerate(groups, 1)
+        for place, one in enumerate(group["episodes"], 1)
+    ]
+    tests: list[Callable[[dict, dict], bool]] = [
+        lambda group, one: (
+            one["outcome"] != "success" and any(other["outcome"] == "success" for other in group["episodes"])
+        ),
+        lambda group, one: one["outcome"] != "success",
+        lambda group, one: True,
+    ]
+    return next((number, place) for test in tests for group, number, place, one in everyone if test(group, one))
+
+
+def _one_line(text: str, width: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else f"{text[: max(1, width - 1)]}…"

@@ -1,0 +1,99 @@
+"""The viewer as text: what is printed of a run and of an evaluation."""
+
+import json
+
+import pytest
+from viewing import trajectory
+
+from g2po_trl import write_jsonl
+from g2po_trl.cli.commands.view import main
+from g2po_trl.view import Run, open_folder
+from g2po_trl.view.terminal import TerminalView
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Three iterations: success 0, 50 and 100 %; an evaluation before and after."""
+    folder = tmp_path / "run"
+    for number in (1, 2, 3):
+        won = trajectory("one", "ha", 10.0, task="wash the mug")
+        lost = trajectory("one", "hab", 0.0, "truncated", task="wash the mug")
+        group = [won, lost] if number == 2 else [won if number == 3 else lost] * 2
+        write_jsonl(folder / "trajectories" / f"train-{number:06d}.jsonl", group)
+    log = [{"step": n, "episode/success_rate": (n - 1) / 2, "time/update": 1.0} for n in (1, 2, 3)]
+    (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in log))
+    evaluations = [{"name": "eval", "step": n, "success_rate": n / 3} for n in (0, 3)]
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
+    (folder / "run.json").write_text(json.dumps({"trainer": {}, "optimizer_steps_per_iteration": 1}))
+    return folder
+
+
+def test_success_is_drawn_in_characters(run):
+    lines = TerminalView(Run(run)).text().splitlines()
+    assert lines[2] == "Success (%): • mean of 5 iterations, · one, o evaluation 'eval'. Last: 100.0"
+    plot = lines[3:12]
+    assert [line[:6] for line in plot] == [" 100 |", *["     |"] * 3, "  50 |", *["     |"] * 3, "   0 |"]
+    # four characters an iteration, from 0: means of 0, 25 and 50 %, single ones 0, 50 and 100 %
+    assert [plot[row][6 + 4 * n] for n, row in ((1, 8), (2, 6), (3, 4))] == ["•"] * 3
+    assert (plot[4][14], plot[0][18], plot[8][6]) == ("·", "o", "o"), "one iteration; evaluations lie above it"
+    assert lines[12].split() == ["0", "3"]
+
+
+def test_groups_and_a_lost_episode(run):
+    text = TerminalView(Run(run)).text(iteration=2)
+    assert "Iteration 2 of 3: 50.0 % of 2 episodes won\n   1 █· 1/2  wash the mug\n" in text
+    assert "Episode 1.2: out of turns, reward 0, 3 steps" in text, "of a group that also won, a lost one"
+    assert "  1. room h\n     → go 0\n  2. room a\n     → go 1 [not admissible]\n" in text
+    assert text.endswith("     the end of hab") and "\033" not in text
+    coloured = TerminalView(Run(run), colour=True).text(2, (1, 1))
+    assert "Episode 1.1: \033[32mwon\033[0m" in coloured
+
+
+def test_lines_are_not_longer_than_the_terminal(run):
+    write_jsonl(
+        run / "trajectories" / "train-000004.jsonl", [trajectory("one", ["long " * 99], 0.0, task="word " * 50)]
+    )
+    with (run / "log.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"step": n, "episode/success_rate": 0.5, "time/update": 1}) + "\n" for n in range(4, 300)
+        )
+    for width in (40, 80):
+        assert max(map(len, TerminalView(Run(run), width).text().splitlines())) <= width
+
+
+def test_a_board_keeps_its_lines(run):
+    board = "\n".join(["# # # #", "# p o #", "# _ x #", "# # # #"])
+    write_jsonl(run / "trajectories" / "train-000004.jsonl", [trajectory("one", [board], 0.0)])
+    path = run / "trajectories" / "train-000004.jsonl"
+    path.write_text(path.read_text().replace("room # # # #", "# # # #"))
+    assert "  1. # # # #\n     # p o #\n     # _ x #\n     # # # #\n     → go 0" in TerminalView(Run(run)).text()
+
+
+def test_an_evaluation_has_tasks(tmp_path):
+    folder = tmp_path / "evaluation"
+    write_jsonl(
+        folder / "trajectories" / "panel-0.jsonl", [trajectory("one", "ha", 10.0), trajectory("two", "h", 0.0)]
+    )
+    (folder / "settings.json").write_text(json.dumps({"panel": "mine"}))
+    text = TerminalView(open_folder(folder)).text()
+    assert "Evaluation mine: 50.0 % of 2 episodes won\n   1 █ 1/1  task one\n   2 · 0/1  task two" in text
+    assert "Episode 2.1: failed" in text
+
+
+def test_the_command_prints_and_refuses_what_has_no_effect(run, capsys):
+    main([str(run), "--text", "--iterations", "2", "--episode", "1.1"])
+    assert "Episode 1.1: won, reward 10, 2 steps" in capsys.readouterr().out
+    assert not (run / "view.html").exists()
+    with pytest.raises(SystemExit, match=r"--episode is 1\.3: group 1 has 2 episodes in iteration 3"):
+        main([str(run), "--text", "--episode", "1.3"])
+    with pytest.raises(SystemExit, match=r"--episode is 0\.1: there are groups 1 to 1 in iteration 3"):
+        main([str(run), "--text", "--episode", "0.1"])
+    for flags, said in (
+        (["--text", "--serve"], "have no effect with --text"),
+        (["--text", "--iterations", "1", "2"], "one iteration"),
+        (["--episode", "1.1"], "--episode has no effect without --text"),
+        (["--text", "--episode", "3"], "invalid value '3': write GROUP.EPISODE"),
+    ):
+        with pytest.raises(SystemExit):
+            main([str(run), *flags])
+        assert said in capsys.readouterr().err
