@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..utils.json import to_json
+
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_DEPTH = 100  # of lists and objects in messages and tools: the code that handles them is recursive
@@ -122,6 +124,8 @@ def _normalize(message: Any, where: str) -> Message:
         "content": _content_text(message.get("content"), where),
     }
     if role == "assistant":
+        if message.get("function_call") is not None:
+            raise ValueError(f"{where}: function_call is of an older protocol; give the call in tool_calls")
         if thought := message.get("reasoning_content"):
             normalized["reasoning_content"] = _text(thought, f"{where}: reasoning_content")
         if calls := message.get("tool_calls"):
@@ -161,9 +165,10 @@ def _read_arguments(arguments: Any) -> Any:
     """Return the arguments of a call as an object; what a model wrote instead of one as it is."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
+            read = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
             return arguments
+        arguments = arguments if is_deeper(read, MAX_DEPTH) else read
     return {} if arguments is None else arguments
 
 
@@ -228,6 +233,17 @@ def request_key(messages: Sequence[Message]) -> str:
     return json.dumps(list(said), ensure_ascii=False, sort_keys=True)
 
 
+def state_key_text(key: Any) -> str:
+    """Return a state key as text: one that a function of the messages returned, which is a text or JSON data.
+
+    Raises:
+        ValueError: for `None`, which would merge all states that the function does not recognize.
+    """
+    if key is None:
+        raise ValueError("state_key returned None; return a text or JSON data that is equal for equal states")
+    return key if isinstance(key, str) else to_json(key, sort_keys=True)
+
+
 def as_text(messages: Sequence[Message]) -> str:
     """Return messages for people to read: one paragraph each, with its role."""
     return "\n\n".join(f"{message['role']}: {message_text(message)}" for message in messages)
@@ -264,11 +280,7 @@ def _without_ids(message: Message) -> Message:
 
 def _with_read_arguments(function: dict[str, Any]) -> dict[str, Any]:
     """Return a call as clients write it, who send the text of arguments; a model may have written JSON within JSON."""
-    try:
-        arguments = _read_arguments(function["arguments"])
-    except RecursionError:
-        return function
-    return function if is_deeper(arguments, MAX_DEPTH) else {**function, "arguments": arguments}
+    return {**function, "arguments": _read_arguments(function["arguments"])}
 
 
 def _canonical(value: Any) -> bytes:

@@ -28,10 +28,11 @@ from ..prompts.conversation import (
     request_key,
     response_action,
     since_last_completion,
+    state_key_text,
 )
 from ..trajectory import Step, Trajectory
 
-StateKey = Callable[[list[Message]], str]
+StateKey = Callable[[list[Message]], Any]
 _COMMON = {"task_id", "task", "reward", "success"}
 _CONVERSATION, _CALLS, _CALL = {"messages", "id"}, {"calls", "id"}, {"messages", "response", "episode_id"}
 
@@ -70,11 +71,11 @@ def trajectories_of_traces(
 
     Args:
         lines: JSON texts or the objects themselves, in any mixture of the three forms; blank lines are skipped.
-        state_key: `messages of a request -> text`, equal for equal states. `None`: what came since the last
-            completion (`request_key`).
+        state_key: `messages of a request -> text or JSON data`, equal for equal states. `None`: what came since the
+            last completion (`request_key`).
 
     Raises:
-        ValueError: for a line in none of the forms, and if `state_key` raises an error or returns no text; the message
+        ValueError: for a line in none of the forms, and if `state_key` raises an error or returns `None`; the message
             names line, field and remedy.
     """
     reader = _Reader(state_key)
@@ -186,9 +187,7 @@ class _Reader:
             key = self.state_key(request)
         except Exception as error:
             raise ValueError(f"state_key raised {type(error).__name__}: {error}") from error
-        if not isinstance(key, str):
-            raise ValueError(f"state_key returned {_show(key)}; return a text that is equal for equal states")
-        return key
+        return state_key_text(key)
 
     def finish(self) -> Traces:
         groups: dict[str, list[Trajectory]] = {}
@@ -213,7 +212,7 @@ class _Reader:
 def _parse(line: str | bytes) -> Mapping[str, Any]:
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({error}); write one object a line") from error
     if not isinstance(data, dict):
         raise ValueError(f"{_show(data)} is no object; write one a line, with task_id, reward and messages")
@@ -269,9 +268,7 @@ def _set_reward(episode: _Episode, data: Mapping[str, Any], number: int) -> None
     reward, success = data.get("reward"), data.get("success")
     if "reward" not in data and "episode_id" not in data:
         raise ValueError("reward is missing; give the episode's total reward, or null if it has no result")
-    if reward is not None and (
-        isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward)
-    ):
+    if reward is not None and not _is_finite(reward):
         raise ValueError(f"reward is {_show(reward)}; give a finite number, or null for an episode without a result")
     if success is not None and not isinstance(success, bool):
         raise ValueError(f"success is {_show(success)}; give true or false, or leave it out")
@@ -285,6 +282,13 @@ def _set_reward(episode: _Episode, data: Mapping[str, Any], number: int) -> None
             )
         if value is not None and before is None:
             setattr(episode, name, (value, number))
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond floats
+        return False
 
 
 def _response_of(response: Any, where: str) -> tuple[Message, bool]:

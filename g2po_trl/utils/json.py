@@ -13,8 +13,8 @@ from typing import Any, TextIO
 def to_json(data: Any, **options: Any) -> str:
     """Return data as JSON text.
 
-    A float that is not finite becomes `null`, a numpy value a number or a list, a lone surrogate "?", and any other
-    object its text. `options` are passed to `json.dumps`.
+    A float that is not finite becomes `null`, a numpy value a number or a list, a set a sorted list, a lone surrogate
+    "?", and any other object its text. `options` are passed to `json.dumps`.
     """
     options = {"ensure_ascii": False, "allow_nan": False, **options}
     try:
@@ -77,8 +77,10 @@ def to_plain(value: Any) -> Any:
     """Return the value as plain JSON data, by the rules of `to_json`."""
     if isinstance(value, Mapping):
         return {str(name): to_plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple)):
         return [to_plain(part) for part in value]
+    if isinstance(value, (set, frozenset)):  # their order differs between processes
+        return sorted(map(to_plain, value), key=repr)
     if hasattr(value, "tolist"):  # numpy's arrays and scalars, torch's tensors
         return to_plain(value.tolist())
     if isinstance(value, float):

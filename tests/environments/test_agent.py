@@ -4,9 +4,11 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
+import urllib.request
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import partial
@@ -181,8 +183,19 @@ def test_an_agent_that_raises():
         except OSError as error:
             raise RuntimeError("tool failed") from error
 
-    with pytest.raises(RuntimeError, match="tool failed"):
-        play(wrapped, [says("y")])
+    def grouped(task, client):
+        ask(client, "x")
+        raise ExceptionGroup("tasks", [ValueError(), ConnectionResetError("the shop is closed")])
+
+    def fetching(task, client):  # the library raises its own exception, without `from`
+        ask(client, "x")
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            address = closed.getsockname()
+        urllib.request.urlopen(f"http://127.0.0.1:{address[1]}")
+
+    for agent, error in ((wrapped, "tool failed"), (grouped, "tasks"), (fetching, "Connection refused")):
+        with pytest.raises(Exception, match=error):
+            play(agent, [says("y")])
     with pytest.raises(BrokenEnvironmentError, match="in pieces"):
         play(raise_(BrokenEnvironmentError("in pieces"), "x"), [says("y")])
 
@@ -256,6 +269,11 @@ def test_the_agent_of_an_episode_that_was_given_up_cannot_reach_the_next():
 def test_state_keys_of_ones_own():
     environment = AgentEnvironment(lambda task, client: ask(client, "a", "b"), 5, state_key=len)
     assert environment.reset().state_key == "2"
+    environment.state_key = lambda messages: {"b", "a", "c", "d", "e"}  # in another order in each process
+    assert environment.reset().state_key == '["a", "b", "c", "d", "e"]'
+    environment.state_key = lambda messages: None
+    with pytest.raises(EnvironmentContractError, match="state_key returned None; return a text or JSON data"):
+        environment.reset()
     environment.close()
     with pytest.raises(ValueError, match="agent is 'me': write FILE.py, or FILE.py:NAME"):
         AgentEnvironment("me", 5)

@@ -169,6 +169,7 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
         (["{"], r"line 1: not valid JSON .*; write one object a line"),
         ([b"\xff\xfe{"], "line 1: not valid JSON"),
         (["[1]"], r"line 1: \[1\] is no object"),
+        (["[" * 100_000], "line 1: not valid JSON"),
         (
             [LINE, {"task_id": "t", "reward": 1}],
             "line 2: there is neither messages nor calls among the fields task_id",
@@ -182,6 +183,7 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
         ([{**LINE, "reward": "1"}], "line 1: reward is '1'; give a finite number"),
         (['{"task_id": "t", "reward": NaN, "messages": []}'], "line 1: reward is nan"),
         ([{**LINE, "reward": True}], "line 1: reward is True"),
+        ([{**LINE, "reward": 10**400}], "line 1: reward is 10+"),
         ([{**LINE, "success": 1}], "line 1: success is 1; give true or false"),
         ([{**LINE, "messages": []}], r"line 1: messages is \[\]; give a list of chat messages"),
         ([{**LINE, "messages": [TASK, {"role": "robot"}]}], r"line 1: messages\[1\]: role is 'robot'; give one of"),
@@ -206,9 +208,17 @@ def test_errors_name_line_field_and_remedy(lines, message):
         trajectories_of_traces(lines)
 
 
+def test_arguments_without_an_end_are_text():
+    """Small models repeat themselves."""
+    message = call("x")
+    message["tool_calls"][0]["function"]["arguments"] = endless = "[" * 100_000
+    (trajectory,) = trajectories_of_traces([{**LINE, "messages": [TASK, message]}]).trajectories
+    assert endless in trajectory.steps[0].action
+
+
 def test_errors_of_a_state_key_name_the_line():
-    with pytest.raises(ValueError, match="^line 1: state_key returned 2; return a text"):
-        trajectories_of_traces([LINE], lambda messages: 2)
+    with pytest.raises(ValueError, match="^line 1: state_key returned None; return a text or JSON data"):
+        trajectories_of_traces([LINE], lambda messages: None)
     with pytest.raises(ValueError, match="^line 1: state_key raised KeyError: 'page'"):
         trajectories_of_traces([LINE], lambda messages: messages[0]["page"])
 

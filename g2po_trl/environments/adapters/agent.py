@@ -16,7 +16,7 @@ How an episode ends:
 | --- | --- |
 | returns a reward | success or failure |
 | raises after its first request | failure, "agent error: TypeError: …": the model's completions led there |
-| raises before its first request, or `BrokenEnvironmentError` or `ConnectionError` at any time | error |
+| raises before its first request; `BrokenEnvironmentError` or `ConnectionError`, also wrapped, at any time | error |
 | returns without a request, or something that is no reward | error |
 | raises after a request beyond the last turn was refused (HTTP 400, code `turn_limit`) | truncated, reward 0 |
 | does not go on | time-out of the pool, which ends the worker |
@@ -42,8 +42,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...prompts.conversation import ChatResponse, Message, as_text, request_key, since_last_completion
-from ...utils.json import to_json
+from ...prompts.conversation import (
+    ChatResponse,
+    Message,
+    as_text,
+    request_key,
+    since_last_completion,
+    state_key_text,
+)
 from ..contract import Observation, StepResult, TextEnvironment
 from ..loading import load, resolve_agent_name
 from ..validation import EnvironmentContractError, UnusableWorkerError
@@ -201,8 +207,7 @@ class AgentEnvironment(TextEnvironment):
     def _observe(self, call: Call, task: str | None = None) -> Observation:
         self._call = call
         messages = call.request.chat.messages
-        key = request_key(messages) if self.state_key is None else self.state_key(messages)
-        key = key if isinstance(key, str) else to_json(key, sort_keys=True)
+        key = request_key(messages) if self.state_key is None else _key_text(self.state_key(messages))
         return Observation(as_text(since_last_completion(messages)), key, task=task, request=call.request.chat)
 
     def _result(self, end: AgentEnd) -> StepResult:
@@ -314,6 +319,13 @@ def read_return_value(value: Any) -> tuple[float, bool | None, dict[str, Any]]:
     return float(reward), None if success is None else bool(success), dict(info)
 
 
+def _key_text(key: Any) -> str:
+    try:
+        return state_key_text(key)
+    except ValueError as error:
+        raise EnvironmentContractError(str(error)) from error
+
+
 def _fields(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, Mapping):
         return value
@@ -335,11 +347,16 @@ def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
 
 
 def _is_of_environment(error: BaseException | None) -> bool:
-    """Return whether an exception is the environment's failure, also if a library has wrapped it."""
+    """Return whether an exception is the environment's failure, also if a library or a task group has wrapped it.
+
+    Of libraries for HTTP, some raise their exception without `from`, and some with `from None`.
+    """
     while error is not None:
         if isinstance(error, (BrokenEnvironmentError, ConnectionError)):
             return True
-        error = error.__cause__
+        if isinstance(error, BaseExceptionGroup) and any(map(_is_of_environment, error.exceptions)):
+            return True
+        error = error.__cause__ or error.__context__
     return False
 
 
