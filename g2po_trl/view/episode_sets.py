@@ -132,6 +132,10 @@ class Evaluation:
         settings["seeds"] = f"{len(self._files)}{'' if results.is_file() else ' (unfinished)'}"
         return {"name": self.name, "settings": {k: v for k, v in settings.items() if v is not None}}
 
+    def overview(self) -> dict[str, Any]:
+        """Return no curves: an evaluation has no iterations."""
+        return {**self.about(), "curves": [], "evaluations": []}
+
     def sets(self) -> list[EpisodeSet]:
         """Return the episodes of all seeds as one set."""
         panel = str(self._settings.get("panel", "panel"))

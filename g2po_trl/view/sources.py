@@ -1,4 +1,4 @@
-"""The folders that a page shows: one, or two to be compared."""
+"""The folders that a page shows: one, or several to be compared."""
 
 from __future__ import annotations
 
@@ -43,37 +43,41 @@ def version_of(folders: Iterable[str | Path]) -> str:
 
 
 class Sources:
-    """The data of a page: everything in one folder, or the evaluations of two.
+    """The data of a page: everything in one folder, or success and evaluations of several.
 
     Args:
-        *sources: one or two results of `open_folder`.
+        *sources: results of `open_folder`.
 
     Raises:
-        ValueError: if one of two has no evaluation.
+        ValueError: if one of several has nothing to be compared.
     """
 
     def __init__(self, *sources: Run | Evaluation):
         self.sources = sources
         for source in sources:
-            if len(sources) > 1 and not source.sets():
+            if len(sources) > 1 and not source.sets() and not source.overview()["curves"]:
                 raise ValueError(
-                    f"{str(source.folder)!r} holds no evaluation (trajectories/eval-….jsonl) to be compared: make one "
-                    f"by g2po evaluate --model {source.folder}, and pass its output folder"
+                    f"{str(source.folder)!r} holds no evaluation (trajectories/eval-….jsonl) and no log to be "
+                    f"compared: make one by g2po evaluate --model {source.folder}, and pass its output folder"
                 )
         self.run = sources[0] if len(sources) == 1 and isinstance(sources[0], Run) else None
         self.numbers: Sequence[int] = self.run.numbers if self.run else ()
 
     def sets(self) -> dict[str, EpisodeSet]:
-        """Return all evaluations by id: "0-KEY" in the first folder, "1-KEY" in the second."""
+        """Return all evaluations by id: "0-KEY" in the first folder, "1-KEY" in the second, and so on."""
         return {f"{i}-{one.key}": one for i, source in enumerate(self.sources) for one in source.sets()}
 
     def overview(self) -> dict[str, Any]:
         """Return the data shown when the page opens; `training` is `None` if there are no iterations."""
-        sets = [{"id": name, "source": int(name[0]), **one.about()} for name, one in self.sets().items()]
+        sets = [
+            {"id": name, "source": int(name.partition("-")[0]), **one.about()} for name, one in self.sets().items()
+        ]
         names = _names([source.folder for source in self.sources])
         about = [{**source.about(), "name": name} for source, name in zip(self.sources, names)]
+        if len(self.sources) > 1:
+            about = [one | {"success": _success(source)} for one, source in zip(about, self.sources)]
         return {
-            "name": " and ".join(names),
+            "name": " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
             "sources": about,
             "sets": sets,
             "pair": _first_pair(sets),
@@ -84,12 +88,14 @@ class Sources:
 def _first_pair(sets: Sequence[dict[str, Any]]) -> list[str | None]:
     """Return the ids of the two evaluations that are side by side when the page opens.
 
-    For one run: the first and the last evaluation of a panel, of "report" if there is one, since the best checkpoint
-    is chosen on the other. For two folders: the last evaluation of each, of the same panel if both have one.
+    For one folder: the first and the last evaluation of a panel, of "report" if there is one, since the best
+    checkpoint is chosen on the other. For several: the last evaluation of each of the first two that have any, of the
+    same panel if both have one.
     """
     if not sets:
         return [None, None]
-    first, second = ([one for one in sets if one["source"] == i] for i in (0, 1))
+    of_source = [[one for one in sets if one["source"] == i] for i in sorted({one["source"] for one in sets})]
+    first, second = [*of_source, []][:2]
     if second:
         shared = {one["panel"] for one in first} & {one["panel"] for one in second}
         left, right = ([one for one in part if not shared or one["panel"] in shared] for part in (first, second))
@@ -107,6 +113,14 @@ def _reported(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     names = [one["panel"] for one in sets]
     panel = REPORT if REPORT in names else max(names, key=names.count)
     return [one for one in sets if one["panel"] == panel]
+
+
+def _success(source: Run | Evaluation) -> dict[str, Any]:
+    """Return what the page draws of a run's success over training."""
+    overview = source.overview()
+    curves = [{"n": one["n"], "success": one["success"]} for one in overview["curves"] if "success" in one]
+    steps = overview.get("optimizer_steps_per_iteration")
+    return {"curves": curves, "evaluations": overview["evaluations"], "optimizer_steps_per_iteration": steps}
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

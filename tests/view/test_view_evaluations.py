@@ -8,7 +8,7 @@ from viewing import BAD_TEXT, opened, press, trajectory, until
 
 from g2po_trl import write_jsonl
 from g2po_trl.cli.commands.view import main
-from g2po_trl.utils.json import write_json
+from g2po_trl.utils.json import to_json, write_json
 from g2po_trl.view import Evaluation, Run, Sources, open_folder, write_page
 from g2po_trl.view.server import make_server
 
@@ -215,6 +215,37 @@ def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
     assert texts(browser, "#tasks .note") == ["No such task."] and episodes(browser) == ""
     press(browser, Keys.ESCAPE)
     assert browser.switch_to.active_element.get_attribute("id") == "tasks"
+
+
+def test_several_runs_are_compared(trained, evaluation, tmp_path, browser):
+    """Three runs, two of which have logs, and one of these no evaluation; any two evaluations side by side."""
+    from selenium.webdriver.common.by import By
+
+    def log(folder, *rates):
+        lines = [{"step": n, "episode/success_rate": rate, "time/update": 1.0} for n, rate in enumerate(rates, 1)]
+        (folder / "log.jsonl").write_text("".join(f"{to_json(line)}\n" for line in lines))
+
+    alone = tmp_path / "alone"
+    write_jsonl(alone / "trajectories" / "train-000001.jsonl", [played("one", "ha", 10.0)])
+    with pytest.raises(SystemExit, match="alone' holds no evaluation .* and no log to be compared"):
+        main([str(trained), str(alone), "--no-open"])
+    log(trained, 0.25, 0.75)
+    log(alone, 0.5)
+    (trained / "evaluations.jsonl").write_text(
+        "".join(f'{{"name": "{name}", "step": 4, "success_rate": 0.5}}\n' for name in ("eval", "eval_t1", "test_t1"))
+    )
+    main([str(alone), str(trained), str(evaluation), "--no-open", "--output", str(tmp_path / "page.html")])
+    opened(browser, (tmp_path / "page.html").as_uri())
+    assert texts(browser, "#runs .key span") == ["alone", "trained"], "an evaluation is no training"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#runs .smooth")) == 2
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#runs circle")) == 2, "none of eval at another temperature"
+    assert texts(browser, ".side strong") == ["trained", evaluation.name], "the first two that have evaluations"
+    browser.find_element(By.CSS_SELECTOR, "#set-of-B option[value='1-eval-0']").click()
+    until(browser, lambda b: texts(b, ".side strong") == ["trained", "trained"])
+    page = main([str(alone), str(alone), "--no-open", "--output", str(tmp_path / "none.html")])
+    assert page is None and opened(browser, (tmp_path / "none.html").as_uri()) is None
+    assert not browser.find_element(By.ID, "results").is_displayed()
+    assert browser.find_element(By.ID, "runs").is_displayed(), "their success alone"
 
 
 @pytest.mark.parametrize("served", [False, True])

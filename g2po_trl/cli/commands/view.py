@@ -1,15 +1,14 @@
-"""Look at a training run or an evaluation, or compare two.
+"""Look at a training run or an evaluation, or compare several.
 
     g2po view RUN                        # writes RUN/view.html and opens it
     g2po view EVALUATION                 # what `g2po evaluate` wrote to its --output
-    g2po view RUN_A RUN_B                # their evaluations side by side, task by task
+    g2po view RUN_A RUN_B …              # their success, and two evaluations side by side, task by task
     g2po view CREDIT                     # what `g2po credit` wrote of a log
     g2po view RUN --serve                # serves the page on loopback; it refreshes while the run goes on
     g2po view RUN --text                 # in the terminal: success, groups, an episode
 
-A folder is the `output_dir` of a training run, or the `--output` of an evaluation or of `g2po credit`. The page
-contains all iterations and evaluations, and the prompts if there are at most 100 iterations. For a longer run use
-`--serve`, or choose iterations with `--iterations`.
+The page contains all iterations and evaluations, and the prompts if there are at most 100 iterations. For a longer run
+use `--serve`, or choose iterations with `--iterations`.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ MANY = 100
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(prog="g2po view", description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one, or two to be compared")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one, or several to be compared")
     parser.add_argument(
         "--output",
         metavar="FILE",
         type=Path,
-        help="the page to write; default: FOLDER/view.html, or for two folders FIRST/view-beside-SECOND.html",
+        help="the page to write; default: view.html in the first folder, or view-beside-SECOND.html",
     )
     chosen = "iterations of a training run to include; default: all"
     parser.add_argument("--iterations", metavar="N", type=int, nargs="+", help=chosen)
@@ -62,8 +61,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.port is not None and not args.serve:
         parser.error("--port has no effect without --serve: add it, or leave it out")
     try:
-        if len(args.folders) > 2:
-            raise ValueError(f"there are {len(args.folders)} folders: pass one, or two to be compared")
         sources = Sources(*(open_folder(folder, live=args.serve) for folder in args.folders))
         if args.iterations and not sources.run:
             raise ValueError("--iterations chooses among a training run's: pass one training run, or leave it out")
@@ -110,7 +107,7 @@ def _serve(sources: Sources, args: argparse.Namespace) -> None:
     except (OSError, OverflowError) as error:
         raise ValueError(f"port {args.port} cannot be used ({error}): pass another --port, or none") from error
     address = f"http://127.0.0.1:{server.server_port}/"
-    names = " and ".join(str(folder) for folder in args.folders)
+    names = ", ".join(str(folder) for folder in args.folders)
     print(f"{names}: {address} until Ctrl-C", flush=True)
     if not args.no_open:
         webbrowser.open(address)
@@ -120,4 +117,4 @@ def _serve(sources: Sources, args: argparse.Namespace) -> None:
 def _page_name(sources: Sources) -> str:
     if len(sources.sources) == 1:
         return "view.html"
-    return f"view-beside-{sources.sources[1].name}.html"
+    return f"view-beside-{'-'.join(source.name for source in sources.sources[1:])}.html"

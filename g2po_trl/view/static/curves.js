@@ -102,11 +102,14 @@ function valuesAt(n, lines, points, bars) {
 // A metric over the iterations that have it.
 const lineOf = (curves, name, scale = 1) => curves.filter((c) => Number.isFinite(c[name])).map((c) => [c.n, c[name] * scale]);
 
-// Evaluations as points of a chart of success; the hollow ones are the reported panel's.
+// Evaluations as points of a chart of success; the hollow ones are the reported panel's. Without those of a panel at
+// further temperatures.
 function evaluationPoints(one, facts = {}) {
+  const names = new Set(one.evaluations.map((e) => e.name));
+  const isFurther = ({ name = "" }) => names.has(name.replace(/_t[\d.]+$/, "")) && /_t[\d.]+$/.test(name);
   const last = Math.max(...one.evaluations.map((e) => e.step), 1);  // older runs do not say how long an iteration is
   const steps = one.optimizer_steps_per_iteration || last / (one.curves.length || 1);
-  return one.evaluations.filter((e) => Number.isFinite(e.success_rate)).map((e) => ({ x: e.step / steps, y: e.success_rate * 100,
+  return one.evaluations.filter((e) => Number.isFinite(e.success_rate) && !isFurther(e)).map((e) => ({ x: e.step / steps, y: e.success_rate * 100,
     hollow: e.name === "report", title: `${e.name || "eval"}, step ${e.step}: ${(e.success_rate * 100).toFixed(1)} %`, ...facts }));
 }
 

@@ -41,7 +41,7 @@ function episodeName(one, many) {
 
 function episodeHead({ i, side, task, one, texts }) {
   const letter = sides.length === 2 ? make("b", { class: `letter letter-${LETTERS[i]}` }, LETTERS[i]) : null;
-  const name = page.sources.length > 1 ? `${page.sources[i].name}: ${setName(side.set)}` : setName(side.set);
+  const name = page.sources.length > 1 ? `${page.sources[side.set.source].name}: ${setName(side.set)}` : setName(side.set);
   if (!task) return make("div", { class: "head" }, letter, ` ${name} has not played this task.`);
   const trials = task.episodes.some((other) => !other.last || other.trial > 0);
   const facts = [`${one.steps.length} steps`, `reward ${one.reward}`];

@@ -34,10 +34,10 @@ async function refresh() {
   showTabs();
   if (began) setUpSlider();
   if (following && (began || !visible())) {
-    if (run || page.sets.length) await show(run ? "training" : "evaluations");
+    if ($("waiting").hidden) await show(run ? "training" : "evaluations");
     follow();
   } else if (run && visible() === "training") await refreshTraining();
-  else if (visible() === "evaluations") refreshEvaluations();
+  else if (visible() === "evaluations") await refreshEvaluations();
   version = next.version;
   $("problem").hidden = true;
 }
@@ -56,5 +56,7 @@ async function refreshTraining() {
 }
 
 function refreshEvaluations() {
+  showRuns();
+  if (!sides.length && page.sets.length) return compare(...page.pair);
   if (sides.length && sides.every(({ set }) => page.sets.some(({ id }) => id === set.id))) showSides();
 }

@@ -58,25 +58,45 @@ function settingsOf(source, others) {
 }
 
 function showSides() {
-  const two = page.sources.length > 1;
+  const several = page.sources.length > 1;
   const choice = (at) => {
     const select = make("select", { id: `set-of-${LETTERS[at]}`, "aria-label": `evaluation ${LETTERS[at]}` });
-    if (at === 1 && !two) select.append(make("option", { value: "" }, "nothing beside it"));
-    page.sets.filter((set) => !two || set.source === at).forEach((set) => select.append(make("option", {
-      value: set.id }, setName(set) + rated(set))));
+    if (at === 1) select.append(make("option", { value: "" }, "nothing beside it"));
+    const groups = page.sources.map((source, i) => [source.name, page.sets.filter((set) => set.source === i)]);
+    for (const [name, sets] of groups.filter(([, some]) => some.length)) {
+      const options = sets.map((set) => make("option", { value: set.id }, setName(set) + rated(set)));
+      select.append(...(several ? [make("optgroup", { label: name }, ...options)] : options));
+    }
     select.value = sides[at] ? sides[at].set.id : "";
     select.addEventListener("change", () => compare($("set-of-A").value, $("set-of-B") ? $("set-of-B").value : ""));
     return select;
   };
+  const sourceOf = (at) => sides[at] && page.sources[sides[at].set.source];
   const line = (at) => make("div", { class: `side side-${LETTERS[at]}` },
     page.sets.length > 1 ? make("b", { class: "letter" }, LETTERS[at]) : null,
-    two ? make("strong", {}, page.sources[at].name) : null, choice(at),
-    two ? make("span", { class: "side-settings" }, ...settingsOf(page.sources[at], [page.sources[1 - at]])) : null);
+    several && sides[at] ? make("strong", {}, sourceOf(at).name) : null, choice(at),
+    several && sides[at] ? make("span", { class: "side-settings" },
+      ...settingsOf(sourceOf(at), [sourceOf(1 - at)].filter(Boolean))) : null);
   const notes = sides.filter((side) => side.data.unfinished).map((side) => `${side.data.unfinished} lines of ` +
     `${setName(side.set)} are not written to their end and are left out.`);
   if (page.sets.length === 1) $("sides").replaceChildren();  // nothing to choose
   else $("sides").replaceChildren(line(0), line(1));
   $("sides").append(...notes.map((note) => make("p", { class: "note" }, note)));
+}
+
+// The runs' success over training, in one chart.
+function showRuns() {
+  const colours = ["--mine", "--other", "--up", "--good", "--bad", "--soft"].map(css);
+  const trained = page.sources.map((source, i) => ({ ...source, colour: colours[i % colours.length] }))
+    .filter(({ success }) => success && (success.curves.length || success.evaluations.length));
+  $("runs").hidden = !trained.length;
+  if (!trained.length) return;
+  fillCharts($("runs"), [["Success of training (%), dots: evaluations", { top: 100, begin: 0,
+    lines: trained.map(({ name, success, colour }) => ({ name, line: lineOf(success.curves, "success", 100), colour })),
+    points: trained.flatMap(({ name, success, colour }) => evaluationPoints(success, { colour })
+      .map((point) => ({ ...point, title: `${name}, ${point.title}` }))) }]]);
+  $("runs").firstChild.append(make("div", { class: "key" }, ...trained.flatMap(({ name, colour }) =>
+    [make("span", {}, make("i", { style: `background:${colour}` }), name), " "])));
 }
 
 // -- success ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ const visible = () => (["training", "evaluations"].find((name) => !$(name).hidde
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
+  if (!$("evaluations").hidden) showRuns();
   if (!run || $("training").hidden || !shown) return;
   drawCurves();
   if (!group) return;
@@ -22,10 +23,11 @@ async function show(name, fill = true) {
   });
   if (fill && filled.has(name)) theme(document.documentElement.dataset.theme);
   else if (fill && name === "training") await choose(newest());
-  else if (fill && page.sets.length) {
-    await compare(...page.pair);
+  else if (fill && name === "evaluations") {
+    if (page.sets.length) await compare(...page.pair);
     $("tasks").focus({ preventScroll: true });
   }
+  if (name === "evaluations") showRuns();
   filled.add(name);
 }
 
@@ -91,7 +93,7 @@ async function start() {
   } else if (run) setUpSlider();
   try {
     if (!(await openPlace(readPlace()))) {
-      if (run || page.sets.length) await show(run ? "training" : "evaluations");
+      if ($("waiting").hidden) await show(run ? "training" : "evaluations");
       follow();
     }
   } finally {
@@ -102,7 +104,8 @@ async function start() {
 
 function showTabs() {
   $("tabs").hidden = !(run && page.sets.length);
-  $("waiting").hidden = Boolean(run || page.sets.length);
+  $("waiting").hidden = Boolean(run || page.sets.length || page.sources.length > 1);
+  $("evaluations").classList.toggle("no-sets", !page.sets.length);
 }
 
 function setUpSlider() {
@@ -116,6 +119,9 @@ function setUpSlider() {
 let redraw = null;
 window.addEventListener("resize", () => {
   clearTimeout(redraw);
-  redraw = setTimeout(() => { if (run && visible() === "training") drawCurves(); }, 200);
+  redraw = setTimeout(() => {
+    if (run && visible() === "training") drawCurves();
+    if (visible() === "evaluations") showRuns();
+  }, 200);
 });
 start();
