@@ -39,6 +39,22 @@ class Success:
         return f"{100 * self.rate:.1f} % in {_where(self.first, self.last)}"
 
 
+@dataclass(frozen=True)
+class Change:
+    """A change of success in [-1, 1], its standard error, and what it is of."""
+
+    points: float
+    error: float
+    of: str
+
+    @property
+    def is_clear(self) -> bool:
+        return abs(self.points) > CLEAR * self.error
+
+    def __str__(self) -> str:
+        return f"{100 * self.points:+.1f} ± {100 * self.error:.1f} points ({self.of})"
+
+
 def five_lines(
     iterations: Sequence[Iteration],
     numbers: dict[str, Any],
@@ -65,9 +81,10 @@ def five_lines(
         reason, _, remedy = nothing_learned.partition(". ")
         verdict, to_do = f"{reason}.", remedy
     else:
-        learned = "These runs were not trained on." if is_log else _learned(start, end, len(whole))
+        change = None if is_log or len(whole) == 1 else _change(start, end, evaluations)
+        learned = "These runs were not trained on." if is_log else _learned(change)
         verdict = f"{learned} {finding}"
-        to_do = " ".join(filter(None, [None if is_log else _next_step(whole[-window:], start, end), advice]))
+        to_do = " ".join(filter(None, [None if is_log else _next_step(whole[-window:], end, change), advice]))
     lines = {
         "Success": f"{100 * end.rate:.1f} %." if is_log else _success(start, end, len(whole), evaluations),
         "Failures": _failures(whole[-window:], "" if is_log else f" in {_where(end.first, end.last)}"),
@@ -133,19 +150,29 @@ def _recurrence(rows: Sequence[dict[str, Any]]) -> str:
     return f"A state is visited {often} in its group; {share:.0f} % of steps are in one that recurs."
 
 
-def _learned(start: Success, end: Success, number: int) -> str:
-    """Return whether success changed by more than its error."""
-    if number == 1 or np.isnan(start.rate + end.rate):
-        return "Too short to tell whether it learns."
-    change = end.rate - start.rate
+def _change(start: Success, end: Success, evaluations: Sequence[dict[str, Any]]) -> Change | None:
+    """Return the change of success with the smaller standard error: in training or in evaluations; `None`: unknown."""
     error = float(np.hypot(start.error, end.error))
-    said = f"{100 * change:+.1f} ± {100 * error:.1f} points (one standard error over groups)"
-    if np.isnan(error) or abs(change) <= CLEAR * error:
-        return f"No clear change of success: {said}."
-    return f"It learned: {said}." if change > 0 else f"Success fell: {said}."
+    changes = [Change(end.rate - start.rate, error, "in training, one standard error over groups")]
+    before, after = before_and_after(evaluations) if evaluations else ({}, {})
+    rates = [one.get("success_rate") for one in (before, after)]
+    if before is not after and None not in rates and after.get("episodes"):
+        variances = [p * (1 - p) / one["episodes"] for p, one in zip(rates, (before, after))]
+        changes.append(Change(rates[1] - rates[0], sum(variances) ** 0.5, "in evaluations, one standard error"))
+    known = [change for change in changes if not np.isnan(change.points + change.error)]
+    return min(known, key=lambda change: change.error, default=None)
 
 
-def _next_step(iterations: Sequence[Iteration], start: Success, end: Success) -> str | None:
+def _learned(change: Change | None) -> str:
+    """Return whether success changed by more than its error."""
+    if change is None:
+        return "Too short to tell whether it learns."
+    if not change.is_clear:
+        return f"No clear change of success: {change}."
+    return f"It learned: {change}." if change.points > 0 else f"Success fell: {change}."
+
+
+def _next_step(iterations: Sequence[Iteration], end: Success, change: Change | None) -> str | None:
     """Return advice by the state in which the run ended."""
     groups = [[t for t in group if t.counted] for iteration in iterations for group in iteration.groups]
     groups = [group for group in groups if group]
@@ -153,9 +180,8 @@ def _next_step(iterations: Sequence[Iteration], start: Success, end: Success) ->
         return None
     lost = sum(not any(t.success for t in group) for group in groups) / len(groups)
     inadmissible = _share_inadmissible([t for group in groups for t in group])
-    fell = end.rate < start.rate - CLEAR * float(np.hypot(start.error, end.error))
-    rose = end.rate > start.rate + CLEAR * float(np.hypot(start.error, end.error))
-    if fell:
+    clear = change is not None and change.is_clear
+    if clear and change.points < 0:
         return "Lower the learning rate, and look at kl and valid completions."
     if end.rate > 0.95:
         return "Nearly every episode wins: use harder tasks."
@@ -163,7 +189,7 @@ def _next_step(iterations: Sequence[Iteration], start: Success, end: Success) ->
         return "Most actions do not exist: use a stronger model, or fine-tune it on demonstrations."
     if lost > 0.5:
         return "Most groups lose every episode: use easier tasks, a stronger model, or larger groups."
-    return "Train on while evaluations rise." if rose else "Train for longer, or raise the learning rate."
+    return "Train on while evaluations rise." if clear else "Train for longer, or raise the learning rate."
 
 
 def _share_inadmissible(trajectories: Sequence[Trajectory]) -> float | None:

@@ -189,18 +189,22 @@ def test_the_five_lines_by_hand():
     lost, early, won = episode("aba", 0.0, outcome="truncated"), episode("abc", 0.0), episode("ab", 10.0)
     for step, listed in zip(lost.steps, (["go"], ["stay"], ["stay"])):
         step.action, step.admissible_actions = "go", listed
-    evaluations = [{"name": "eval", "step": 0, "success_rate": 0.25, "episodes": 8}]
-    evaluations.append({"name": "eval", "step": 2, "success_rate": 0.5, "episodes": 8})
+    evaluations = [{"name": "eval", "step": 0, "success_rate": 0.25, "episodes": 4}]
+    evaluations.append({"name": "eval", "step": 2, "success_rate": 0.5, "episodes": 4})
     said = lines_of([[lost, lost], [lost, early]], [[won, won], [won, lost]], evaluations=evaluations)
     assert (
         said["Success"]
-        == "0.0 % in iteration 1, 75.0 % in iteration 2. Evaluation: 25.0 %, then 50.0 % of 8 episodes."
+        == "0.0 % in iteration 1, 75.0 % in iteration 2. Evaluation: 25.0 %, then 50.0 % of 4 episodes."
     )
     assert said["Failures"].startswith("0 of 2 groups lost every episode in iteration 2. Of 1 lost episodes: 100 %")
     assert "67 % of actions were not admissible, 50 % of steps returned to an earlier state." in said["Failures"]
     assert said["Verdict"].startswith("It learned: +75.0 ± 25.0 points")
+    for one in evaluations:  # 0.25 and 0.5 of 1,200: sqrt((0.1875 + 0.25) / 1200) is less than the groups' 0.25
+        one["episodes"] = 1200
+    said = lines_of([[lost, lost], [lost, early]], [[won, won], [won, lost]], evaluations=evaluations)
+    assert said["Verdict"].startswith("It learned: +25.0 ± 1.9 points (in evaluations, one standard error).")
     said = lines_of([[lost, early], [lost, lost]])
-    assert said["Success"] == "0.0 % in iteration 1."
+    assert said["Success"] == "0.0 % in iteration 1." and said["Verdict"].startswith("Too short to tell")
     assert said["Failures"].startswith(
         "2 of 2 groups lost every episode in iteration 1, most often 't'. Of 4 lost episodes: 75 % ran out of turns, "
         "25 % failed before,"
