@@ -90,6 +90,29 @@ def learning_curves(
     return made
 
 
+def success_of_run(
+    success: Sequence[float], evaluations: Sequence[tuple[float, float]] = (), window: int = 5
+) -> Figure:
+    """Success of one run: each iteration, the mean of the last ones, and evaluations.
+
+    Args:
+        success: a fraction for each iteration.
+        evaluations: pairs of iteration and success.
+        window: number of iterations that the mean averages; fewer at the start.
+    """
+    made, axes = figure("iteration", "success (%)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    values, iterations = 100 * np.asarray(success), np.arange(1, len(success) + 1)
+    means = [values[max(0, n - window) : n].mean() for n in iterations]
+    axes.plot(iterations, values, linewidth=0.8, color="gray", label="an iteration")
+    axes.plot(iterations, means, linewidth=2.4, color="black", label=f"mean of {window}")
+    if evaluations:
+        axes.plot(*zip(*((n, 100 * value) for n, value in evaluations)), "o", color="C1", label="evaluation")
+    axes.set_ylim(-2, 102)
+    axes.legend(fontsize=8)
+    return made
+
+
 def group_size_dynamics(iterations: Sequence[int], means: Sequence[float], singleton_steps: Sequence[float]) -> Figure:
     """Mean group size and share of steps without a second visit, over iterations."""
     made, axes = figure("iteration", "visits of a node, mean")

@@ -260,6 +260,13 @@ def test_learning_curves_are_smoothed_over_seeds():
     assert len(axes.collections) == 2, "a band each"
 
 
+def test_the_curve_of_a_run_has_every_iteration_and_its_evaluations():
+    axes = plots.success_of_run([0.0, 1.0, 0.5], [(0, 0.25), (3, 0.75)], window=2).axes[0]
+    single, means, evaluations = (line.get_xydata().tolist() for line in axes.get_lines())
+    assert single == [[1, 0], [2, 100], [3, 50]] and means == [[1, 0], [2, 50], [3, 75]]
+    assert evaluations == [[0, 25], [3, 75]] and axes.get_ylim() == (-2, 102)
+
+
 def test_many_learning_curves_have_their_legend_beside_them_in_the_order_of_their_ends():
     made = plots.learning_curves({"g2po": [[0.5], [0.7]]} | {f"method {i}": [[i / 10]] for i in range(5)}, window=1)
     (legend,), axes = made.legends, made.axes[0]

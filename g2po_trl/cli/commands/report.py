@@ -10,16 +10,29 @@ with mean returns (λ = 1) whatever the run's value_lambda, and the test of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ...report import analysis
 from ...report import state_key_test as keys
 from ...report.plain import five_lines
 from ...report.summary import SIZES, analyse, mean_over, notes, summary, verdict_on
 from ...runs.run_json import read_run
+from ...runs.summary import before_and_after
 from ...utils.extras import install_command
 from ...utils.json import read_json_lines, write_json
 from ...utils.parser import Parser
+
+
+def _by_iteration(evaluations: Sequence[dict[str, Any]], run: dict[str, Any]) -> list[tuple[float, float]]:
+    """Return pairs of iteration and success of the reported panel."""
+    steps = run.get("optimizer_steps_per_iteration")
+    if not evaluations or not steps:
+        return []
+    name = before_and_after(evaluations)[0].get("name")
+    shown = [one for one in evaluations if one.get("name") == name and one.get("success_rate") is not None]
+    return [(one["step"] / steps, one["success_rate"]) for one in shown]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -70,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
         times = [{k.removeprefix("time/"): v or 0.0 for k, v in e.items() if k.startswith("time/")} for e in log]
         figures["phase_times"] = plots.phase_times(range(1, len(log) + 1), times)
         success = [entry["episode/success_rate"] for entry in log]
-        figures["learning_curve"] = plots.learning_curves({args.run.resolve().name: [success]})
+        figures["learning_curve"] = plots.success_of_run(success, _by_iteration(evaluations, run))
     if curves := keys.curves(numbers["prediction"]):
         figures["prediction_errors"] = plots.prediction_errors(numbers["prediction"]["lambdas"], curves)
     for name, made in figures.items():
