@@ -97,6 +97,7 @@ class Run:
             **self.about(),
             "log": self.log,
             "optimizer_steps_per_iteration": self.steps_per_iteration,
+            "planned": self._planned(),
             "curves": curves,
             "evaluations": self.evaluations(),
             "iterations": self.numbers,
@@ -128,6 +129,11 @@ class Run:
             "texts": texts.all,
             "disagreements": disagreements(shown),
         }
+
+    def _planned(self) -> int | None:
+        """Return how many iterations the run is to have; `None` if that is not known."""
+        steps = self.settings.get("max_steps") or 0
+        return -(-steps // self.steps_per_iteration) if steps > 0 and self.steps_per_iteration else None
 
     def _log(self) -> list[tuple[int, dict[str, Any]]]:
         """Return pairs of iteration number and log entry."""

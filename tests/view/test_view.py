@@ -162,7 +162,9 @@ def test_the_overview(run):
     assert [c["success"] for c in overview["curves"]] == [0.25, 0.5]
     assert overview["curves"][0]["times"] == {"generation": 1.0, "update": 2.0}
     assert [e["success_rate"] for e in overview["evaluations"]] == [0.1, 0.6]
-    assert overview["settings"]["gamma"] == 0.5
+    assert overview["settings"]["gamma"] == 0.5 and overview["planned"] is None
+    (run / "run.json").write_text(json.dumps({"trainer": {"max_steps": 7}, "optimizer_steps_per_iteration": 2}))
+    assert Run(run).overview()["planned"] == 4
 
 
 def test_the_largest_disagreement_comes_first():

@@ -277,7 +277,13 @@ def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser, se
         "by neither 1",
     ]
     assert texts(browser, ".head .note")[::2] == ["eval, step 0", "eval, step 4"]
+    browser.find_element(By.CSS_SELECTOR, "#task-2").click()
+    link = browser.find_element(By.CSS_SELECTOR, "#episodes a.link").get_attribute("href")
+    assert link.endswith("#evaluation=0-eval-0&beside=0-eval-4&task=three&episode=1") and link == browser.current_url
     browser.find_element(By.ID, "tab-training").click()
     assert "State with value" in texts(browser, "#panel")[0], "as it was left"
+    browser.get("about:blank")
+    opened(browser, link)
+    assert "Task three" in texts(browser, "#episodes")[0], "a link opens the episode"
     if served:
         server.shutdown()

@@ -154,3 +154,11 @@ def test_green_is_for_states_from_which_an_episode_won(run, address, browser):
     green = [[g > max(r, b) for r, g, b in of_group] for of_group in colours]
     assert green == [[True, True, False], [False, False, False]]
     assert colours[0][2] == colours[1][0], "value 0 and nothing won: the same in every group"
+    write_jsonl(
+        run / "trajectories" / "train-000002.jsonl", [trajectory("lost", "xy", 0.0), trajectory("won", "h", 10.0)]
+    )
+    write_jsonl(run / "trajectories" / "train-000003.jsonl", [*[trajectory("lost", "xy", 0.0)] * 2,
+                trajectory("mixed", "ha", 10.0), trajectory("mixed", "hb", 0.0)])  # fmt: skip
+    refresh(browser)
+    assert browser.execute_async_script("const done = arguments[0]; choose(2).then(() => done(group.id))") == "lost"
+    assert browser.execute_async_script("const done = arguments[0]; choose(3).then(() => done(group.id))") == "mixed"

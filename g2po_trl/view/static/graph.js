@@ -17,7 +17,7 @@ function valueScale(one) {
 const wonThrough = (one) => new Set(one.trajectories.filter(({ outcome }) => outcome === "success")
   .flatMap(({ steps }) => steps.map(({ node }) => node)));
 function advantageColour(x) {
-  if (x === null) return dark() ? "#56616f" : "#b9c0ca";
+  if (x === null || Math.abs(x) < 0.005) return dark() ? "#56616f" : "#b9c0ca";
   const part = Math.min(1, Math.abs(x) / 2);
   return mix(dark() ? "#56616f" : "#b9c0ca", x > 0 ? css("--up") : css("--down"), 0.25 + 0.75 * part);
 }

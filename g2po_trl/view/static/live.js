@@ -16,7 +16,8 @@ async function listen() {
   try {
     const now = await ask("version");
     if (now !== version) await refresh();
-    sayLive(`live, ${new Date().toLocaleTimeString()}`);
+    const planned = run && run.planned ? `${newest()} of ${run.planned} iterations, ` : "";
+    sayLive(`live: ${planned}${new Date().toLocaleTimeString()}`);
   } catch (error) {
     answered = !error.offline;
     sayLive(answered ? `not read: ${error.message}` : `the server has ended: g2po view ${page.name} opens the run again`, "gone");

@@ -2,7 +2,8 @@
 
 let shown, group, network;
 
-async function choose(number, groupNumber = 0) {
+// Without a group's number: the first in which some episodes won, since there actions are compared.
+async function choose(number, wanted = null) {
   if (!run.iterations.length) return;
   const nearest = run.iterations.reduce((best, n) => (Math.abs(n - number) < Math.abs(best - number) ? n : best));
   $("iteration").value = run.iterations.indexOf(nearest);
@@ -24,7 +25,8 @@ async function choose(number, groupNumber = 0) {
       ` in group ${one.group + 1}: A_NC ${signed(local)}, A_EC ${signed(gain)}`);
   }));
   if (!shown.disagreements.length) $("case-list").append(make("li", {}, run.log ? "none in this log" : "none in this iteration"));
-  if (shown.groups.length) return showGroup(Math.max(0, Math.min(groupNumber, shown.groups.length - 1)));
+  const chosen = wanted ?? Math.max(0, shown.groups.findIndex((one) => one.success && one.success < one.whole));
+  if (shown.groups.length) return showGroup(Math.max(0, Math.min(chosen, shown.groups.length - 1)));
   group = null;
   if (network) network.destroy();
   network = null;
