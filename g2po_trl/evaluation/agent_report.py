@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engines.sampling import derived_seed
 from ..environments.adapters.agent import agent_factory
-from ..environments.adapters.trl_tools import random_value
+from ..environments.adapters.trl_tools import random_arguments
 from ..environments.contract import Observation, StepResult
 from ..environments.contract_violations import where_raised
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
@@ -161,9 +161,7 @@ def random_response(request: ChatRequest, rng: random.Random, texts: Sequence[st
         return ChatResponse(rng.choice(texts))
     tool = rng.choice(request.tools)
     function = tool.get("function", tool)
-    properties = (function.get("parameters") or {}).get("properties") or {}
-    arguments = {name: random_value(schema, rng) for name, schema in properties.items()}
-    call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    call = {"type": "function", "function": {"name": function["name"], "arguments": random_arguments(function, rng)}}
     return ChatResponse("", (call,), "tool_calls")
 
 

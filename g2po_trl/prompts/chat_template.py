@@ -14,7 +14,7 @@ from typing import Any
 
 from .conversation import Message
 
-_SYSTEM, _USER, _SECOND = "Qsystemq", "Quserq", "Qmoreq"  # probe words, which no template trims
+_SYSTEM, _USER, _SECOND, _LATE = "Qsystemq", "Quserq", "Qmoreq", "Qlateq"  # probe words, which no template trims
 
 
 def get_tokenizer(processing_class):
@@ -108,9 +108,13 @@ class ChatTemplate:
 
     @cached_property
     def _accepts_late_system(self) -> tuple[bool, bool]:
-        """Return whether a system message may be the only message, and whether it may follow others."""
-        others = [_message("user", _USER), _message("assistant", _SECOND)]
-        return self._shows([_message("system", _SYSTEM)]), self._shows([*others, _message("system", _SYSTEM)])
+        """Return whether a system message may be the only message, and whether it may follow others.
+
+        Some templates write the last system message alone, in the place of the first.
+        """
+        first = [_message("system", _SYSTEM)]
+        others = [*first * self._accepts_system, _message("user", _USER), _message("assistant", _SECOND)]
+        return self._shows(first), self._shows([*others, _message("system", _LATE)])
 
     def _shows(self, messages: list[Message]) -> bool:
         try:

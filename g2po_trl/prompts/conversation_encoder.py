@@ -11,6 +11,8 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from .chat_template import get_chat_template
@@ -167,6 +169,8 @@ class ConversationEncoder:
                 ended = bool(answer) and answer[-1] in self.stops
                 if (added := self._continuation(messages[known - 1], messages[known:], ended)) is not None:
                     ids, text = added
+                    # In some templates, the token that ends a message is the one that begins the next.
+                    ids = ids[1:] if ended and ids[:1] == [answer[-1]] else ids
                     return ConversationPrompt([*asked, *answer, *ids], text, messages, known - 1, truncated)
         try:
             text = self._text_of_all(messages, tools)
@@ -176,7 +180,8 @@ class ConversationEncoder:
         return ConversationPrompt(ids, text, messages, 0, truncated)
 
     def _text_of_all(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
-        """Return the text of a conversation, also where a model wrote arguments that a template does not render."""
+        """Return the text of a conversation, also where a model wrote calls that a template does not render."""
+        messages = one_call_each(messages) if self._renders_one_call else messages
         try:
             return self._text(messages, tools)
         except Exception:  # templates raise errors of any class
@@ -236,6 +241,18 @@ class ConversationEncoder:
         """Return the kinds of turns after which the template can be continued."""
         return [name for name, turn in self._kinds().items() if self._continuation(*turn, ended=True) is not None]
 
+    @cached_property
+    def _renders_one_call(self) -> bool:
+        """Whether the template renders one call of a message alone: it rejects or omits others."""
+        if not self.tools.native:
+            return False
+        calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("Qoneq", "Qtwoq")]
+        try:
+            text = self._text([_USER, {"role": "assistant", "content": "", "tool_calls": calls}], None, False)
+        except Exception:  # templates raise errors of any class
+            return True
+        return "Qoneq" not in text or "Qtwoq" not in text
+
     def _cut_longest(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, max_length: int
     ) -> ConversationPrompt:
@@ -255,6 +272,29 @@ class ConversationEncoder:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if len(build(middle).ids) <= max_length else (low, middle - 1)
         return build(low)
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which a message with several calls is several, each followed by the result of its call."""
+    split: list[Message] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        if len(calls := message.get("tool_calls", ())) < 2:
+            split.append(message)
+            continue
+        results = list(takewhile(lambda later: later["role"] == "tool", rest))
+        rest = rest[len(results) :]
+        for call in calls:
+            said = message if call is calls[0] else {"role": "assistant", "content": ""}
+            split.append({**said, "tool_calls": [call]})
+            same = [one for one in results if one.get("tool_call_id") == call.get("id")]
+            named = [one for one in same if one.get("name") == call["function"]["name"]]
+            for result in (named or same)[:1]:
+                results.remove(result)
+                split.append(result)
+        split += results
+    return split
 
 
 def _exchanges(messages: Sequence[Message], task: int) -> tuple[list[Message], list[list[Message]]]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from g2po_trl.environments.adapters.trl_tools import ToolEnvironment, is_tool_environment, random_value
+from g2po_trl.environments.adapters.trl_tools import ToolEnvironment, is_tool_environment, random_arguments
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.validation import validate_observation
@@ -97,11 +97,7 @@ def random_answer(episode: Episode, rng: random.Random) -> Answer:
     seen = episode.observation
     if seen.request is not None and seen.request.tools:
         function = rng.choice(seen.request.tools)["function"]
-        properties = function.get("parameters", {}).get("properties", {})
-        return {
-            "name": function["name"],
-            "arguments": {name: random_value(one, rng) for name, one in properties.items()},
-        }
+        return {"name": function["name"], "arguments": random_arguments(function, rng)}
     if seen.admissible_actions:
         return rng.choice(seen.admissible_actions)
     raise ValueError(

@@ -289,6 +289,23 @@ def agent_pool(agent, max_turns=20, **options):
     return EnvironmentPool(partial(AgentEnvironment, agent, max_turns), **{"num_workers": 1, **options})
 
 
+def test_in_the_pool_an_agent_ends_with_its_episode_and_not_at_the_next_one(tmp_path):
+    """The trainer ends an episode whose prompt is too long; after the rollout, the pool is idle for minutes."""
+
+    def agent(task, client):
+        client.at_end((tmp_path / task["name"]).touch)
+        return float(ask(client, "x").content)
+
+    with agent_pool(agent) as pool:
+        pool.reset([{"name": name} for name in "abc"])
+        pool.end([0, 2])
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
+        assert pool.step({1: says("1")})[1].reward == 1 and (tmp_path / "b").exists()
+
+
 def test_in_the_pool_one_agent_hangs_and_the_others_go_on():
     with agent_pool(stubborn, step_timeout=6) as pool:
         pool.reset([{"name": name} for name in "abc"])

@@ -111,11 +111,44 @@ USER, SYSTEM = {"role": "user", "content": "ask"}, {"role": "system", "content":
 ANSWER = {"role": "assistant", "content": "hm"}
 
 
-@pytest.mark.parametrize("messages", [[SYSTEM], [USER, ANSWER, SYSTEM], [USER, ANSWER, SYSTEM, USER]])
+LATE = {"role": "system", "content": "since then"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[SYSTEM], [USER, ANSWER, SYSTEM], [USER, ANSWER, SYSTEM, USER], [SYSTEM, USER, ANSWER, LATE, USER]],
+)
 def test_system_messages_anywhere_are_shown(family, messages):
     _, tokenizer, encoder = family
     text = tokenizer.decode(encoder.prompt(ChatRequest(messages), Transcript()).ids)
     assert all(message["content"] in text for message in messages)
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "gptoss", "qwen2_5"])
+def test_several_calls_of_a_message_are_rendered_afresh(name):
+    """Llama's template raises for several calls in a message, and gpt-oss's writes the first alone."""
+
+    def answer(*calls):
+        functions = [{"name": tool, "arguments": {"digit": digit}} for tool, digit in calls]
+        calls = [{"type": "function", "function": function} for function in functions]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+    tokenizer = tokenizer_of(name)
+    encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+    results = [{"role": "tool", "name": tool, "content": content} for tool, content in (("look", "A"), ("turn", "B"))]
+    messages = [*TASK, answer(("turn", 7), ("look", 8)), *results, USER]
+    text = tokenizer.decode(encoder.prompt(ChatRequest(messages, TOOLS), Transcript()).ids)
+    assert text.count("look") > (name == "gptoss") and text.rindex("8") > text.rindex("7")
+    apart = [answer(("turn", 7)), results[1], answer(("look", 8)), results[0]]
+    split = encoder.prompt(ChatRequest([*TASK, *apart, USER], TOOLS), Transcript())
+    assert (text == tokenizer.decode(split.ids)) == (name != "qwen2_5"), "results follow the calls of their tools"
+
+
+def test_a_token_that_ends_a_message_and_begins_the_next_is_read_once():
+    tokenizer = tokenizer_of("glm4moe")
+    encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+    _, _, second = play(encoder, tokenizer, "hm", ANSWER | {"content": "hm"}, [USER])
+    assert second.continues and tokenizer.decode(second.ids).endswith("hm<|user|>\nask<|assistant|>")
 
 
 @pytest.mark.parametrize("arguments", ["{digit", [7], 5, True])

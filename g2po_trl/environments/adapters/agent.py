@@ -204,6 +204,11 @@ class AgentEnvironment(TextEnvironment):
         """End the agent."""
         self._abandon()
 
+    def _end_episode(self) -> None:
+        """End the session of an episode that the trainer has ended. The agent is waited for before the next one."""
+        if self._session is not None:
+            running_endpoint().close_session(self._session)
+
     def _observe(self, call: Call, task: str | None = None) -> Observation:
         self._call = call
         messages = call.request.chat.messages

@@ -258,15 +258,26 @@ def random_call(tool_schemas: str, rng: random.Random) -> str:
         rng: source of randomness.
     """
     tool = json.loads(rng.choice(tool_schemas.splitlines()))
-    arguments = {name: random_value(schema, rng) for name, schema in tool["parameters"].get("properties", {}).items()}
+    arguments = random_arguments(tool, rng)
     call = json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
     return f"{OPEN_CALL}{call}</tool_call>"
 
 
-def random_value(schema: Mapping[str, Any], rng: random.Random) -> Any:
-    """Return a random value of a JSON schema's type."""
+def random_arguments(function: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Return random arguments of the right types for a function's description."""
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    return {name: random_value(schema, rng) for name, schema in properties.items()}
+
+
+def random_value(schema: Any, rng: random.Random) -> Any:
+    """Return a random value of a JSON schema's type; the schema `True` allows any value."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    if "const" in schema:
+        return schema["const"]
     if schema.get("enum"):
         return rng.choice(schema["enum"])
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return random_value(rng.choice(choices), rng)
     kind = schema.get("type", "string")
     kind = rng.choice(kind) if isinstance(kind, list) else kind
     return {

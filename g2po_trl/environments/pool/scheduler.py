@@ -113,12 +113,17 @@ class WorkerScheduler:
 
     def end(self, slots: Iterable[int]) -> None:
         """End running episodes and drop their answers."""
+        workers = set()
         for slot in slots:
             self.answers.pop(slot, None)
             self.pending.discard(slot)
             episode = self.episodes.pop(slot, None)
             if episode is not None and episode.worker is not None:
                 episode.worker.ended_episodes.append(episode.number)
+                workers.add(episode.worker)
+        for worker in workers & {*self.in_service}:
+            worker.send_ended()
+            self._listener.sent(worker)
         self._end_drained_workers()
 
     def _submit(self, episodes: Sequence[PooledEpisode], homes: Mapping[int, int] | None = None) -> None:

@@ -68,7 +68,11 @@ class WorkerLoop:
         """Return an episode's environment to the idle ones."""
         self.seconds.pop(episode, None)
         if episode in self.running:
-            self.idle.append(self.running.pop(episode))
+            environment = self.running.pop(episode)
+            if (end := getattr(environment, "_end_episode", None)) is not None:  # of an agent, which may go on
+                with contextlib.suppress(Exception):
+                    end()
+            self.idle.append(environment)
 
     def reset(self, episode: int, task: bytes):
         arguments = pickle.loads(task)

@@ -114,7 +114,7 @@ class WorkerProcess:
         self._unstarted_lists: deque[int] = deque()  # numbers of jobs in the lists that it has not started
         self._started_jobs = 0  # jobs left of the list that it has started
         self._progress_bytes = 0  # bytes of a partial answer when it last reset the deadline
-        self.ended_episodes: list[int] = []  # sent with the next jobs
+        self.ended_episodes: list[int] = []  # not sent yet
         self.draining = False  # accepts no new episodes
         self.over_memory = ""  # why its episodes must be reassigned
         self.resets, self.resets_at_memory_check = 0, 0  # the latter: resets at the last memory check
@@ -156,6 +156,11 @@ class WorkerProcess:
         if idle and self.loaded:
             self._restart_deadline()
         self.channel.send(message)
+
+    def send_ended(self) -> None:
+        """Send the numbers of ended episodes without jobs: the next ones may come after an update only."""
+        self.channel.send(pickled((self.ended_episodes, [])))
+        self.ended_episodes = []
 
     def flush(self) -> None:
         """Send unsent bytes; progress resets the deadline of a worker without a running job."""
