@@ -209,6 +209,8 @@ def run_recipe(
     trainer.folder.settings = settings
     live = LiveView(args.output_dir)
     if os.environ.get(VIEW):
+        if not args.save_trajectories:
+            raise ValueError("save_trajectories is False, and --view shows trajectories: leave one of them out")
         trainer.add_callback(live)
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))

@@ -143,6 +143,10 @@ def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch, t
     pytest.importorskip("pyvis")
     monkeypatch.setenv(VIEW, "1")
     trainer = make_trainer(max_steps=2, eval_dataset=TASKS.select(range(3)))
+    trainer.args.save_trajectories = False
+    with pytest.raises(ValueError, match="save_trajectories is False, and --view shows trajectories"):
+        run_recipe(trainer, None, {})
+    trainer.args.save_trajectories = True
     answers = []
 
     class Visitor(TrainerCallback):
