@@ -47,6 +47,7 @@ class Prompts:
     def __init__(self, folder: Path, tokenizer=None, model: str | None = None):
         self._folder, self._tokenizer, self._loaded = folder, tokenizer, tokenizer is not None
         self._model = model
+        self._pieces: dict[tuple[bool, tuple[int, ...]], str] = {}
 
     def decode(self, step: Step) -> str | None:
         """Return the text of a step's prompt; `None` if there is no tokenizer."""
@@ -62,14 +63,23 @@ class Prompts:
             return {}
         ids, texts, logprobs, start = step.completion_ids, [], [], 0
         for end in range(1, len(ids) + 1):
-            before = ids[max(0, start - 1) : start]  # some tokenizers drop the space of a first token
-            text = tokenizer.decode([*before, *ids[start:end]])[len(tokenizer.decode(before)) :]
+            text = self._piece(tokenizer, tuple(ids[max(0, start - 1) : end]), start > 0)
             if "\ufffd" in text and end < len(ids) and end - start < BYTES:  # a part of a character
                 continue
             texts.append(text)
             logprobs.append(round(sum(step.logprobs[start:end]), 2))
             start = end
         return {"t": texts, "lp": logprobs}
+
+    def _piece(self, tokenizer, ids: tuple[int, ...], follows: bool) -> str:
+        """Return the text of tokens; the first of those that follow one is that one.
+
+        Some tokenizers drop the space of a first token. Texts are kept: an iteration has many tokens, and few kinds.
+        """
+        if (follows, ids) not in self._pieces:
+            before = len(tokenizer.decode(list(ids[:1]))) if follows else 0
+            self._pieces[follows, ids] = tokenizer.decode(list(ids))[before:]
+        return self._pieces[follows, ids]
 
     def _load(self):
         if not self._loaded:
