@@ -20,7 +20,7 @@ TREASURE := tests/cold_start/test_treasure.py tests/cold_start/test_treasure_age
 .PHONY: help install train test test-benchmarks test-slow test-vllm test-deepspeed test-appworld test-pretrained train-pretrained test-gpu numbers docs build lint format clean
 
 help:
-	@echo "make train [ARGS=\"--config recipes/alfworld/qwen2.5-1.5b.yaml\"]   train an agent on ALFWorld"
+	@echo "make train [ARGS=\"--config qwen2.5-1.5b-lora\"]                   train an agent on ALFWorld"
 	@echo "make test [ARGS=\"-k graph\"]                                      run the tests"
 	@echo "make test-benchmarks                                             run the tests of the benchmarks"
 	@echo "make test-slow                                                   every model family, the notebook and other long tests"
@@ -39,7 +39,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 install: $(INSTALLED)
 
 train: $(INSTALLED)
-	$(BIN)/accelerate launch recipes/train_alfworld.py $(ARGS)
+	$(BIN)/g2po train alfworld $(ARGS)
 
 # Apart from the installation for users: peft imports bitsandbytes wherever it is, at every start.
 $(TEST_INSTALLED): $(INSTALLED)

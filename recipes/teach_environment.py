@@ -9,9 +9,9 @@ agent, a function `expert(messages, tools)`. It returns the next action, or a ca
 Any field of `ScriptArguments`, TRL's `SFTConfig` and `ModelConfig` is a flag and a YAML key; flags win.
 """
 
-import os
+from g2po_trl.cli.process import set_up_process
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+set_up_process()  # before torch and TRL are imported
 
 import argparse
 import random

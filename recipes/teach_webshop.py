@@ -9,9 +9,9 @@ rate of `--target_success` on other training goals. Then: g2po train webshop --c
 Any field of `ScriptArguments`, TRL's `SFTConfig` and `ModelConfig` is a flag and a YAML key; flags win.
 """
 
-import os
+from g2po_trl.cli.process import set_up_process
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+set_up_process()  # before torch and TRL are imported
 
 from dataclasses import dataclass, field
 from functools import partial

@@ -4,7 +4,7 @@
 # ///
 """Train an agent on ALFWorld by G2PO.
 
-    accelerate launch recipes/train_alfworld.py        # a tiny model, generated games, CPU
+    python recipes/train_alfworld.py                    # a tiny model, generated games, CPU
     uv run recipes/train_alfworld.py                    # the same in an environment that uv makes
     python -m g2po_envs.alfworld.official               # downloads the official games, once; then the paper's run:
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_alfworld.py \
@@ -15,9 +15,9 @@ Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag a
 and saved, but not pushed to the Hub.
 """
 
-import os
+from g2po_trl.cli.process import set_up_process
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+set_up_process()  # before torch and TRL are imported
 
 from dataclasses import asdict, dataclass, field
 from functools import partial

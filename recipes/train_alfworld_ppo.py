@@ -1,6 +1,6 @@
 """Train an agent on ALFWorld by PPO with a critic, the actor-critic baseline.
 
-    accelerate launch recipes/train_alfworld_ppo.py
+    python recipes/train_alfworld_ppo.py
 
 Takes the flags of train_alfworld.py except the estimator's, and the fields of `PPOConfig`. The critic is a second
 model of the policy's size with its own optimizer, not sharded (one process or DDP).

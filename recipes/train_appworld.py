@@ -3,15 +3,15 @@
     python -m g2po_envs.appworld.setup ~/.cache/g2po_trl/appworld                                  # once
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_appworld.py \
         --config recipes/appworld/qwen2.5-7b.yaml
-    accelerate launch recipes/train_appworld.py          # a tiny model and bundled tasks, to test the installation
+    python recipes/train_appworld.py          # a tiny model and bundled tasks, to test the installation
 
 Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
 `--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
-import os
+from g2po_trl.cli.process import set_up_process
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the worlds' cores
+set_up_process()  # before torch and TRL are imported
 
 from dataclasses import asdict, dataclass, field
 from functools import partial

@@ -4,9 +4,8 @@
 # ///
 """Train on your own environment, or your own agent, by G2PO; `g2po train my_game.py` runs this script.
 
-    accelerate launch recipes/train_environment.py --environment my_game.py:MyGame --tasks tasks.jsonl \
-        --config config.yaml
-    accelerate launch recipes/train_environment.py --agent my_agent.py --tasks tasks.jsonl --config config.yaml
+    python recipes/train_environment.py --environment my_game.py:MyGame --tasks tasks.jsonl --config config.yaml
+    python recipes/train_environment.py --agent my_agent.py --tasks tasks.jsonl --config config.yaml
 
 Both are named as for `g2po check`: an environment by `module:Class`, `file.py:Class` or an OpenEnv server's address,
 an agent by `file.py` or `file.py:NAME`.
@@ -14,9 +13,9 @@ Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag a
 `--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
-import os
+from g2po_trl.cli.process import set_up_process
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+set_up_process()  # before torch and TRL are imported
 
 from dataclasses import asdict, dataclass, field
 

@@ -1,6 +1,6 @@
 """Train an agent on WebShop by G2PO.
 
-    accelerate launch recipes/train_webshop.py         # a tiny model in a synthetic catalogue, CPU
+    python recipes/train_webshop.py         # a tiny model in a synthetic catalogue, CPU
     accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/train_webshop.py \
         --config recipes/webshop/qwen2.5-1.5b.yaml --shop $WEBSHOP_DATA                    # the paper's run
 
@@ -8,9 +8,9 @@ Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag a
 `--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
 """
 
-import os
+from g2po_trl.cli.process import set_up_process
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+set_up_process()  # before torch and TRL are imported
 
 from dataclasses import asdict, dataclass, field
 from functools import partial

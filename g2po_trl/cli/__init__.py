@@ -18,6 +18,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from .process import set_up_process
+
 # Name -> module with `main(argv)`, and description.
 COMMANDS = {
     "init": ("g2po_trl.cli.commands.init", "write a folder with a small environment or agent to start from"),
@@ -66,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if name not in COMMANDS:
         _fail("g2po", f"{name!r} is not a command: choose one of {', '.join(COMMANDS)}", code=2)
+    set_up_process()
     try:
         import_module(COMMANDS[name][0]).main(rest)
     except KeyboardInterrupt:

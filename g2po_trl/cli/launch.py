@@ -77,6 +77,7 @@ def _launch_on_cpu(arguments: Sequence[str], num_processes: str) -> None:
     """Start processes by torchrun, as Accelerate does with GPUs; without GPUs it supports MPI only."""
     from torch.distributed.run import get_args_parser, run
 
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, which it announces
     options = ["--standalone", "--nproc_per_node", num_processes, "--module", "g2po_trl"]
     run(get_args_parser().parse_args([*options, *arguments]))
 

@@ -73,6 +73,7 @@ def parse_arguments(
     for words, where in ((unknown, "flag"), (of_file[::2], "key of the config file")):
         if words:
             raise SystemExit(describe_unknown(parser, words[0], where))
+    disable_progress_bar()  # transformers shows one for each file that it reads or writes
     return tuple(parsed)
 
 
@@ -215,7 +216,6 @@ def run_recipe(
     if report_dataset is not None:
         trainer.add_callback(_ReportBefore(trainer, report_dataset))
     trainer.verdict.waits = True  # print it after the table
-    disable_progress_bar()  # transformers shows one per file that it writes
     try:
         trainer.train(resume_from_checkpoint=checkpoint or args.resume_from_checkpoint)
     except KeyboardInterrupt:

@@ -317,6 +317,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
                 reasons.append(summarize(trajectories)["failure_reasons"])
                 errors += [trajectory.error for trajectory in trajectories if trajectory.outcome == "error"]
         finally:
+            if sys.stderr.isatty():
+                print("\r\033[K", end="", file=sys.stderr, flush=True)  # the progress makes room for the table
             budget.save()
             chat.close()
     tokens = {"read": budget.read, "written": budget.written}

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
-from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from g2po_envs.tiny.demonstration import Demonstration
@@ -373,7 +372,6 @@ def run_teaching(
         "attn_implementation": model_args.attn_implementation,
         **(args.model_init_kwargs or {}),
     }
-    disable_progress_bar()  # one per file that transformers writes
     model, results = teach(name, args, samples, exam, tokenizer, get_peft_config(model_args), checkpoint)
     if args.bf16:  # the training precision, so that vLLM also runs in bfloat16
         model = model.to(torch.bfloat16)

@@ -313,7 +313,7 @@ def test_a_folder_of_init_trains(folder, tiny_model_dir):
     run = train("--model", tiny_model_dir, *TINY, cwd=folder)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "evaluation: 2 tasks" in run.stdout and "Held-out tasks, 2 episodes" in run.stdout
-    assert "bitsandbytes" not in run.stderr and "Warning" not in run.stderr
+    assert not run.stderr
     described = json.loads((folder / "runs" / "coin" / "run.json").read_text())
     assert described["environment"] == {"import": f"{folder.resolve()}/environment.py:CoinEnvironment"}
 
@@ -332,7 +332,7 @@ def test_two_processes_and_ctrl_c(folder, tiny_model_dir):
         os.killpg(run.pid, signal.SIGINT)
         assert run.wait(60) == 130, Path("log").read_text()[-3000:]
     said = Path("log").read_text()
-    assert "Traceback" not in said and said.count("Stopped at step") == 1
+    assert "Traceback" not in said and said.count("Stopped at step") == 1 and "OMP_NUM_THREADS" not in said
     step = int(re.search(r"continues from runs/two/checkpoint-(\d+)\.", said)[1])
     again = subprocess.run(
         [*command, "--max_steps", str(step + 1), "--resume_from_checkpoint", "auto"], capture_output=True, text=True

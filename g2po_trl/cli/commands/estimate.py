@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         measured = measure(script, words, plan, int(numbers["measure"]))
         print(format_measured(plan, measured, numbers.get("price")))
     else:
-        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
         try:
             print(format_plan(plan, episodes, GPUS.get(gpu), numbers.get("price")))
         except ValueError as error:

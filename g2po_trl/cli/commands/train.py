@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import logging
 import os
 import runpy
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -271,9 +269,6 @@ def _check_view(script: Path) -> None:
 
 def run_in_place(script: Path, arguments: Sequence[str]) -> None:
     """Run `python SCRIPT ARGUMENTS` in this process."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns without a GPU whenever peft is imported
-    if script.resolve().parent == recipes_folder():  # deprecated names that TRL uses
-        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")

@@ -1,0 +1,19 @@
+"""Set up the process of a command or recipe, before it imports torch and TRL."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+# What libraries write at every start, about something that no user has asked for: logger -> how the message begins.
+_NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community"}
+
+
+def set_up_process() -> None:
+    """Keep known noise out of the output, progress bars out of files, and torch off the environments' cores."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads of torch must not spin
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    for name, beginning in _NOISE.items():
+        logging.getLogger(name).addFilter(lambda record, text=beginning: not str(record.msg).startswith(text))
