@@ -150,34 +150,36 @@ def test_lora_on_all_linear_layers_trains_and_merges(name, make_trainer, family_
     assert (merged - wanted).abs().max() < 1e-3
 
 
-def table() -> str:
-    """Markdown: family and layout taken, and how exact."""
-    lines = ["| Family | `model_type` | Layout taken |", "|---|---|---|"]
-    reasons, largest = {}, (0.0, 0.0)
+def families() -> str:
+    """Markdown: families by layout taken, why, and how exact layouts are."""
+    shared, padded, largest = [], {}, (0.0, 0.0)
     for name, family in FAMILIES.items():
         found = errors(family, ("padded",) if family.layout == "padded" else ("padded", "packed", "shared"))
         largest = [max(values) for values in zip(largest, *found.values())]
-        lines.append(f"| {name} | `{family.model_type}` | `{family.layout}` |")
-        if family.layout == "padded":
-            reasons.setdefault(why_padded(family.build()), []).append(name)
+        of = shared if family.layout == "shared" else padded.setdefault(why_padded(family.build()), [])
+        of.append(entry(name))
     nats, of_gradient = largest
     exact = f"Largest differences between layouts: {nats:.0e} nats, and {of_gradient:.0e} of the gradient's norm."
-    because = [f"- {'; '.join(names)}: {reason}." for reason, names in reasons.items()]
-    return "\n".join([*lines, "", exact, "", "Why `padded`:", "", *because])
+    because = [f"- **`padded`**, because {reason}: {', '.join(names)}." for reason, names in padded.items()]
+    return "\n".join([f"- **`shared`**: {', '.join(shared)}.", *because, "", exact])
 
 
-def test_the_table_in_the_docs_has_every_family():
+def entry(name: str) -> str:
+    return f"{name} (`{FAMILIES[name].model_type}`)"
+
+
+def test_the_docs_have_every_family_at_its_layout():
     text = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text()
-    missing = [
-        name
-        for name, family in FAMILIES.items()
-        if f"| {name} | `{family.model_type}` | `{family.layout}` |" not in text
-    ]
+    lines = {"shared": "", "padded": ""}
+    for line in text.partition("<!-- families -->\n")[2].splitlines():
+        for layout in lines:
+            lines[layout] += line if line.startswith(f"- **`{layout}`**") else ""
+    missing = [name for name, family in FAMILIES.items() if entry(name) not in lines[family.layout]]
     assert not missing, "python tests/invariants/test_architectures.py docs/architectures.md"
 
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    written = table()
-    head, _, _ = path.read_text().partition("<!-- table -->\n")
-    path.write_text(f"{head}<!-- table -->\n{written}\n")
+    written = families()
+    head, _, _ = path.read_text().partition("<!-- families -->\n")
+    path.write_text(f"{head}<!-- families -->\n{written}\n")
