@@ -390,6 +390,10 @@ def test_branches_in_a_browser(branched, browser):
     )
     assert told[:2] == [[[2, 4], [4, "success"], [1, "failure"]], [[2, 1], [1, 1]]]
     assert told[2] < told[3], "a branch begins in the middle, and not where episodes begin"
+    assert browser.execute_script("return [...wonThrough(group)].sort()") == [0, 1, 2, 4], (
+        "its parent's way is its own"
+    )
+    assert browser.execute_script("return wrapped('diningtable 1 bowl 2 x')") == ["diningtable\xa01", "bowl\xa02 x"]
     browser.execute_script("showTrajectory(2, 0)")
     wait_for(browser, "3. V")
     assert "branch of episode 1 from step 3" in panel(browser) and "A_EP –" in panel(browser)

@@ -14,8 +14,10 @@ function valueScale(one) {
     .map(({ reward }) => reward));
   return [Math.min(0, ...rewards), Math.max(0, ...rewards)];
 }
-const wonThrough = (one) => new Set(one.trajectories.filter(({ outcome }) => outcome === "success")
-  .flatMap(({ steps }) => steps.map(({ node }) => node)));
+// The states of an episode; those of a branch begin with what it played again of its parent.
+const walked = (one, trajectory) => [...(isBranch(trajectory)
+  ? walked(one, one.trajectories[trajectory.parent]).slice(0, trajectory.start) : []), ...trajectory.steps.map(({ node }) => node)];
+const wonThrough = (one) => new Set(one.trajectories.filter(({ outcome }) => outcome === "success").flatMap((t) => walked(one, t)));
 function advantageColour(x) {
   if (x === null || Math.abs(x) < 0.005) return dark() ? "#56616f" : "#b9c0ca";
   const part = Math.min(1, Math.abs(x) / 2);

@@ -54,8 +54,8 @@ function showCase(one) {
   $("graph").scrollIntoView({ block: "nearest" });
 }
 
-// A label in lines of a few letters: states stand beside each other.
-const wrapped = (label) => label.match(/\S.{0,11}\S(?=\s|$)|\S+/g) || [];
+// A label in lines of a few letters, since states stand beside each other; "drawer 1" is not broken.
+const wrapped = (label) => label.replace(/ (\d)/g, "\u00a0$1").match(/[^ ].{0,11}[^ ](?= |$)|[^ ]+/g) || [];
 
 const groupNumber = () => shown.groups.indexOf(group) + 1;
 const placeOf = (more = {}) => ({ iteration: run.log ? 1 : shown.n, group: groupNumber(), ...more });
