@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 from trl import GRPOConfig
 
-from .config_validation import as_bound, check, check_advantage_fn, check_afterwards, check_estimator
+from .config_validation import (
+    as_bound,
+    check,
+    check_advantage_fn,
+    check_afterwards,
+    check_estimator,
+    logs_tables,
+)
 from .credit.estimators.registry import ESTIMATORS, estimator_name, make_estimator
 from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
@@ -121,7 +128,7 @@ class G2POConfig(GRPOConfig):
         overwrite: delete the run that `output_dir` holds, when training begins: its checkpoints, model, trajectories
             and evaluations, and no file that a run did not write. `False`: a new run in an occupied folder is refused.
         log_trajectories_every: log a table of sample trajectories every so many iterations to Trackio, W&B or
-            TensorBoard. 0: never.
+            TensorBoard. 0: never. `None`: 10 if `report_to` names one of them.
         num_trajectories_logged: number of trajectories per logged table.
         vllm_importance_sampling_clip_max: largest importance weight of tokens sampled by another policy or engine.
             `None`: no limit. `"auto"`: TRL's 3, but 1 with partial rollouts and `"token_truncate"`.
@@ -222,7 +229,10 @@ class G2POConfig(GRPOConfig):
     )
     save_trajectories: bool = field(default=True, metadata={"help": "Write trajectories to output_dir."})
     overwrite: bool = field(default=False, metadata={"help": "Delete the run that output_dir holds."})
-    log_trajectories_every: int = field(default=0, metadata={"help": "Iterations between tables of trajectories."})
+    log_trajectories_every: int | None = field(
+        default=None,
+        metadata={"help": "Iterations between tables of trajectories. None: 10 with Trackio, W&B or TensorBoard."},
+    )
     num_trajectories_logged: int = field(default=4, metadata={"help": "Trajectories per logged table."})
     vllm_importance_sampling_mode: str | None = field(
         default=None,
@@ -279,6 +289,8 @@ class G2POConfig(GRPOConfig):
             self.save_steps = _ITERATIONS_PER_CHECKPOINT * self.optimizer_steps_per_iteration
             if load_best and self.eval_strategy == "steps":
                 self.save_steps = self.eval_steps
+        if self.log_trajectories_every is None:
+            self.log_trajectories_every = 10 if logs_tables(self) else 0
         check_afterwards(self)
 
     def to_dict(self) -> dict[str, Any]:

@@ -85,6 +85,7 @@ _ABOVE_0_OR_NONE = (lambda value: value > 0, "set it above 0, or to None")
 _FRACTION = (lambda value: 0 <= value <= 1, "set it between 0 and 1")
 _STEPS = ("logging_steps", "save_steps", "eval_steps")
 _MAY_BE_NONE = {"mini_batch_size", "max_prompt_length", "eval_top_p", "eval_top_k", "packed_row_tokens", *_STEPS}
+_MAY_BE_NONE |= {"log_trajectories_every"}
 _MAY_BE_NONE |= {"num_environment_workers"}
 _RANGES = {
     "gamma": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (the paper uses 0.95)"),
@@ -217,6 +218,11 @@ def _check_whole_groups(args: GRPOConfig) -> None:
     )
 
 
+def logs_tables(args: GRPOConfig) -> bool:
+    """Return whether `report_to` names a tracker that shows tables of trajectories."""
+    return not set(args.report_to).isdisjoint(BACKENDS)
+
+
 def check_afterwards(args: GRPOConfig) -> None:
     """Check the fields that TRL has derived, and those that depend on them.
 
@@ -226,7 +232,7 @@ def check_afterwards(args: GRPOConfig) -> None:
     _check_generation_kwargs(args)
     check_strategy(args)
     _require(
-        args.log_trajectories_every == 0 or bool(set(args.report_to) & set(BACKENDS)),
+        args.log_trajectories_every == 0 or logs_tables(args),
         "log_trajectories_every",
         args.log_trajectories_every,
         f"report_to is {args.report_to}: tables go to {', '.join(BACKENDS)}",

@@ -208,6 +208,8 @@ def run_recipe(
             "panel that is played after training; or call trainer.train() instead"
         )
     trainer.folder.settings = settings
+    # Trackio ends its run with the training. One of the same name goes on: the last evaluation belongs to it.
+    args.run_name = args.run_name or Path(args.output_dir).name
     live = LiveView(args.output_dir)
     if os.environ.get(VIEW):
         if not args.save_trajectories:

@@ -66,7 +66,12 @@ SWITCHES = (
     ),
     _by("push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
     _by("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-    _by("log_trajectories_every", "num_trajectories_logged"),
+    Switch(
+        ("log_trajectories_every", "report_to"),
+        lambda value: bool(value("log_trajectories_every") or value("report_to") not in (None, "none", [], ["none"])),
+        "--report_to trackio, wandb or tensorboard",
+        ("num_trajectories_logged",),
+    ),
     Switch(
         ("min_valid_action_ratio", "min_success_of_best"),
         lambda value: bool(value("min_valid_action_ratio") or value("min_success_of_best")),

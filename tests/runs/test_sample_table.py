@@ -4,9 +4,10 @@ import glob
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
-import programs
 import pytest
 from letter_trainer import make_config, make_letter_trainer
 
@@ -31,6 +32,12 @@ def test_log_trajectories_every_without_a_logger_is_refused(tmp_path):
         make_config(tmp_path, log_trajectories_every=2)
     with pytest.raises(ValueError, match="num_trajectories_logged is -1"):
         make_config(tmp_path, num_trajectories_logged=-1)
+
+
+@pytest.mark.parametrize(("report_to", "every"), [("none", 0), ("tensorboard", 10), (["mlflow", "trackio"], 10)])
+def test_a_tracker_with_tables_gets_them_without_another_option(tmp_path, report_to, every):
+    assert make_config(tmp_path, report_to=report_to).log_trajectories_every == every
+    assert make_config(tmp_path, report_to=report_to, log_trajectories_every=0).log_trajectories_every == 0
 
 
 def test_tensorboard(tiny_model_dir, tmp_path):
@@ -61,7 +68,8 @@ def test_wandb_and_trackio(tiny_model_dir, tmp_path, backend):
         f"make_letter_trainer({str(tiny_model_dir)!r}, {str(tmp_path / 'run')!r}, **options).train()\n"
     )
     env = {**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio"), "OMP_NUM_THREADS": "1"}
-    run = programs.run(script, cwd=tmp_path, env=env)
+    # A new interpreter: Trackio reads its folder where it is imported.
+    run = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     if backend == "wandb":
         (table,) = glob.glob(f"{tmp_path}/wandb/offline-run-*/files/media/table/trajectories*.json")

@@ -136,6 +136,7 @@ def test_the_last_weights_are_evaluated_once(make_trainer, eval_steps, steps):
     )
     run_recipe(trainer, None, {})
     assert [entry["step"] for entry in trainer.folder.evaluations] == steps
+    assert trainer.args.run_name == Path(trainer.args.output_dir).name, "Trackio continues its run with the last one"
 
 
 def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch, tmp_path):

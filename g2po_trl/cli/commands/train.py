@@ -37,7 +37,7 @@ run         --config FILE|NAME         YAML file, or one of g2po-trl: alfworld/q
             --max_steps N              optimizer steps
             --resume_from_checkpoint auto    continue the run in output_dir, if there is one
             --overwrite                delete the run in output_dir
-            --seed N  --report_to wandb|tensorboard|none  --push_to_hub
+            --seed N  --report_to trackio|wandb|tensorboard  --push_to_hub
             --view                     serve the viewer's page on this machine while it trains
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft, --lora_r, --load_in_4bit
 data        --tasks FILE  --num_eval_tasks N            (an environment of your own)

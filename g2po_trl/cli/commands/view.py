@@ -6,6 +6,7 @@
     g2po view CREDIT                     # what `g2po credit` wrote of a log
     g2po view RUN --serve                # serves the page on loopback; it refreshes while the run goes on
     g2po view RUN --text                 # in the terminal: success, groups, an episode
+    g2po view RUN --push-space OWNER/NAME    # also as a static Space of the Hugging Face Hub, public if it is new
 
 The page contains all iterations and evaluations, and the prompts if there are at most 100 iterations. For a longer run
 use `--serve`, or choose iterations with `--iterations`.
@@ -26,6 +27,7 @@ from ...utils.parser import Parser
 from ...view.page import write_page
 from ...view.server import make_server
 from ...view.sources import Sources, open_folder
+from ...view.space import push_space
 from ...view.terminal import TerminalView
 
 MANY = 100
@@ -46,10 +48,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     parser.add_argument("--serve", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
     parser.add_argument("--port", metavar="N", type=int, help="of --serve; default: any free port")
+    help_of_space = "upload the page to this static Space of the Hugging Face Hub"
+    parser.add_argument("--push-space", metavar="OWNER/NAME", help=help_of_space)
     parser.add_argument("--text", action="store_true", help="print to the terminal; --iterations N chooses one")
     help_of_episode = "of --text: group and episode in it, e.g. 3.2; default: a lost one"
     parser.add_argument("--episode", metavar="G.E", type=_episode, help=help_of_episode)
     args = parser.parse_args(argv)
+    if args.push_space and (args.text or args.serve):
+        parser.error("--push-space uploads the page, which --text and --serve do not write: leave them out")
     if args.text and (args.output or args.no_prompts or args.serve):
         parser.error("--output, --no-prompts and --serve have no effect with --text: leave them out")
     if args.text and (len(args.folders) > 1 or len(args.iterations or ()) > 1):
@@ -79,12 +85,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         except OSError as error:
             reason = error.strerror or error
             raise ValueError(f"{path} cannot be written ({reason}): pass --output FILE, or --serve") from error
+        print(f"{page} ({page.stat().st_size / 2**20:.1f} MB)", flush=True)
+        if args.push_space:
+            print(push_space(page, args.push_space))
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
         return
-    print(f"{page} ({page.stat().st_size / 2**20:.1f} MB)")
-    if not args.no_open:
+    if not (args.no_open or args.push_space):
         webbrowser.open(page.resolve().as_uri())
 
 

@@ -1,0 +1,42 @@
+"""A run's page as a static Space of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_CARD = """---
+title: {title}
+emoji: 🕸️
+sdk: static
+tags: [g2po, trl, reinforcement-learning]
+---
+
+Success, state graphs and episodes of an agent trained by G2PO: written by `g2po view` of g2po-trl.
+"""
+
+
+def push_space(page: Path, name: str) -> str:
+    """Upload the page to a static Space, made public unless it exists, and return the Space's address.
+
+    Args:
+        page: the file that `write_page` wrote.
+        name: "owner/name".
+
+    Raises:
+        ValueError: if the Hub is not reached or refuses; the page stays.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api, card = HfApi(), _CARD.format(title=name.rpartition("/")[2])
+    files = {"index.html": page, "README.md": card.encode()}
+    try:
+        address = api.create_repo(name, repo_type="space", space_sdk="static", exist_ok=True)
+        operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+        api.create_commit(name, operations, commit_message="g2po view", repo_type="space")
+    except Exception as error:  # of the Hub and of the way to it
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"push_space is {name!r}: the page was not uploaded ({reason}). It is in {page}. `hf auth login` logs in; "
+            "OWNER must be you or an organization of yours"
+        ) from error
+    return str(address)
