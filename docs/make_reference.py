@@ -27,12 +27,13 @@ CLI_HEAD = """# Command line
 environment of your own:
 
 ```bash
-g2po init coin && cd coin
+g2po init tidy && cd tidy
 g2po check
 g2po play                        # you in the model's place
-g2po train                       # a model from the Hub; without a network: g2po train --model FOLDER
-g2po view runs/coin
-g2po evaluate --model runs/coin --seeds 3
+g2po teach
+g2po train --model runs/tidy-start
+g2po evaluate --model runs/tidy --seeds 3
+g2po view runs/tidy
 ```
 
 - **Environments.** `check`, `play`, `train`, `evaluate` and `serve` take `environment.py` (its one environment),

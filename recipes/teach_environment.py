@@ -79,6 +79,10 @@ class ScriptArguments(TeachingArguments):
     num_episodes: int | None = field(
         default=None, metadata={"help": "Episodes of the expert. None: one for each training task."}
     )
+    demonstration_turns: int | None = field(
+        default=None,
+        metadata={"help": "Maximum turns of a demonstration, e.g. of an expert that tries. None: max_turns."},
+    )
     num_demonstrations: int = field(default=2048, metadata={"help": "Maximum number of expert actions to train on."})
     target_valid: float = field(
         default=0.95, metadata={"help": "Well-formed completions at which training ends, with target_success."}
@@ -107,10 +111,15 @@ class ScriptArguments(TeachingArguments):
     max_completion_length: int = field(default=512, metadata={"help": "Maximum tokens of a completion in an exam."})
     stop_sequences: list[str] | None = field(default=None, metadata={"help": "Strings at which a completion ends."})
     num_environment_workers: int | None = field(default=None, metadata={"help": "None: one for each CPU core."})
+    environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
+    environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
+    environment_pool_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Further limits of environment workers, as JSON."}
+    )
 
     minimum: ClassVar[dict[str, int]] = {
         **TeachingArguments.minimum,
-        **dict.fromkeys(("num_episodes", "num_exam_episodes"), 1),
+        **dict.fromkeys(("num_episodes", "num_exam_episodes", "demonstration_turns"), 1),
         **dict.fromkeys(("num_exam_tasks", "random_episodes"), 0),
     }
 
@@ -144,12 +153,14 @@ class Game:
         template: wording of prompts.
         prompts: further fields of a `PromptActor`.
         chat_template_kwargs: variables of the chat template.
+        workers: number and limits of environment workers, see `EnvironmentPool`.
     """
 
     factory: Callable[[], TextEnvironment]
     template: PromptTemplate
     prompts: dict[str, Any]
     chat_template_kwargs: dict[str, Any] | None
+    workers: dict[str, Any]
 
 
 def load_game(script_args: ScriptArguments) -> Game:
@@ -168,11 +179,18 @@ def load_game(script_args: ScriptArguments) -> Game:
     history = script_args.history or default_history(made, wording)
     prompts = {"max_prompt_length": script_args.max_prompt_length, "history": history}
     variables = as_mapping("chat_template_kwargs", script_args.chat_template_kwargs)
+    workers = {
+        "num_workers": script_args.num_environment_workers,
+        "reset_timeout": script_args.environment_reset_timeout,
+        "step_timeout": script_args.environment_step_timeout,
+        **(as_mapping("environment_pool_kwargs", script_args.environment_pool_kwargs) or {}),
+    }
     return Game(
         text_environment_factory(made, turns, history),
         default_prompt_template(made) if wording is None else wording,
         prompts,
         variables,
+        workers,
     )
 
 
@@ -273,7 +291,7 @@ def demonstrate(
         seed=seed,
         **game.prompts,
     )
-    with EnvironmentPool(source.factory, num_workers=script_args.num_environment_workers) as pool:
+    with EnvironmentPool(source.factory, **game.workers) as pool:
         trajectories, _ = Player(pool, actor, script_args.max_turns).play(source.tasks)
     successes = [t for t in trajectories if t.success]
     reasons = Counter(t.error or t.failure_reason or t.outcome for t in trajectories if not t.success)
@@ -281,7 +299,7 @@ def demonstrate(
     if not successes:
         raise ValueError(
             f"none of {len(trajectories)} {source.kind} episodes succeeds ({others}): only successful episodes are "
-            "taught. Correct the expert, take easier tasks, or raise max_turns"
+            "taught. Correct the expert, take easier tasks, or raise demonstration_turns"
         )
     left_out = f"; not taught: {others}" if others else ""
     print(f"{len(successes)} of {len(trajectories)} {source.kind} episodes succeed{left_out}", flush=True)
@@ -316,6 +334,7 @@ def make_exam(script_args: ScriptArguments, rows: Sequence[dict[str, Any]], game
         target_valid=script_args.target_valid,
         prompts=game.prompts,
         chat_template_kwargs=game.chat_template_kwargs,
+        workers=game.workers,
     )
 
 
@@ -340,25 +359,25 @@ def training_defaults(argv: Sequence[str]) -> dict[str, Any]:
 
 def main() -> None:
     try:
-        defaults = training_defaults(sys.argv[1:])
-        script_args, args, model_args = parse_arguments(
-            (ScriptArguments, SFTConfig, ModelConfig), DEFAULT_CONFIG, defaults
-        )
+        defaults = {**read_config(DEFAULT_CONFIG), **training_defaults(sys.argv[1:])}
+        script_args, args, model_args = parse_arguments((ScriptArguments, SFTConfig, ModelConfig), defaults=defaults)
         rows, _ = split_tasks(script_args.tasks, script_args.eval_tasks, script_args.num_eval_tasks)
         to_show, to_examine = script_args.split(rows, args.seed)
         game = load_game(script_args)
-        source = choose_source(script_args, to_show, game, args.seed)
+        showing = replace(script_args, max_turns=script_args.demonstration_turns or script_args.max_turns)
+        source = choose_source(showing, to_show, load_game(showing), args.seed)
         base_model = load_base_model(script_args, args, model_args)
         if script_args.chat_template:
             base_model[1].chat_template = read_chat_template(script_args.chat_template)
-        shown = demonstrate(script_args, source, game, base_model, args.seed)
+        shown = demonstrate(showing, source, game, base_model, args.seed)
         samples = draw_rows(shown, script_args.num_demonstrations, args.seed, args.max_length)
         run_teaching(script_args, args, model_args, base_model, samples, make_exam(script_args, to_examine, game))
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
-    target = f"--agent {script_args.agent}" if script_args.agent else script_args.environment
-    print(f"Next: g2po train {target} --model {args.output_dir}")
+    name = (script_args.environment or script_args.agent).removeprefix(f"{Path.cwd()}/")
+    target = f"--agent {name}" if script_args.agent else name
     print("With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.")
+    print(f"Next: g2po train {target} --model {args.output_dir}")
 
 
 if __name__ == "__main__":

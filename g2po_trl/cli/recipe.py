@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -244,6 +245,8 @@ def run_recipe(
         if trainer.verdict.text:
             print(f"\n{trainer.verdict.text}")
         print(f"\nModel, trajectories and metrics are in {args.output_dir}")
+        folder = quote(args.output_dir)
+        print(f"Next: g2po evaluate --model {folder} --seeds 3, or g2po view {folder}")
     live.close()
     trainer.close()
     exit_code = 0

@@ -53,3 +53,12 @@ def find_config(name: str, option: str = "config", kind: str | None = None, amon
         return found
     names = [f"{among}/{one}" for one in config_names(among)] if among else config_names(kind)
     raise ValueError(f"{option} is {name!r}, which is not a file: pass one, or one of {', '.join(names)}")
+
+
+def bundled_model(target: str | None) -> str | None:
+    """Return the folder of the model that a recipe trains by default, or `None`."""
+    if target not in recipe_names():
+        return None
+    found = find_spec(f"g2po_envs.{target.partition('-')[0]}")
+    folder = Path(found.origin).with_name("tiny_model") if found and found.origin else None
+    return str(folder) if folder and folder.is_dir() else None

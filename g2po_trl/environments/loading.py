@@ -76,7 +76,7 @@ def _resolve(name: str, find: Callable[[ast.Module], list[str]], kind: str, noth
         raise ValueError(f"{name!r} cannot be loaded: there is no file {path!r} in {os.getcwd()!r}")
     tree = read_source(path)
     found = find(tree)
-    if attribute and not _binds(tree, attribute):
+    if attribute and not binds(tree, attribute):
         raise ValueError(f"{path} has no {attribute}{': it contains ' if found else ''}{', '.join(found)}")
     if not attribute and len(found) != 1:
         content = f"contains {', '.join(found)}" if found else nothing
@@ -84,7 +84,7 @@ def _resolve(name: str, find: Callable[[ast.Module], list[str]], kind: str, noth
     return f"{Path(path).resolve()}:{attribute or found[0]}"
 
 
-def _binds(tree: ast.Module, name: str) -> bool:
+def binds(tree: ast.Module, name: str) -> bool:
     """Return whether the file defines or imports the name; a star import counts."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:

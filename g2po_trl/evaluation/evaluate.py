@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import isnan
 from pathlib import Path
+from shlex import quote
 from statistics import mean, stdev
 from typing import Any
 
@@ -374,7 +375,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for seed, reasons in enumerate(results["failure_reasons"]):
         for reason, number in reasons.items():
             print(f"seed {seed}: {number} of {results['settings']['tasks'].split()[0]} episodes failed by {reason}")
-    print(f"Trajectories and results are in {args.output}")
+    print(f"Trajectories and results are in {args.output}\nNext: g2po view {quote(str(args.output))}")
     share = max(row["errors"] for row in results["seeds"]) / 100
     if share > args.max_error_rate:
         raise SystemExit(

@@ -57,6 +57,7 @@ class SuccessEvaluation:
         template, history_length: of prompts, as in the rollout.
         prompts: further fields of the rollout's `PromptActor`.
         chat_template_kwargs: variables of the chat template.
+        workers: number and limits of environment workers, see `EnvironmentPool`.
         max_turns: turns per episode.
         sampling: sampling of completions.
         target: success rate at which fine-tuning ends.
@@ -76,6 +77,7 @@ class SuccessEvaluation:
     target_valid: float = 0.0
     prompts: Mapping[str, Any] = field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] | None = None
+    workers: Mapping[str, Any] = field(default_factory=dict)
     batch_tokens: int = 16_384
 
     def __post_init__(self):
@@ -207,7 +209,7 @@ def teach(
         )
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None
-    with EnvironmentPool(exam.environment_factory) as pool:
+    with EnvironmentPool(exam.environment_factory, **exam.workers) as pool:
         callback = SuccessEvalCallback(exam, processing_class, pool, per_step, most)
         trainer.add_callback(callback)
         with without_cudnn_attention():

@@ -44,7 +44,7 @@ def write(tmp_path, monkeypatch):
 @pytest.fixture
 def folder(tmp_path, monkeypatch, capsys):
     code, said, _ = outcome(capsys, "init", str(tmp_path / "house"), "--agent")
-    assert code == 0 and said.endswith("&& g2po check --agent agent.py\n")
+    assert code == 0 and said.endswith("&& g2po check\n")
     monkeypatch.chdir(tmp_path / "house")
     return tmp_path / "house"
 
@@ -71,22 +71,22 @@ def test_the_agent_of_a_file(write, tmp_path):
 
 def test_train_takes_an_agent(folder):
     script = recipes_folder() / "train_environment.py"
-    words = ["--agent", f"{folder}/agent.py:walk", "--config", "config.yaml", "--tasks", "tasks.jsonl"]
+    words = ["--agent", f"{folder}/agent.py:tidy", "--config", "config.yaml", "--tasks", "tasks.jsonl"]
     assert resolve(read(["--agent", "agent.py", "--seed", "1"])) == (script, [*words, "--seed", "1"])
-    assert resolve(read([])) == resolve(read(["--agent=agent.py:walk"])) == (script, words)
+    assert resolve(read([])) == resolve(read(["--agent=agent.py:tidy"])) == (script, words)
 
 
 def test_errors_name_the_remedy(folder, capsys):
     (folder / "empty.py").write_text("x = 1\n")
     for arguments, text in (
-        (["train", "agent.py"], "agent.py contains the agent walk: write --agent agent.py"),
+        (["train", "agent.py"], "agent.py contains the agent tidy: write --agent agent.py"),
         (["train", "--agent", "empty.py"], "empty.py contains no public function (task, client) and no AgentCommand"),
         (["train", "alfworld", "--agent", "agent.py"], "alfworld and --agent agent.py are both given: remove one"),
         (["train", "--agent"], "--agent has no value"),
         (["train", "--environment", "json:JSONDecoder"], "pass one of them"),
         (["train", "--prompt", "a:B"], "prompt is 'a:B': an agent writes its prompts itself"),
         (["check", "agent.py"], "agent.py contains no TextEnvironment"),
-        (["check", "--agent", "agent.py:run"], "agent.py has no run: it contains walk"),
+        (["check", "--agent", "agent.py:run"], "agent.py has no run: it contains tidy"),
         (["check", "a.py", "--agent", "agent.py"], "a.py and --agent agent.py are both given"),
         (["check", "a.py", "--response", "yes"], "--response has no effect without --agent"),
         (["check", "--agent", "agent.py", "--environment-options", '{"a": 1}'], "has no effect with --agent"),
@@ -97,22 +97,22 @@ def test_errors_name_the_remedy(folder, capsys):
 
 
 def test_what_init_writes_is_good(folder, capsys):
-    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES["agent"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES["agent"], "model"])
     code, said, _ = outcome(capsys, "check")
     *lines, following = said.splitlines()
     assert code == 0 and {line.split()[0] for line in lines} == {"ok"}, said
     assert (
-        "calls the model 1 to 8 times an episode" in said
-        and "ends within 8 calls" in said
+        "calls the model 6 times an episode" in said
+        and "ends within 6 calls" in said
         and "there is a graph to learn from" in said
     )
-    assert "rewards from 0 to 1" in said and following == "Next: g2po train --agent agent.py"
+    assert following == "Next: g2po teach --agent agent.py"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True
     )
-    assert run.returncode == 0 and "6 passed" in run.stdout, run.stdout
+    assert run.returncode == 0 and "7 passed" in run.stdout, run.stdout
     shown = outcome(capsys, "check", "--show")[1]
-    assert shown.startswith("--- system ---\nWalk to the library") and '"name": "go"' in shown
+    assert shown.startswith("--- system ---\nPut each thing where it belongs") and "You hold " in shown
 
 
 def test_a_folder_of_init_trains(folder, tiny_model_dir):
@@ -124,7 +124,7 @@ def test_a_folder_of_init_trains(folder, tiny_model_dir):
     assert run.returncode == 0, run.stderr[-3000:]
     assert "iteration   1/1" in run.stdout and "Held-out tasks, 2 episodes" in run.stdout
     described = json.loads((folder / "runs" / "house" / "run.json").read_text())["environment"]
-    assert described["kwargs"] == {"agent": f"{folder.resolve()}/agent.py:walk", "max_turns": 8}
+    assert described["kwargs"] == {"agent": f"{folder.resolve()}/agent.py:tidy", "max_turns": 6}
 
 
 FINDINGS = {

@@ -32,10 +32,10 @@ TINY += "--per_device_train_batch_size 8 --num_eval_tasks 2".split()
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """What `g2po init coin` writes, as the current folder."""
-    write_folder(tmp_path / "coin")
-    monkeypatch.chdir(tmp_path / "coin")
-    return tmp_path / "coin"
+    """What `g2po init tidy` writes, as the current folder."""
+    write_folder(tmp_path / "tidy")
+    monkeypatch.chdir(tmp_path / "tidy")
+    return tmp_path / "tidy"
 
 
 def test_commands_that_need_no_torch_import_none(folder):
@@ -194,18 +194,19 @@ main(["play", *{arguments!r}])
             cwd=folder,
         )
 
-    task = ("--task", '{"start": "hall", "coin": "kitchen"}')
-    run = played("1\ntake the coin\ngo to hall\n1\n", *task)
+    task = ("--task", '{"things": ["pen", "egg"]}')
+    run = played("1\nmove pen to desk\nmove pen to bed\n1\n", *task)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("The coin is in the kitchen. Put it on the table in the hall.\n")
-    assert "   1 go to kitchen\n   2 go to study\n> go to kitchen\n" in run.stdout
+    assert run.stdout.startswith("tidy up\n")
+    assert "   1 move pen to fridge\n   2 move pen to cabinet\n" in run.stdout
+    assert "> move pen to fridge\n\n[2] Wrong place. You hold pen. On the floor: egg." in run.stdout
     assert run.stdout.endswith("success after 4 steps, reward 10\n") and "reward 10\n" in run.stdout
     for text in ("2\n\n", "2\n"):
         assert played(text, *task).stdout.endswith("stopped after 1 step, reward 0\n")
     assert played("x\n", *task, "--turns", "1").stdout.endswith("truncated after 1 step, reward 0\n")
-    assert "line is 99, and there are 25 tasks" in played("", "--line", "99").stderr
+    assert "line is 99, and there are 56 tasks" in played("", "--line", "99").stderr
     assert "'[1]' is not a JSON object" in played("", "--environment-options", "[1]").stderr
-    Path("bad.py").write_text(Path("environment.py").read_text().replace("over = ", "over = 1 / 0 or "))
+    Path("bad.py").write_text(Path("environment.py").read_text().replace("won, note = ", "won, note = 1 / 0, "))
     run = played("1\n", "bad.py", "--tasks", "tasks.jsonl")
     assert run.returncode == 1 and "ZeroDivisionError: division by zero, bad.py, line " in run.stderr, run.stderr
 
@@ -254,7 +255,7 @@ def test_targets(folder, tmp_path):
         ),
     ):
         assert resolve(read(words)) == (recipes / script, arguments)
-    here = ["--environment", f"{folder}/environment.py:CoinEnvironment", "--config", "config.yaml"]
+    here = ["--environment", f"{folder}/environment.py:TidyEnvironment", "--config", "config.yaml"]
     expected = (recipes / "train_environment.py", [*here, "--tasks", "tasks.jsonl", "--seed", "1"])
     assert resolve(read(["environment.py", "--seed", "1"])) == resolve(read(["--seed", "1"])) == expected
     (folder / "mine.yaml").write_text("tasks: others.jsonl\n")
@@ -288,6 +289,11 @@ def test_init_writes_once(tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(FILES["environment"])
     texts = "".join((tmp_path / "a" / name).read_text() for name in ("config.yaml", "README.md"))
     assert "{NAME}" not in texts and "{MODEL}" not in texts and "runs/a" in texts and "me/mine" in texts
+    assert "learning_rate: 1.0e-6" in texts
+    code, said, _ = outcome(capsys, "init", str(tmp_path / "own"))
+    assert code == 0 and said.endswith("&& g2po check\n") and (tmp_path / "own/model/model.safetensors").is_file()
+    texts = "".join((tmp_path / "own" / name).read_text() for name in FILES["environment"] if name.endswith(".yaml"))
+    assert "model_name_or_path: model " in texts and "learning_rate: 3.0e-4" in texts and "{" not in texts
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "README.md").write_text("mine")
     assert outcome(capsys, "init", str(tmp_path / "b"))[0] == 1
@@ -297,25 +303,14 @@ def test_init_writes_once(tmp_path, capsys):
 def test_what_init_writes_is_good(folder, capsys):
     """`g2po check` finds nothing, and the folder's own tests pass."""
     code, said, _ = outcome(capsys, "check")
-    assert code == 0 and {line.split()[0] for line in said.splitlines()} == {"ok"}, said
+    *lines, following = said.splitlines()
+    assert code == 0 and {line.split()[0] for line in lines} == {"ok"} and following == "Next: g2po teach", said
     assert "there is a graph to learn from" in said and "rewards from 0 to 10" in said
+    assert "of 40 episodes; 9 end within 7 turns" in said, "max_turns of config.yaml"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True
     )
-    assert run.returncode == 0 and "3 passed" in run.stdout
-
-
-def train(*flags, cwd, **options):
-    return programs.run("-m", "g2po_trl.__main__", "train", *flags, cwd=cwd, **options)
-
-
-def test_a_folder_of_init_trains(folder, tiny_model_dir):
-    run = train("--model", tiny_model_dir, *TINY, cwd=folder)
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "evaluation: 2 tasks" in run.stdout and "Held-out tasks, 2 episodes" in run.stdout
-    assert not run.stderr
-    described = json.loads((folder / "runs" / "coin" / "run.json").read_text())
-    assert described["environment"] == {"import": f"{folder.resolve()}/environment.py:CoinEnvironment"}
+    assert run.returncode == 0 and "4 passed" in run.stdout
 
 
 @pytest.mark.slow

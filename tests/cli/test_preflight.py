@@ -23,10 +23,10 @@ RECIPES = recipes_folder()
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    write_folder(tmp_path / "coin")
-    monkeypatch.chdir(tmp_path / "coin")
+    write_folder(tmp_path / "tidy")
+    monkeypatch.chdir(tmp_path / "tidy")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return tmp_path / "coin"
+    return tmp_path / "tidy"
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,7 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
     (folder / "runs" / "old" / "run.json").write_text("{}")
     (folder / "runs" / "alfworld-tiny").mkdir()
     (folder / "runs" / "alfworld-tiny" / "run.json").write_text("{}")
-    (folder / "one.jsonl").write_text('{"start": "hall", "coin": "attic"}\n')
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").touch()
+    (folder / "one.jsonl").write_text('{"things": ["pen", "egg"]}\n')
     mine = ["train", "--model", "model"]
     commands = {
         ("train", "--max_step", "3"): "--max_step is not a flag: did you mean --max_steps?",
@@ -118,9 +116,9 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         (*mine, "--load_in_4bit"): "bitsandbytes" if not _has("bitsandbytes") else "rounded weights cannot be trained",
         (*mine, "--output_dir", "runs/old"): "output_dir is 'runs/old', which holds another run (run.json): pass --",
         ("train", "alfworld"): "output_dir is 'runs/alfworld-tiny', which holds another run (run.json): pass --",
-        (*mine, "--tasks", "one.jsonl"): "num_eval_tasks is 5 and one.jsonl has 1 tasks: hold out at least 1",
+        (*mine, "--tasks", "one.jsonl"): "num_eval_tasks is 16 and one.jsonl has 1 tasks: hold out at least 1",
         ("train", "nothing.py"): "makes no trainer and holds no TextEnvironment",
-        ("train", "environment.py:Nope"): "environment.py has no Nope: it contains CoinEnvironment",
+        ("train", "environment.py:Nope"): "environment.py has no Nope: it contains TidyEnvironment",
         ("train", "nosuch:Game", "--model", "model"): "there is no module nosuch here",
         ("teach", "alfworld", "--max_step", "3"): "--max_step is not a flag: did you mean --max_steps?",
         ("train", "alfworld", "--estimator_kwargs", "{bad"): "estimator_kwargs is '{bad': write",
@@ -297,14 +295,14 @@ def test_a_main_block_hides_no_environment(folder, capsys):
         file.write('\nif __name__ == "__main__":\n    print("demo")\n')
     request = read(["environment.py"])
     script, arguments = resolve(request)
-    assert script.name == "train_environment.py" and f"{folder}/environment.py:CoinEnvironment" in arguments
+    assert script.name == "train_environment.py" and f"{folder}/environment.py:TidyEnvironment" in arguments
     assert 'its `if __name__ == "__main__"` block is not run (python environment.py runs it)' in request.notes[0]
     with open("environment.py", "a") as file:
-        file.write("    from g2po_trl import G2POTrainer\n    G2POTrainer(CoinEnvironment).train()\n")
+        file.write("    from g2po_trl import G2POTrainer\n    G2POTrainer(TidyEnvironment).train()\n")
     request = read(["environment.py", "--max_steps", "1"])
     assert resolve(request) == (Path("environment.py"), ["--max_steps", "1"])
     first, second = request.notes
-    assert first.endswith("is run as a script. Its environment alone: environment.py:CoinEnvironment")
+    assert first.endswith("is run as a script. Its environment alone: environment.py:TidyEnvironment")
     assert "warning: environment.py does not read its command" in second and "--max_steps 1 is ignored" in second
     with open("environment.py", "a") as file:
         file.write("    import sys\n    print(sys.argv)\n")
@@ -317,8 +315,8 @@ def test_all_commands_take_an_environment_the_same_way(folder, capsys):
     from g2po_trl.evaluation.arguments import parse
 
     args = parse(["--model", "m", "--environment", "environment.py"])
-    assert args.environment == f"{folder}/environment.py:CoinEnvironment" and args.tasks == folder / "tasks.jsonl"
-    assert load("environment.py").__name__ == "CoinEnvironment"
+    assert args.environment == f"{folder}/environment.py:TidyEnvironment" and args.tasks == folder / "tasks.jsonl"
+    assert load("environment.py").__name__ == "TidyEnvironment"
     Path("two.py").write_text(
         "from g2po_trl import TextEnvironment\nclass Coin2(TextEnvironment): pass\nclass Coin3(Coin2): pass\n"
     )

@@ -59,8 +59,8 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
     assert about["exams"][-1]["success_rate"] >= 0.9 and about["exams"][-1]["valid_action_ratio"] >= 0.95
     assert "of 200 expert episodes succeed; not taught: " in out and "x failure" in out
     assert out.endswith(
-        f"Next: g2po train {game}/letters_to_teach.py:Game --model runs/game-start\n"
         "With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.\n"
+        "Next: g2po train letters_to_teach.py:Game --model runs/game-start\n"
     )
     exams = list(read_jsonl(sorted((game / "runs/game-start/exams").glob("*.jsonl"))[-1]))
     rooms = {trajectory.steps[0].observation for trajectory in exams}
@@ -78,6 +78,9 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
         (["--prompt", "letters_to_teach.py:expert"], "which is not a PromptTemplate: name one"),
         (["--demonstrations", "none.jsonl"], "demonstrations is 'none.jsonl', which cannot be read"),
         (["--demonstrations", "a", "--random_episodes", "1"], "demonstrations and random_episodes are both given"),
+        (["--environment_pool_kwargs", '{"episode_timeout": -1}'], "episode_timeout is -1: set it above 0"),
+        (["--environment_step_timeout", "-1"], "step_timeout is -1.0: set it above 0"),
+        (["--demonstration_turns", "1"], "none of 7 expert episodes succeeds (7 x truncated)"),
         (["--random_episodes", "4"], "random_episodes is set, and the environment lists neither"),
     ],
 )
@@ -96,6 +99,20 @@ def test_without_any_source_the_message_names_three(game, tiny_model_dir, monkey
         assert remedy in str(stopped.value)
 
 
+def test_exams_have_the_workers_and_turns_of_the_training(game, tiny_model_dir, monkeypatch, capsys):
+    """An expert that needs a turn more than the game has is taught with `demonstration_turns`."""
+    pools = []
+    monkeypatch.setattr("g2po_recipes.cold_start.sft.EnvironmentPool", lambda _, **given: pools.append(given))
+    with open("config.yaml", "a") as file:
+        file.write("environment_step_timeout: 7\nenvironment_pool_kwargs: {max_worker_resets: 5}\n")
+    (game / "config.yaml").write_text((game / "config.yaml").read_text().replace("max_turns: 3", "max_turns: 1"))
+    with pytest.raises(TypeError):  # the pool of exams is None here
+        teach(monkeypatch, "--model", str(tiny_model_dir), "--demonstration_turns", "3", *SFT)
+    assert "expert episodes succeed" in capsys.readouterr().out
+    limits = {"num_workers": 1, "reset_timeout": 120.0, "step_timeout": 7.0, "max_worker_resets": 5}
+    assert pools == [limits]
+
+
 def test_recorded_episodes_of_other_tasks(game, tiny_model_dir, monkeypatch):
     record = {"task_id": "other", "steps": [], "reward": 10.0, "outcome": "success"}
     (game / "recorded.jsonl").write_text(json.dumps(record) + "\n")
@@ -104,25 +121,25 @@ def test_recorded_episodes_of_other_tasks(game, tiny_model_dir, monkeypatch):
 
 
 def test_files_beside_are_taken_from_the_training(tmp_path, monkeypatch):
-    write_folder(tmp_path / "coin")
-    monkeypatch.chdir(tmp_path / "coin")
+    write_folder(tmp_path / "tidy")
+    monkeypatch.chdir(tmp_path / "tidy")
     script, words = resolve(read([]))
     assert script == RECIPE
-    expected = ["--environment", f"{tmp_path}/coin/environment.py:CoinEnvironment", "--train_config", "config.yaml"]
+    expected = ["--environment", f"{tmp_path}/tidy/environment.py:TidyEnvironment", "--config", "teach.yaml"]
+    expected += ["--train_config", "config.yaml"]
     assert words == [*expected, "--tasks", "tasks.jsonl"]
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").touch()
-    check_command(script, [*words, "--model_name_or_path", str(tmp_path / "model")])
-    given = ["--train_config", "mine.yaml", "--tasks", "mine.jsonl"]
+    check_command(script, words)
+    given = ["--config", "teach.yaml", "--train_config", "mine.yaml", "--tasks", "mine.jsonl"]
     assert resolve(read(["environment.py", *given]))[1] == [*expected[:2], *given]
-    (tmp_path / "coin/config.yaml").write_text("tasks: tasks.jsonl\n")
+    (tmp_path / "tidy/config.yaml").write_text("tasks: tasks.jsonl\n")
     assert resolve(read(["environment.py"]))[1] == expected, "the configuration names its tasks"
 
 
 def test_an_agent_beside(tmp_path, monkeypatch):
-    write_folder(tmp_path / "walk", kind="agent")
-    monkeypatch.chdir(tmp_path / "walk")
-    expected = ["--agent", f"{tmp_path}/walk/agent.py:walk", "--train_config", "config.yaml", "--tasks", "tasks.jsonl"]
+    write_folder(tmp_path / "tidy", kind="agent")
+    monkeypatch.chdir(tmp_path / "tidy")
+    expected = ["--agent", f"{tmp_path}/tidy/agent.py:tidy", "--config", "teach.yaml", "--train_config", "config.yaml"]
+    expected += ["--tasks", "tasks.jsonl"]
     assert resolve(read([]))[1] == resolve(read(["--agent", "agent.py"]))[1] == expected
 
 

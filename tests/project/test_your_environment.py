@@ -16,7 +16,7 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line.partition("  #")[0].rstrip() for block in BLOCKS for line in block.splitlines()]
 SMALL = "--max_steps 1 --max_completion_length 4 --max_turns 2 --num_environment_workers 1 --num_eval_tasks 2".split()
 SMALL += "--per_device_train_batch_size 8".split()
-TAUGHT = "--max_steps 1 --num_exam_episodes 2 --max_completion_length 4 --num_environment_workers 1".split()
+TAUGHT = "--max_steps 1 --num_episodes 8 --num_exam_episodes 2 --num_environment_workers 1".split()
 
 
 def test_every_command_is_g2pos():
@@ -46,9 +46,9 @@ def test_the_commands_of_the_page(tmp_path, tiny_model_dir):
                 folder = folder / words[1]
                 continue
             if words[1] == "train":
-                words += ["--model", str(tiny_model_dir), *SMALL]
+                words += SMALL
             elif words[1] == "teach":
-                words += ["--model", str(tiny_model_dir), *TAUGHT]
+                words += TAUGHT
             elif words[1] == "evaluate":
                 words += ["--limit", "2", "--max-turns", "2", "--max-tokens", "4", "--num-environment-workers", "1"]
             elif words[1] == "view":
@@ -58,6 +58,6 @@ def test_the_commands_of_the_page(tmp_path, tiny_model_dir):
             assert run.returncode == 0, f"{line}\n{run.stdout[-2000:]}\n{run.stderr[-3000:]}"
             outputs[line] = run.stdout
         assert any(name.endswith("model.safetensors") for name in hub.files), hub.files.keys()
-    assert "iteration   1/1" in outputs["g2po train"] and "ok " in outputs["g2po check"]
-    assert (folder / "runs" / "coins" / "view.html").is_file()
-    assert "16 of 16 expert episodes succeed" in outputs["g2po teach"]
+    assert "iteration   1/1" in outputs["g2po train --model runs/tidy-start"] and "ok " in outputs["g2po check"]
+    assert (folder / "runs" / "tidy" / "view.html").is_file()
+    assert "8 of 8 expert episodes succeed" in outputs["g2po teach"]

@@ -29,7 +29,7 @@ from typing import Any
 
 from ...environments.adapters.agent import agent_factory
 from ...environments.adapters.trl_tools import text_environment_factory
-from ...environments.loading import load, resolve_agent_name
+from ...environments.loading import binds, load, read_source, resolve_agent_name
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ...environments.tasks import read_tasks
 from ...environments.validation import check_task_columns
@@ -37,6 +37,7 @@ from ...evaluation.agent_report import TEXTS, examine_agent, try_agent
 from ...evaluation.environment_report import describe_failure, examine
 from ...evaluation.random_episodes import Finding
 from ...utils.parser import Parser, json_object, read_config
+from .train import file_of
 
 TURNS = 30
 
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="default: tasks.jsonl; 5 rows are played, 2 with a model",
     )
     parser.add_argument("--episodes", metavar="N", type=int, help="episodes of each task; default: 8, 4 with a model")
-    parser.add_argument("--turns", metavar="N", type=int, help="default: 30; --agent: config.yaml's")
+    parser.add_argument("--turns", metavar="N", type=int, help="default: max_turns of config.yaml, else 30")
     given = "maximum seconds of a reset or a step; default: 60"
     parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help=given)
     given = "pass these although they look like secrets"
@@ -110,7 +111,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 played = partial(played, state_key=load(args.agent_state_key))
             environment = agent_factory(name, args.turns)
         else:
-            environment, tasks = environment_and_tasks(args.environment or "environment.py", args.task, args.tasks)
+            name = args.environment or "environment.py"
+            environment, tasks = environment_and_tasks(name, args.task, args.tasks)
+            args.turns = args.turns or _config_beside(name).get("max_turns")
             if args.environment_options:
                 environment = partial(environment, **args.environment_options)
             played = partial(examine, environment)
@@ -129,16 +132,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     print(*findings, sep="\n")
     failed = any(finding.level == "error" for finding in findings)
-    if args.agent is not None and not failed:
-        model = f" --model {shlex.quote(args.model)}" if args.model and not args.base_url else ""
-        print(f"Next: g2po train --agent {shlex.quote(args.agent)}{model}")
+    if not failed:
+        print(f"Next: {_next_command(args)}")
     sys.exit(failed)
 
 
 def _config_beside(name: str) -> dict[str, Any]:
-    """Return the config.yaml beside an agent; empty if there is none."""
-    beside = Path(name.rpartition(":")[0]).with_name("config.yaml")
-    return read_config(beside if beside.is_file() else None)
+    """Return the config.yaml beside FILE.py; empty if there is none."""
+    path = file_of(name)
+    beside = path.with_name("config.yaml") if path.suffix == ".py" else None
+    return read_config(beside if beside and beside.is_file() else None)
+
+
+def _next_command(args: argparse.Namespace) -> str:
+    """Return the command that follows: `g2po teach` if the file has an expert and no model was tried."""
+    name = args.agent or args.environment or "environment.py"
+    target = f"--agent {shlex.quote(name)}" if args.agent else "" if name == "environment.py" else shlex.quote(name)
+    path = file_of(name)
+    teaches = not args.model and path.suffix == ".py" and binds(read_source(path), "expert")
+    model = f"--model {shlex.quote(args.model)}" if args.model and not args.base_url else ""
+    return " ".join(filter(None, ["g2po", "teach" if teaches else "train", target, model]))
 
 
 def _try_agent(

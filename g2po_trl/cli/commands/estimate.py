@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from ...estimate.plan import Episodes, Plan
 from ...estimate.report import format_measured, format_plan
 from ...estimate.seconds import GPUS
 from ..preflight import recipe_settings
-from ..recipe_files import recipe_names, recipes_folder
+from ..recipe_files import bundled_model, recipes_folder
 from .train import read, resolve
 
 _OWN = ("gpu", "price", "like", "turns", "prompt_tokens", "completion_tokens", "measure")
@@ -81,15 +80,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(format_plan(plan, episodes, GPUS.get(gpu), numbers.get("price")))
         except ValueError as error:
             raise SystemExit(str(error)) from error
-
-
-def bundled_model(target: str | None) -> str | None:
-    """Return the folder of the model that a recipe trains by default, or `None`."""
-    if target not in recipe_names():
-        return None
-    found = find_spec(f"g2po_envs.{target.partition('-')[0]}")
-    folder = Path(found.origin).with_name("tiny_model") if found and found.origin else None
-    return str(folder) if folder and folder.is_dir() else None
 
 
 def split_own(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:

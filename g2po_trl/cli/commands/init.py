@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 
 from ...utils.parser import Parser
+from ..recipe_files import bundled_model
 
 STARTER = Path(__file__).parent / "starter"
-MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+BUNDLED = "model"  # the bundled model's folder in the new one
 FILES = {
-    kind: (f"{kind}.py", "tasks.jsonl", "config.yaml", f"test_{kind}.py", "README.md")
+    kind: (f"{kind}.py", "tasks.jsonl", "config.yaml", "teach.yaml", f"test_{kind}.py", "README.md")
     for kind in ("environment", "agent")
 }
+# Of a model from the Hub, and of the bundled one of 0.7 M parameters.
+SETTINGS = {"RATE": "1.0e-6", "STEPS": "100", "TOKENS": "128", "TEACH_RATE": "1.0e-4"}
+BUNDLED_SETTINGS = {"RATE": "3.0e-4", "STEPS": "30", "TOKENS": "24", "TEACH_RATE": "1.0e-3"}
 
 
-def write_folder(folder: Path, model: str = MODEL, kind: str = "environment") -> None:
+def write_folder(folder: Path, model: str | None = None, kind: str = "environment") -> None:
     """Write the files of `FILES[kind]` into a folder.
+
+    Args:
+        folder: created if it does not exist.
+        model: written into config.yaml. `None`: the bundled model, which is copied into the folder.
+        kind: "environment" or "agent".
 
     Raises:
         FileExistsError: if one of them exists.
     """
-    if there := [name for name in FILES[kind] if (folder / name).exists()]:
+    names = FILES[kind] if model else (*FILES[kind], BUNDLED)
+    if there := [name for name in names if (folder / name).exists()]:
         raise FileExistsError(f"{folder} already holds {', '.join(there)}: choose another name, or move them away")
     folder.mkdir(parents=True, exist_ok=True)
+    own, settings = folder.resolve().name, SETTINGS if model else BUNDLED_SETTINGS
     for name in FILES[kind]:
         text = (STARTER / kind / name).read_text(encoding="utf-8")
-        own = folder.resolve().name
         text = text.replace("runs/{NAME}", quoted(f"runs/{own}", name)).replace("{NAME}", own)
-        text = text.replace("{MODEL}", quoted(model, name))
+        for key, value in {**settings, "MODEL": quoted(model or BUNDLED, name)}.items():
+            text = text.replace(f"{{{key}}}", value)
         (folder / name).write_text(text, encoding="utf-8")
+    if model is None:
+        shutil.copytree(bundled_model("alfworld"), folder / BUNDLED)
 
 
 def quoted(word: str, file: str) -> str:
@@ -48,9 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", metavar="NAME", type=Path, help="the folder; created if it does not exist")
     agent = "an agent that calls a model through the openai client, instead of a game"
     parser.add_argument("--agent", action="store_true", help=agent)
-    parser.add_argument(
-        "--model", metavar="FOLDER|ID", default=MODEL, help="written into config.yaml; default: %(default)s"
-    )
+    model = "written into config.yaml, e.g. Qwen/Qwen2.5-0.5B-Instruct; default: a bundled one, which knows few words"
+    parser.add_argument("--model", metavar="FOLDER|ID", help=model)
     args = parser.parse_args(argv)
     kind = "agent" if args.agent else "environment"
     try:
@@ -59,5 +72,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         if error.errno is None:
             raise SystemExit(str(error)) from error
         raise SystemExit(f"{args.folder} cannot be written ({error}): choose another folder") from error
-    commands = "g2po check && g2po train" if kind == "environment" else "g2po check --agent agent.py"
-    print(f"{args.folder}: {', '.join(FILES[kind])}\nNext: cd {quote(str(args.folder))} && {commands}")
+    copied = "" if args.model else f", {BUNDLED}/ (0.7 M parameters)"
+    print(f"{args.folder}: {', '.join(FILES[kind])}{copied}\nNext: cd {quote(str(args.folder))} && g2po check")

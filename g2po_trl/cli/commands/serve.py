@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
         prog="g2po serve",
         description="Serve an environment over OpenEnv; each session plays in its own process.\n\n"
-        "    g2po serve environment.py:CoinEnvironment --port 8000",
+        "    g2po serve environment.py:TidyEnvironment --port 8000",
     )
     add = parser.add_argument
     add("environment", help="module:Class, file.py:Class, or file.py with one environment")

@@ -18,7 +18,7 @@ TARGET      alfworld, webshop, FILE.py, FILE.py:Class or module:Class. Default: 
             default SmolLM2-135M-Instruct is taught (Apache-2.0; fetched once), on the CPU if there is no GPU.
 --agent FILE.py[:NAME]   instead of TARGET: an agent
 
-run         --config FILE              YAML file; flags win. Default: recipes/teach/TARGET.yaml
+run         --config FILE              YAML file; flags win. Default: teach.yaml beside FILE.py, else recipes/teach/
             --output_dir FOLDER        the taught model
             --resume_from_checkpoint auto                            resume from the last checkpoint
             --seed N
@@ -26,7 +26,7 @@ model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft
 FILE.py     --train_config FILE        its tasks, model and prompts are used; default: config.yaml beside FILE.py
             --expert FILE.py:NAME      default: `expert` in FILE.py, a function (environment) or (messages, tools)
             --demonstrations FILE, --random_episodes N    instead: recorded trajectories, played again; random episodes
-            --num_episodes N           episodes of the expert; successes are taught
+            --num_episodes N  --demonstration_turns N    episodes of the expert and their length; successes are taught
 lessons     --num_demonstrations N     answers of the expert to show, at most
             --learning_rate X  --per_device_train_batch_size N
 exam        --target_success X         teaching ends at this success rate on the exam's tasks
@@ -50,20 +50,25 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
     Raises:
         ValueError: if there is no such target, or a file cannot be read.
     """
-    words = [] if request.config is None else ["--config", str(find_config(request.config, kind="teach"))]
-    words += [] if request.model is None else ["--model_name_or_path", request.model]
+    config = None if request.config is None else find_config(request.config, kind="teach")
+    words = [] if request.model is None else ["--model_name_or_path", request.model]
     if request.target in targets() and request.agent is None:
-        return recipes_folder() / f"teach_{request.target}.py", [*words, *request.passed]
+        return recipes_folder() / f"teach_{request.target}.py", [*_config(config), *words, *request.passed]
     kind, given, name = _own_target(request)
     path = file_of(given)
-    config, tasks = path.with_name("config.yaml"), path.with_name("tasks.jsonl")
     if path.suffix == ".py":
+        training, tasks, own = (path.with_name(name) for name in ("config.yaml", "tasks.jsonl", "teach.yaml"))
+        config = own if config is None and own.is_file() else config
         passed = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in request.passed}
-        if "train_config" not in passed and config.is_file():
-            words += ["--train_config", str(config)]
-        if "tasks" not in passed and tasks.is_file() and not (config.is_file() and "tasks" in read_config(config)):
+        if "train_config" not in passed and training.is_file():
+            words += ["--train_config", str(training)]
+        if "tasks" not in passed and tasks.is_file() and not (training.is_file() and "tasks" in read_config(training)):
             words += ["--tasks", str(tasks)]
-    return recipes_folder() / f"teach_{OWN_RECIPE}.py", [f"--{kind}", name, *words, *request.passed]
+    return recipes_folder() / f"teach_{OWN_RECIPE}.py", [f"--{kind}", name, *_config(config), *words, *request.passed]
+
+
+def _config(path: Path | None) -> list[str]:
+    return [] if path is None else ["--config", str(path)]
 
 
 def _own_target(request: Request) -> tuple[str, str, str]:

@@ -75,12 +75,14 @@ class AgentClient:
         api_key: the episode's key. It is unknown after the episode.
         model: the model's name.
         session: the episode's session at the endpoint.
+        max_turns: calls that an episode may make: the trainer's `max_turns`.
     """
 
     base_url: str
     api_key: str = dataclasses.field(repr=False)
     model: str
     session: Session = dataclasses.field(repr=False)
+    max_turns: int
 
     def openai(self, **options: Any) -> Any:
         """Return an `openai.OpenAI` client without a time limit. `options` are passed to it.
@@ -158,7 +160,7 @@ class AgentEnvironment(TextEnvironment):
         self._turns = self._out_of_turns = 0
         endpoint = running_endpoint()
         self._session = session = endpoint.open_session()
-        client = AgentClient(endpoint.base_url, session.key, MODEL, session)
+        client = AgentClient(endpoint.base_url, session.key, MODEL, session, self.max_turns)
         run = contextvars.Context().run
         self._thread = threading.Thread(target=run, args=(_run, self.agent, task, client), daemon=True, name="agent")
         self._thread.start()

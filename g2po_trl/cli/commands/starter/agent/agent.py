@@ -1,57 +1,40 @@
-"""An agent to start from: it walks through a house with one tool, on the `openai` client. Make it your own."""
+"""An agent to start from: it puts things where they belong, on the `openai` client. Make it your own."""
 
-import json
-
-HOUSE = {
-    "hall": {"north": "kitchen", "east": "study"},
-    "kitchen": {"south": "hall", "east": "pantry"},
-    "pantry": {"west": "kitchen", "south": "study"},
-    "study": {"north": "pantry", "west": "hall", "east": "library"},
-    "library": {"west": "study"},
+PLACES = {
+    "fridge": ["apple", "egg"],
+    "cabinet": ["cup", "plate"],
+    "desk": ["pen", "laptop"],
+    "bed": ["pillow", "newspaper"],
 }
-DOOR = {"type": "string", "enum": ["north", "east", "south", "west"]}
-PARAMETERS = {"type": "object", "properties": {"door": DOOR}, "required": ["door"]}
-GO = {"name": "go", "description": "Go through a door of this room.", "parameters": PARAMETERS}
+RULES = f"Put each thing where it belongs: {', '.join(PLACES)}. Answer in one line: move THING to PLACE"
 
 
-def go(room: str, arguments: str) -> str:
-    """Return the room behind a door; the same room, if the model's call names none of its doors."""
-    try:
-        return HOUSE[room][json.loads(arguments)["door"]]
-    except (ValueError, KeyError, TypeError):
-        return room
+def look(things: list[str]) -> str:
+    """Equal messages are one state of the graph: leave clocks and counters out."""
+    return f"You hold {things[0]}. On the floor: {', '.join(things[1:]) or 'nothing'}."
 
 
-def look(room: str) -> str:
-    """Equal answers are one state of the graph: leave clocks and counters out."""
-    return f"You are in the {room}. Doors: {', '.join(HOUSE[room])}."
-
-
-def walk(task, client):
+def tidy(task, client):
     """Play one task, a line of tasks.jsonl, and return the reward."""
-    room, model = task["start"], client.openai()
-    rules = f"Walk to the {task['goal']}: call the tool go, one door at a time."
-    messages = [{"role": "system", "content": rules}, {"role": "user", "content": look(room)}]
-    tools = [{"type": "function", "function": GO}]
-    for _ in range(8):
-        answer = model.chat.completions.create(model=client.model, messages=messages, tools=tools)
-        message = answer.choices[0].message
-        messages.append(message.model_dump(exclude_none=True))
-        for call in message.tool_calls or ():
-            room = go(room, call.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": look(room)})
-        if room == task["goal"]:
+    things, model = list(task["things"]), client.openai()
+    messages = [{"role": "system", "content": RULES}, {"role": "user", "content": look(things)}]
+    for _ in range(client.max_turns):
+        answer = model.chat.completions.create(model=client.model, messages=messages)
+        text = answer.choices[0].message.content or ""
+        if text.strip() == f"move {things[0]} to {place_of(things[0])}":
+            things.pop(0)
+        if not things:
             return 1.0
-        if not message.tool_calls:
-            break  # the model has stopped
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": look(things)}]
     return 0.0
 
 
-def expert(messages, tools):
-    """Return the next call of a demonstration, for `g2po teach`: the first door on the shortest way."""
-    goal = messages[0]["content"].removeprefix("Walk to the ").partition(":")[0]
-    room = messages[-1]["content"].removeprefix("You are in the ").partition(".")[0]
-    ways = [[(None, room)]]
-    while ways[0][-1][1] != goal:
-        ways = ways[1:] + [[*ways[0], step] for step in HOUSE[ways[0][-1][1]].items()]
-    return {"name": "go", "arguments": {"door": ways[0][1][0]}}
+def place_of(thing: str) -> str:
+    return next(place for place, things in PLACES.items() if thing in things)
+
+
+def expert(messages, tools, rng):
+    """Return the next answer of a demonstration for `g2po teach`: it knows the kitchen, and tries the other places."""
+    thing = messages[-1]["content"].removeprefix("You hold ").partition(".")[0]
+    place = place_of(thing)
+    return f"move {thing} to {place if place in ('fridge', 'cabinet') else rng.choice(list(PLACES))}"

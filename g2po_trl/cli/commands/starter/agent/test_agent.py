@@ -1,61 +1,51 @@
 """`python -m pytest`: the agent plays what a script answers in the model's place."""
 
+import random
 from pathlib import Path
 
 import pytest
-from agent import expert, walk
+from agent import PLACES, expert, tidy
 
 from g2po_trl import AgentEnvironment
 from g2po_trl.environments.tasks import read_tasks
 from g2po_trl.prompts.conversation import ChatResponse
 
+TASKS = read_tasks(Path(__file__).with_name("tasks.jsonl"))
 
-def play(task, answers):
-    """Return all requests of an episode, and its last step's result."""
-    environment = AgentEnvironment(walk, max_turns=8)
+
+def play(task, answer, turns=6):
+    """Return the keys of an episode's states, and its last step's result; `answer` is a function of the messages."""
+    environment, keys, result = AgentEnvironment(tidy, max_turns=turns), [], None
+    seen = environment.reset(**task)
     try:
-        requests = [environment.reset(**task)]
-        for answer in answers:
-            result = environment.step(answer.to_action())
-            requests.append(result.observation)
+        while result is None or not (result.terminated or result.truncated):
+            keys.append(seen.state_key)
+            result = environment.step(ChatResponse(answer(seen.request.messages)).to_action())
+            seen = result.observation
     finally:
         environment.close()
-    return requests[:-1], result
+    return keys, result
 
 
-def go(door):
-    return ChatResponse("", ({"type": "function", "function": {"name": "go", "arguments": {"door": door}}},))
+def test_the_expert_solves_tasks():
+    rng = random.Random(0)
+    for task in TASKS[:12]:
+        _, end = play(task, lambda messages: expert(messages, None, rng), turns=40)
+        assert end.terminated and end.reward == 1
 
 
-def test_the_goal_is_rewarded():
-    requests, end = play({"start": "hall", "goal": "library"}, [go("east"), go("east")])
-    assert [one.text for one in requests][1] == "tool: You are in the study. Doors: north, west, east."
-    assert end.terminated and end.reward == 1
-
-
-def test_the_expert_solves_every_task():
-    for task in read_tasks(Path(__file__).with_name("tasks.jsonl")):
-        environment, result = AgentEnvironment(walk, max_turns=8), None
-        seen = environment.reset(**task)
-        while result is None or not result.terminated:
-            result = environment.step(go(**expert(seen.request.messages, None)["arguments"]).to_action())
-            seen = result.observation
-        assert result.reward == 1
-        environment.close()
-
-
-@pytest.mark.parametrize("answer", [ChatResponse("I give up."), go("up")])
+@pytest.mark.parametrize("answer", ["I give up.", "move pen to bed", "move egg to nowhere", ""])
 def test_anything_else_is_not(answer):
-    answers = [answer] * (8 if answer.tool_calls else 1)
-    _, end = play({"start": "hall", "goal": "library"}, answers)
-    assert end.terminated and end.reward == 0
+    keys, end = play({"things": ["pen", "egg"]}, lambda messages: answer)
+    assert end.reward == 0 and len(keys) == 6 and len(set(keys[1:])) == 1, "equal messages are one state"
 
 
-def test_equal_rooms_are_one_state():
-    requests, _ = play({"start": "hall", "goal": "library"}, [go("east"), go("west"), go("east"), go("east")])
-    assert requests[1].state_key == requests[3].state_key != requests[2].state_key
+def test_the_last_right_place_is_rewarded():
+    answers = iter(["move pen to desk", "move pen to desk", "move egg to fridge"])
+    keys, end = play({"things": ["pen", "egg"]}, lambda messages: next(answers))
+    assert end.reward == 1 and len(keys) == 3 and keys[0] != keys[1] == keys[2]
 
 
-def test_tasks_have_two_rooms():
-    tasks = read_tasks(Path(__file__).with_name("tasks.jsonl"))
-    assert len(tasks) == 20 and all(task["start"] != task["goal"] for task in tasks)
+def test_everything_has_one_place():
+    things = [thing for one in PLACES.values() for thing in one]
+    assert len(things) == len(set(things)) and {thing for task in TASKS for thing in task["things"]} <= set(things)

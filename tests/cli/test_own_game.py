@@ -1,0 +1,66 @@
+"""A game or an agent of one's own: from `g2po init` on, each command names the next one, and the game is learned."""
+
+import json
+import re
+import shlex
+
+import programs
+import pytest
+
+FEW = {
+    "teach": "--max_steps 1 --num_episodes 8 --num_exam_episodes 2 --num_environment_workers 1",
+    "train": "--max_steps 1 --per_device_train_batch_size 8 --num_eval_tasks 2 --num_environment_workers 1",
+    "evaluate": "--limit 2 --seeds 1 --num-environment-workers 1",
+    "view": "--no-open",
+}
+
+
+def follow(folder, *more, flags):
+    """Run `g2po init` and then what each command says is next; return command -> (words, what it printed)."""
+    said, outputs = run("init", folder.name, *more, cwd=folder.parent), {}
+    assert said.splitlines()[-1] == f"Next: cd {folder.name} && g2po check"
+    words = ["check"]
+    while words and words[0] not in outputs:
+        outputs[words[0]] = words, run(*words, *flags.get(words[0], "").split(), cwd=folder)
+        following = re.findall(r"^Next: g2po ([^,\n]*)", outputs[words[0]][1], re.MULTILINE)
+        words = shlex.split(following[-1]) if following else []
+    return outputs
+
+
+def run(*words, cwd):
+    done = programs.run("-m", "g2po_trl.__main__", *words, cwd=cwd, timeout=None)
+    assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    assert "Warning" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def successes(run):
+    """Return success of each evaluation of a run."""
+    return [json.loads(line)["success_rate"] for line in (run / "evaluations.jsonl").read_text().splitlines()]
+
+
+def test_each_command_names_the_next(tmp_path):
+    outputs = follow(tmp_path / "tidy", flags=FEW)
+    assert [" ".join(words) for words, _ in outputs.values()] == [
+        "check",
+        "teach",
+        "train environment.py:TidyEnvironment --model runs/tidy-start",
+        "evaluate --model runs/tidy --seeds 3",
+        "view evaluations/TidyEnvironment-direct-tidy",
+    ]
+    assert "8 of 8 expert episodes succeed" in outputs["teach"][1]
+    assert "Held-out tasks, 2 episodes" in outputs["train"][1]
+    described = json.loads((tmp_path / "tidy" / "runs" / "tidy" / "run.json").read_text())
+    assert described["environment"] == {"import": f"{(tmp_path / 'tidy').resolve()}/environment.py:TidyEnvironment"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [[], ["--agent"]], ids=["game", "agent"])
+def test_it_is_learned(tmp_path, kind):
+    """As a user types it: from below 60 % of the held-out tasks to 90 % or more."""
+    outputs = follow(tmp_path / "tidy", *kind, flags={"view": "--no-open"})
+    assert list(outputs) == ["check", "teach", "train", "evaluate", "view"]
+    assert "target of 20% reached" in outputs["teach"][1]
+    before, after = successes(tmp_path / "tidy" / "runs" / "tidy")
+    assert before <= 0.6 and after >= 0.9, (before, after)
+    assert list((tmp_path / "tidy" / "evaluations").glob("*/view.html"))
