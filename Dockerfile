@@ -1,4 +1,5 @@
 # docker build -t g2po-trl .
+# mkdir -p runs          # by the user with the id 1000, as in the image; else the run cannot write there
 # docker run --rm -v "$PWD/runs:/home/agent/runs" g2po-trl train alfworld
 #
 # For GPUs: docker build --build-arg EXTRAS=alfworld,plots,view,vllm -t g2po-trl:cuda .
@@ -20,7 +21,7 @@ RUN cd /opt/g2po-trl \
         --constraint constraints.txt ".[$EXTRAS]"
 
 # Environments and agents run code of others.
-RUN useradd --create-home agent
+RUN useradd --create-home --uid 1000 agent
 USER agent
 WORKDIR /home/agent
 ENTRYPOINT ["g2po"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
-from transformers import GenerationConfig, PrinterCallback, ProgressCallback
+from transformers import GenerationConfig, PrinterCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import GRPOTrainer
 
 from .config import G2POConfig
@@ -248,7 +249,7 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
         print("No GPU found: training on the CPU.", flush=True)
     if trainer.accelerator.is_main_process and not args.disable_tqdm:
         print(pool.describe(args.per_device_train_batch_size * args.steps_per_generation), flush=True)
-    for theirs in (ProgressCallback, PrinterCallback):
+    for theirs in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the first is another in notebooks
         trainer.remove_callback(theirs)
     for ours in (
         TaskErrorReport(trainer.task_errors),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 
 # What libraries write at every start, about something that no user has asked for: logger -> how the message begins.
 _NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community"}
@@ -15,5 +16,6 @@ def set_up_process() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads of torch must not spin
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
+        warnings.filterwarnings("ignore", "IProgress not found")  # of notebooks without ipywidgets, for bars
     for name, beginning in _NOISE.items():
         logging.getLogger(name).addFilter(lambda record, text=beginning: not str(record.msg).startswith(text))

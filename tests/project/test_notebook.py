@@ -1,6 +1,8 @@
-"""The notebook runs from top to bottom, in a fresh kernel, and shows what it says."""
+"""The notebook runs from top to bottom, in a fresh kernel; what is stored in it is what its cells print and draw."""
 
 import importlib.util
+import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,20 @@ import pytest
 NOTEBOOK = Path(__file__).parents[2] / "recipes" / "notebooks" / "quickstart.ipynb"
 needed = ("alfworld", "nbclient", "ipykernel", "pyvis", "matplotlib")
 missing = [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+def test_stored_outputs_are_those_of_the_stored_cells():
+    """After a change: python docs/make_notebook.py."""
+    notebook = json.loads(NOTEBOOK.read_text())
+    make = runpy.run_path(str(NOTEBOOK.parents[2] / "docs" / "make_notebook.py"))
+    assert notebook["metadata"]["executed"] == make["digest"](notebook)
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
+    assert not any("text/html" in output.get("data", {}) for output in outputs), "neither pages nor bars"
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2, "the viewer's page and the curves"
+    assert "iteration   4/4 | success" in json.dumps(outputs) and NOTEBOOK.stat().st_size < 500_000
 
 
 @pytest.mark.slow
@@ -23,7 +39,7 @@ def test_the_quickstart_runs(tmp_path):
     assert "iteration   4/4 | success" in text and text.count("iteration  10/10 | success") == 2
     assert "keeps the contract" in text
     kinds = {kind for o in outputs if "data" in o for kind in o.data}
-    assert {"text/html", "image/png"} <= kinds
+    assert {"text/html", "image/png"} <= kinds, "the viewer's page and the curves"
     shown = [o.data["text/html"] for o in outputs if "data" in o and "text/html" in o.data]
     (page,) = [html for html in shown if html.startswith("<iframe srcdoc=")]
     assert "iteration-4" in page
