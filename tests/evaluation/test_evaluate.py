@@ -313,8 +313,11 @@ def test_a_run_is_evaluated_as_it_was_trained(make_trainer, tmp_path, monkeypatc
     assert ours == theirs and any(len(steps) > 1 for steps in ours)
     told = capsys.readouterr().out
     assert told.count("--temperature 0.0, ") == 1 and '--generation-kwargs {"no_repeat_ngram_size": 1}' in told
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     without = evaluated(tmp_path, "--generation-kwargs", "{}", "--overwrite")
     assert completions(without) != theirs, "the options decide"
+    bars = capsys.readouterr().err
+    assert "\rseed 0: turn 1, " in bars and bars.endswith("\r\033[K"), "the bar leaves its line to the table"
     rows = [json.loads(line) for line in (path.parents[1] / "panels" / "panel.jsonl").open()]
     assert rows == [dict(row) for row in TASKS.select(range(3))], "where the viewer looks for kinds of tasks"
     settings = strict(path.parents[1] / "settings.json")
