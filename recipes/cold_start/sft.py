@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from g2po_envs.tiny.demonstration import Demonstration
@@ -211,6 +211,7 @@ def teach(
     most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None
     with EnvironmentPool(exam.environment_factory, **exam.workers) as pool:
         callback = SuccessEvalCallback(exam, processing_class, pool, per_step, most)
+        trainer.remove_callback(PrinterCallback)  # its dictionaries: the evaluation prints a line instead
         trainer.add_callback(callback)
         with without_cudnn_attention():
             trainer.train(resume_from_checkpoint=checkpoint)
