@@ -102,8 +102,8 @@ def test_what_init_writes_is_good(folder, capsys):
     *lines, following = said.splitlines()
     assert code == 0 and {line.split()[0] for line in lines} == {"ok"}, said
     assert (
-        "calls the model 6 times an episode" in said
-        and "ends within 6 calls" in said
+        "calls the model 7 times an episode" in said
+        and "ends within 7 calls" in said
         and "there is a graph to learn from" in said
     )
     assert following == "Next: g2po teach --agent agent.py"
@@ -124,7 +124,7 @@ def test_a_folder_of_init_trains(folder, tiny_model_dir):
     assert run.returncode == 0, run.stderr[-3000:]
     assert "iteration   1/1" in run.stdout and "Held-out tasks, 2 episodes" in run.stdout
     described = json.loads((folder / "runs" / "house" / "run.json").read_text())["environment"]
-    assert described["kwargs"] == {"agent": f"{folder.resolve()}/agent.py:tidy", "max_turns": 6}
+    assert described["kwargs"] == {"agent": f"{folder.resolve()}/agent.py:tidy", "max_turns": 7}
 
 
 FINDINGS = {
@@ -257,7 +257,7 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     found = [
         "calls the model 2 times an episode (median 2), without tools.",
         "returns a valid reward, or is out of turns.",
-        "ends within 6 calls.",
+        "ends within 7 calls.",
         "sets temperature, which has no effect",
         "4 episodes of a task visit a state 4.0 times on average; 0 % of the steps are in a state visited once",
         "the model's responses succeed in 4 of 8 episodes; 8 end within 6 turns; rewards from 0 to 1.",

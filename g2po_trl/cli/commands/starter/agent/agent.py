@@ -16,16 +16,15 @@ def look(things: list[str]) -> str:
 
 def tidy(task, client):
     """Play one task, a line of tasks.jsonl, and return the reward."""
-    things, model = list(task["things"]), client.openai()
-    messages = [{"role": "system", "content": RULES}, {"role": "user", "content": look(things)}]
+    things, note, model = list(task["things"]), "", client.openai()
     for _ in range(client.max_turns):
+        messages = [{"role": "system", "content": RULES}, {"role": "user", "content": note + look(things)}]
         answer = model.chat.completions.create(model=client.model, messages=messages)
         text = answer.choices[0].message.content or ""
-        if text.strip() == f"move {things[0]} to {place_of(things[0])}":
-            things.pop(0)
+        right = text.strip() == f"move {things[0]} to {place_of(things[0])}"
+        things, note = (things[1:], "") if right else (things, "Wrong place. ")
         if not things:
             return 1.0
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": look(things)}]
     return 0.0
 
 
@@ -34,7 +33,6 @@ def place_of(thing: str) -> str:
 
 
 def expert(messages, tools, rng):
-    """Return the next answer of a demonstration for `g2po teach`: it knows the kitchen, and tries the other places."""
-    thing = messages[-1]["content"].removeprefix("You hold ").partition(".")[0]
-    place = place_of(thing)
-    return f"move {thing} to {place if place in ('fridge', 'cabinet') else rng.choice(list(PLACES))}"
+    """Return the next answer of a demonstration, for `g2po teach`: it knows the fridge, and tries the other places."""
+    thing = messages[-1]["content"].partition("You hold ")[2].partition(".")[0]
+    return f"move {thing} to {'fridge' if thing in PLACES['fridge'] else rng.choice(list(PLACES))}"
