@@ -78,17 +78,19 @@ class NativeTools:
         from ..utils.trl_compat import parse_response
 
         if self.tokenizer is None or not ids:
-            return _parse_prose(text)
+            return _parse_prose(text) if tools else (_without_thought(text), True)
         try:
             read = parse_response(self.tokenizer, list(ids), prefix=list(prompt_ids), tools=tools)
             calls = plain_calls(read.get("tool_calls") or ())
         except (ValueError, RecursionError):
-            return {"role": "assistant", "content": text.strip()}, False
+            return {"role": "assistant", "content": text.strip()}, not tools
+        if calls and not tools:  # the agent asked for a text, and reads nothing else
+            return _without_thought(text), True
         message: Message = {"role": "assistant", "content": read.get("content") or ""}
         message |= {"reasoning_content": read["reasoning_content"]} if read.get("reasoning_content") else {}
         message |= {"tool_calls": calls} if calls else {}
-        readable = "tool_calls" in message or self._opening is None or self._opening not in message["content"]
-        return message, readable
+        unread = self._opening is not None and self._opening in message["content"]
+        return message, "tool_calls" in message or not unread or not tools
 
 
 class ProseTools:
@@ -117,11 +119,16 @@ def _as_prose(message: Message) -> Message:
     return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))}
 
 
-def _parse_prose(text: str) -> tuple[Message, bool]:
+def _without_thought(text: str) -> Message:
     thought, end, answer = text.rpartition("</think>")
     message: Message = {"role": "assistant", "content": (answer if end else text).strip()}
     if end:
         message["reasoning_content"] = thought.removeprefix("<think>").strip()
+    return message
+
+
+def _parse_prose(text: str) -> tuple[Message, bool]:
+    message = _without_thought(text)
     if OPEN_CALL not in message["content"]:
         return message, True
     try:

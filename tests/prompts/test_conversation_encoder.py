@@ -190,6 +190,17 @@ def test_parse_says_whether_calls_could_be_read(qwen, completion, valid, calls):
         assert (readable, len(message.get("tool_calls", []))) == (valid, calls)
 
 
+@pytest.mark.parametrize(
+    "completion", ['Yes.<tool_call>{"name": "turn", "arguments": {}}</tool_call>', '<tool_call>{"name":', "Yes."]
+)
+def test_a_request_without_tools_gets_text(qwen, completion):
+    """Its agent reads the content alone, which is null beside tool calls."""
+    tokenizer, encoder = qwen
+    ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
+    for tools in (encoder.tools, NativeTools(None), ProseTools()):
+        assert tools.parse(completion, ids, [], None) == ({"role": "assistant", "content": completion.strip()}, True)
+
+
 @pytest.mark.parametrize("inside, valid, digit", [("[" * 3000, False, None), ('"\\ud800"}}', True, "?")])
 def test_calls_can_be_written_and_tokenized_again(qwen, inside, valid, digit):
     """Of lists nested beyond Python's recursion and of escapes of lone surrogates, which JSON may contain."""
