@@ -257,7 +257,7 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     found = [
         "calls the model 2 times an episode (median 2), without tools.",
         "returns a valid reward, or is out of turns.",
-        "ends within 7 calls.",
+        "ends within 6 calls.",
         "sets temperature, which has no effect",
         "4 episodes of a task visit a state 4.0 times on average; 0 % of the steps are in a state visited once",
         "the model's responses succeed in 4 of 8 episodes; 8 end within 6 turns; rewards from 0 to 1.",
