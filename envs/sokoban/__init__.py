@@ -1,10 +1,13 @@
 """Sokoban: push boxes onto goals; levels are numbered, and the distance to a solution is known exactly."""
 
-from .environment import SokobanEnvironment, distance_of, expert
+from .environment import SokobanEnvironment, distance_of, expert, limited_expert
 from .levels import SIZES, Level, Size, level_rows, make_level
+from .prompts import SOKOBAN_COMPACT_PROMPT, SOKOBAN_PROMPT
 from .solver import distances
 
 __all__ = [
+    "SOKOBAN_COMPACT_PROMPT",
+    "SOKOBAN_PROMPT",
     "SIZES",
     "Level",
     "Size",
@@ -13,5 +16,6 @@ __all__ = [
     "distances",
     "expert",
     "level_rows",
+    "limited_expert",
     "make_level",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from g2po_trl import Observation, StepResult, TextEnvironment
 
 from .levels import BOX, BOX_ON_GOAL, FLOOR, GOAL, PLAYER, PLAYER_ON_GOAL, WALL, Level, make_level
@@ -11,6 +13,7 @@ LEGEND = (
     f"{WALL} wall, {FLOOR} floor, {GOAL} goal, {BOX} box, {BOX_ON_GOAL} box on a goal, {PLAYER} you, "
     f"{PLAYER_ON_GOAL} you on a goal"
 )
+POSITIONS = "you"  # begins the line that `positions` adds
 TASK = f"Push every box onto a goal. You can push one box at a time, and pull none. {LEGEND}."
 
 
@@ -23,10 +26,13 @@ class SokobanEnvironment(TextEnvironment):
     Args:
         end_when_lost: end an episode as a failure as soon as no solution is left, by exact search. `False`: it goes
             on to the last turn, as a player would who does not notice.
+        positions: add a line that says the same in words: the player's row and column, and how many rows below and
+            columns to the right of it inner walls, boxes and goals are, as "you+1+1 wall+0+2 box+1+0 goal+2+1".
+            Tiny models cannot read a grid.
     """
 
-    def __init__(self, end_when_lost: bool = False):
-        self.end_when_lost = end_when_lost
+    def __init__(self, end_when_lost: bool = False, positions: bool = False):
+        self.end_when_lost, self.positions = end_when_lost, positions
 
     def reset(self, size: str = "small", number: int = 0, level: str | None = None, **columns: object) -> Observation:
         """Return the start of a level.
@@ -42,11 +48,23 @@ class SokobanEnvironment(TextEnvironment):
         """
         self.level = make_level(size, number) if level is None else Level.read(level)
         self.state = self.level.start
-        return self._look()
+        return self.observe()
 
-    def _look(self) -> Observation:
+    def observe(self) -> Observation:
+        """Return what is seen in the current state."""
         moves = possible_moves(self.level.floor, self.state)
-        return Observation(self.level.draw(self.state), admissible_actions=moves, task=TASK)
+        text = self.level.draw(self.state)
+        if self.positions:
+            text += f"\n{self._in_words()}"
+        return Observation(text, admissible_actions=moves, task=TASK)
+
+    def _in_words(self) -> str:
+        (row, column), boxes = self.state
+        inner = range(1, self.level.side - 1)
+        walls = [(r, c) for r in inner for c in inner if (r, c) not in self.level.floor]
+        things = (("wall", walls), ("box", sorted(boxes)), ("goal", sorted(self.level.goals)))
+        near = [f"{kind}{r - row:+d}{c - column:+d}" for kind, cells in things for r, c in cells]
+        return " ".join([f"{POSITIONS}{row:+d}{column:+d}", *near])
 
     def step(self, action: str) -> StepResult:
         if action in MOVES:
@@ -54,7 +72,7 @@ class SokobanEnvironment(TextEnvironment):
         solved = self.state[1] == self.level.goals
         lost = self.end_when_lost and not solved and self.distance() is None
         info = {"success": False, "failure_reason": "no solution is left"} if lost else {}
-        return StepResult(self._look(), reward=10.0 if solved else 0.0, terminated=solved or lost, info=info)
+        return StepResult(self.observe(), reward=10.0 if solved else 0.0, terminated=solved or lost, info=info)
 
     def distance(self) -> int | None:
         """Return the smallest number of moves to a solution, or `None` if there is none."""
@@ -69,7 +87,7 @@ def distance_of(observation: str) -> int | None:
     Raises:
         ValueError: if the text is not a drawing of a state.
     """
-    level = Level.read(observation)
+    level = Level.read(observation.partition(f"\n{POSITIONS}")[0])
     return distances(level.floor, level.goals).get(level.start)
 
 
@@ -78,3 +96,14 @@ def expert(environment: SokobanEnvironment) -> str:
     floor, known = environment.level.floor, distances(environment.level.floor, environment.level.goals)
     options = possible_moves(floor, environment.state)
     return min(options, key=lambda direction: known.get(move(floor, environment.state, direction), len(known)))
+
+
+def limited_expert(environment: SokobanEnvironment, rng: random.Random) -> str:
+    """Return a move of a shortest solution beside a box; elsewhere any move.
+
+    It sees no further than a step, and wanders until it meets a box: the way there is left for reinforcement learning.
+    """
+    (row, column), boxes = environment.state
+    if any(abs(row - r) + abs(column - c) == 1 for r, c in boxes):
+        return expert(environment)
+    return rng.choice(possible_moves(environment.level.floor, environment.state))

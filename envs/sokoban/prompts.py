@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from g2po_trl.prompts.template import PromptTemplate
+from g2po_trl.prompts.template import PromptTemplate, last_line
 
 _ALWAYS = """You are playing Sokoban. {task}
 First reason about the moves step by step, inside <think> </think> tags. Then pick one of the moves and write it \
@@ -23,5 +23,7 @@ Moves: {actions}""",
     history_entry="{action}",
 )
 
-# The grid is the whole state: no history, and no list of moves.
-SOKOBAN_COMPACT_PROMPT = PromptTemplate(first="{observation}", later="{observation}", history_entry="{action}")
+# The line of `positions` says what the grid does: no grid, no history. It comes last: before the answer.
+SOKOBAN_COMPACT_PROMPT = PromptTemplate(
+    first="{actions}\n{observation}", later="{actions}\n{observation}", show_observation=last_line
+)

@@ -25,7 +25,7 @@ COMMANDS = {
     "init": ("g2po_trl.cli.commands.init", "write a folder with a small environment or agent to start from"),
     "check": ("g2po_trl.cli.commands.check", "play random episodes of an environment or agent, report problems"),
     "play": ("g2po_trl.cli.commands.play", "play an environment yourself, in the terminal"),
-    "train": ("g2po_trl.cli.commands.train", "train on alfworld, webshop, appworld or your own environment"),
+    "train": ("g2po_trl.cli.commands.train", "train on alfworld, sokoban, textworld, … or your own environment"),
     "teach": ("g2po_trl.cli.commands.teach", "fine-tune a model on an expert's actions, as a start for training"),
     "estimate": ("g2po_trl.cli.commands.estimate", "estimate the memory, time and cost of a training"),
     "view": ("g2po_trl.cli.commands.view", "view a run or an evaluation, or compare two"),

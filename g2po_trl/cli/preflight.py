@@ -25,7 +25,7 @@ from ..utils.parser import read_config, refuse_removed
 from .flags import Field, fields_of, make_parser, read_flags, read_keys
 
 # The first word of a recipe's name -> a module that it needs.
-_NEEDED_BY = {"alfworld": "alfworld"}
+_NEEDED_BY = {"alfworld": "alfworld", "textworld": "textworld"}
 _NEEDED_WITH = {"use_vllm": "vllm", "load_in_4bit": "bitsandbytes", "load_in_8bit": "bitsandbytes"}
 _TRACKERS = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow", "swanlab": "swanlab", "comet_ml": "comet_ml"}
 
@@ -131,7 +131,9 @@ def _default_config(script: Path) -> dict[str, Any]:
     """Return the fields of the configuration that a recipe reads without `--config`."""
     kind, _, method = script.stem.removeprefix("train_").partition("_")
     path = script.with_name(kind) / f"tiny{'-' * bool(method)}{method}.yaml"
-    return read_config(path if path.is_file() else None)
+    if not path.is_file():  # of a recipe without a tiny model
+        path = next(iter(sorted(path.parent.glob("*.yaml"))), None)
+    return read_config(path)
 
 
 def _check_strategy(fields: Mapping[str, Field], given: Mapping[str, Any]) -> None:

@@ -41,6 +41,11 @@ from ..trajectory import UNCOUNTED, Trajectory
 from .values import lambda_returns, lambda_values
 
 
+def hash_key(key: str) -> bytes:
+    """Return the 128-bit hash of a state key, by which nodes are told apart: in `StateGraph.node_keys`."""
+    return xxhash.xxh3_128_digest(key.encode("utf-8", "surrogatepass"))
+
+
 @dataclass(frozen=True)
 class TrajectoryRecord:
     """The data of a trajectory that a graph needs: small and picklable, for groups that are spread over ranks.
@@ -77,7 +82,7 @@ def record(trajectory: Trajectory, with_actions: bool = False) -> TrajectoryReco
     keys = [step.observation if step.state_key is None else step.state_key for step in trajectory.steps]
     return TrajectoryRecord(
         trajectory.task_id,
-        [digest(key.encode("utf-8", "surrogatepass")) for key in keys],
+        [digest(key.encode("utf-8", "surrogatepass")) for key in keys],  # `hash_key`
         [bool(step.valid) for step in trajectory.steps],
         float(trajectory.reward),
         trajectory.outcome,
@@ -120,6 +125,7 @@ class StateGraph:
         node_values: (N + M,) value of each node, then of the end of each trajectory (R).
         node_group: (N,) group of a node.
         node_visits: (N,) number of steps taken in a node.
+        node_keys: (N, 2) uint64, hash of a node's state key: `node_keys[n].tobytes() == hash_key(key)`.
         action: (S,) uint64, equal for equal actions; `None` unless all records have actions.
     """
 
@@ -144,6 +150,7 @@ class StateGraph:
     node_values: np.ndarray
     node_group: np.ndarray
     node_visits: np.ndarray
+    node_keys: np.ndarray
     action: np.ndarray | None
 
     @classmethod
@@ -198,7 +205,7 @@ class StateGraph:
 
         keys = np.frombuffer(b"".join(chain.from_iterable(r.keys for r in records)), dtype=np.uint64).reshape(-1, 2)
         node = np.full(len(trajectory), -1)
-        node[counted], node_group = _number_nodes(group[counted], keys[counted])
+        node[counted], node_group, node_keys = _number_nodes(group[counted], keys[counted])
         node_visits = np.bincount(node[counted], minlength=len(node_group))
         next_node = np.append(node[1:], -1)[: len(node)]  # of the following step, except for last steps
         next_node = np.where(steps_left == 1, len(node_group) + trajectory, next_node)
@@ -233,6 +240,7 @@ class StateGraph:
             node_values=node_values,
             node_group=node_group,
             node_visits=node_visits,
+            node_keys=node_keys,
             action=_actions(records),
         )
 
@@ -308,8 +316,13 @@ class StateGraph:
         }
 
 
-def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the node of each step, numbered by first visit, and the group of each node; `keys` is (S, 2) uint64."""
+def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the node of each step, numbered by first visit, and group and key of each node.
+
+    Args:
+        group: (S,) group of each step.
+        keys: (S, 2) uint64, key of each step.
+    """
     order = np.lexsort((keys[:, 1], keys[:, 0], group))  # stable: equal keys stay in the order of their visits
     rows = np.column_stack([group.astype(np.uint64), keys])[order]
     starts = np.append(True, (rows[1:] != rows[:-1]).any(axis=1))[: len(rows)]
@@ -318,7 +331,8 @@ def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.n
     number[np.argsort(first_visit)] = np.arange(len(first_visit))
     node = np.empty(len(rows), dtype=np.int64)
     node[order] = number[np.cumsum(starts) - 1]
-    return node, group[np.sort(first_visit)]
+    first_visit = np.sort(first_visit)
+    return node, group[first_visit], keys[first_visit]
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ model      --model FOLDER|ID|NAME     a checkpoint or an adapter, or what a serv
            --base-url URL, --parallel N                             a server with OpenAI's protocol
            --key-variable NAME        environment variable with the server's key (OPENAI_API_KEY)
            --run FOLDER               training run whose settings are the defaults (the model's)
-tasks      --environment NAME         alfworld, webshop, appworld, my_game.py, my_game.py:MyGame;
+tasks      --environment NAME         alfworld, sokoban, textworld, webshop, appworld, my_game.py:MyGame;
            --environment-options JSON
            --panel NAME, --panel-options JSON                       which tasks of the environment, or of the run
            --tasks FILE               for your own environment: one task per line, as JSON
@@ -59,7 +59,7 @@ limits     --max-total-tokens N       stop before the next turn once prompt + co
 --help-all: every option with its default.  --debug: the traceback of an error.
 """
 AGENTS = ("direct", "react", "reflexion")
-ENVIRONMENTS = ("alfworld", "webshop", "appworld")
+ENVIRONMENTS = ("alfworld", "sokoban", "textworld", "webshop", "appworld")
 
 
 def make_parser() -> Parser:

@@ -114,6 +114,16 @@ def parse_plain(completion: str, prompt_end: str = "") -> ParsedCompletion:
     return ParsedCompletion(completion.strip(), bool(completion.strip()))
 
 
+def as_it_is(observation: str) -> str:
+    """Return the observation."""
+    return observation
+
+
+def last_line(observation: str) -> str:
+    """Return the last line of an observation."""
+    return observation.rpartition("\n")[2]
+
+
 def last_steps(steps: Sequence[T], history_length: int) -> Sequence[T]:
     """Return the steps that a prompt shows: the last `history_length`, none for 0."""
     return steps[max(0, len(steps) - history_length) :]
@@ -137,6 +147,8 @@ class PromptTemplate:
         parse_completion: the completion and the end of the prompt -> `ParsedCompletion`.
         match_case: if `False`, an action that differs from one admissible action in letter case only is replaced by
             it.
+        show_observation: the observation -> what prompts show of it. Define it in a module, so that `g2po evaluate`
+            finds it.
     """
 
     first: str
@@ -148,6 +160,7 @@ class PromptTemplate:
     system: str | None = None
     parse_completion: Callable[[str, str], ParsedCompletion] = parse_think_action
     match_case: bool = False
+    show_observation: Callable[[str], str] = as_it_is
 
     def read(
         self, completion: str, prompt_end: str = "", admissible_actions: Sequence[str] | None = None
@@ -205,13 +218,13 @@ class PromptTemplate:
         first_shown = steps_taken - len(history) + 1
         slots = {
             "task": task,
-            "observation": observation,
+            "observation": self.show_observation(observation),
             "actions": self.actions_separator.join(admissible_actions or ()),
             "steps_taken": steps_taken,
             "current_step": steps_taken + 1,
             "history_length": len(history),
             "history": self.history_separator.join(
-                self.history_entry.format(step=first_shown + i, observation=past, action=action)
+                self.history_entry.format(step=first_shown + i, observation=self.show_observation(past), action=action)
                 for i, (past, action) in enumerate(history)
             ),
         }
@@ -227,7 +240,8 @@ class PromptTemplate:
         """Return the content of the user message that follows a completion in a conversation."""
         listed = "\n\nPossible actions:\n{actions}" if "{actions}" in self.later else ""
         turn = "{observation}" + listed if self.turn is None else self.turn
-        return turn.format(observation=observation, actions=self.actions_separator.join(admissible_actions or ()))
+        shown = self.show_observation(observation)
+        return turn.format(observation=shown, actions=self.actions_separator.join(admissible_actions or ()))
 
 
 # The text shared by all prompts comes first: packed training computes a shared prefix once.

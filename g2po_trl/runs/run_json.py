@@ -178,11 +178,12 @@ def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
         name: load_object(value) if isinstance(value, Mapping) and "import" in value else value
         for name, value in description.items()
     }
-    if values.get("parse_completion", "") is None:
-        raise ValueError(
-            "the run's prompt has a parse_completion that cannot be imported (a lambda or a local function): define "
-            "it in a module, or pass --prompt module:TEMPLATE"
-        )
+    for name in ("parse_completion", "show_observation"):
+        if values.get(name, "") is None:
+            raise ValueError(
+                f"the run's prompt has a {name} that cannot be imported (a lambda or a local function): define it in "
+                "a module, or pass --prompt module:TEMPLATE"
+            )
     try:
         return PromptTemplate(**values)
     except TypeError as error:

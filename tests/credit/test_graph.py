@@ -14,7 +14,7 @@ from g2po_trl import StateGraph, Step, Trajectory, TrajectoryRecord, g2po
 from g2po_trl.credit import episode_advantage, node_advantage, rloo
 from g2po_trl.credit.estimators import common
 from g2po_trl.credit.estimators import g2po as g2po_module
-from g2po_trl.credit.graph import record
+from g2po_trl.credit.graph import hash_key, record
 
 
 def episode(keys: str, reward: float, task="t", outcome="failure") -> Trajectory:
@@ -37,6 +37,7 @@ def test_arrays_by_hand():
     np.testing.assert_array_equal(graph.next_values, [2, 5 / 3, 8, 0, 0, 4])
     np.testing.assert_array_equal(graph.node_visits, [3, 1, 1, 1])
     np.testing.assert_array_equal(graph.node_group, [0, 0, 0, 1])
+    assert [key.tobytes() for key in graph.node_keys] == [hash_key(key) for key in "hkbh"]
     np.testing.assert_array_equal(graph.rewards, [8, 0, 4])
     np.testing.assert_array_equal(graph.lengths, [3, 2, 1])
     np.testing.assert_array_equal(graph.trajectory_group, [0, 0, 1])
@@ -159,7 +160,7 @@ def test_records_are_small_pickle_and_give_the_same_graph():
 
 def test_hashes_are_the_same_in_every_process():
     code = (
-        "from g2po_trl.credit.graph import record; from g2po_trl import Step, Trajectory;"
+        "from g2po_trl.credit.graph import hash_key, record; from g2po_trl import Step, Trajectory;"
         "print(record(Trajectory('t', [Step('kitchen', '')], 0.0, 'failure')).keys[0].hex())"
     )
     elsewhere = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()

@@ -152,7 +152,9 @@ def test_arguments(tmp_path, capsys):
         with pytest.raises(SystemExit):
             parse(["--config", str(config), *given])
         assert message in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="environment is 'chess': choose one of alfworld, webshop, appworld"):
+    with pytest.raises(
+        SystemExit, match="environment is 'chess': choose one of alfworld, sokoban, textworld, webshop, appworld"
+    ):
         main(["--model", "m", "--environment", "chess", "--output", str(tmp_path / "o")])
 
 

@@ -6,7 +6,14 @@ from g2po_envs.alfworld.prompts import ALFWORLD_COMPACT_PROMPT, ALFWORLD_PROMPT
 from g2po_envs.appworld.prompts import parse_think_code
 from g2po_envs.webshop.prompts import WEBSHOP_COMPACT_PROMPT, WEBSHOP_PROMPT
 from g2po_trl.prompts.fitting import PromptTooLongError, fit_prompt
-from g2po_trl.prompts.template import PromptTemplate, last_steps, parse_as_released, parse_plain, parse_think_action
+from g2po_trl.prompts.template import (
+    PromptTemplate,
+    last_line,
+    last_steps,
+    parse_as_released,
+    parse_plain,
+    parse_think_action,
+)
 
 OPEN, CLOSED = "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"
 
@@ -162,3 +169,12 @@ def test_fitting_drops_oldest_history_then_the_middle_of_the_observation():
 @pytest.mark.parametrize(("history_length", "shown"), [(0, []), (2, [2, 3]), (5, [1, 2, 3])])
 def test_last_steps_are_the_newest_in_order(history_length, shown):
     assert last_steps([1, 2, 3], history_length) == shown
+
+
+def test_prompts_show_what_the_template_shows_of_an_observation():
+    template = PromptTemplate("{observation}", "{history} | {observation}", show_observation=last_line)
+    (first,) = template.messages("map\nhall")
+    (later,) = template.messages("map\nattic", history=[("map\nhall", "up")], steps_taken=1)
+    assert first["content"] == template.first_message("map\nhall") == "hall"
+    assert later["content"] == "[Observation 1: 'hall', Action 1: 'up'] | attic"
+    assert template.turn_message("map\ncellar") == "cellar"

@@ -4,10 +4,12 @@ import functools
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT
 from g2po_trl import AgentCommand, G2POConfig
 from g2po_trl.environments.adapters.agent import agent_factory
 from g2po_trl.environments.adapters.openenv import RemoteEnvironment
@@ -15,7 +17,7 @@ from g2po_trl.environments.loading import load
 from g2po_trl.evaluation.arguments import parse
 from g2po_trl.evaluation.chat_models import ChatSettings
 from g2po_trl.evaluation.run_defaults import describe_run_settings
-from g2po_trl.runs.run_json import describe_object, identity_of, load_object, load_prompt
+from g2po_trl.runs.run_json import describe_object, describe_prompt, identity_of, load_object, load_prompt
 from g2po_trl.utils.json import write_json_lines
 
 PLAY = {
@@ -181,6 +183,15 @@ def test_a_prompt_of_another_version_is_refused_with_the_field_and_the_remedy():
     with pytest.raises(
         ValueError, match="another version of g2po_trl .*'parse_reply'.*: pass --prompt module:TEMPLATE"
     ):
+        load_prompt(described)
+
+
+def test_what_a_prompt_shows_of_an_observation_is_found_again():
+    described = json.loads(json.dumps(describe_prompt(SOKOBAN_COMPACT_PROMPT)))
+    (message,) = load_prompt(described).messages("# #\nyou+1+1", admissible_actions=["up"])
+    assert message["content"] == "up\nyou+1+1"
+    described = describe_prompt(replace(SOKOBAN_COMPACT_PROMPT, show_observation=lambda text: text[:5]))
+    with pytest.raises(ValueError, match="has a show_observation that cannot be imported"):
         load_prompt(described)
 
 

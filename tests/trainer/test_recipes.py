@@ -41,7 +41,7 @@ def parse(name, *flags, environment="alfworld"):
     return parser.parse_args_and_config([*config, "--use_cpu", "true", "--bf16", "false", *flags])
 
 
-@pytest.mark.parametrize("environment", ["alfworld", "webshop", "appworld", "environment"])
+@pytest.mark.parametrize("environment", ["alfworld", "sokoban", "textworld", "webshop", "appworld", "environment"])
 def test_no_setting_of_a_recipe_looks_like_a_secret(environment):
     """`g2po evaluate --model` of its run needs them all."""
     script_args = dataclasses.asdict(load_recipe(environment).ScriptArguments())
@@ -71,6 +71,8 @@ def test_what_chooses_the_checkpoint_is_not_reported(path):
     if given.get("load_best_model_at_end"):
         chosen, reported = {
             "alfworld": ("eval_games", "report_games"),
+            "sokoban": ("num_eval_levels", "num_report_levels"),
+            "textworld": ("num_eval_games", "num_report_games"),
             "webshop": ("num_eval_goals", "num_report_goals"),
             "appworld": ("eval_split", "report_split"),
         }[path.parent.name]
@@ -187,7 +189,7 @@ def test_adapters_on_one_gpu(tmp_path, name):
 
 def test_the_short_help_names_flags_that_exist():
     known = {"--debug", "--help-all", "--model", "--view", *_VALUES}
-    for environment in ("alfworld", "webshop", "appworld", "environment"):
+    for environment in ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment"):
         for config in (load_recipe(environment).ScriptArguments, G2POConfig, ModelConfig):
             known |= {f"--{field.name}" for field in dataclasses.fields(config)}
     named = set(re.findall(r"--[a-z][a-z0-9_-]*", HELP))
@@ -328,6 +330,19 @@ def test_the_webshop_recipe_trains(tmp_path):
     assert len(trajectories) == 8 and {len({t["task_id"] for t in trajectories})} == {2}
     bought = [t for t in trajectories if t["info"]]
     assert bought and all(0 <= t["info"]["score"] <= 1 for t in bought)
+
+
+def test_the_sokoban_recipe_trains(tmp_path):
+    flags = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --num_levels 6 --num_eval_levels 6"
+    run = programs.run(
+        *(RECIPES / "train_sokoban.py", *flags.split(), "--output_dir", tmp_path / "run"),
+        *("--exact_distances", "true", "--num_environment_workers", "1"),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "train: 6 levels of size small" in run.stdout and "success: all" in run.stdout
+    trajectories = [json.loads(line) for line in (tmp_path / "run" / "trajectories" / "train-000001.jsonl").open()]
+    assert len({t["task_id"] for t in trajectories}) == 2 and len(trajectories) == 8
+    assert all("\nyou" in step["observation"] for t in trajectories for step in t["steps"])
 
 
 def test_the_ppo_recipe_trains(tmp_path):

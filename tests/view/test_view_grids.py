@@ -19,7 +19,7 @@ def test_boards_are_drawn(tmp_path, browser):
 
     played = [
         Trajectory("one", [Step(START, "right")], 10.0, "success", END),
-        Trajectory("one", [Step(START, "down"), Step("You fall.", "up")], 0.0, "failure", "no board"),
+        Trajectory("one", [Step(START, "down"), Step("You fall.", "up")], 0.0, "failure", f"{END}\nbox +0 +1"),
     ]
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", played)
     write_json(tmp_path / "run.json", {"trainer": {"gamma": 0.5, "advantage_estimator": "g2po"}})
@@ -35,10 +35,10 @@ def test_boards_are_drawn(tmp_path, browser):
     assert [len(board.find_elements(By.TAG_NAME, "rect")) for board in boards] == [15, 15]
     assert [len(board.find_elements(By.TAG_NAME, "circle")) for board in boards] == [2, 2]
     browser.execute_script("showTrajectory(1, 0)")
-    texts = [one.text for one in browser.find_elements(By.CSS_SELECTOR, "#panel .step > pre, #panel > pre")]
-    assert texts == ["You fall.", "no board"]
+    texts = [one.text for one in browser.find_elements(By.CSS_SELECTOR, "#panel .step > pre, #panel > div > pre")]
+    assert texts == ["You fall.", "box +0 +1"] and len(browser.find_elements(By.CSS_SELECTOR, "#panel svg")) == 2
     until(browser, lambda b: b.execute_script("return network.body.nodes[0].imageObj.image.naturalWidth") > 0)
 
     assert browser.execute_script("return arguments[0].map(gridOf)", NO_GRIDS) == [None] * len(NO_GRIDS)
-    letters = browser.execute_script("return drawGrid(gridOf('S F x\\nF H <\\n_ _ G')).textContent")
+    letters = browser.execute_script("return drawGrid(gridOf('S F x\\nF H <\\n_ _ G').rows).textContent")
     assert letters == "SFxFH<G", "without walls, the characters"

@@ -25,7 +25,8 @@ from ..recipe_files import OWN_RECIPE, config_names, find_config, recipe_names, 
 
 HELP = """usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
-TARGET      alfworld, alfworld-ppo, webshop, appworld: a recipe, by default with a tiny model on the CPU;
+TARGET      alfworld, alfworld-ppo, sokoban, webshop, appworld: a recipe, by default a tiny model on the CPU;
+            textworld: a recipe for a GPU;
             FILE.py or FILE.py:Class: an environment as `g2po init` writes it, with config.yaml and tasks.jsonl
             beside it; module:Class, or an OpenEnv server's address; or FILE.py that makes a trainer: a script, which
             gets all flags. Default: environment.py, else the agent in agent.py.
@@ -41,7 +42,8 @@ run         --config FILE|NAME         YAML file, or one of g2po-trl: alfworld/q
             --view                     serve the viewer's page on this machine while it trains
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft, --lora_r, --load_in_4bit
 data        --tasks FILE  --num_eval_tasks N            (an environment of your own)
-            --games, --eval_games  (alfworld)   --shop, --goals  (webshop)   --train_split  (appworld)
+            --games, --eval_games  (alfworld)   --level_size, --num_levels  (sokoban)   --kind  (textworld)
+            --shop, --goals  (webshop)          --train_split  (appworld)
 batch       --num_generations N        episodes of one task, a group
             --per_device_train_batch_size N  --steps_per_generation N
                                        groups an iteration = processes x both / num_generations

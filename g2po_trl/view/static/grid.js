@@ -1,10 +1,13 @@
 // -- grids ------------------------------------------------------------------------------------------------------------
-// An observation that is a board is drawn as one: rows of single characters, with a space between two.
+// An observation that begins with a board is drawn: rows of single characters, with a space between two.
 
+// The rows, and the text after them; null if there is no board.
 function gridOf(text) {
-  const rows = text.trim().split("\n").map((row) => row.trim().split(" "));
-  const alike = (row) => row.length === rows[0].length && row.every((cell) => [...cell].length === 1);
-  return rows.length > 2 && rows[0].length > 2 && rows.every(alike) ? rows : null;
+  const lines = text.trim().split("\n");
+  const cells = lines.map((line) => line.trim().split(" "));
+  const other = cells.findIndex((row) => row.length !== cells[0].length || row.some((cell) => [...cell].length !== 1));
+  const rows = other < 0 ? cells : cells.slice(0, other);
+  return rows.length > 2 && rows[0].length > 2 ? { rows, rest: lines.slice(rows.length).join("\n") } : null;
 }
 
 const CELL = 10;
@@ -27,7 +30,8 @@ function drawGrid(rows) {
   const [width, height] = [rows[0].length * CELL, rows.length * CELL];
   const cells = rows.flatMap((row, r) => row.flatMap((mark, c) => {
     const [left, top] = [c * CELL, r * CELL];
-    if (mark === "#") return [drawn("rect", { x: left, y: top, width: CELL, height: CELL, fill: css("--soft") })];
+    if (mark === "#") return [drawn("rect", { x: left, y: top, width: CELL, height: CELL, fill: css("--soft"),
+      "shape-rendering": "crispEdges" })];
     if (walled && PIECES[mark]) return piecesOf(PIECES[mark], left, top);
     if (mark === "_" || mark === ".") return [];
     return [drawn("text", { x: left + CELL / 2, y: top + 7.5, "text-anchor": "middle", "font-size": 7,
@@ -36,20 +40,20 @@ function drawGrid(rows) {
   return drawn("svg", { viewBox: `0 0 ${width} ${height}`, width: 2 * width, height: 2 * height, class: "board" }, ...cells);
 }
 
-// What is seen: a board, or the text.
+// What is seen: a board and the text after it, or the text.
 function observed(text) {
-  const rows = gridOf(text);
-  if (!rows) return make("pre", {}, text);
-  const picture = drawGrid(rows);
+  const grid = gridOf(text);
+  if (!grid) return make("pre", {}, text);
+  const picture = drawGrid(grid.rows);
   picture.append(drawn("title", {}, text));
-  return picture;
+  return grid.rest ? make("div", {}, picture, make("pre", {}, grid.rest)) : picture;
 }
 
 // A state of a graph as a picture on the colour of its value; nothing where it is no board.
 function boardNode(text, size) {
-  const rows = gridOf(text);
-  if (!rows) return {};
-  const source = new XMLSerializer().serializeToString(drawGrid(rows));
+  const grid = gridOf(text);
+  if (!grid) return {};
+  const source = new XMLSerializer().serializeToString(drawGrid(grid.rows));
   return { shape: "image", image: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(source)}`, size: size + 14,
     shapeProperties: { useBorderWithImage: true } };
 }

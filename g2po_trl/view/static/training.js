@@ -13,10 +13,11 @@ async function choose(number, wanted = null) {
   $("newest").textContent = `newest: ${newest()}`;
   drawCurves();
   $("used").textContent = howTrained();
+  const alike = new Set(shown.groups.map((one) => one.task)).size === 1;  // then the ids say which task it is
   $("groups").replaceChildren(...shown.groups.map((one, g) => make("button", {
     type: "button", role: "option", title: `${taskName(one)} (${one.id})`, class: one.success ? "" : "lost",
     onclick: () => showGroup(g) },
-    `${g + 1}: ${one.success}/${one.whole} `, one.task ? make("span", { class: "of" }, one.task) : null)));
+    `${g + 1}: ${one.success}/${one.whole} `, one.task ? make("span", { class: "of" }, alike ? one.id : one.task) : null)));
   $("cases").hidden = shown.value_lambda === null;
   $("case-list").replaceChildren(...shown.disagreements.map((one) => {
     const step = shown.groups[one.group].trajectories[one.trajectory].steps[one.step];

@@ -1,0 +1,113 @@
+"""Train an agent on Sokoban by G2PO.
+
+    g2po train sokoban                                 # a tiny model, levels of one box, CPU
+    g2po train sokoban --config qwen2.5-1.5b           # one GPU of 80 GB
+
+Levels are made by number, so that nothing is downloaded. The grid is the whole state: plays of a level often meet.
+Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
+`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT, SOKOBAN_PROMPT, SokobanEnvironment, level_rows
+from g2po_envs.sokoban.exact import ExactAdvantage
+from g2po_envs.sokoban.tiny import tiny_model_path
+from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
+from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+
+DEFAULT_CONFIG = Path(__file__).parent / "sokoban" / "tiny.yaml"
+PROMPTS = {"full": SOKOBAN_PROMPT, "compact": SOKOBAN_COMPACT_PROMPT}
+
+
+@dataclass
+class ScriptArguments:
+    level_size: str = field(
+        default="small", metadata={"help": "'tiny' and 'small' (one box), 'medium' and 'large' (two boxes)."}
+    )
+    num_levels: int = field(default=320, metadata={"help": "Training levels."})
+    num_eval_levels: int = field(
+        default=192, metadata={"help": "Held-out levels, none of them a training level turned or mirrored."}
+    )
+    num_report_levels: int | None = field(
+        default=None,
+        metadata={
+            "help": "Levels of the reported panel. None: the held-out levels are reported, or with "
+            "load_best_model_at_end, which chooses a checkpoint on them, num_eval_levels other levels."
+        },
+    )
+    prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
+    positions: bool = field(
+        default=False, metadata={"help": "Add a line with where boxes and goals are, seen from the player."}
+    )
+    end_when_lost: bool = field(default=False, metadata={"help": "End an episode as soon as no solution is left."})
+    exact_distances: bool = field(
+        default=False,
+        metadata={
+            "help": "Values of states by exact distance instead of mean returns: what perfect values would gain."
+        },
+    )
+
+
+def main() -> None:
+    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), DEFAULT_CONFIG)
+    if script_args.prompt not in PROMPTS:
+        raise SystemExit(f"prompt is {script_args.prompt!r}: choose one of {', '.join(PROMPTS)}")
+
+    # data
+    size, chosen, number = script_args.level_size, script_args.num_eval_levels, script_args.num_report_levels
+    number = number or (chosen if args.load_best_model_at_end else 0)
+    try:
+        train = level_rows(size, script_args.num_levels)
+        held_out = level_rows(size, chosen + number, held_out=True)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    held_out, reported = held_out[:chosen], held_out[chosen:]
+    facts = {"Training levels": f"{len(train)} of size {size}", "Held-out levels": f"{len(reported or held_out)}"}
+    if args.process_index == 0:
+        print(f"train: {len(train)} levels of size {size}\nheld-out: {len(held_out)} levels", flush=True)
+        if reported:
+            print(f"reported: {len(reported)} levels", flush=True)
+
+    factory = partial(SokobanEnvironment, end_when_lost=script_args.end_when_lost, positions=script_args.positions)
+    checkpoint = starting_point(args)
+    args.eval_on_start = checkpoint is None
+
+    # model
+    use_model_arguments(args, model_args)
+
+    trainer = G2POTrainer(
+        model=model_args.model_name_or_path or str(tiny_model_path()),
+        args=args,
+        train_dataset=tasks_dataset(train),
+        eval_dataset=tasks_dataset(held_out),
+        environment_factory=factory,
+        advantage_fn=ExactAdvantage(train, factory()) if script_args.exact_distances else None,
+        prompt_template=PROMPTS[script_args.prompt],
+        peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
+        card_facts=facts,
+    )
+    settings = {"script": asdict(script_args), "model": asdict(model_args)}
+    settings["evaluation"] = {
+        "environment": "sokoban",
+        "panel": size,
+        "panel_options": {
+            **{"number": len(reported) or chosen, "skip": chosen if reported else 0},
+            **{"positions": script_args.positions, "end_when_lost": script_args.end_when_lost},
+        },
+    }
+    report_dataset = tasks_dataset(reported) if reported else None
+    run_recipe(trainer, checkpoint, settings, dataset_name="Sokoban", report_dataset=report_dataset)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Train an agent on small generated TextWorld games by G2PO.
+
+    g2po train textworld                               # Qwen2.5-1.5B-Instruct, one GPU of 80 GB
+
+TextWorld's generator makes the games, one for each seed; they are kept in --cache_dir.
+Any field of `ScriptArguments`, `G2POConfig` and TRL's `ModelConfig` is a flag and a YAML key; flags win.
+`--resume_from_checkpoint auto` continues the run in `output_dir` if there is one.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
+
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from g2po_envs.textworld import KINDS, TEXTWORLD_PROMPT, TextWorldEnvironment, game_rows
+from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
+from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+
+DEFAULT_CONFIG = Path(__file__).parent / "textworld" / "qwen2.5-1.5b.yaml"
+
+
+@dataclass
+class ScriptArguments:
+    kind: str = field(
+        default="coin-5", metadata={"help": "Kind of games: 'coin-3', 'coin-5' or 'coin-10' (commands), or 'simple'."}
+    )
+    num_games: int = field(default=320, metadata={"help": "Training games."})
+    num_eval_games: int = field(default=128, metadata={"help": "Held-out games, of other seeds."})
+    num_report_games: int | None = field(
+        default=None,
+        metadata={
+            "help": "Games of the reported panel. None: the held-out games are reported, or with "
+            "load_best_model_at_end, which chooses a checkpoint on them, num_eval_games other games."
+        },
+    )
+    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Where games are kept."})
+
+
+def main() -> None:
+    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), DEFAULT_CONFIG)
+    kind, chosen, number = script_args.kind, script_args.num_eval_games, script_args.num_report_games
+    if kind not in KINDS:
+        raise SystemExit(f"kind is {kind!r}: choose one of {', '.join(KINDS)}")
+    if model_args.model_name_or_path is None:
+        raise SystemExit("model_name_or_path is None: pass --model, a folder or a Hub id")
+
+    # data
+    number = number or (chosen if args.load_best_model_at_end else 0)
+    train = game_rows(kind, script_args.num_games)
+    held_out = game_rows(kind, chosen, held_out=True)
+    reported = game_rows(kind, number, held_out=True, first=chosen)
+    if args.process_index == 0:
+        print(f"train: {len(train)} games of kind {kind}\nheld-out: {len(held_out)} games", flush=True)
+        if reported:
+            print(f"reported: {len(reported)} games", flush=True)
+
+    checkpoint = starting_point(args)
+    args.eval_on_start = checkpoint is None
+
+    # model
+    use_model_arguments(args, model_args)
+
+    trainer = G2POTrainer(
+        model=model_args.model_name_or_path,
+        args=args,
+        train_dataset=tasks_dataset(train),
+        eval_dataset=tasks_dataset(held_out),
+        environment_factory=partial(TextWorldEnvironment, cache_dir=script_args.cache_dir),
+        prompt_template=TEXTWORLD_PROMPT,
+        peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
+        card_facts={
+            "Training games": f"{len(train)} of kind {kind}",
+            "Held-out games": f"{len(reported or held_out)}",
+        },
+    )
+    settings = {"script": asdict(script_args), "model": asdict(model_args)}
+    settings["evaluation"] = {
+        "environment": "textworld",
+        "panel": kind,
+        "panel_options": {
+            **{"number": len(reported) or chosen, "skip": chosen if reported else 0},
+            "cache_dir": str(Path(script_args.cache_dir).expanduser().absolute()),
+        },
+    }
+    report_dataset = tasks_dataset(reported) if reported else None
+    run_recipe(trainer, checkpoint, settings, dataset_name="TextWorld", report_dataset=report_dataset)
+
+
+if __name__ == "__main__":
+    main()

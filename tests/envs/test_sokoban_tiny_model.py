@@ -1,0 +1,95 @@
+"""Sokoban's tiny model: its files, how it plays, whom it learned from; and advantages by exact distances."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT, SokobanEnvironment, distance_of, level_rows, limited_expert
+from g2po_envs.sokoban.exact import ExactAdvantage
+from g2po_envs.sokoban.make_tiny_model import FIRST_LEVEL, make_tokenizer
+from g2po_envs.sokoban.panels import load_panel
+from g2po_envs.sokoban.tiny import HISTORY_LENGTH, MAX_TURNS, tiny_environment, tiny_model_path
+from g2po_envs.tiny.evaluation import play, summarize
+from g2po_trl import StateGraph, Step, Trajectory
+
+ROOM = "# # # # #\n# p x o #\n# _ _ _ #\n# # # # #\n# # # # #"
+
+
+def test_files_are_small_and_the_tokenizer_is_the_one_that_is_made():
+    files = {path.name: path.stat().st_size for path in tiny_model_path().iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(files)
+    assert sum(files.values()) < 1_000_000
+    text = "up\nleft\nyou+1+1 wall+0+3 box+0+1 goal+0+2"
+    ids = AutoTokenizer.from_pretrained(tiny_model_path())(text)["input_ids"]
+    assert ids == make_tokenizer()(text)["input_ids"] and len(ids) == 4 + 4, "a token a direction and a thing"
+
+
+def test_it_solves_some_levels_at_both_temperatures():
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path(), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_path())
+    rows = level_rows("small", 64, held_out=True)
+    for temperature in (0.4, 1.0):
+        options = {"temperature": temperature, "max_turns": MAX_TURNS, "max_completion_length": 8, "batch_size": 64}
+        template = SOKOBAN_COMPACT_PROMPT
+        played = play(model, tokenizer, tiny_environment, template, HISTORY_LENGTH, rows, **options)
+        summary = summarize(played, rows)
+        assert summary["well_formed"] > 0.97 and 0.05 < summary["success"] < 0.7, summary
+
+
+def test_levels_of_the_recipe_were_not_demonstrated():
+    shown = {row["number"] for row in level_rows("small", 50, first=FIRST_LEVEL)}
+    assert not shown & {row["number"] for row in level_rows("small", 320)}
+
+
+def test_where_boxes_and_goals_are():
+    environment = tiny_environment()
+    seen = environment.reset(level=ROOM)
+    words = "you+1+1 wall+2+0 wall+2+1 wall+2+2 box+0+1 goal+0+2"
+    assert seen.text == f"{ROOM}\n{words}" and distance_of(seen.text) == 1
+    (message,) = SOKOBAN_COMPACT_PROMPT.messages(seen.text, admissible_actions=seen.admissible_actions)
+    assert message["content"] == f"down\nright\n{words}", "without the grid"
+    assert environment.step("down").observation.text.endswith("\nyou+2+1 wall+1+0 wall+1+1 wall+1+2 box-1+1 goal-1+2")
+    two = environment.reset(level="# # # # #\n# p x o #\n# _ _ _ #\n# o x _ #\n# # # # #").text
+    assert two.endswith("\nyou+1+1 box+0+1 box+2+1 goal+0+2 goal+2+0")
+
+
+def test_the_limited_expert_knows_no_more_than_what_is_beside_it():
+    rng, environment = random.Random(0), SokobanEnvironment()
+    environment.reset(level=ROOM)
+    assert {limited_expert(environment, rng) for _ in range(20)} == {"right"}
+    environment.step("down")
+    assert {limited_expert(environment, rng) for _ in range(40)} == {"up", "right"}
+    environment.step("right")
+    assert {limited_expert(environment, rng) for _ in range(20)} == {"left"}, "beside the box: back to push it"
+
+
+def test_exact_distances_as_values():
+    rows = [{"level": ROOM}]
+    environment = SokobanEnvironment()
+    episodes = []
+    for moves in ("right", "down up right", "down right down down"):
+        steps, seen = [], environment.reset(**rows[0])
+        for name in moves.split():
+            steps.append(Step(seen.text, name))
+            result = environment.step(name)
+            seen = result.observation
+        won = result.terminated
+        episodes.append(Trajectory("one", steps, 10.0 * won, "success" if won else "truncated"))
+    graph = StateGraph.from_groups([episodes], gamma=0.5)
+    told = []
+    ExactAdvantage(rows, estimator=lambda exact: told.append(exact) or np.zeros(exact.num_steps))(graph)
+    assert told[0].node_values.tolist() == [5.0, 2.5, 1.25, 10.0, 10.0, 0.0]
+    assert graph.node_values[:2].tolist() != [5.0, 2.5], "mean returns differ"
+    assert np.isfinite(ExactAdvantage(rows)(graph)).all()
+
+
+def test_panels():
+    panel = load_panel("medium", number=3, skip=2)
+    assert [row["number"] for row in panel.rows] == [r["number"] for r in level_rows("medium", 5, held_out=True)][2:]
+    assert "\nyou" in load_panel(number=2, compact=True).environment_factory().reset(level=ROOM).text
+    with pytest.raises(ValueError, match="size is 'huge': choose one of"):
+        load_panel("huge")

@@ -1,0 +1,69 @@
+"""TextWorld games by seed: made once, won by their walkthroughs, the same for every worker."""
+
+import pytest
+
+pytest.importorskip("textworld")
+
+from functools import partial
+
+from g2po_envs.textworld import TEXTWORLD_PROMPT, TextWorldEnvironment, expert, game_rows, make_game
+from g2po_envs.textworld.environment import NOT_POSSIBLE
+from g2po_envs.textworld.panels import load_panel
+from g2po_trl import EnvironmentPool
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize(("kind", "most"), [("coin-3", 3), ("simple", 20)])
+def test_the_walkthrough_wins(cache, kind, most):
+    environment = TextWorldEnvironment(cache_dir=cache)
+    seen = environment.reset(kind, seed=1)
+    assert seen.task and "\n" not in seen.text
+    for _ in range(most):
+        action = expert(environment)
+        assert action in seen.admissible_actions
+        result = environment.step(action)
+        seen = result.observation
+        if result.terminated:
+            break
+    assert result.terminated and result.reward == 10.0
+    environment.close()
+
+
+def test_a_state_is_where_one_is_and_what_one_has(cache):
+    environment = TextWorldEnvironment(cache_dir=cache)
+    start = environment.reset("coin-3", seed=1)
+    assert not {"look", "inventory"} & set(start.admissible_actions)
+    wrong = environment.step("dance\0").observation
+    assert wrong.text == NOT_POSSIBLE and wrong.state_key == start.state_key and "-=" in start.state_key
+    there = environment.step("go south").observation
+    assert there.state_key != start.state_key and ">" not in there.text
+    back = environment.step("go north").observation
+    assert back.state_key == start.state_key
+    text = TEXTWORLD_PROMPT.messages(back.text, back.task, back.admissible_actions, [(start.text, "go south")], 1)
+    assert "go south" in text[0]["content"] and back.task in text[0]["content"]
+
+
+def test_games_are_made_once_and_workers_agree(cache):
+    rows = game_rows("coin-3", 2)
+    made = make_game("coin-3", 0, cache)
+    before = made.stat().st_mtime_ns
+    seen = []
+    for workers in (1, 2):
+        with EnvironmentPool(partial(TextWorldEnvironment, cache_dir=cache), num_workers=workers) as pool:
+            seen.append([(one.text, one.state_key) for one in pool.reset(rows, range(2))])
+    assert seen[0] == seen[1] and seen[0][0] != seen[0][1]
+    assert make_game("coin-3", 0, cache).stat().st_mtime_ns == before
+    assert sorted(path.name for path in made.parent.iterdir() if path.is_dir()) == []
+
+
+def test_held_out_games_have_other_seeds():
+    panel = load_panel("coin-3", number=3, skip=2)
+    assert [row["seed"] for row in panel.rows] == [1_000_002, 1_000_003, 1_000_004]
+    assert not {row["seed"] for row in panel.rows} & {row["seed"] for row in game_rows("coin-3", 5)}
+    for make in (partial(load_panel, "chess"), partial(make_game, "chess", 0)):
+        with pytest.raises(ValueError, match="'chess': choose one of coin-3, coin-5, coin-10, simple"):
+            make()
