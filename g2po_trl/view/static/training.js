@@ -13,7 +13,8 @@ async function choose(number, wanted = null) {
   $("newest").textContent = `newest: ${newest()}`;
   drawCurves();
   $("used").textContent = howTrained();
-  const alike = new Set(shown.groups.map((one) => one.task)).size === 1;  // then the ids say which task it is
+  // Of several groups whose sentences are the same, the ids say which task it is.
+  const alike = shown.groups.length > 1 && new Set(shown.groups.map((one) => one.task)).size === 1;
   $("groups").replaceChildren(...shown.groups.map((one, g) => make("button", {
     type: "button", role: "option", title: `${taskName(one)} (${one.id})`, class: one.success ? "" : "lost",
     onclick: () => showGroup(g) },
