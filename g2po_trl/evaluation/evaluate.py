@@ -192,12 +192,16 @@ def seed_row(panel: Panel, trajectories: Sequence[Trajectory]) -> dict[str, floa
 
 
 def format_rows(rows: Sequence[dict[str, float]]) -> str:
-    """Return a table of means ± sample standard deviations over seeds; n/a where a seed has no number."""
+    """Return a table of means ± sample standard deviations over seeds; n/a where a seed has no number.
+
+    Fewer than three seeds, or equal numbers, say nothing of how other seeds vary: they have no ±.
+    """
     cells = {}
     for heading in dict.fromkeys(heading for row in rows for heading in row):
         values = [row.get(heading, 0.0 if heading == "lost" else float("nan")) for row in rows]
         digits = 0 if heading == "tokens" else 1
-        spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 and not any(map(isnan, values)) else ""
+        varies = len(values) >= 3 and len(set(values)) > 1 and not any(map(isnan, values))
+        spread = f" ± {stdev(values):.{digits}f}" if varies else ""
         cells[heading] = "n/a" if any(map(isnan, values)) else f"{mean(values):.{digits}f}{spread}"
     widths = [max(len(heading), len(cell)) + 2 for heading, cell in cells.items()]
     lines = ("".join(f"{text:>{w}}" for text, w in zip(part, widths)) for part in (cells, cells.values()))

@@ -18,6 +18,7 @@ from .analysis import Iteration
 WINDOW = 5  # iterations at both ends of a run that are compared; fewer of a short run
 WIDTH, INDENT = 110, 14
 CLEAR = 2.0  # standard errors
+FEWEST = 5  # groups, or episodes of an evaluation, from which a standard error is estimated
 _ENDS = {
     "truncated": "ran out of turns",
     "failure": "failed before",
@@ -28,7 +29,7 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Success:
-    """Success of some iterations: mean over groups, its standard error, and the iterations' numbers."""
+    """Success of some iterations: mean over groups, its standard error (nan: too few), and the iterations' numbers."""
 
     rate: float
     error: float
@@ -99,9 +100,18 @@ def success_of(iterations: Sequence[Iteration]) -> Success:
     """Return the success of some iterations; nan if no episode has a result."""
     groups = [[t.success for t in group if t.counted] for iteration in iterations for group in iteration.groups]
     rates = [float(np.mean(group)) for group in groups if group]
-    error = float(np.std(rates, ddof=1) / len(rates) ** 0.5) if len(rates) > 1 else float("nan")
-    rate = float(np.mean(rates)) if rates else float("nan")
+    rate, error = float(np.mean(rates)) if rates else float("nan"), float("nan")
+    if len(rates) >= FEWEST:
+        # Groups may be alike by chance: never less than of independent episodes.
+        number, won = sum(map(len, groups)), sum(map(sum, groups))
+        error = max(float(np.std(rates, ddof=1)) / len(rates) ** 0.5, _error_of_share(won, number))
     return Success(rate, error, iterations[0].number, iterations[-1].number)
+
+
+def _error_of_share(won: float, number: float) -> float:
+    """Return the standard error of a share, by Agresti and Coull: none won, or all, do not make it 0."""
+    share = (won + 1) / (number + 2)
+    return (share * (1 - share) / (number + 2)) ** 0.5
 
 
 def _success(start: Success, end: Success, number: int, evaluations: Sequence[dict[str, Any]]) -> str:
@@ -156,9 +166,10 @@ def _change(start: Success, end: Success, evaluations: Sequence[dict[str, Any]])
     changes = [Change(end.rate - start.rate, error, "in training, one standard error over groups")]
     before, after = before_and_after(evaluations) if evaluations else ({}, {})
     rates = [one.get("success_rate") for one in (before, after)]
-    if before is not after and None not in rates and after.get("episodes"):
-        variances = [p * (1 - p) / one["episodes"] for p, one in zip(rates, (before, after))]
-        changes.append(Change(rates[1] - rates[0], sum(variances) ** 0.5, "in evaluations, one standard error"))
+    numbers = [one.get("episodes", 0) for one in (before, after)]
+    if before is not after and None not in rates and min(numbers) >= FEWEST:
+        error = float(np.hypot(*(_error_of_share(rate * number, number) for rate, number in zip(rates, numbers))))
+        changes.append(Change(rates[1] - rates[0], error, "in evaluations, one standard error"))
     known = [change for change in changes if not np.isnan(change.points + change.error)]
     return min(known, key=lambda change: change.error, default=None)
 
@@ -166,7 +177,7 @@ def _change(start: Success, end: Success, evaluations: Sequence[dict[str, Any]])
 def _learned(change: Change | None) -> str:
     """Return whether success changed by more than its error."""
     if change is None:
-        return "Too short to tell whether it learns."
+        return "Too little to tell whether it learns."
     if not change.is_clear:
         return f"No clear change of success: {change}."
     return f"It learned: {change}." if change.points > 0 else f"Success fell: {change}."

@@ -102,8 +102,12 @@ def test_budget_and_settings():
 
 
 def test_rows_are_mean_and_deviation():
-    text = format_rows([{"All": 50.0, "tokens": 10.0}, {"All": 60.0, "tokens": 20.0}])
-    assert text.split() == ["All", "tokens", "55.0", "±", "7.1", "15", "±", "7"]
+    text = format_rows(
+        [{"All": all_, "tokens": tokens} for all_, tokens in ((50.0, 10.0), (60.0, 20.0), (70.0, 30.0))]
+    )
+    assert text.split() == ["All", "tokens", "60.0", "±", "10.0", "20", "±", "10"]
+    assert format_rows([{"All": 0.0}, {"All": 60.0}]).split() == ["All", "30.0"], "two seeds"
+    assert format_rows([{"All": 0.0}] * 3).split() == ["All", "0.0"], "three that are equal"
     assert format_rows([{"All": 50.0}]).split() == ["All", "50.0"]
 
 

@@ -185,35 +185,55 @@ def lines_of(*rollouts, run=None, evaluations=()):
 
 
 def test_the_five_lines_by_hand():
-    """Two iterations of two groups: success 0 of 4, then 3 of 4; five lost episodes, one of them failed early."""
+    """Two iterations of six groups: success 0 of 12, then 9 of 12; fifteen lost episodes, three of them early."""
     lost, early, won = episode("aba", 0.0, outcome="truncated"), episode("abc", 0.0), episode("ab", 10.0)
     for step, listed in zip(lost.steps, (["go"], ["stay"], ["stay"])):
         step.action, step.admissible_actions = "go", listed
     evaluations = [{"name": "eval", "step": 0, "success_rate": 0.25, "episodes": 4}]
     evaluations.append({"name": "eval", "step": 2, "success_rate": 0.5, "episodes": 4})
-    said = lines_of([[lost, lost], [lost, early]], [[won, won], [won, lost]], evaluations=evaluations)
+    rollouts = [[lost, lost], [lost, early]] * 3, [[won, won], [won, lost]] * 3
+    said = lines_of(*rollouts, evaluations=evaluations)
     assert (
         said["Success"]
         == "0.0 % in iteration 1, 75.0 % in iteration 2. Evaluation: 25.0 %, then 50.0 % of 4 episodes."
     )
-    assert said["Failures"].startswith("0 of 2 groups lost every episode in iteration 2. Of 1 lost episodes: 100 %")
+    assert said["Failures"].startswith("0 of 6 groups lost every episode in iteration 2. Of 3 lost episodes: 100 %")
     assert "67 % of actions were not admissible, 50 % of steps returned to an earlier state." in said["Failures"]
-    assert said["Verdict"].startswith("It learned: +75.0 ± 25.0 points")
-    for one in evaluations:  # 0.25 and 0.5 of 1,200: sqrt((0.1875 + 0.25) / 1200) is less than the groups' 0.25
+    # 1 of 14, by Agresti and Coull, and 10 of 14: more than the groups' 0 and 0.11. sqrt((0.066 + 0.204) / 14) = 0.139
+    assert said["Verdict"].startswith("It learned: +75.0 ± 13.9 points")
+    for one in evaluations:  # 0.25 and 0.5 of 1,200: sqrt((0.1875 + 0.25) / 1200) is less
         one["episodes"] = 1200
-    said = lines_of([[lost, lost], [lost, early]], [[won, won], [won, lost]], evaluations=evaluations)
+    said = lines_of(*rollouts, evaluations=evaluations)
     assert said["Verdict"].startswith("It learned: +25.0 ± 1.9 points (in evaluations, one standard error).")
     said = lines_of([[lost, early], [lost, lost]])
-    assert said["Success"] == "0.0 % in iteration 1." and said["Verdict"].startswith("Too short to tell")
+    assert said["Success"] == "0.0 % in iteration 1." and said["Verdict"].startswith("Too little to tell")
     assert said["Failures"].startswith(
         "2 of 2 groups lost every episode in iteration 1, most often 't'. Of 4 lost episodes: 75 % ran out of turns, "
         "25 % failed before,"
     )
 
 
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_too_few_groups_have_no_verdict(number):
+    """Groups that are alike by chance have no spread, which is no certainty."""
+    lost, won = [[episode("ab", 0.0)] * 4] * number, [[episode("ab", 10.0)] * 4] * number
+    evaluations = [{"name": "eval", "success_rate": rate, "episodes": 4} for rate in (0.0, 1.0)]
+    assert lines_of(lost, won, evaluations=evaluations)["Verdict"].startswith("Too little to tell")
+
+
+def test_none_won_and_all_won_have_an_error():
+    lost, won = [[episode("ab", 0.0)]] * 5, [[episode("ab", 10.0)]] * 5
+    # 1 of 7 and 6 of 7, in training and in an evaluation: sqrt(2 * (1/7) * (6/7) / 7) = 0.187
+    assert "+100.0 ± 18.7 points (in training" in lines_of(lost, won)["Verdict"]
+    evaluations = [{"name": "eval", "success_rate": rate, "episodes": 50} for rate in (0.0, 0.02)]
+    said = lines_of(lost, won, evaluations=evaluations)["Verdict"]
+    assert said.startswith("No clear change of success: +2.0 ± 3.3 points (in evaluations")
+
+
 def test_what_to_do_follows_from_how_a_run_ended():
     def ends(*last, first=None):
-        return lines_of([first or [episode("ab", 0.0), episode("ab", 10.0)]] * 4, list(last))["What to do"]
+        rollouts = [first or [episode("ab", 0.0), episode("ab", 10.0)]] * 8, list(last) * 2
+        return lines_of(*rollouts)["What to do"]
 
     lost, won = [episode("ab", 0.0)] * 2, [episode("ab", 10.0)] * 2
     assert ends(won, won, won, won).startswith("Nearly every episode wins")

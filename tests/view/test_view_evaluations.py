@@ -200,8 +200,14 @@ def test_two_runs_side_by_side_in_a_browser(trained, evaluation, browser):
     assert "2 tasks are on both sides; 1 only A has and 1 only B has" in texts(browser, "#numbers")[0]
     assert texts(browser, "#tasks .verdict") == ["A ✓ won", "B 1/2 won", "A ✗ not won", "B 0/2 won"]
     rows = [texts(browser, f"#numbers tbody tr:nth-child({n}) td")[:2] for n in (1, 2, 3)]
-    assert rows == [["A", "50.0"], ["B", "25.0"], ["B − A", "−25.0 ± 49.0"]]
-    # Differences -0.5 and 0: mean -0.25, deviation 0.354, 1.96 * 0.354 / sqrt(2) = 0.49.
+    assert rows == [["A", "50.0"], ["B", "25.0"], ["B − A", "−25.0"]], "two tasks have no interval"
+    script = (
+        "const task = (is) => ({ episodes: [{ last: true, outcome: is ? 'success' : 'failure' }] });"
+        "return arguments[0].map((won) => paired(won.map((is) => ({ tasks: [task(false), task(is)] }))));"
+    )
+    gaps = [[True, *[False] * 9], [True] * 10, [True] * 8 + [False]]
+    # One of ten: mean 0.1, deviation 0.316, 1.96 * 0.316 / sqrt(10) = 0.196. None if equal, or fewer than ten.
+    assert browser.execute_script(script, gaps) == ["+10.0 ± 19.6", "+100.0", "+88.9"]
     assert "After 1 shared step they part: other observations." in episodes(browser)
     assert texts(browser, ".columns .shared .act") == ["→ go 0"]
 

@@ -101,13 +101,14 @@ function showRuns() {
 
 // -- success ----------------------------------------------------------------------------------------------------------
 
-// Mean of the differences of tasks, and half of its 95 % interval: tasks are the sample, both sides played them.
+// Mean of the differences of tasks, and half of its 95 % interval: tasks are the sample, both sides played them. Few
+// tasks, or equal differences, have no interval.
+const FEWEST_TASKS = 10;
 function paired(some) {
   const gaps = some.map(({ tasks: [a, b] }) => rate(b) - rate(a));
   const middle = mean(gaps);
-  const half = gaps.length > 1
-    ? 1.96 * Math.sqrt(gaps.reduce((sum, x) => sum + (x - middle) ** 2, 0) / (gaps.length - 1) / gaps.length) : NaN;
-  return `${signed(100 * middle, 1)}${Number.isFinite(half) ? ` ± ${(100 * half).toFixed(1)}` : ""}`;
+  const half = 1.96 * Math.sqrt(gaps.reduce((sum, x) => sum + (x - middle) ** 2, 0) / (gaps.length - 1) / gaps.length);
+  return signed(100 * middle, 1) + (gaps.length >= FEWEST_TASKS && half > 0 ? ` ± ${(100 * half).toFixed(1)}` : "");
 }
 
 // One column for success, one for each kind of task, turns and valid completions; a line for each side.
