@@ -83,15 +83,16 @@ def fingerprint_weights(model: str, revision: str | None = None) -> str:
 
 
 def fingerprint_prompt(template: PromptTemplate) -> str:
-    """Return the fingerprint of a template's text and of its parser's code."""
-    return fingerprint_data(
-        [describe_prompt(template), _source(template.parse_completion), _parser_code(template.parse_completion)]
-    )
+    """Return the fingerprint of a template's text and of the code of its functions and its class."""
+    described = [describe_prompt(template)]
+    for one in (template.parse_completion, template.show_observation, type(template)):
+        described += [_source(one), _own_code(one)]
+    return fingerprint_data(described)
 
 
-def _parser_code(parser: Callable) -> str | None:
-    """Return the fingerprint of a parser's code; `None` for this package's parsers, whose version is recorded."""
-    return None if _is_ours(getattr(parser, "__module__", None)) else fingerprint_code(parser)
+def _own_code(value: Callable) -> str | None:
+    """Return the fingerprint of a user's code; `None` for this package's, whose version is recorded."""
+    return None if _is_ours(getattr(value, "__module__", None)) else fingerprint_code(value)
 
 
 def fingerprint_code(factory: Callable | list) -> str:

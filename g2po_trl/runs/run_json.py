@@ -2,7 +2,7 @@
 
 {"trainer": {…},                    every field of the configuration
  "environment": {"import": …},      where its class can be imported from, with the arguments bound to it
- "prompt": {…},                     every field of the PromptTemplate; its parser by where it can be imported from
+ "prompt": {…},                     every field of the PromptTemplate; parser and subclass by their place of import
  "chat_template": {"of": …, "hash": …}, the model's or TRL's for training, with which the model is saved
  "play": {…},                       turns, history, lengths, sampling of evaluations, chat-template arguments, limits
  "estimator": {…},                  its name, its options and the settings on which its advantages depend
@@ -163,32 +163,40 @@ def _loaded(value: Any) -> Any:
 
 
 def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
-    """Return the fields of a template, callables as by `describe_object`."""
+    """Return the fields of a template, callables as by `describe_object`; of a subclass also its "class".
+
+    "class" is `None` for one that cannot be imported, or whose instances have more than the fields.
+    """
     values = {field.name: getattr(template, field.name) for field in fields(template)}
-    return {name: describe_object(value) if callable(value) else value for name, value in values.items()}
+    described = {name: describe_object(value) if callable(value) else value for name, value in values.items()}
+    if type(template) is PromptTemplate:
+        return described
+    return described | {"class": describe_object(type(template)) if vars(template).keys() == values.keys() else None}
 
 
 def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
     """Return the template that `describe_prompt` described.
 
     Raises:
-        ValueError: if its parser could not be described, or the fields are from another version.
+        ValueError: if its class or a function could not be described, or the fields are from another version.
     """
     values = {
         name: load_object(value) if isinstance(value, Mapping) and "import" in value else value
         for name, value in description.items()
     }
-    for name in ("parse_completion", "show_observation"):
+    for name in ("class", "parse_completion", "show_observation"):
         if values.get(name, "") is None:
+            local = "a local one, or one with more than fields" if name == "class" else "a lambda or a local function"
             raise ValueError(
-                f"the run's prompt has a {name} that cannot be imported (a lambda or a local function): define it in "
-                "a module, or pass --prompt module:TEMPLATE"
+                f"the run's prompt has a {name} that cannot be imported ({local}): define it in a module, or pass "
+                "--prompt module:TEMPLATE"
             )
     try:
-        return PromptTemplate(**values)
+        return values.pop("class", PromptTemplate)(**values)
     except TypeError as error:
         raise ValueError(
-            f"the run's prompt was written by another version of g2po_trl ({error}): pass --prompt module:TEMPLATE"
+            f"the run's prompt was written by another version of g2po_trl or of its class ({error}): pass --prompt "
+            "module:TEMPLATE"
         ) from error
 
 

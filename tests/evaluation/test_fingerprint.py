@@ -78,9 +78,12 @@ def test_the_adapters_library_is_no_part_of_it():
     assert fingerprint_code(partial(GymnasiumEnvironment, "FrozenLake-v1")) == fingerprint_code(GymnasiumEnvironment)
 
 
-def test_a_parser_with_what_it_imports(folder):
-    write(folder, fp_prompt="import fp_reading\ndef parse(completion, prompt_end=''): ...\n", fp_reading="")
-    template = PromptTemplate("{observation}", "x", parse_completion=load_object({"import": "fp_prompt:parse"}))
+@pytest.mark.parametrize("what", ["parse_completion", "show_observation", "class"])
+def test_a_prompts_own_code_with_what_it_imports(folder, what):
+    code = "import fp_reading\nfrom g2po_trl import PromptTemplate\n\nclass Own(PromptTemplate): ...\n"
+    write(folder, fp_prompt=f"{code}def read(completion, prompt_end=''): ...\n", fp_reading="")
+    read, own = (load_object({"import": f"fp_prompt:{name}"}) for name in ("read", "Own"))
+    template = own("{observation}", "x") if what == "class" else PromptTemplate("{observation}", "x", **{what: read})
     before = fingerprint_prompt(template)
     (folder / "fp_reading.py").write_text("# otherwise\n")
     assert fingerprint_prompt(template) != before

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from g2po_envs.sokoban import SOKOBAN_COMPACT_PROMPT
-from g2po_trl import AgentCommand, G2POConfig
+from g2po_trl import AgentCommand, G2POConfig, PromptTemplate
 from g2po_trl.environments.adapters.agent import agent_factory
 from g2po_trl.environments.adapters.openenv import RemoteEnvironment
 from g2po_trl.environments.loading import load
@@ -193,6 +193,27 @@ def test_what_a_prompt_shows_of_an_observation_is_found_again():
     described = describe_prompt(replace(SOKOBAN_COMPACT_PROMPT, show_observation=lambda text: text[:5]))
     with pytest.raises(ValueError, match="has a show_observation that cannot be imported"):
         load_prompt(described)
+
+
+def test_a_prompt_of_a_subclass_is_found_again_or_refused(tmp_path):
+    """Its fields alone would be a prompt that the model was not trained with."""
+    code = "from dataclasses import dataclass\nfrom g2po_trl import PromptTemplate\n\n\n@dataclass(frozen=True)\n"
+    code += "class Loud(PromptTemplate):\n    end: str = '!'\n    def messages(self, observation, **more):\n"
+    code += "        return super().messages(observation.upper() + self.end, **more)\n"
+    code += "\n\nclass Counted(Loud):\n    def __init__(self, *texts):\n"
+    code += "        super().__init__(*texts)\n        object.__setattr__(self, 'n', 0)\n"
+    (tmp_path / "prompt_of_this_test.py").write_text(code)
+    loud = load(f"{tmp_path}/prompt_of_this_test.py:Loud")("{observation}", "x", end="?")
+    described = json.loads(json.dumps(describe_prompt(loud)))
+    assert load_prompt(described) == loud and load_prompt(described).messages("hall")[0]["content"] == "HALL?"
+
+    class Local(PromptTemplate):
+        pass
+
+    counted = load(f"{tmp_path}/prompt_of_this_test.py:Counted")
+    for template in (Local("{observation}", "x"), counted("{observation}", "x")):
+        with pytest.raises(ValueError, match="has a class that cannot be imported .*pass --prompt module:TEMPLATE"):
+            load_prompt(json.loads(json.dumps(describe_prompt(template))))
 
 
 def test_a_name_of_the_current_folder_is_found_from_any_other(tmp_path, monkeypatch):
