@@ -189,9 +189,8 @@ def check_task_columns(environment_factory: Callable, columns: Iterable[str]) ->
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     missing = [column for column in required if column not in columns]
     if missing:
-        raise ValueError(
-            f"{name}.reset needs {', '.join(missing)}, the columns are {', '.join(columns)}: add the missing column"
-        )
+        given = f"the columns are {', '.join(columns)}" if columns else "the task has no columns"
+        raise ValueError(f"{name}.reset needs {', '.join(missing)}, {given}: add the missing column")
     extra = [] if accepted is None else [column for column in columns if column not in accepted]
     if extra:
         raise ValueError(

@@ -102,13 +102,22 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+# Names that other libraries have for an option, less alike to it than to another one.
+_OTHER_NAMES = {
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "group_size": "num_generations",
+}
+
+
 def describe_unknown(parser: argparse.ArgumentParser, word: str, where: str, help_flag: str = "--help") -> str:
     """Return why a word is not a flag: its option was removed, or it is misspelled. `where`: the noun, e.g. "flag"."""
     option = word.partition("=")[0].lstrip("-").replace("-", "_").removeprefix("no_")
     if word.startswith("--") and option in REMOVED:
         return f"{option} was removed: {REMOVED[option]}"
     names = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    near = difflib.get_close_matches(word.partition("=")[0], names, 1)
+    usual = f"--{_OTHER_NAMES.get(option)}"
+    near = [usual] if usual in names else difflib.get_close_matches(word.partition("=")[0], names, 1)
     remedy = f"did you mean {near[0]}?" if near else f"{help_flag} lists all options"
     return (
         f"{word} is not a {where}: {remedy}"

@@ -275,7 +275,10 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
         "warning   prompts have at most 7 tokens, completions 3 (median); 100% of them reach the limit: raise" in said
     )
     assert len(server.asked) == 16 and {(b["temperature"], b["max_tokens"]) for b in server.asked} == {(0.5, 4)}
-    assert said.endswith("Next: g2po train --agent agent.py\n")
+    assert said.endswith("Next: g2po train --agent agent.py --model MODEL\n"), "config.yaml names none"
+    (tmp_path / "keys.py").write_text("def key(messages):\n    return messages[-1]['content']\n")
+    said = outcome(capsys, "check", "--tasks", "tasks.jsonl", "--agent-state-key", "keys.py:key")[1]
+    assert said.endswith("--agent agent.py --tasks tasks.jsonl --agent_state_key keys.py:key --model MODEL\n")
 
 
 def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):

@@ -88,6 +88,7 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
     mine = ["train", "--model", "model"]
     commands = {
         ("train", "--max_step", "3"): "--max_step is not a flag: did you mean --max_steps?",
+        ("train", "--lr", "3"): "--lr is not a flag: did you mean --learning_rate?",
         (*mine, "--learning_rate", "abc"): "--learning_rate: invalid float value: 'abc'",
         (*mine, "--max_steps"): "--max_steps: expected one argument",
         (*mine, "--bf16", "maybe"): "--bf16: 'maybe' is neither true nor false",

@@ -82,7 +82,9 @@ def test_columns():
     check_task_columns(Good, ["start"])
     check_task_columns(partial(Good, size=2), ["hint", "start"])
     check_task_columns(lambda: Good(), ["anything"])
-    with pytest.raises(ValueError, match="Good.reset needs start"):
+    with pytest.raises(ValueError, match="Good.reset needs start, the columns are hint: add"):
         check_task_columns(Good, ["hint"])
+    with pytest.raises(ValueError, match="Good.reset needs start, the task has no columns: add"):
+        check_task_columns(Good, [])
     with pytest.raises(ValueError, match="does not take colour"):
         check_task_columns(Good, ["start", "colour"])

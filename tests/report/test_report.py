@@ -1,6 +1,7 @@
 """Analyses by hand and against simulated truth, plots as files, and the command on a real run's output."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -156,6 +157,15 @@ def test_the_command_writes_numbers_and_plots(run, capsys):
         assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 5000
     for path in (run / "report").glob("*.svg"):
         assert "<svg" in path.read_text()
+
+
+def test_the_lines_need_no_matplotlib(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "g2po_trl.report.plots", None)  # as if it could not be imported
+    monkeypatch.delattr("g2po_trl.report.plots", raising=False)
+    main([str(run)])
+    printed = capsys.readouterr().out
+    assert printed.startswith("Success") and "Plots need matplotlib: pip install" in printed.splitlines()[-1]
+    assert [path.name for path in (run / "report").iterdir()] == ["analysis.json"]
 
 
 def test_a_run_that_lost_everything(tmp_path, capsys):

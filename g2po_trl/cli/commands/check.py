@@ -145,13 +145,21 @@ def _config_beside(name: str) -> dict[str, Any]:
 
 
 def _next_command(args: argparse.Namespace) -> str:
-    """Return the command that follows: `g2po teach` if the file has an expert and no model was tried."""
+    """Return the command that follows: `g2po teach` if the file has an expert and no model was tried.
+
+    It has what this one was given, and a place for the model where nothing names one.
+    """
     name = args.agent or args.environment or "environment.py"
     target = f"--agent {shlex.quote(name)}" if args.agent else "" if name == "environment.py" else shlex.quote(name)
     path = file_of(name)
-    teaches = not args.model and path.suffix == ".py" and binds(read_source(path), "expert")
+    tasks = f"--tasks {shlex.quote(str(args.tasks))}" if args.tasks else ""
+    if not args.model and path.suffix == ".py" and binds(read_source(path), "expert"):
+        return " ".join(filter(None, ["g2po teach", target, tasks]))
+    key = f"--agent_state_key {shlex.quote(args.agent_state_key)}" if args.agent_state_key else ""
     model = f"--model {shlex.quote(args.model)}" if args.model and not args.base_url else ""
-    return " ".join(filter(None, ["g2po", "teach" if teaches else "train", target, model]))
+    if not model and not _config_beside(name).get("model_name_or_path"):
+        model = "--model MODEL"
+    return " ".join(filter(None, ["g2po train", target, tasks, key, model]))
 
 
 def _try_agent(

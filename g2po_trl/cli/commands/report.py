@@ -45,10 +45,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--svg", action="store_true", help="also write the plots as SVG")
     args = parser.parse_args(argv)
     try:
-        from ...report import plots
-    except ImportError as error:
-        raise SystemExit(f"plots need matplotlib: {install_command('plots')}") from error
-    try:
         run = read_run(args.run)
         iterations = analysis.load_iterations(args.run)
         numbers, shown = analyse(iterations, args.gamma, run)
@@ -66,6 +62,12 @@ def main(argv: list[str] | None = None) -> None:
     print(five_lines(iterations, numbers, run, evaluations, verdict), end="\n\n", flush=True)  # plots take longer
     if args.details:
         print("\n".join([summary(rows, run), "", keys.text(numbers["prediction"]), *notes(run), ""]), flush=True)
+    statistics = "" if args.details else "; --details prints the statistics"
+    try:
+        from ...report import plots
+    except ImportError:
+        print(f"{output}: analysis.json{statistics}. Plots need matplotlib: {install_command('plots')}")
+        return
     at = [row["iteration"] for row in rows]
     sizes = [row["group_size"] for row in rows]
     figures = {
@@ -88,5 +90,4 @@ def main(argv: list[str] | None = None) -> None:
         figures["prediction_errors"] = plots.prediction_errors(numbers["prediction"]["lambdas"], curves)
     for name, made in figures.items():
         plots.save(made, output, name, args.svg)
-    statistics = "" if args.details else "; --details prints the statistics"
     print(f"{output}: analysis.json, {', '.join(figures)} (.png{', .svg' if args.svg else ''}){statistics}")
