@@ -13,6 +13,7 @@ from typing import Any
 
 from ..prompts.conversation import ChatRequest
 from ..utils.json import to_plain
+from ..utils.show import show
 from .contract import Observation, StepResult
 
 
@@ -57,7 +58,7 @@ def validate_observation(value: Any, where: str, max_characters: int | None = No
         value = Observation(value)
     if not isinstance(value, Observation):
         raise EnvironmentContractError(
-            f"{where} returned {_show(value)} as observation; return an Observation, or its text as a string"
+            f"{where} returned {show(value)} as observation; return an Observation, or its text as a string"
         )
     texts = {"text": _plain_text(value.text, f"{where}: Observation.text")}
     for name in ("state_key", "task"):
@@ -72,7 +73,7 @@ def validate_observation(value: Any, where: str, max_characters: int | None = No
             or not all(isinstance(a, str) for a in actions)
         ):
             raise EnvironmentContractError(
-                f"{where}: Observation.admissible_actions is {_show(actions)}; give a list of strings, or None"
+                f"{where}: Observation.admissible_actions is {show(actions)}; give a list of strings, or None"
             )
         if _are_plain(actions):
             actions = list(actions)
@@ -91,9 +92,7 @@ def _validate_request(request: Any, where: str) -> ChatRequest | None:
     if request is None:
         return None
     if not isinstance(request, ChatRequest):
-        raise EnvironmentContractError(
-            f"{where}: Observation.request is {_show(request)}; give a ChatRequest, or None"
-        )
+        raise EnvironmentContractError(f"{where}: Observation.request is {show(request)}; give a ChatRequest, or None")
     try:
         return ChatRequest.from_dict(to_plain(request.to_dict()))
     except ValueError as error:
@@ -110,7 +109,7 @@ def validate_step(value: Any, where: str, max_characters: int | None = None) -> 
     """
     if not isinstance(value, StepResult):
         raise EnvironmentContractError(
-            f"{where} returned {_show(value)}; return StepResult(observation, reward, terminated)"
+            f"{where} returned {show(value)}; return StepResult(observation, reward, terminated)"
         )
     try:
         given = value.reward.item() if hasattr(value.reward, "item") else value.reward  # numpy or torch scalar
@@ -118,7 +117,7 @@ def validate_step(value: Any, where: str, max_characters: int | None = None) -> 
     except (TypeError, ValueError, OverflowError, RuntimeError):
         reward = math.nan
     if not math.isfinite(reward):
-        raise EnvironmentContractError(f"{where}: reward is {_show(value.reward)}; give a finite number")
+        raise EnvironmentContractError(f"{where}: reward is {show(value.reward)}; give a finite number")
     ends = {}
     for name in ("terminated", "truncated"):
         end = getattr(value, name)
@@ -126,7 +125,7 @@ def validate_step(value: Any, where: str, max_characters: int | None = None) -> 
             "bool",
             "bool_",
         ):  # numpy, by version
-            raise EnvironmentContractError(f"{where}: {name} is {_show(end)}; give True or False")
+            raise EnvironmentContractError(f"{where}: {name} is {show(end)}; give True or False")
         ends[name] = bool(end)
     observation = validate_observation(value.observation, where, max_characters)
     return StepResult(observation, reward, info=_validate_info(value.info, where), **ends)
@@ -135,7 +134,7 @@ def validate_step(value: Any, where: str, max_characters: int | None = None) -> 
 def _validate_info(info: Any, where: str) -> dict[str, Any]:
     """Return the info as plain data, since trajectories are written as JSON."""
     if not isinstance(info, dict):
-        raise EnvironmentContractError(f"{where}: info is {_show(info)}; give a dict")
+        raise EnvironmentContractError(f"{where}: info is {show(info)}; give a dict")
     try:
         data = to_plain(info)
     except Exception as error:  # a reference cycle, or an object whose text cannot be computed
@@ -164,11 +163,11 @@ def check_info(data: dict[str, Any], where: str, given: Mapping[Any, Any] | None
         is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
         if is_score(name) and not is_number:
             raise EnvironmentContractError(
-                f"{where}: info[{name!r}] is {_show(given.get(name, score))}; give a finite number, or rename "
+                f"{where}: info[{name!r}] is {show(given.get(name, score))}; give a finite number, or rename "
                 "it: evaluations report the mean"
             )
     if data.get("success") not in (True, False, None):
-        raise EnvironmentContractError(f"{where}: info['success'] is {_show(given['success'])}; give True or False")
+        raise EnvironmentContractError(f"{where}: info['success'] is {show(given['success'])}; give True or False")
 
 
 def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
@@ -205,7 +204,7 @@ def _reset_function(environment_factory: Callable) -> Callable | None:
 
 def _plain_text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise EnvironmentContractError(f"{what} is {_show(value)}, not a string")
+        raise EnvironmentContractError(f"{what} is {show(value)}, not a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -221,8 +220,3 @@ def _are_plain(texts: Any) -> bool:
         return type(texts) is list and set(map(type, texts)) <= {str} and "".join(texts).encode() is not None
     except UnicodeEncodeError:
         return False
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -125,7 +125,9 @@ def try_agent(
 
     def count(episode: Episode, completion: ChatCompletion) -> None:
         played.has_tools |= bool(episode.observation.request.tools)
-        lengths.append((completion.prompt_tokens, completion.completion_tokens))
+        own = episode.observation.request.max_tokens
+        is_own = not completion.complete and own is not None and own < settings.max_tokens
+        lengths.append((completion.prompt_tokens, completion.completion_tokens, is_own))
 
     direct = DirectAgent(DEFAULT_PROMPT, max_prompt_length=max_prompt_length)
     actor = make_actor(chat, direct, settings, lambda episode: (), lambda: None, count)
@@ -362,15 +364,21 @@ def _repeated(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Pl
     return [Finding("ok", "asks the same when the same task gets the same responses, also in another process.")]
 
 
-def _completion_findings(played: Played, lengths: Sequence[tuple[int, int]]) -> list[Finding]:
-    """Return a finding about lengths of prompts and completions, and one if many calls cannot be read."""
+def _completion_findings(played: Played, lengths: Sequence[tuple[int, int, bool]]) -> list[Finding]:
+    """Return a finding about lengths of prompts and completions, and one if many calls cannot be read.
+
+    Args:
+        played: the episodes.
+        lengths: tokens of each prompt and completion, and whether the agent's own `max_tokens` ended the completion.
+    """
     steps = [step for trajectory in played.episodes for step in trajectory.steps]
     if not steps:
         return []
-    longest, usual = max(prompt for prompt, _ in lengths), median(written for _, written in lengths)
+    longest, usual = max(prompt for prompt, *_ in lengths), median(written for _, written, _ in lengths)
     cut = sum(step.completion_truncated for step in steps) / len(steps)
     text = f"prompts have at most {longest} tokens, completions {usual:g} (median); {cut:.0%} of them reach the limit"
-    remedy = ": raise max_completion_length, or ask for shorter answers."
+    limit = "the agent's own max_tokens" if any(is_own for *_, is_own in lengths) else "max_completion_length"
+    remedy = f": raise {limit}, or ask for shorter answers."
     findings = [Finding("warning", text + remedy) if cut > MANY else Finding("ok", f"{text}.")]
     if broken := sum(not step.valid for step in steps):
         text = f"{broken} of {len(steps)} completions contain tool calls that cannot be read"

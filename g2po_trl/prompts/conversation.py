@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..utils.json import to_json
+from ..utils.show import show
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -77,16 +78,16 @@ class ChatRequest:
         if data:
             raise ValueError(f"a request has unknown fields: {', '.join(map(str, data))}")
         if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-            raise ValueError(f"tools is {_show(tools)}; give a list of JSON schemas")
+            raise ValueError(f"tools is {show(tools)}; give a list of JSON schemas")
         if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop is {_show(stop)}; give a list of texts")
+            raise ValueError(f"stop is {show(stop)}; give a list of texts")
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise ValueError(f"max_tokens is {_show(max_tokens)}; give a positive number")
+            raise ValueError(f"max_tokens is {show(max_tokens)}; give a positive number")
         for name, value in (("shorten", shorten), ("needs_answer", needs_answer)):
             if type(value) is not bool:
-                raise ValueError(f"{name} is {_show(value)}; give True or False")
+                raise ValueError(f"{name} is {show(value)}; give True or False")
         if type(task) is not int or task < 0:
-            raise ValueError(f"task is {_show(task)}; give a number of messages")
+            raise ValueError(f"task is {show(task)}; give a number of messages")
         messages = normalize_messages(messages)
         return cls(messages, tools or None, tuple(stop), max_tokens, shorten, task, needs_answer)
 
@@ -103,7 +104,7 @@ def normalize_messages(messages: Any) -> list[Message]:
             the place.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
-        raise ValueError(f"messages is {_show(messages)}; give a list of chat messages")
+        raise ValueError(f"messages is {show(messages)}; give a list of chat messages")
     normalized = [_normalize(message, f"messages[{place}]") for place, message in enumerate(messages)]
     names: dict[str, str] = {}  # of the tools that were called, by the ids of the calls
     for message in normalized:
@@ -115,10 +116,10 @@ def normalize_messages(messages: Any) -> list[Message]:
 
 def _normalize(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
-        raise ValueError(f"{where} is {_show(message)}; give an object with role and content")
+        raise ValueError(f"{where} is {show(message)}; give an object with role and content")
     role = message.get("role")
     if role not in ROLES:
-        raise ValueError(f"{where}: role is {_show(role)}; give one of {', '.join(ROLES)}")
+        raise ValueError(f"{where}: role is {show(role)}; give one of {', '.join(ROLES)}")
     normalized: Message = {
         "role": "system" if role == "developer" else role,
         "content": _content_text(message.get("content"), where),
@@ -130,7 +131,7 @@ def _normalize(message: Any, where: str) -> Message:
             normalized["reasoning_content"] = _text(thought, f"{where}: reasoning_content")
         if calls := message.get("tool_calls"):
             if not isinstance(calls, (list, tuple)):
-                raise ValueError(f"{where}: tool_calls is {_show(calls)}; give a list")
+                raise ValueError(f"{where}: tool_calls is {show(calls)}; give a list")
             normalized["tool_calls"] = [_call(call, f"{where}: tool_calls[{i}]") for i, call in enumerate(calls)]
     for name in ("name", "tool_call_id") if role == "tool" else ():
         if message.get(name) is not None:
@@ -146,7 +147,7 @@ def _content_text(content: Any, where: str) -> str:
         for place, part in enumerate(content):
             kind = part.get("type", "text") if isinstance(part, Mapping) else None
             if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
-                raise ValueError(f"{where}: content[{place}] is of type {_show(kind)}; only text is supported")
+                raise ValueError(f"{where}: content[{place}] is of type {show(kind)}; only text is supported")
             texts.append(part["text"])
         content = "\n".join(texts)
     return _text(content, f"{where}: content")
@@ -155,7 +156,7 @@ def _content_text(content: Any, where: str) -> str:
 def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"{where} is {_show(call)}; give a function with a name")
+        raise ValueError(f"{where} is {show(call)}; give a function with a name")
     arguments = _read_arguments(function.get("arguments"))
     normalized = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return normalized if call.get("id") is None else {"id": _text(call["id"], f"{where}: id"), **normalized}
@@ -209,7 +210,7 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{where} is {_show(value)}; give a text")
+        raise ValueError(f"{where} is {show(value)}; give a text")
     return value.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be tokenized
 
 
@@ -325,7 +326,7 @@ class ChatResponse:
         """
         data = json.loads(action)
         if not isinstance(data, dict) or "content" not in data:
-            raise ValueError(f"an action is {_show(action)}; a chat response is a JSON object with content")
+            raise ValueError(f"an action is {show(action)}; a chat response is a JSON object with content")
         usage = data.get("usage", {})
         return cls(
             data["content"],
@@ -373,8 +374,3 @@ class Transcript:
             if list(answer) == list(known.get(tuple(asked), ())[: len(answer)])
         }
         return Transcript(ids, max((dropped for *_, dropped in ids.values()), default=0))
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

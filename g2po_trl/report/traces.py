@@ -31,6 +31,7 @@ from ..prompts.conversation import (
     state_key_text,
 )
 from ..trajectory import Step, Trajectory
+from ..utils.show import show
 
 StateKey = Callable[[list[Message]], Any]
 _COMMON = {"task_id", "task", "reward", "success"}
@@ -120,11 +121,11 @@ class _Reader:
             self._add_call(episode, data)
         elif form is _CALLS:
             if not isinstance(data["calls"], (list, tuple)):
-                raise ValueError(f"calls is {_show(data['calls'])}; give a list of objects with messages and response")
+                raise ValueError(f"calls is {show(data['calls'])}; give a list of objects with messages and response")
             for place, call in enumerate(data["calls"]):
                 with_place = f"calls[{place}]"
                 if not isinstance(call, Mapping) or not {"messages", "response"} <= call.keys():
-                    raise ValueError(f"{with_place} is {_show(call)}; give an object with messages and response")
+                    raise ValueError(f"{with_place} is {show(call)}; give an object with messages and response")
                 self.found.unread.update(f"calls.{name}" for name in call.keys() - _CALL)
                 self._add_call(episode, call, f"{with_place}.")
         else:
@@ -136,7 +137,7 @@ class _Reader:
         known = self.episodes.get((task_id, name))
         if known is not None and form is not _CALL:
             raise ValueError(
-                f"id is {_show(name)}, as on line {known.line} of the same task: give each episode an id of its own, "
+                f"id is {show(name)}, as on line {known.line} of the same task: give each episode an id of its own, "
                 "or none"
             )
         episode = known or _Episode(task_id, name, number)
@@ -194,8 +195,8 @@ class _Reader:
         for episode in self.episodes.values():
             if not episode.has_reward:
                 raise ValueError(
-                    f"line {episode.line}: no line of the episode {_show(episode.name)} of task "
-                    f"{_show(episode.task_id)} has a reward; give one of them its total reward, or null if it has no "
+                    f"line {episode.line}: no line of the episode {show(episode.name)} of task "
+                    f"{show(episode.task_id)} has a reward; give one of them its total reward, or null if it has no "
                     "result"
                 )
             if not episode.steps:
@@ -215,7 +216,7 @@ def _parse(line: str | bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({error}); write one object a line") from error
     if not isinstance(data, dict):
-        raise ValueError(f"{_show(data)} is no object; write one a line, with task_id, reward and messages")
+        raise ValueError(f"{show(data)} is no object; write one a line, with task_id, reward and messages")
     return data
 
 
@@ -251,7 +252,7 @@ def _task_of(data: Mapping[str, Any]) -> tuple[str, str | None]:
     if isinstance(value, str):
         return value, words
     if isinstance(value, bool) or not isinstance(value, (int, Mapping)):
-        raise ValueError(f"{name} is {_show(value)}; give a text or a whole number")
+        raise ValueError(f"{name} is {show(value)}; give a text or a whole number")
     return json.dumps(value, ensure_ascii=False, sort_keys=True), words
 
 
@@ -260,7 +261,7 @@ def _name_of(data: Mapping[str, Any], name: str, number: int) -> str | int:
     if value is None and name == "id":
         return number
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ValueError(f"{name} is {_show(value)}; give a text or a whole number")
+        raise ValueError(f"{name} is {show(value)}; give a text or a whole number")
     return str(value)  # never equal to the number of a line
 
 
@@ -269,9 +270,9 @@ def _set_reward(episode: _Episode, data: Mapping[str, Any], number: int) -> None
     if "reward" not in data and "episode_id" not in data:
         raise ValueError("reward is missing; give the episode's total reward, or null if it has no result")
     if reward is not None and not _is_finite(reward):
-        raise ValueError(f"reward is {_show(reward)}; give a finite number, or null for an episode without a result")
+        raise ValueError(f"reward is {show(reward)}; give a finite number, or null for an episode without a result")
     if success is not None and not isinstance(success, bool):
-        raise ValueError(f"success is {_show(success)}; give true or false, or leave it out")
+        raise ValueError(f"success is {show(success)}; give true or false, or leave it out")
     episode.has_reward |= "reward" in data
     for name, value in (("reward", reward), ("success", success)):
         before = getattr(episode, name)
@@ -297,11 +298,11 @@ def _response_of(response: Any, where: str) -> tuple[Message, bool]:
     if isinstance(response, Mapping) and "choices" in response:
         choices = response["choices"]
         if not isinstance(choices, (list, tuple)) or len(choices) != 1 or not isinstance(choices[0], Mapping):
-            raise ValueError(f"{where}.choices is {_show(choices)}; give the one choice that the agent used")
+            raise ValueError(f"{where}.choices is {show(choices)}; give the one choice that the agent used")
         is_cut, response = choices[0].get("finish_reason") == "length", choices[0].get("message")
     message = {"content": response} if isinstance(response, str) else response
     if not isinstance(message, Mapping) or message.get("role", "assistant") != "assistant":
-        raise ValueError(f"{where} is {_show(response)}; give the assistant's message, or the chat completion")
+        raise ValueError(f"{where} is {show(response)}; give the assistant's message, or the chat completion")
     try:
         return normalize_messages([{**message, "role": "assistant"}])[0], is_cut
     except ValueError as error:
@@ -322,8 +323,3 @@ def first_lines(numbers: Sequence[int], most: int = 5) -> str:
     """Return the numbers of lines as text: `line 3`, `lines 3, 8, …`."""
     shown = ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
     return f"line{'s' if len(numbers) > 1 else ''} {shown}"
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -279,6 +279,10 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     (tmp_path / "keys.py").write_text("def key(messages):\n    return messages[-1]['content']\n")
     said = outcome(capsys, "check", "--tasks", "tasks.jsonl", "--agent-state-key", "keys.py:key")[1]
     assert said.endswith("--agent agent.py --tasks tasks.jsonl --agent_state_key keys.py:key --model MODEL\n")
+    for own, limit in ((4, "max_completion_length"), (3, "the agent's own max_tokens")):
+        write(TWICE.replace("temperature=0", f"max_tokens={own}"))
+        said = outcome(capsys, "check", "--model", "m", "--base-url", address)[1]
+        assert f"100% of them reach the limit: raise {limit}, or ask" in said, said
 
 
 def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):

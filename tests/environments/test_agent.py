@@ -138,6 +138,23 @@ def test_what_an_agent_may_not_return(value, why):
         play(lambda task, client: ask(client, "x") and value, [says("y")])
 
 
+@pytest.mark.parametrize(("digits", "shown"), [(400, "1000"), (5000, "of type int, without a text")])
+def test_a_reward_beyond_floats_is_named(digits, shown):
+    """Python writes no integer of 5,000 digits."""
+    for value in (10**digits, (10**digits, True)):
+        with pytest.raises(EnvironmentContractError, match=f"the reward is {shown}.*beyond a float.*return a reward"):
+            read_return_value(value)
+
+
+def test_a_request_of_any_length_is_observed():
+    """Whether it is too long is for max_prompt_length to say: a failure, and not the pool's error."""
+    text = "x" * 1_100_000
+    with agent_pool(lambda task, client: float(ask(client, text).content)) as pool:
+        (seen,) = pool.reset([{}])
+        assert seen.request.messages[0]["content"] == text and len(seen.text) == 1_000_000
+        assert pool.step({0: says("0.5")})[0].reward == 0.5
+
+
 def raise_(error, first=None):
     def agent(task, client):
         if first:

@@ -50,6 +50,7 @@ from ...prompts.conversation import (
     since_last_completion,
     state_key_text,
 )
+from ...utils.show import show
 from ..contract import Observation, StepResult, TextEnvironment
 from ..loading import load, resolve_agent_name
 from ..validation import EnvironmentContractError, UnusableWorkerError
@@ -58,6 +59,7 @@ from .common import import_extra
 from .endpoint import AgentEnd, Call, Session, running_endpoint
 from .trl_tools import BrokenEnvironmentError
 
+LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole
 MAX_REFUSALS = 100  # of requests beyond the last turn; then the agent is not waited for
 MAX_ABANDONED = 32  # agents of ended episodes that still run in a worker; then it is replaced
 END_SECONDS = 1.0  # for an agent to end after its episode, and again once it is interrupted
@@ -173,7 +175,7 @@ class AgentEnvironment(TextEnvironment):
             if seen.error is not None:  # SystemExit would end the worker
                 raise RuntimeError(f"the agent raised {_describe(seen.error)}") from seen.error
             raise EnvironmentContractError(
-                f"the agent returned {_show(seen.value)} without calling the model{refused}: ask the model with the "
+                f"the agent returned {show(seen.value)} without calling the model{refused}: ask the model with the "
                 "client's base_url and api_key"
             )
         words = (task.get(column) for column in _TASK_COLUMNS)
@@ -215,7 +217,8 @@ class AgentEnvironment(TextEnvironment):
         self._call = call
         messages = call.request.chat.messages
         key = request_key(messages) if self.state_key is None else _key_text(self.state_key(messages))
-        return Observation(as_text(since_last_completion(messages)), key, task=task, request=call.request.chat)
+        text = as_text(since_last_completion(messages))[:LONGEST_TEXT]
+        return Observation(text, key, task=task, request=call.request.chat)
 
     def _result(self, end: AgentEnd) -> StepResult:
         """Return the last step's result.
@@ -314,16 +317,20 @@ def read_return_value(value: Any) -> tuple[float, bool | None, dict[str, Any]]:
     reward, success = fields["reward"], fields.get("success")
     info = {} if fields.get("info") is None else fields["info"]
     if not isinstance(info, Mapping):
-        raise _no_reward(value, f"info is {_show(info)}")
+        raise _no_reward(value, f"info is {show(info)}")
     try:
         reward, success = (one.item() if hasattr(one, "item") else one for one in (reward, success))  # of numpy, torch
     except (ValueError, RuntimeError) as error:  # several numbers
         raise _no_reward(value) from error
     if success not in (True, False, None):
-        raise _no_reward(value, f"success is {_show(success)}")
+        raise _no_reward(value, f"success is {show(success)}")
     if not isinstance(reward, (bool, int, float)):
-        raise _no_reward(value, f"the reward is {_show(reward)}")
-    return float(reward), None if success is None else bool(success), dict(info)
+        raise _no_reward(value, f"the reward is {show(reward)}")
+    try:
+        reward = float(reward)
+    except OverflowError as error:
+        raise _no_reward(value, f"the reward is {show(reward)}, beyond a float") from error
+    return reward, None if success is None else bool(success), dict(info)
 
 
 def _key_text(key: Any) -> str:
@@ -348,7 +355,7 @@ def _fields(value: Any) -> Mapping[str, Any] | None:
 def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
     why = f" ({why})" if why else ""
     return EnvironmentContractError(
-        f"the agent returned {_show(value)}{why}: return a reward (a number), (reward, success), (reward, success, "
+        f"the agent returned {show(value)}{why}: return a reward (a number), (reward, success), (reward, success, "
         "info), or a dict with these"
     )
 
@@ -373,11 +380,6 @@ def _describe(error: BaseException) -> str:
     text = lines[0] if lines else ""
     name = "" if isinstance(error, CommandError) else type(error).__name__
     return ": ".join(filter(None, [name, text]))[:300]
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def agent_factory(

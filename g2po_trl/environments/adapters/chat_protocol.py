@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...prompts.conversation import MAX_DEPTH, ChatRequest, ChatResponse, is_deeper
+from ...utils.show import show
 
 MODEL = "policy"
 # What clients send for their own records.
@@ -92,7 +93,7 @@ def read_request(body: bytes) -> CompletionRequest:
     data = {name: value for name, value in data.items() if value is not None}
     for name, (allowed, remedy) in _REFUSED.items():
         if name in data and data[name] != allowed:
-            raise RefusedRequestError(f"{name} is {_show(data[name])}: {remedy}", name)
+            raise RefusedRequestError(f"{name} is {show(data[name])}: {remedy}", name)
     chat = {
         "messages": data.get("messages"),
         "tools": _tools(data.get("tools")),
@@ -119,11 +120,11 @@ def _tools(tools: Any) -> Any:
     if tools is None:
         return None
     if not isinstance(tools, list):
-        raise RefusedRequestError(f"tools is {_show(tools)}: give a list", "tools")
+        raise RefusedRequestError(f"tools is {show(tools)}: give a list", "tools")
     for place, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RefusedRequestError(f"tools[{place}] is {_show(tool)}: give a function with a name", "tools")
+            raise RefusedRequestError(f"tools[{place}] is {show(tool)}: give a function with a name", "tools")
     return tools
 
 
@@ -228,8 +229,3 @@ def _arguments_text(arguments: Any) -> str:
 
 def _to_json(data: Any) -> bytes:
     return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
