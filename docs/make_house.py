@@ -114,19 +114,14 @@ def purpose(folder: Path) -> str:
     return text.split("\n\n")[0].replace("\n", " ").split(": ", 1)[-1].rstrip(".")
 
 
-def files(folder: Path) -> list[str]:
-    """Return the names of the modules in a folder."""
-    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("__"))
-
-
 def drawing() -> str:
     """Return the table of rooms and the graph of their imports, as Markdown."""
     between = between_rooms()
-    lines = ["| Room | Purpose | Files |", "| --- | --- | --- |"]
+    lines = ["| Room | Purpose |", "| --- | --- |"]
     for room in rooms():
         for folder in (PACKAGE / room, *sorted(path.parent for path in (PACKAGE / room).glob("*/__init__.py"))):
             name = folder.relative_to(PACKAGE).as_posix()
-            lines.append(f"| `{name}/` | {purpose(folder)} | {', '.join(files(folder)) or '–'} |")
+            lines.append(f"| `{name}/` | {purpose(folder)} |")
     graph = []
     for room in ORDER:
         others = sorted(between.get(room, ()), key=ORDER.index)

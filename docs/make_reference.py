@@ -23,34 +23,35 @@ CLI_HEAD = """# Command line
 
 *Written by `python docs/make_reference.py` from the code.*
 
-`g2po` is installed with the package; `python -m g2po_trl` is the same. From nothing to a trained agent in an
-environment of your own:
+`g2po` is installed with the package; `python -m g2po_trl` is the same. These commands write a small game and train an
+agent in it:
 
 ```bash
 g2po init tidy && cd tidy
 g2po check
-g2po play                        # you in the model's place
+g2po play                        # play it yourself
 g2po teach
 g2po train --model runs/tidy-start
 g2po evaluate --model runs/tidy --seeds 3
 g2po view runs/tidy
 ```
 
-- **Environments.** `check`, `play`, `train`, `evaluate` and `serve` take `environment.py` (its one environment),
-  `FILE.py:Class` or `module:Class`; all but `serve` also take the address of an OpenEnv server. `tasks.jsonl` next
-  to the file is its tasks.
-- **Agents.** `--agent FILE.py[:NAME]` takes an [agent](agents.md) instead. If the file has one, it needs no name.
-- **`g2po train FILE.py`** reads the source. A file that makes a trainer is a script and gets all flags. Any other
-  file with one environment is trained by `recipes/train_environment.py`, with `config.yaml` from the same folder.
-- **Configurations.** `--config` takes a file, or the name of one that comes with the package:
-  `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. Flags win over the file.
-- **Processes.** `--num_processes N` starts N processes through Accelerate, without GPUs on the CPU. For several
+- **Environments.** `check`, `play`, `train`, `evaluate` and `serve` take `FILE.py` if it contains one environment,
+  `FILE.py:Class` or `module:Class`; all but `serve` also take the address of an OpenEnv server. The tasks are
+  `tasks.jsonl` in the folder of the file.
+- **Agents.** `--agent FILE.py[:NAME]` takes an [agent](agents.md) instead. If the file contains one, leave out the
+  name.
+- **`g2po train FILE.py`** runs a file that makes a trainer as a script, with all flags. For any other file it trains
+  the environment in it by `recipes/train_environment.py`, with `config.yaml` from the same folder.
+- **Configurations.** `--config` takes a file, or the name of a bundled one:
+  `g2po train alfworld --config alfworld/qwen2.5-1.5b-lora`. Flags override the file.
+- **Processes.** `--num_processes N` starts N processes through Accelerate, on the CPU if there is no GPU. For several
   machines: `accelerate launch --config_file FILE -m g2po_trl train alfworld`.
 - **Errors** that can be found without a model are reported within a second: unknown flags and keys, wrong types,
-  missing files and packages, options that were removed or that have no effect. An unforeseen error keeps its
-  traceback in a file, which the message names; `--debug` prints it.
-- **Exit codes.** 1: an error. 2: wrong arguments of `init`, `check`, `play`, `evaluate`, `view` and `serve`. 3:
-  trained and saved, but not pushed to the Hub. 130: stopped by Ctrl-C; the message says how to resume.
+  missing files and packages, options that were removed or have no effect. If an error was not foreseen, the message
+  names a file with its traceback; `--debug` prints it.
+- **Exit codes.** 1: an error. 2: wrong arguments (`train`, `teach` and `estimate`: 1). 3: the model was trained and
+  saved, but not pushed to the Hub. 130: stopped by Ctrl-C; the message says how to resume.
 - Options may be spelled with `-` or `_`.
 
 """
@@ -58,9 +59,9 @@ HEAD = """# Configuration
 
 *Written by `python docs/make_reference.py` from the code.*
 
-`G2POConfig` is TRL's [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig) with the fields
-below; its other fields are unchanged. In recipes, each field is a flag and a YAML key. Starting values and what to
-change first: [choosing hyperparameters](hyperparameters.md).
+`G2POConfig` is a subclass of TRL's [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig). This
+page lists the fields that are new or have another default. In recipes, each field is a flag and a YAML key. [Choosing
+hyperparameters](hyperparameters.md) has starting values, and what to change first.
 """
 
 
@@ -94,8 +95,15 @@ def table(config: type, parent: type) -> list[str]:
     return rows
 
 
+def by_reason(options: dict[str, tuple]) -> list[str]:
+    """Return one line for each reason, with the options that it is given for."""
+    names = {}
+    for name, (_, reason) in options.items():
+        names.setdefault(reason, []).append(f"`{name}`")
+    return [f"- {', '.join(these)}: {reason}." for reason, these in names.items()]
+
+
 def page() -> str:
-    refused = [f"- `{name}`: {reason}." for name, (_, reason) in REFUSED.items()]
     parts = [
         HEAD,
         "## G2POConfig\n",
@@ -103,9 +111,9 @@ def page() -> str:
         "\n## PPOConfig\n\nThe fields of `G2POConfig`, and:\n",
         *table(PPOConfig, G2POConfig),
         "\n## Refused\n\nThese options of `GRPOConfig` do not apply to G2PO and raise an error if they are set:\n",
-        *refused,
+        *by_reason(REFUSED),
         "\nThese are harmless and only warned about:\n",
-        *[f"- `{name}`: {reason}." for name, (_, reason) in WITHOUT_EFFECT.items()],
+        *by_reason(WITHOUT_EFFECT),
         "\nNext: [Python API](api.md).",
     ]
     return "\n".join(parts) + "\n"

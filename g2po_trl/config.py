@@ -54,8 +54,8 @@ class G2POConfig(GRPOConfig):
         gamma: discount of the return gamma^(T-j+1) R, in (0, 1]. `"g2po"`, `"gigpo"` and `"hgpo"` use it; `"crbc"` has
             its own, in `estimator_kwargs`.
         value_lambda: how node values are computed. 1 (the paper): the mean return of a node's visits. Below 1, down to
-            0: returns use the values of the states that followed, which is less noisy if state keys show all that
-            matters, and wrong if they do not. `g2po report` tests a run's keys.
+            0: returns also use the values of the states that followed, which is less noisy if state keys show
+            everything that matters, and biased if they do not. `g2po report` tests the keys of a run.
         advantage_estimator: `"g2po"`, or a baseline: `"gigpo"`, `"grpo"` (whole episodes), `"rloo"` (leave-one-out,
             never scaled), `"graphgpo"`, `"hgpo"`, `"crbc"`, `"rewardflow"`; docs/method.md has their equations. An
             `advantage_fn` given to the trainer replaces it; the options of the built-in estimators are then refused.
@@ -65,12 +65,12 @@ class G2POConfig(GRPOConfig):
             then weigh more). As a flag: JSON, `--estimator_kwargs '{"edge_centric": false}'`.
         step_advantage_weight: weight `w` of the step-level advantages: A = A_EP + w (A_NC + A_EC) for G2PO,
             A = A_EP + w A_S for GiGPO, A = A_EP + w A_D for GraphGPO and A = A_EP + w A_F for RewardFlow.
-        state_key: what counts as one state of a group. `None`: equal keys, which are the environment's
-            (`Observation.state_key`) or else the observations. `"similar"`: keys that share 90 % of their word bigrams
-            (Jaccard similarity); `"similar:0.8"`: 80 %. This needs the extra `similarity`. A function `Step -> str` is
-            given to the trainer instead. See `g2po_trl.credit.state_keys`.
-        state_key_ignores: what to leave out of state keys: any of `"numbers"`, `"list_order"`, `"case"`.
-        invalid_action_penalty: subtracted for each completion without the required format.
+        state_key: which steps of a group are in the same state. `None`: those with equal keys, the environment's
+            `Observation.state_key` or else the observation. `"similar"`: those whose keys share 90 % of their word
+            bigrams (Jaccard similarity), `"similar:0.8"`: 80 %; needs the extra `similarity`. A function
+            `Step -> str` is passed to the trainer instead. See `g2po_trl.credit.state_keys`.
+        state_key_ignores: details to leave out of state keys: any of `"numbers"`, `"list_order"`, `"case"`.
+        invalid_action_penalty: subtracted from the advantage of a completion without the required format.
         max_turns: maximum number of turns of an episode. An episode that reaches it ends as `truncated`.
         history: what a prompt shows of the episode. `"window"`: one message with the last `history_length` steps.
             `"conversation"`: all observations and completions in turns, as the chat template writes them. `None`: a
@@ -80,10 +80,11 @@ class G2POConfig(GRPOConfig):
         max_prompt_length: maximum number of tokens of a prompt. Longer prompts lose their oldest history first, then
             the middle of the observation; an agent's own request that is too long ends its episode. `None`: no limit.
         eval_temperature: sampling temperature of evaluations; 0 is greedy.
-        other_eval_temperatures: further temperatures at which each panel is played; the results at 1.0 are those of a
-            panel `eval_t1`. At one temperature alone a gain may be no more than a more deterministic policy.
-        eval_top_p, eval_top_k: `top_p` and `top_k` of evaluations. `None`: those of training.
-        eval_seed: seed of the samples of evaluations, so that two evaluations can be compared. docs/evaluation.md
+        other_eval_temperatures: further temperatures at which each evaluation set is played; at 1.0, metrics have the
+            prefix `eval_t1`. A gain at one temperature alone may only mean that the policy is less random.
+        eval_top_p: `top_p` of evaluations. `None`: as in training.
+        eval_top_k: `top_k` of evaluations. `None`: as in training.
+        eval_seed: seed of the samples of evaluations, so that two evaluations can be compared; docs/evaluation.md
             lists what else must be equal.
         max_tokens_per_micro_batch: maximum number of tokens in one forward pass, padding included. Lower it if the
             update runs out of memory; the gradient does not change.
@@ -100,35 +101,36 @@ class G2POConfig(GRPOConfig):
         rollout_strategy: which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task,
             all to their ends, exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced
             by groups of other tasks. `"partial_rollouts"` and `"branching"` are experimental.
-        rollout_strategy_kwargs: options of the strategy. `DynamicSampling`: `max_generation_batches` (2), how many
-            times a rollout's number of groups may be played; replaced groups count in success rates and costs.
-            `PartialRollouts`: `max_off_policy_steps` (1), how many policy updates old a step may be.
-            `BranchingRollout`: `branch_share` (0.5) and `rule` ("least_visited"), see docs/experimental.md. As a flag:
-            JSON, `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
+        rollout_strategy_kwargs: options of the strategy. Dynamic sampling: `max_generation_batches` (2), maximum
+            number of groups played, as a multiple of those trained on; replaced groups count in success rates and
+            costs. Partial rollouts: `max_off_policy_steps` (1), maximum age of a step, in policy updates. Branching:
+            `branch_share` (0.5) and `rule` ("least_visited"), see docs/experimental.md. As a flag: JSON,
+            `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
         vllm_servers: addresses of vLLM servers that generate instead of the training processes, e.g.
-            `["http://10.0.0.2:8000"]`; docs/gpus.md has the commands. One that fails is left out until the next
-            rollout. Without any, a run waits `vllm_server_timeout` seconds and ends.
-        vllm_weights_folder: a folder that training and `vllm_servers` see under the same name; each rollout's weights
-            go through it. It belongs to one run. `None`: `_vllm_weights` in `output_dir`.
+            `["http://10.0.0.2:8000"]`; docs/gpus.md has the commands. A server that fails is left out until the next
+            rollout. If none is left, the run waits `vllm_server_timeout` seconds for one, then stops.
+        vllm_weights_folder: folder with the same path on the training machine and on `vllm_servers`, for the weights
+            of each rollout. It belongs to one run. `None`: `_vllm_weights` in `output_dir`.
         vllm_request_timeout: seconds a completion of `vllm_servers` may take before its server counts as failed.
-        vllm_merge_adapter: how a colocated vLLM gets a LoRA adapter. `False`: beside the base weights, where nothing
-            of it is lost; refused if vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged
-            into vLLM's weights, which rounds it, but generates faster. `None`: merged if vLLM computes in float32 or
-            cannot serve it; else beside the base.
-        environment_reset_timeout, environment_step_timeout: seconds after which a reset or a step counts as failed.
+        vllm_merge_adapter: how a colocated vLLM gets a LoRA adapter. `False`: separate from the base weights, without
+            loss; refused if vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged into vLLM's
+            weights, which rounds it, but generates faster. `None`: merged if vLLM computes in float32 or cannot serve
+            it; otherwise separate.
+        environment_reset_timeout: seconds after which a reset counts as failed.
+        environment_step_timeout: seconds after which a step counts as failed.
         environment_pool_kwargs: further limits of [`EnvironmentPool`], e.g. `{"max_worker_resets": 500}`:
             `load_timeout` and `episode_timeout` in seconds; `max_worker_resets` and `max_worker_memory` (bytes), after
-            which a worker process is restarted; `environment_variables`, names of variables to pass although they look
-            like secrets (`HF_TOKEN`); `spread_groups`.
+            which a worker process is restarted; `environment_variables`, names of variables to pass to workers
+            although they look like secrets (`HF_TOKEN`); `spread_groups`. See docs/workers.md.
         task_error_patience: exclude a task after this many consecutive rollouts in which all its episodes ended in
             environment errors. Excluded tasks are listed when training ends.
         max_error_rate: stop the run if a larger fraction of a rollout's episodes ends in environment errors or before
             the first step.
         save_trajectories: write every trajectory to output_dir/trajectories.
-        overwrite: delete the run that `output_dir` holds, when training begins: its checkpoints, model, trajectories
-            and evaluations, and no file that a run did not write. `False`: a new run in an occupied folder is refused.
-        log_trajectories_every: log a table of sample trajectories every so many iterations to Trackio, W&B or
-            TensorBoard. 0: never. `None`: 10 if `report_to` names one of them.
+        overwrite: delete the earlier run in `output_dir` when training begins: checkpoints, model, trajectories and
+            evaluations, but no file that the run did not write. `False`: a new run in an occupied folder is refused.
+        log_trajectories_every: iterations between tables of sample trajectories in Trackio, W&B or TensorBoard. 0:
+            never. `None`: 10 if `report_to` names one of them.
         num_trajectories_logged: number of trajectories per logged table.
         vllm_importance_sampling_clip_max: largest importance weight of tokens sampled by another policy or engine.
             `None`: no limit. `"auto"`: TRL's 3, but 1 with partial rollouts and `"token_truncate"`.
@@ -155,7 +157,7 @@ class G2POConfig(GRPOConfig):
         default=2, metadata={"help": "Checkpoints to keep, in addition to the best one."}
     )
     mini_batch_size: int | None = field(
-        default=None, metadata={"help": "Most step samples of an optimizer step. None: steps_per_generation rules."}
+        default=None, metadata={"help": "Maximum step samples of an optimizer step. None: see steps_per_generation."}
     )
     gamma: float = field(default=0.95, metadata={"help": "Discount of returns."})
     value_lambda: float = field(
@@ -170,7 +172,7 @@ class G2POConfig(GRPOConfig):
         default=None, metadata={"help": "None: equal keys are one state. similar, similar:0.8: similar ones too."}
     )
     state_key_ignores: list[str] | None = field(
-        default=None, metadata={"help": f"What keys of states leave out: any of {', '.join(IGNORABLE)}."}
+        default=None, metadata={"help": f"Details to leave out of state keys: any of {', '.join(IGNORABLE)}."}
     )
     invalid_action_penalty: float = field(
         default=0.1, metadata={"help": "Subtracted for each completion without the required format."}
@@ -183,7 +185,7 @@ class G2POConfig(GRPOConfig):
     max_prompt_length: int | None = field(default=2048, metadata={"help": "Maximum number of tokens of a prompt."})
     eval_temperature: float = field(default=0.4, metadata={"help": "Sampling temperature of evaluation."})
     other_eval_temperatures: list[float] = field(
-        default_factory=list, metadata={"help": "Further temperatures at which each panel is played."}
+        default_factory=list, metadata={"help": "Further temperatures at which each evaluation set is played."}
     )
     eval_top_p: float | None = field(default=None, metadata={"help": "top_p of evaluation. None: as in training."})
     eval_top_k: int | None = field(default=None, metadata={"help": "top_k of evaluation. None: as in training."})
@@ -208,7 +210,7 @@ class G2POConfig(GRPOConfig):
         default=None, metadata={"help": "Addresses of vLLM servers that generate, e.g. http://10.0.0.2:8000."}
     )
     vllm_weights_folder: str | None = field(
-        default=None, metadata={"help": "Folder for weights that vllm_servers see. None: in output_dir."}
+        default=None, metadata={"help": "Shared folder for the weights of vllm_servers. None: in output_dir."}
     )
     vllm_request_timeout: float = field(
         default=600.0, metadata={"help": "Seconds a completion of vllm_servers may take."}
@@ -228,7 +230,7 @@ class G2POConfig(GRPOConfig):
         default=0.5, metadata={"help": "Stop the run above this fraction of failed episodes."}
     )
     save_trajectories: bool = field(default=True, metadata={"help": "Write trajectories to output_dir."})
-    overwrite: bool = field(default=False, metadata={"help": "Delete the run that output_dir holds."})
+    overwrite: bool = field(default=False, metadata={"help": "Delete the earlier run in output_dir."})
     log_trajectories_every: int | None = field(
         default=None,
         metadata={"help": "Iterations between tables of trajectories. None: 10 with Trackio, W&B or TensorBoard."},
@@ -237,13 +239,13 @@ class G2POConfig(GRPOConfig):
     vllm_importance_sampling_mode: str | None = field(
         default=None,
         metadata={
-            "help": "token_truncate, token_mask, sequence_truncate or sequence_mask. None: sequence_mask, or "
+            "help": "One of token_truncate, token_mask, sequence_truncate, sequence_mask. None: sequence_mask, or "
             "token_truncate with partial rollouts."
         },
     )
     # A float, None or "auto"; the argument parser wants one type.
     vllm_importance_sampling_clip_max: str = field(
-        default="auto", metadata={"help": "Largest ratio; None: any. auto: 3, or 1 with partial rollouts."}
+        default="auto", metadata={"help": "Largest ratio. None: no limit. auto: 3, or 1 with partial rollouts."}
     )
     stop_sequences: list[str] | None = field(
         default=None, metadata={"help": "Strings at which a completion ends, e.g. '</action>'."}
