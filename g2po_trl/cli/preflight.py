@@ -21,7 +21,7 @@ from ..runs.ownership import check_free
 from ..utils.dependent_options import check_given
 from ..utils.extras import MODULE_EXTRAS, install_command
 from ..utils.options import as_mapping
-from ..utils.parser import read_config, refuse_removed
+from ..utils.parser import read_config, refuse_removed, take_options
 from .flags import Field, fields_of, make_parser, read_flags, read_keys
 
 # The first word of a recipe's name -> a module that it needs.
@@ -54,8 +54,8 @@ def recipe_settings(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
     """
     fields = recipe_fields(script)
     parser = make_parser(list(fields.values()))
-    words, config = _without_config(arguments)
-    keys = _default_config(script) if config is None else read_config(config)
+    options, words = take_options(arguments, ("config",))
+    keys = read_config(options["config"]) if options else _default_config(script)
     refuse_removed(keys, words)
     defaults = {name: one.default for name, one in fields.items()}
     return {**defaults, **dict(read_keys(parser, keys)), **read_flags(parser, words)}
@@ -79,15 +79,15 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
         ValueError: for an invalid flag or a flag without effect, with its remedy.
     """
     parser = make_parser(list(recipe_fields(script).values()))
-    words, config = _without_config(arguments)
-    keys = read_config(config)
+    options, words = take_options(arguments, ("config",))
+    keys = read_config(options.get("config"))
     refuse_removed(keys, words)
     given = {**dict(read_keys(parser, keys)), **read_flags(parser, words)}
     check_given(given)
     for name in ("estimator_kwargs", "environment_pool_kwargs"):
         as_mapping(name, given.get(name))
     _check_installed(script, given)
-    defaults = _default_config(script) if config is None else {}
+    defaults = {} if options else _default_config(script)
     _check_strategy(recipe_fields(script), {**defaults, **given})
     module = str(given.get("environment") or "").partition(":")[0]
     if re.fullmatch(r"[\w.]+(?<!\.py)", module) and not _is_module(module.partition(".")[0]):
@@ -145,18 +145,6 @@ def _check_strategy(fields: Mapping[str, Field], given: Mapping[str, Any]) -> No
     for name in ("rollout_strategy_kwargs", "estimator_kwargs"):
         values[name] = as_mapping(name, values[name])
     check_strategy(SimpleNamespace(**values))
-
-
-def _without_config(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the arguments without `--config`, and the value of the last one."""
-    words, config, rest = list(arguments), None, []
-    while words:
-        name, equals, value = (word := words.pop(0)).partition("=")
-        if name != "--config":
-            rest.append(word)
-        elif equals or words:
-            config = value if equals else words.pop(0)
-    return rest, config
 
 
 def _check_installed(script: Path, given: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from ..runs.ownership import check_free
 from ..runs.summary import REPORT, at_other_temperatures, before_and_after, format_table
 from ..trainer import G2POTrainer
 from ..utils.dependent_options import check_given
-from ..utils.parser import describe_unknown, read_config, refuse_removed
+from ..utils.parser import describe_unknown, read_config, refuse_removed, take_options
 from .launch import VIEW
 from .live_view import LiveView
 
@@ -48,11 +48,12 @@ def parse_arguments(
     Raises:
         SystemExit: after `--help`, and for an unknown argument or an invalid value.
     """
-    argv = [part for word in (sys.argv[1:] if argv is None else argv) for part in _split_config(word)]
-    if "--config" not in argv and default_config is not None:
-        argv += ["--config", str(default_config)]
-    if argv[-1:] == ["--config"]:
-        raise SystemExit("--config has no value: write --config FILE")
+    try:
+        options, argv = take_options(sys.argv[1:] if argv is None else argv, ("config",))
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    config = options.get("config", default_config)
+    argv += [] if config is None else ["--config", str(config)]
     parser = TrlParser(types, allow_abbrev=False)
     parser.usage = "%(prog)s [--config FILE] [--FIELD VALUE ...]"
     # Without `use_cpu`, transformers rejects bf16 on machines without an accelerator.
@@ -63,7 +64,7 @@ def parse_arguments(
         parser.print_help()
         raise SystemExit(0)
     try:
-        keys = read_config(argv[argv.index("--config") + 1] if "--config" in argv else None)
+        keys = read_config(config)
         refuse_removed(keys, argv)
         check_given(_given(parser, argv, keys))
     except ValueError as error:
@@ -83,10 +84,6 @@ def _given(parser: argparse.ArgumentParser, argv: Sequence[str], keys: Collectio
     fields = {option: action.dest for action in parser._actions for option in action.option_strings}
     words = (word.partition("=")[0] for word in argv)
     return {fields[word] for word in words if word in fields} | set(keys)
-
-
-def _split_config(word: str) -> list[str]:
-    return word.split("=", 1) if word.startswith("--config=") else [word]
 
 
 def _group(parser: argparse.ArgumentParser, types: Sequence[type]) -> None:

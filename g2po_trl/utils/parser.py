@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,25 @@ class _Print(argparse.Action):
 def _hyphenated(word: str) -> str:
     name, equals, value = word.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if re.fullmatch(r"--[A-Za-z][\w-]*", name) else word
+
+
+def take_options(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of some options by name, each option's last one, and all other words.
+
+    Raises:
+        ValueError: for an option without its value.
+    """
+    values, rest, words = {}, [], list(words)
+    while words:
+        option, equals, value = (word := words.pop(0)).partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if not word.startswith("--") or name not in names:
+            rest.append(word)
+        elif not equals and (not words or words[0].startswith("--")):
+            raise ValueError(f"{option} has no value: write {option} VALUE")
+        else:
+            values[name] = value if equals else words.pop(0)
+    return values, rest
 
 
 def json_object(text: str) -> dict[str, Any]:

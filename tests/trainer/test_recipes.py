@@ -214,7 +214,7 @@ def test_arguments_of_a_recipe(tmp_path, capsys, monkeypatch):
         (["--gamm", "1"], "--gamm is not a flag: did you mean --gamma?"),
         (["stray"], "'stray' does not belong to a flag: --help lists all options"),
         (["--config", str(tmp_path / "none.yaml")], "none.yaml', which cannot be read: No such file"),
-        (["--config"], "--config has no value: write --config FILE"),
+        (["--config"], "--config has no value: write --config VALUE"),
         (["--config", str(tmp_path / "empty.yaml")], "empty.yaml', which contains no fields"),
         (["--config", str(tmp_path / "list.yaml")], "list.yaml', which contains no fields"),
         (["--config", str(tmp_path / "broken.yaml")], "broken.yaml', which cannot be read: while parsing"),

@@ -31,6 +31,7 @@ from ...estimate.measured import MeasuredRun, read_measured
 from ...estimate.plan import Episodes, Plan
 from ...estimate.report import format_measured, format_plan
 from ...estimate.seconds import GPUS
+from ...utils.parser import take_options
 from ..preflight import recipe_settings
 from ..recipe_files import bundled_model, recipes_folder
 from .train import read, resolve
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(__doc__.split("\n", 2)[2].strip())
         return
     try:
-        own, words = split_own(argv)
+        own, words = take_options(argv, _OWN)
         numbers = {name: _as_number(name, own[name]) for name in own if name not in ("gpu", "like")}
         request = read(words)
         script, arguments = resolve(request)
@@ -80,25 +81,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(format_plan(plan, episodes, GPUS.get(gpu), numbers.get("price")))
         except ValueError as error:
             raise SystemExit(str(error)) from error
-
-
-def split_own(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the options of this command by name, and the words that `g2po train` would get.
-
-    Raises:
-        ValueError: for an option without its value.
-    """
-    own, rest, words = {}, [], list(argv)
-    while words:
-        name, equals, value = (word := words.pop(0)).partition("=")
-        key = name.removeprefix("--").replace("-", "_")
-        if not word.startswith("--") or key not in _OWN:
-            rest.append(word)
-        elif not equals and (not words or words[0].startswith("--")):
-            raise ValueError(f"{name} has no value: write {name} VALUE")
-        else:
-            own[key] = value if equals else words.pop(0)
-    return own, rest
 
 
 def _as_number(name: str, text: str) -> float:

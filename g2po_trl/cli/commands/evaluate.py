@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from ...environments.tasks import read_tasks
 from ...utils.extras import install_command
+from ...utils.parser import take_options
 from ..preflight import check_model
 from ..recipe_files import find_config
 
@@ -16,16 +17,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate; `--config` also takes the name of a bundled configuration, e.g. agents/react."""
     from ...evaluation.arguments import ENVIRONMENTS, parse, unknown_environment
 
-    argv = list(sys.argv[1:] if argv is None else argv)
-    for at, word in enumerate(argv):
-        name = word.removeprefix("--config=") if word.startswith("--config=") else None
-        if at and argv[at - 1] == "--config":
-            name = word
-        if name is not None:
-            try:
-                argv[at] = word[: len(word) - len(name)] + str(find_config(name, kind="", among="agents"))
-            except ValueError as error:
-                raise SystemExit(str(error)) from error
+    try:
+        options, argv = take_options(sys.argv[1:] if argv is None else argv, ("config",))
+        if options:
+            argv += ["--config", str(find_config(options["config"], kind="", among="agents"))]
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     args = parse(argv)
     try:
         if args.tasks is not None:

@@ -18,7 +18,7 @@ from ...environments.loading import (
     resolve_agent_name,
     resolve_environment_name,
 )
-from ...utils.parser import read_config
+from ...utils.parser import read_config, take_options
 from ..launch import VIEW, launch
 from ..preflight import check_command
 from ..recipe_files import OWN_RECIPE, config_names, find_config, recipe_names, recipes_folder
@@ -59,12 +59,13 @@ processes   --num_processes N          more than one: through Accelerate, a proc
 
 --help-all: every flag of TARGET, with defaults.  --debug: the traceback of an error.
 """
+# Option with a value -> field of `Request`.
 _VALUES = {
-    "--config": "config",
-    "--num_processes": "processes",
-    "--accelerate_config": "accelerate",
-    "--model": "model",
-    "--agent": "agent",
+    "config": "config",
+    "num_processes": "processes",
+    "accelerate_config": "accelerate",
+    "model": "model",
+    "agent": "agent",
 }
 
 
@@ -90,22 +91,12 @@ def read(argv: Sequence[str]) -> Request:
     Raises:
         ValueError: for an option without its value.
     """
-    request, words = Request(), list(argv)
-    if words and not words[0].startswith("-"):
-        request.target = words.pop(0)
-    while words:
-        name, _, value = (word := words.pop(0)).partition("=")
-        own = _VALUES.get(name.replace("-", "_").replace("__", "--", 1))
-        if word == "--help-all":
-            request.help_all = True
-        elif word == "--view":
-            request.view = True
-        elif own is None:
-            request.passed.append(word)
-        elif "=" not in word and (not words or words[0].startswith("--")):
-            raise ValueError(f"{name} has no value: write {name} VALUE")
-        else:
-            setattr(request, own, value if "=" in word else words.pop(0))
+    words = list(argv)
+    target = words.pop(0) if words and not words[0].startswith("-") else None
+    values, passed = take_options(words, _VALUES)
+    request = Request(target, **{_VALUES[name]: value for name, value in values.items()})
+    request.help_all, request.view = "--help-all" in passed, "--view" in passed
+    request.passed = [word for word in passed if word not in ("--help-all", "--view")]
     return request
 
 
@@ -307,16 +298,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif config is None and request.processes in (None, "1"):
         run_in_place(script, arguments)
     else:
-        launch(["train", *_without_launching(argv)], request.processes, config)
-
-
-def _without_launching(argv: Sequence[str]) -> list[str]:
-    """Return the arguments without the options about processes."""
-    words, kept = list(argv), []
-    while words:
-        name, equals, _ = (word := words.pop(0)).partition("=")
-        if name.replace("-", "_") in ("__num_processes", "__accelerate_config"):
-            words = words if equals else words[1:]
-        else:
-            kept.append(word)
-    return kept
+        launch(["train", *take_options(argv, ("num_processes", "accelerate_config"))[1]], request.processes, config)
