@@ -144,7 +144,7 @@ class ToolEnvironment(TextEnvironment):
             self._loop.close()
 
     def _await(self, value: Any) -> Any:
-        return self._loop.run(_awaited(value)) if inspect.isawaitable(value) else value
+        return self._loop.run(awaited(value)) if inspect.isawaitable(value) else value
 
     def _call_all(self, action: str) -> str:
         try:
@@ -290,7 +290,8 @@ def random_value(schema: Any, rng: random.Random) -> Any:
     }.get(kind, rng.choice("abcdefgh"))
 
 
-async def _awaited(value: Any) -> Any:
+async def awaited(value: Any) -> Any:
+    """Return what an awaitable gives, as the coroutine that `asyncio.run` requires."""
     return await value
 
 
