@@ -52,15 +52,6 @@ def merged_parameters(
                 yield base_name, _whole(values[name].data, device)
 
 
-def base_parameters(
-    model: PeftModel,
-    gather: Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager] = nullcontext,
-    device: torch.device | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and value of each weight of the base model. Arguments as in `merged_parameters`."""
-    return merged_parameters(model, gather, device, merges=False)
-
-
 @torch.no_grad()
 def whole_parameters(
     model: torch.nn.Module,

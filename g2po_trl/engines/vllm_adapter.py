@@ -20,7 +20,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..utils.trl_compat import vllm_engine_options, vllm_generation_class
-from .adapter_weights import adapter_parameters, base_parameters, merged_parameters
+from .adapter_weights import adapter_parameters, merged_parameters
 from .weight_folder import WeightFolder
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class ServedAdapter:
             yield from merged_parameters(self.model, self.gather, self.device)
         elif not self._has_base and getattr(self.model, "quantization_method", None) is None:
             # Once, for they are frozen: the trainer's may not be those of the checkpoint. Quantized ones are.
-            yield from base_parameters(self.model, self.gather, self.device)
+            yield from merged_parameters(self.model, self.gather, self.device, merges=False)
             self._has_base = True
 
     def load(self) -> LoRARequest | None:

@@ -21,7 +21,7 @@ from ..prompts.conversation import ChatRequest, ChatResponse, message_text, pref
 from ..prompts.template import DEFAULT_PROMPT
 from ..rollout.episode import Episode
 from ..rollout.player import Player
-from ..trajectory import Step, Trajectory
+from ..trajectory import Trajectory
 from .environment_report import describe_failure
 from .random_episodes import LEVELS, LONG_TEXT, SLOW_STEP, Finding, graph_findings, outcome_findings
 
@@ -40,7 +40,6 @@ class Played:
 
     groups: list[list[Trajectory]] = field(default_factory=list)
     asked: list[list[list[bytes]]] = field(default_factory=list)  # digest of each request
-    infos: list[dict[str, Any]] = field(default_factory=list)
     failures: list[EnvironmentFailure] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     characters: int = 0
@@ -49,6 +48,10 @@ class Played:
     @property
     def episodes(self) -> list[Trajectory]:
         return [trajectory for group in self.groups for trajectory in group]
+
+    @property
+    def infos(self) -> list[dict[str, Any]]:
+        return [trajectory.info for trajectory in self.episodes]
 
 
 def examine_agent(
@@ -142,7 +145,6 @@ def try_agent(
     for trajectory, group in zip(trajectories, groups):
         if trajectory.counted:
             played.groups[group].append(trajectory)
-            played.infos.append(trajectory.info)
         else:
             played.failures.append(EnvironmentFailure(*trajectory.error.split(": ", 1)))
     findings = _failure_findings(played.failures)
@@ -198,28 +200,22 @@ def _episode(
     asked: list[bytes],
 ) -> Trajectory | EnvironmentFailure:
     """Play one episode, and note what its agent does in `played`, and its requests' digests in `asked`."""
-    steps: list[Step] = []
+    episode = Episode(name)
     seen: Observation | StepResult | EnvironmentFailure = pool.reset([task])[0]
-    while not isinstance(seen, EnvironmentFailure):
-        if isinstance(seen, StepResult):
-            steps[-1].reward = seen.reward
-            if seen.terminated or seen.truncated:
-                played.infos.append(seen.info)
-                success = seen.info.get("success", seen.reward > 0)
-                outcome = "truncated" if seen.truncated else "success" if success else "failure"
-                return Trajectory(name, steps, sum(step.reward for step in steps), outcome)
-            seen = seen.observation
-        request = seen.request
+    episode.open(seen)
+    while episode.outcome is None:
+        request = episode.observation.request
         played.has_tools |= bool(request.tools)
         shown = sum(len(message_text(message)) for message in request.messages)
         played.characters = max(played.characters, shown + len(json.dumps(request.tools or "")))
         action = random_response(request, rng, texts).to_action()
-        steps.append(Step(seen.text, action, state_key=seen.state_key))
+        episode.steps.append(episode.step(action, None))
         asked.append(_digest(request))
         started = time.perf_counter()
         seen = pool.step({0: action})[0]
         played.seconds.append(time.perf_counter() - started)
-    return seen
+        episode.advance(seen)
+    return seen if isinstance(seen, EnvironmentFailure) else episode.trajectory()
 
 
 def _digest(request: ChatRequest) -> bytes:

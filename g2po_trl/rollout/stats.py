@@ -48,7 +48,6 @@ class RolloutStats:
     truncated_completions: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
-    # Of the prompts for which the engine says what its prefix cache held: all tokens, and those.
     cacheable_tokens: int = 0
     cached_tokens: int = 0
     later_prompts: int = 0
@@ -56,7 +55,6 @@ class RolloutStats:
     repeated_requests: int = 0
     engine_metrics: dict[str, float] = field(default_factory=dict)
     replayed_steps: int = 0
-    # Of rollouts in which others follow the episodes that end.
     places: int = 0
     place_seconds: float = 0.0
 

@@ -12,7 +12,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from g2po_trl.engines.adapter_weights import base_parameters
+from g2po_trl.engines.adapter_weights import merged_parameters
 from g2po_trl.engines.vllm_adapter import ServedAdapter, adapters_beside_the_base, why_merged
 
 ALL_LINEAR = {"target_modules": "all-linear"}
@@ -20,7 +20,7 @@ ALL_LINEAR = {"target_modules": "all-linear"}
 
 def test_the_base_without_its_adapter():
     model = adapted(dense, ALL_LINEAR, torch.bfloat16)
-    found = {name: value.clone() for name, value in base_parameters(model)}
+    found = {name: value.clone() for name, value in merged_parameters(model, merges=False)}
     base = dict(model.unload().named_parameters())
     assert found.keys() == base.keys()
     assert all(torch.equal(found[name], value) for name, value in base.items())
