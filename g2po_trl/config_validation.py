@@ -106,11 +106,7 @@ _RANGES = {
 
 
 def check(args: GRPOConfig) -> None:
-    """Check the fields before TRL derives others from them.
-
-    Raises:
-        ValueError: for the first field with a value that is not accepted.
-    """
+    """Check the fields before TRL derives others from them."""
     for name, (unused, reason) in REFUSED.items():
         if getattr(args, name) != unused:
             raise ValueError(f"{name}={getattr(args, name)!r} has no effect in G2PO: {reason}.")
@@ -224,11 +220,7 @@ def logs_tables(args: GRPOConfig) -> bool:
 
 
 def check_afterwards(args: GRPOConfig) -> None:
-    """Check the fields that TRL has derived, and those that depend on them.
-
-    Raises:
-        ValueError: for the first field with a value that is not accepted.
-    """
+    """Check the fields that TRL has derived, and those that depend on them."""
     _check_generation_kwargs(args)
     check_strategy(args)
     _require(
@@ -256,11 +248,7 @@ def check_afterwards(args: GRPOConfig) -> None:
 
 
 def check_estimator(args: GRPOConfig) -> None:
-    """Refuse an unknown estimator, its options if it does not have them, and fields that it does not use.
-
-    Raises:
-        ValueError: for the first of them.
-    """
+    """Refuse an unknown estimator, its options if it does not have them, and fields that it does not use."""
     name = args.advantage_estimator
     _require(name in ESTIMATORS, "advantage_estimator", name, f"choose one of {', '.join(ESTIMATORS)}")
     parameters = signature(ESTIMATORS[name]).parameters

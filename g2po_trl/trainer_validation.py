@@ -24,12 +24,7 @@ from .utils.trl_compat import name_or_path_of
 
 
 def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:
-    """Check the trainer's arguments before anything is loaded.
-
-    Raises:
-        TypeError: for arguments of other trainers.
-        ValueError: for arguments that exclude each other.
-    """
+    """Check the trainer's arguments before anything is loaded."""
     if not isinstance(args, G2POConfig):
         raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
     for name in ("reward_funcs", "reward_processing_classes", "tools", "rollout_func"):
@@ -116,11 +111,7 @@ def settings_of_optimizer(args: G2POConfig) -> dict[str, Any]:
 
 
 def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
-    """Check that fields were not changed after they were read: they would have no effect, and run.json be wrong.
-
-    Raises:
-        ValueError: for the first changed field.
-    """
+    """Refuse fields changed after they were read: they would have no effect, and run.json be wrong."""
     for name, value in made_with.items():
         if _snapshot(getattr(args, name)) != value:
             raise ValueError(
@@ -130,12 +121,7 @@ def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
 
 
 def check_state_key(function: Callable | None, args: G2POConfig) -> None:
-    """Check that the trainer's `state_key` is a function, and the only one.
-
-    Raises:
-        TypeError: if it is not a function.
-        ValueError: if the configuration has another.
-    """
+    """Check that the trainer's `state_key` is a function, and the only one."""
     if function is None:
         return
     if not callable(function):
@@ -145,11 +131,7 @@ def check_state_key(function: Callable | None, args: G2POConfig) -> None:
 
 
 def check_trainer(trainer: GRPOTrainer) -> None:
-    """Check tokenizer, model, sharding, schedule and dataset once TRL's constructor has run.
-
-    Raises:
-        ValueError: for the first that cannot be trained with, with the remedy.
-    """
+    """Check tokenizer, model, sharding, schedule and dataset once TRL's constructor has run."""
     if get_chat_template(trainer.processing_class) is None:
         raise ValueError(
             f"the tokenizer of {name_or_path_of(trainer.model.config) or 'the model'} has no chat template: use an "
@@ -176,11 +158,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
 
 
 def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> None:
-    """Refuse a schedule of DeepSpeed's engine: it counts mini-batches, while `max_steps` counts rollouts.
-
-    Raises:
-        ValueError: with `mini_batch_size` and a learning rate that is not constant.
-    """
+    """Refuse a schedule of DeepSpeed's engine: it counts mini-batches, while `max_steps` counts rollouts."""
     of_engine = [name for name in ("optimizer", "scheduler") if name in deepspeed_config]
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     constant = schedule == "constant" and "scheduler" not in of_engine
@@ -193,16 +171,7 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
 
 
 def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
-    """Stop a run in which too many trajectories have no result. All ranks call it together.
-
-    Args:
-        records: records of all ranks' trajectories.
-        own_errors: error texts of this rank's trajectories.
-        max_error_rate: fraction of trajectories.
-
-    Raises:
-        RuntimeError: if more than `max_error_rate` of them are errors, or ended before their first step.
-    """
+    """Stop a run, on all ranks, in which more than `max_error_rate` of the trajectories have no result."""
     records = [r for r in records if r.parent is None]
     not_begun = [r.failure_reason for r in records if r.counted and not r.keys]
     if len(not_begun) / len(records) > max_error_rate:

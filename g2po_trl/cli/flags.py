@@ -57,11 +57,7 @@ def _imported_from(node: ast.ImportFrom, path: Path) -> Path | None:
 
 
 def find_class(path: Path, name: str) -> tuple[Path, ast.ClassDef]:
-    """Return the file that defines the class called `name` in `path`, and the class.
-
-    Raises:
-        LookupError: if it is not found.
-    """
+    """Return the file that defines the class called `name` in `path`, and the class, or raise `LookupError`."""
     tree = _tree(path)
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
@@ -123,11 +119,7 @@ def _literal(node: ast.expr | None) -> Any:
 
 
 def as_bool(text: str) -> bool:
-    """Return the truth value of a flag's text, with transformers' spellings.
-
-    Raises:
-        ArgumentTypeError: for any other text.
-    """
+    """Return the truth value of a flag's text, with transformers' spellings."""
     word = text.lower()
     if word in ("yes", "true", "t", "y", "1"):
         return True
@@ -176,11 +168,7 @@ def _kind(annotation: str) -> Callable[[str], Any] | str | None:
 
 
 def read_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
-    """Return field -> value of the fields on the command line.
-
-    Raises:
-        FlagsError: for an unknown flag or an invalid value.
-    """
+    """Return field -> value of the fields on the command line. Raises `FlagsError` if one is invalid."""
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         raise FlagsError(describe_unknown(parser, unknown[0], "flag", "--help-all"))
@@ -188,11 +176,7 @@ def read_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str
 
 
 def read_keys(parser: argparse.ArgumentParser, keys: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a configuration file.
-
-    Raises:
-        FlagsError: for an unknown key or an invalid value.
-    """
+    """Yield the fields of a configuration file. Raises `FlagsError` for an unknown key or an invalid value."""
     actions = {action.dest: action for action in reversed(parser._actions)}
     for name, value in keys.items():
         if name not in actions:

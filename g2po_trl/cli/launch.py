@@ -41,15 +41,9 @@ def _watch(pid: int) -> None:
 
 
 def launch(arguments: Sequence[str], num_processes: str | None, config: Path | None) -> None:
-    """Start the processes and wait for them.
+    """Start `g2po *arguments` in several processes and wait for them; exit with the code of the first that failed.
 
-    Args:
-        arguments: arguments of `g2po` in each process.
-        num_processes: number of processes. `None`: as in the configuration.
-        config: Accelerate's configuration. `None`: ddp.yaml, or processes on the CPU if there is no GPU.
-
-    Raises:
-        SystemExit: with the exit code of the first process that failed; 130 after Ctrl-C.
+    `config` is Accelerate's configuration. `None`: ddp.yaml, or processes on the CPU if there is no GPU.
     """
     import torch
     from torch.distributed.elastic.multiprocessing import SignalException

@@ -43,15 +43,7 @@ def recipe_fields(script: Path) -> dict[str, Field]:
 
 
 def recipe_settings(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return every field of a bundled recipe: as given, else as in its default configuration, else its default.
-
-    Args:
-        script: the recipe.
-        arguments: its flags.
-
-    Raises:
-        ValueError: for an unknown or invalid flag or key.
-    """
+    """Return every field of a bundled recipe: as given, else as in its default configuration, else its default."""
     fields = recipe_fields(script)
     parser = make_parser(list(fields.values()))
     options, words = take_options(arguments, ("config",))
@@ -69,15 +61,7 @@ def _package(name: str) -> Path:
 
 
 def check_command(script: Path, arguments: Sequence[str]) -> None:
-    """Check the flags of a bundled recipe.
-
-    Args:
-        script: the recipe.
-        arguments: its flags.
-
-    Raises:
-        ValueError: for an invalid flag or a flag without effect, with its remedy.
-    """
+    """Check the flags of a bundled recipe. Raises `ValueError` for an invalid one, or one without effect."""
     parser = make_parser(list(recipe_fields(script).values()))
     options, words = take_options(arguments, ("config",))
     keys = read_config(options.get("config"))
@@ -167,11 +151,7 @@ def _as_list(value: Any) -> Iterable[str]:
 
 
 def check_model(field: str, name: str) -> None:
-    """Check that a name is a folder with a model or can be a Hub id.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """Check that a name is a folder with a model or can be a Hub id. Raises `ValueError` if it is neither."""
     path = Path(name)
     if path.is_dir():
         if not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):

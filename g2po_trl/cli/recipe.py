@@ -137,11 +137,7 @@ def starting_point(args: G2POConfig) -> str | None:
 
 
 def read_chat_template(file: str | Path) -> str:
-    """Return the Jinja chat template in a file.
-
-    Raises:
-        SystemExit: if the file cannot be read.
-    """
+    """Return the Jinja chat template in a file. Raises `SystemExit` if the file cannot be read."""
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -35,16 +35,9 @@ def config_names(kind: str | None = None) -> list[str]:
 
 
 def find_config(name: str, option: str = "config", kind: str | None = None, among: str | None = None) -> Path:
-    """Return a YAML file by its path, or a bundled one by its short name.
+    """Return a YAML file by its path, or a bundled one by its short name, relative to the folder `kind` of recipes/.
 
-    Args:
-        name: path or short name.
-        option: the option, for the error message.
-        kind: folder in recipes/ that short names are relative to.
-        among: folder in recipes/ whose configurations the error message lists.
-
-    Raises:
-        ValueError: if there is no such file.
+    The error names `option`, and lists the configurations in the folder `among`.
     """
     if Path(name).is_file():
         return Path(name)

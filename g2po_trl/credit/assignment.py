@@ -67,11 +67,7 @@ class Credit:
 
 
 def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list[Sequence[TrajectoryRecord]]:
-    """Return the groups of all ranks' records: `num_generations` consecutive ones each.
-
-    Raises:
-        RuntimeError: if a group has several tasks.
-    """
+    """Return the groups of all ranks' records: `num_generations` consecutive ones each, all of one task."""
     groups = [records[i : i + num_generations] for i in range(0, len(records), num_generations)]
     for group in groups:
         if len({r.task_id for r in group}) != 1:
@@ -85,11 +81,7 @@ def groups_of(records: Sequence[TrajectoryRecord], num_generations: int) -> list
 def advantages_of_rank(
     advantages: np.ndarray, records: Sequence[TrajectoryRecord], first: int, count: int
 ) -> np.ndarray:
-    """Return the advantages of `count` trajectories, from number `first` of all ranks' `records` on.
-
-    Raises:
-        ValueError: unless `advantages` has one finite number for each step of all ranks.
-    """
+    """Return the advantages of `count` trajectories, from number `first` of all ranks' `records` on."""
     lengths = [len(record.keys) for record in records]
     check_advantages(advantages, sum(lengths))
     start = sum(lengths[:first])
@@ -97,11 +89,7 @@ def advantages_of_rank(
 
 
 def check_advantages(advantages: np.ndarray, num_steps: int) -> None:
-    """Check that there is one finite number a step.
-
-    Raises:
-        ValueError: otherwise.
-    """
+    """Check that there is one finite number a step. Raises `ValueError` otherwise."""
     if advantages.shape != (num_steps,):
         raise ValueError(
             f"advantage_fn returned shape {advantages.shape}; it must return one number a step: ({num_steps},)"

@@ -317,12 +317,7 @@ class StateGraph:
 
 
 def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the node of each step, numbered by first visit, and group and key of each node.
-
-    Args:
-        group: (S,) group of each step.
-        keys: (S, 2) uint64, key of each step.
-    """
+    """Return the node of each step, numbered by first visit, and group and key of each node."""
     order = np.lexsort((keys[:, 1], keys[:, 0], group))  # stable: equal keys stay in the order of their visits
     rows = np.column_stack([group.astype(np.uint64), keys])[order]
     starts = np.append(True, (rows[1:] != rows[:-1]).any(axis=1))[: len(rows)]

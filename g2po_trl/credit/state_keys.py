@@ -98,11 +98,7 @@ def similarity_threshold(state_key: str | None) -> float | None:
 
 
 def assign_keys(trajectories: Iterable[Trajectory], key: Callable[[Step], str]) -> None:
-    """Write `key(step)` into every step's `state_key`.
-
-    Raises:
-        TypeError: if it is not a string.
-    """
+    """Write `key(step)` into every step's `state_key`. Raises `TypeError` if it is not a string."""
     for trajectory in trajectories:
         for step in trajectory.steps:
             text = key(step)
@@ -131,11 +127,7 @@ def merge_similar_keys(
 ) -> None:
     """Replace each step's key by its representative within the group, in place.
 
-    Args:
-        trajectories: of this rank.
-        groups: group of each trajectory.
-        threshold: see `merge_similar`.
-        gathered: `keys_of_groups` of every rank, if groups are spread over ranks.
+    `gathered` are `keys_of_groups` of every rank, if groups are spread over ranks.
     """
     parts = [keys_of_groups(trajectories, groups)] if gathered is None else gathered
     merged = {

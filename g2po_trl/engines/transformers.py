@@ -21,14 +21,7 @@ def generation_config(
     stop_token_ids: Iterable[int],
     **options: Any,
 ) -> GenerationConfig:
-    """Return the `GenerationConfig` of a sampling.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        sampling: how completions are sampled, and where they end.
-        stop_token_ids: tokens that end a completion.
-        options: further fields of `GenerationConfig`; they take precedence.
-    """
+    """Return the `GenerationConfig` of a sampling; `options`, further fields of it, take precedence."""
     filters: dict[str, Any] = {"do_sample": False}
     if sampling.temperature > 0:
         filters = {
@@ -55,11 +48,7 @@ def generation_config(
 
 
 def check_options(options: Iterable[str]) -> None:
-    """Refuse options that `GenerationConfig` does not have: it would ignore them.
-
-    Raises:
-        ValueError: naming the first one.
-    """
+    """Refuse options that `GenerationConfig` does not have: it would ignore them."""
     known = GenerationConfig()
     for name in options:
         if not hasattr(known, name):
@@ -80,17 +69,10 @@ def generate_batch(
 ) -> list[list[int]]:
     """Return the new tokens of each prompt, in order, padded to the longest, from one call of `generate`.
 
-    Fields that `config` leaves open are neutral: the checkpoint's own generation_config (a repetition penalty, …) is
-    not used, because the trained probabilities do not include it.
-
-    Args:
-        model: in evaluation mode.
-        tokenizer: the model's tokenizer.
-        prompts: token ids. Without prompts a dummy is generated, since with sharded weights every rank must call.
-        config: see `generation_config`.
-        synced_gpus: continue until all ranks are done, as sharded weights require.
-        device: device of the inputs, if it differs from that of the weights.
-        record: records the log-probabilities of the new tokens.
+    Fields that `config` leaves open are neutral: the checkpoint's own generation_config (a repetition penalty, …)
+    is not used, because the trained probabilities do not include it. Without prompts a dummy is generated, since
+    with sharded weights every rank must call; `synced_gpus` continues until all ranks are done. `record` records
+    the log-probabilities of the new tokens.
     """
     rows = list(prompts) or [[config.pad_token_id]]
     width = max(map(len, rows))

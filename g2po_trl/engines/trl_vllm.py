@@ -197,12 +197,7 @@ class VLLMEngine(RequestEngine):
 
 
 def starting_vllm(colocated: bool, merge_adapter: bool | None = None) -> AbstractContextManager:
-    """Return a context in which TRL starts its vLLM: on a free port, and with room for an adapter that it can serve.
-
-    Args:
-        colocated: whether it starts one in this process; if not, the context does nothing.
-        merge_adapter: see `adapters_beside_the_base`.
-    """
+    """Return a context in which TRL starts a colocated vLLM: on a free port, with room for an adapter."""
     if not colocated:
         return nullcontext()
     take_free_port()

@@ -104,11 +104,7 @@ class RequestEngine(Engine):
 
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:
-    """Return vLLM's object of these options, whose `structured_outputs` may be a dictionary.
-
-    Raises:
-        ValueError: for an option that vLLM does not have.
-    """
+    """Return vLLM's object of these options, whose `structured_outputs` may be a dictionary."""
     from vllm import SamplingParams
 
     structured = options.get("structured_outputs")

@@ -30,11 +30,7 @@ class WeightFolder:
         self._run, self._number = secrets.token_hex(4), 0
 
     def open(self) -> None:
-        """Make the folder and remove versions of other runs.
-
-        Raises:
-            OSError: as the disk does.
-        """
+        """Make the folder and remove versions of other runs. Raises `OSError`, as the disk does."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._remove(PREFIX)
 

@@ -33,11 +33,7 @@ def mutated_actions(admissible_actions: Sequence[str], most: int = 6) -> list[st
 
 
 def where_raised(error: BaseException | str) -> str:
-    """Return `, FILE, line N` of the last traceback line in the user's code; empty if there is none.
-
-    Args:
-        error: an exception, or a traceback as text.
-    """
+    """Return `, FILE, line N` of the last line of the user's code in an exception or in a traceback's text, or ""."""
     if isinstance(error, str):
         frames = _FRAME.findall(error)
     else:

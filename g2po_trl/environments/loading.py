@@ -98,11 +98,7 @@ def binds(tree: ast.Module, name: str) -> bool:
 
 
 def read_source(path: str | Path) -> ast.Module:
-    """Return the syntax tree of a file.
-
-    Raises:
-        ValueError: if the file cannot be read or parsed.
-    """
+    """Return the syntax tree of a file. Raises `ValueError` if the file cannot be read or parsed."""
     try:
         return ast.parse(Path(path).read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:

@@ -19,11 +19,7 @@ COLUMN = "g2po_task"
 
 
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
-    """Return the tasks of a file with one JSON object per line.
-
-    Raises:
-        ValueError: if the file cannot be read or a line is not a JSON object; names file and line.
-    """
+    """Return the tasks of a file with one JSON object per line. Raises `ValueError`, naming file and line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
@@ -43,16 +39,7 @@ def read_tasks(path: str | Path) -> list[dict[str, Any]]:
 def split_tasks(
     tasks: str | Path, eval_tasks: str | Path | None = None, num_eval_tasks: int | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the training tasks and the held-out tasks.
-
-    Args:
-        tasks: file of the training tasks.
-        eval_tasks: file of the held-out tasks. `None`: the last lines of `tasks`.
-        num_eval_tasks: number of held-out lines of `tasks`. `None`: 20 %.
-
-    Raises:
-        ValueError: if a file cannot be read, or one of the two lists is empty.
-    """
+    """Return the training and the held-out tasks: those in `eval_tasks`, else the last lines of `tasks` (20 %)."""
     train = read_tasks(tasks)
     if eval_tasks is not None:
         held_out = read_tasks(eval_tasks)
@@ -143,11 +130,7 @@ def tasks_hash(tasks: Iterable[dict[str, Any]]) -> str:
 
 
 def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
-    """Check that the datasets are not empty and their columns fit the parameters of `reset`.
-
-    Raises:
-        ValueError: for a dataset that does not.
-    """
+    """Refuse empty datasets, and datasets whose columns do not fit the parameters of `reset`."""
     from datasets import Dataset, IterableDataset  # slow to import, and not needed to read a tasks file
 
     if not isinstance(train_dataset, Dataset) or len(train_dataset) == 0:

@@ -100,13 +100,7 @@ def _validate_request(request: Any, where: str) -> ChatRequest | None:
 
 
 def validate_step(value: Any, where: str, max_characters: int | None = None) -> StepResult:
-    """Return the value as a `StepResult` with an `Observation` and a float reward.
-
-    Arguments as of `validate_observation`.
-
-    Raises:
-        EnvironmentContractError: for another type, or if a field has the wrong type or is not finite.
-    """
+    """Return the value as a `StepResult` with an `Observation` and a float reward. See `validate_observation`."""
     if not isinstance(value, StepResult):
         raise EnvironmentContractError(
             f"{where} returned {show(value)}; return StepResult(observation, reward, terminated)"
@@ -148,16 +142,7 @@ def _validate_info(info: Any, where: str) -> dict[str, Any]:
 
 
 def check_info(data: dict[str, Any], where: str, given: Mapping[Any, Any] | None = None) -> None:
-    """Check that scores are numbers and success is a boolean.
-
-    Args:
-        data: the info as plain data.
-        where: the call, in messages.
-        given: the info as the environment returned it. `None`: `data`.
-
-    Raises:
-        EnvironmentContractError: if a score or the success has the wrong type.
-    """
+    """Refuse scores that are not numbers, and a success that is no boolean. `given`: the info as it was returned."""
     given = data if given is None else given
     for name, score in data.items():
         is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
@@ -171,11 +156,7 @@ def check_info(data: dict[str, Any], where: str, given: Mapping[Any, Any] | None
 
 
 def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
-    """Check that a dataset's columns fit the parameters of `reset`.
-
-    Raises:
-        ValueError: for a parameter without a column, or a column that `reset` does not accept.
-    """
+    """Refuse (`ValueError`) a parameter of `reset` without a column, and a column that `reset` does not accept."""
     reset = _reset_function(environment_factory)
     if reset is None:  # a plain function constructs the environment: its signature is unknown before a call
         return

@@ -51,11 +51,7 @@ class Plan:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], processes: int = 1, sharded: bool = False) -> Plan:
-        """Return the plan.
-
-        Raises:
-            ValueError: if the number of steps is not set, or groups are not whole.
-        """
+        """Return the plan. Raises `ValueError` if the number of steps is not set, or groups are not whole."""
         plan = cls(settings, processes, sharded)
         if not (plan["max_steps"] or 0) > 0:
             raise ValueError(f"max_steps is {plan['max_steps']}: set it, so that the length of the run is known")

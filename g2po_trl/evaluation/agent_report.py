@@ -67,16 +67,8 @@ def examine_agent(
 ) -> list[Finding]:
     """Return the findings of episodes with random responses in worker processes, the worst first.
 
-    Args:
-        agent: as passed to the trainer.
-        tasks: dataset rows.
-        episodes: episodes per task, e.g. the group size.
-        turns: maximum calls of the model in an episode, the trainer's `max_turns`.
-        seed: seed of the random responses.
-        timeout: maximum seconds of a reset or a step.
-        environment_variables: see `EnvironmentPool`.
-        texts: the responses without tool calls, drawn at random.
-        state_key: as passed to the trainer.
+    `texts` are the responses without tool calls, drawn at random. `agent` and `state_key` are as passed to the
+    trainer; for the others see `environment_report.examine`.
     """
     options = {"num_workers": 1, "reset_timeout": timeout, "step_timeout": timeout}
     options["environment_variables"] = environment_variables
@@ -104,22 +96,10 @@ def try_agent(
     environment_variables: Sequence[str] = (),
     state_key: Callable | None = None,
 ) -> list[Finding]:
-    """Return the findings of episodes in which a model answers an agent, the worst first.
+    """Return the findings of episodes in which a model answers an agent, all at the same time, the worst first.
 
-    Args:
-        agent: as passed to the trainer.
-        tasks: dataset rows.
-        chat: the model.
-        episodes: episodes per task; all episodes are played at the same time.
-        turns: maximum calls of the model in an episode, the trainer's `max_turns`.
-        settings: how completions are sampled.
-        max_prompt_length: of the trainer; not for servers.
-        timeout: maximum seconds of a reset or a step.
-        environment_variables: see `EnvironmentPool`.
-        state_key: as passed to the trainer.
-
-    Raises:
-        ChatError: if a server rejects requests or cannot be reached.
+    Arguments as of `examine_agent`; `max_prompt_length` is not for servers. Raises `ChatError` if a server rejects
+    requests or cannot be reached.
     """
     played, lengths = Played(), []
 

@@ -198,11 +198,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _own_agent(args: argparse.Namespace) -> str | None:
-    """Return the full name of the user's own agent, and set `agent`; `None` for a way to prompt the model.
-
-    Raises:
-        ValueError: if it is neither, or there is an environment as well.
-    """
+    """Return the full name of the user's own agent, and set `agent`; `None` for a way to prompt the model."""
     name = args.agent
     if name in AGENTS:
         return None

@@ -114,11 +114,7 @@ class TokenBudget:
             write_json(self.path, {"read": self.read, "written": self.written})
 
     def check(self) -> None:
-        """Save the counts.
-
-        Raises:
-            TokenBudgetSpentError: if the limit is reached.
-        """
+        """Save the counts. Raises `TokenBudgetSpentError` if the limit is reached."""
         self.save()
         if self.limit is not None and self.read + self.written >= self.limit:
             raise TokenBudgetSpentError(
@@ -127,11 +123,7 @@ class TokenBudget:
             )
 
     def count(self, completion: ChatCompletion) -> None:
-        """Add the tokens of a completion and of its prompt.
-
-        Raises:
-            ChatError: if there is a limit and the server does not report tokens.
-        """
+        """Add the tokens of a completion and its prompt. Raises `ChatError` if they are limited and not reported."""
         tokens = completion.prompt_tokens + completion.completion_tokens
         if self.limit is not None and not completion.error and tokens == 0:
             raise ChatError(
@@ -249,14 +241,8 @@ def load_local(
 ) -> EngineChat:
     """Return the chat model of a checkpoint or an adapter, with transformers' `generate`.
 
-    Args:
-        model: a folder or a Hub id.
-        batch_size: conversations per `generate` call.
-        chat_template_kwargs: variables of the chat template.
-        generation_kwargs: further fields of transformers' `GenerationConfig`.
-        autocast: precision of the forward pass, e.g. "bfloat16", as in mixed-precision training. `None`: the
-            precision of the weights.
-        **model_kwargs: passed to `from_pretrained`.
+    `generation_kwargs` go to `GenerationConfig`, `model_kwargs` to `from_pretrained`. `autocast` is the precision
+    of the forward pass, e.g. "bfloat16", as in mixed-precision training; `None`: that of the weights.
     """
     import torch
     from transformers import AutoTokenizer
@@ -289,11 +275,7 @@ def load_vllm(
 ) -> EngineChat:
     """Return the chat model of a checkpoint or an adapter, with vLLM in this process.
 
-    Args:
-        model: a folder or a Hub id.
-        chat_template_kwargs: variables of the chat template.
-        generation_kwargs: further fields of vLLM's `SamplingParams`.
-        **vllm_options: passed to `vllm.LLM`.
+    `generation_kwargs` go to `SamplingParams`, `vllm_options` to `vllm.LLM`.
     """
     from ..engines.vllm_offline import OfflineVLLMEngine
 

@@ -67,11 +67,7 @@ _VERSIONS = (
 
 
 def load_panel(args: argparse.Namespace) -> Panel:
-    """Return the panel that the arguments name: a bundled environment's, or `module:Class` with its tasks.
-
-    Raises:
-        ValueError: if there is no such panel, or the tasks do not fit the environment.
-    """
+    """Return the panel that the arguments name: a bundled environment's, or `module:Class` with its tasks."""
     environment, options = args.environment, args.panel_options
     if ":" in environment:
         if args.tasks is None:
@@ -110,11 +106,7 @@ def _with_options(make: Callable[..., Panel], *arguments: Any, **options: Any) -
 
 
 def load_template(prompt: str | Mapping[str, Any]) -> PromptTemplate:
-    """Return the template that `--prompt module:TEMPLATE` or a run.json names.
-
-    Raises:
-        ValueError: if it is not a PromptTemplate.
-    """
+    """Return the `PromptTemplate` that `--prompt module:TEMPLATE` or a run.json names."""
     if not isinstance(prompt, str):
         return load_prompt(prompt)
     template = load(prompt)

@@ -26,19 +26,8 @@ class PanelPlayer:
 
     Each trajectory is appended to `path` when it ends, with `panel_index`, `trial`, tokens and reflections in its
     `info`. Calling `play` again resumes: finished episodes are kept, and environment errors are played again. If a
-    completion depends on the rest of its batch, batches are written and repeated as a whole.
-
-    Args:
-        panel: the tasks.
-        pool: hosts the panel's environment.
-        chat: the model.
-        agent: how the model is prompted.
-        settings: how completions are sampled.
-        seed: seed of the completions.
-        path: file of the trajectories.
-        budget: tokens used so far, and their limit.
-        batch_size: number of concurrent episodes.
-        on_turn: called after each turn with its number and the number of running episodes.
+    completion depends on the rest of its batch, batches are written and repeated as a whole. `on_turn` is called
+    after each turn with its number and the number of running episodes.
     """
 
     panel: Panel
@@ -53,11 +42,7 @@ class PanelPlayer:
     on_turn: Callable[[int, int], None] | None = None
 
     def play(self) -> list[Trajectory]:
-        """Return the last trial of each task, in the order of the panel; resume where the file ends.
-
-        Raises:
-            TokenBudgetSpentError: if the token budget is spent; finished episodes are in the file.
-        """
+        """Return the last trial of each task, in the order of the panel; resume where the file ends."""
         self.finished = read_finished(self.path)
         actor = make_actor(self.chat, self.agent, self.settings, self._notes, self.budget.check, self._count)
         self.player = Player(self.pool, actor, self.panel.max_turns)

@@ -77,11 +77,7 @@ def _episode(
     rng: random.Random,
     rollouts: RandomRollouts,
 ) -> Trajectory:
-    """Play one random episode, and record its times and other properties in `rollouts`.
-
-    Raises:
-        EnvironmentFailedError: if the environment fails.
-    """
+    """Play one random episode, and record its times and other properties in `rollouts`."""
     started = time.perf_counter()
     observation = environment.reset(**task)
     rollouts.reset_seconds.append(time.perf_counter() - started)

@@ -127,11 +127,7 @@ def _located(name: str) -> tuple[str, str]:
 
 
 def panel_file(folder: Path, name: str | None) -> Path:
-    """Return the file of a run's panel; with `None`, of its only panel.
-
-    Raises:
-        ValueError: if there is no such panel, or several without a name.
-    """
+    """Return the file of a run's panel; with `None`, of its only panel."""
     panels = {path.stem: path for path in sorted((folder / "panels").glob("*.jsonl"))}
     if not panels:
         raise ValueError(f"{folder} had no evaluation tasks (no file in panels/): pass --tasks FILE")

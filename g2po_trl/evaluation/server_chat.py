@@ -95,16 +95,7 @@ class ServerChat(ChatModel):
         return self._parse(response, settings, own)
 
     def _parse(self, response: Any, settings: ChatSettings, with_message: bool = False) -> ChatCompletion:
-        """Return the completion in a server's response.
-
-        Args:
-            response: of the server.
-            settings: where the completion ends.
-            with_message: also return the assistant's message, with its tool calls.
-
-        Raises:
-            ChatError: if the response is not a chat completion.
-        """
+        """Return the completion in a server's response; `with_message`: also the assistant's, with its tool calls."""
         choices = getattr(response, "choices", None)
         message = getattr(choices[0], "message", None) if choices else None
         if message is None:

@@ -126,13 +126,7 @@ class PartialRollouts:
             )
 
     def collect(self, rows: Sequence[Row], groups: Sequence[int], iteration: int) -> Rollout:
-        """Play until a batch of groups is complete, and return the trajectories of these groups.
-
-        Args:
-            rows: a batch's tasks, `group_size` times each. They are played after the tasks that wait already.
-            groups: not used: groups are numbered as they begin.
-            iteration: version of the policy.
-        """
+        """Play until a batch of groups is complete, and return their trajectories. `rows` follow waiting tasks."""
         size, stats = len(rows) // self.context.group_size, RolloutStats(places=len(rows))
         # No group is begun that would be left over after the last batch.
         most = size * min(1 + self.max_off_policy_steps, self.context.batches_left() or math.inf)

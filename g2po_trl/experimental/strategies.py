@@ -20,14 +20,7 @@ STRATEGIES: dict[str, type[RolloutStrategy]] = {
 
 
 def check_strategy(args: Any) -> None:
-    """Refuse an unknown rollout strategy, options that it does not have, and settings that it excludes.
-
-    Args:
-        args: an object with the fields of a `G2POConfig`.
-
-    Raises:
-        ValueError: for the first of them.
-    """
+    """Refuse an unknown rollout strategy, options that it does not have, and settings that it excludes."""
     name, options = args.rollout_strategy, args.rollout_strategy_kwargs or {}
     if not isinstance(name, str) or name not in STRATEGIES:
         raise ValueError(f"rollout_strategy is {name!r}: choose one of {', '.join(STRATEGIES)}")

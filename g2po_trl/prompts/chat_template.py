@@ -64,13 +64,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the text of a conversation.
-
-        Args:
-            messages: chat messages, oldest first.
-            tools: JSON schemas, for templates that render tools.
-            add_generation_prompt: end with the beginning of the assistant's next message.
-        """
+        """Return a conversation's text, up to the beginning of the next answer if `add_generation_prompt`."""
         messages = list(messages)
         late = 1 if any(message["role"] == "user" for message in messages) else 0
         if any(message["role"] == "system" for message in messages[late:]) and not self._accepts_late_system[late]:

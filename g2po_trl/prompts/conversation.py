@@ -190,11 +190,7 @@ def with_objects(messages: Sequence[Message]) -> list[Message]:
 
 
 def plain_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tool calls without lone surrogates, which cannot be tokenized.
-
-    Raises:
-        ValueError: if arguments are nested more than `MAX_DEPTH` levels deep.
-    """
+    """Return tool calls without lone surrogates. Raises `ValueError` if they are more than `MAX_DEPTH` levels deep."""
     calls = list(calls)
     if is_deeper(calls, MAX_DEPTH):
         raise ValueError(f"a call is nested more than {MAX_DEPTH} levels deep")
@@ -235,11 +231,7 @@ def request_key(messages: Sequence[Message]) -> str:
 
 
 def state_key_text(key: Any) -> str:
-    """Return a state key as text: one that a function of the messages returned, which is a text or JSON data.
-
-    Raises:
-        ValueError: for `None`, which would merge all states that the function does not recognize.
-    """
+    """Return a function's key as text. `None` is refused: it would merge all states that the function ignores."""
     if key is None:
         raise ValueError("state_key returned None; return a text or JSON data that is equal for equal states")
     return key if isinstance(key, str) else to_json(key, sort_keys=True)
@@ -319,11 +311,7 @@ class ChatResponse:
 
     @classmethod
     def from_action(cls, action: str) -> ChatResponse:
-        """Return the response that `to_action` wrote.
-
-        Raises:
-            ValueError: for another text.
-        """
+        """Return the response that `to_action` wrote. Raises `ValueError` for another text."""
         data = json.loads(action)
         if not isinstance(data, dict) or "content" not in data:
             raise ValueError(f"an action is {show(action)}; a chat response is a JSON object with content")

@@ -145,15 +145,7 @@ class ConversationEncoder:
         completion_ids: Sequence[int],
         transcript: Transcript,
     ) -> None:
-        """Note a completion, so that requests that continue the conversation begin with its ids.
-
-        Args:
-            prompt: its prompt.
-            tools: the tools of the request.
-            answer: the assistant's message in the completion.
-            completion_ids: its ids, as far as the message shows them.
-            transcript: of the episode.
-        """
+        """Note a completion's ids, as far as `answer` shows them: requests that go on from it begin with them."""
         digest = prefix_digests([*prompt.messages, answer], tools)[-1]
         transcript.ids[digest] = prompt.ids, completion_ids, transcript.dropped
 
@@ -192,13 +184,9 @@ class ConversationEncoder:
     def _continuation(self, answer: Message, new: list[Message], ended: bool) -> tuple[list[int], str] | None:
         """Return ids and text of what follows a completion: the new messages, and the generation prompt.
 
-        They are found as TRL finds them: a short conversation that ends with an assistant's message of the same kind
-        is rendered with and without the new messages. `None`: the template cannot be continued so.
-
-        Args:
-            answer: the assistant's message.
-            new: the messages after it.
-            ended: whether the completion has the token that ends a message.
+        They are found as TRL finds them: a short conversation that ends with an assistant's message of the
+        same kind is rendered with and without the new messages. `None`: the template cannot be continued so.
+        `ended`: the completion has the token that ends a message.
         """
         if any(message["role"] == "assistant" for message in new):
             return None  # written by the agent's program, or by a completion that is not among these

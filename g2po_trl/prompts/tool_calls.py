@@ -19,11 +19,7 @@ HOW_TO_CALL = (
 
 
 def read_calls(action: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return name and arguments of each call in an action.
-
-    Raises:
-        ValueError: if there is no call, or a call is not `{"name": …, "arguments": {…}}`.
-    """
+    """Return name and arguments of each call in an action. Raises `ValueError` if there is none, or an invalid one."""
     calls = []
     for text in CALL.findall(action):
         try:

@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Conversations:
-    """The conversations of running episodes.
-
-    Args:
-        encoder: encodes chat requests.
-        template: wording of the messages of environments that send no requests, and the parser of completions.
-        max_prompt_length: maximum tokens of a prompt. `None`: no limit.
-        stats: prompts that could continue an earlier one, and those that did, are counted in it.
-        stop: of the actor.
-    """
+    """The conversations of running episodes. `stats` counts prompts that could continue others, and those that did."""
 
     encoder: ConversationEncoder
     template: PromptTemplate
@@ -38,12 +30,7 @@ class Conversations:
     stop: tuple[str, ...] = ()
 
     def prompt(self, episode: Episode, request: ChatRequest) -> ConversationPrompt:
-        """Return the prompt of an episode's request.
-
-        Raises:
-            PromptTooLongError: if it is too long, and cannot be shortened enough.
-            RefusedConversationError: if the chat template cannot render it.
-        """
+        """Return the prompt of an episode's request. Raises `PromptTooLongError` or `RefusedConversationError`."""
         transcript = episode.transcript = episode.transcript or Transcript()
         prompt = self.encoder.prompt(request, transcript, self.max_prompt_length)
         if episode.played:

@@ -74,11 +74,7 @@ class DynamicSampling(SynchronousRollout):
 
 
 def equal_reward_groups(rewards: Iterable[tuple[int, float | None]]) -> list[int]:
-    """Return the groups whose rewards are all equal, in order.
-
-    Args:
-        rewards: (group, reward) of each episode; `None` for an episode without a result.
-    """
+    """Return the groups whose rewards are all equal, in order, from (group, reward or `None`: no result) pairs."""
     of_group: dict[int, set[float]] = {}
     for group, reward in rewards:
         of_group.setdefault(group, set()).update([] if reward is None else [reward])

@@ -17,11 +17,7 @@ class PlayedTask(Protocol):
 
 
 class TaskErrors:
-    """Counts consecutive rollouts in which every episode of a task ended in an environment error.
-
-    Args:
-        patience: number of such rollouts after which a task is excluded: it is not played again.
-    """
+    """Counts consecutive rollouts in which each episode of a task was an error; after `patience` it is excluded."""
 
     def __init__(self, patience: int):
         self.patience = patience

@@ -26,13 +26,7 @@ def replay_to_start(episode: Episode, answer: Observation | StepResult | Environ
 
 
 def replay_difference(pool: EnvironmentPool, task: dict[str, Any], steps: Sequence[Step]) -> str | None:
-    """Replay an episode's actions and return the first difference, or `None` if every state is reached again.
-
-    Args:
-        pool: a pool without other episodes.
-        task: the episode's task.
-        steps: the episode's steps.
-    """
+    """Replay an episode's steps in a pool without others; return the first difference, or `None` if there is none."""
     episode = Episode("", branch=Branch(0, steps))
     episode.open(pool.reset([task])[0])
     for number, step in enumerate(steps):

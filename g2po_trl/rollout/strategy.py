@@ -132,11 +132,7 @@ class RolloutContext:
             return self.player.play(rows, self.sampling(), groups, on_turn=on_turn, schedule=schedule)
 
     def check_whole_groups(self, strategy: str) -> None:
-        """Refuse a batch of this rank that holds parts of groups.
-
-        Raises:
-            ValueError: with the remedy.
-        """
+        """Refuse a batch of this rank that holds parts of groups. Raises `ValueError`, with the remedy."""
         if (self.batch_size or 0) % self.group_size:
             raise ValueError(
                 f"rollout_strategy is {strategy!r}, and a process plays per_device_train_batch_size x "
@@ -146,11 +142,7 @@ class RolloutContext:
 
 
 class SynchronousRollout:
-    """Plays one episode of each row, and ends when all of them have ended: exactly on-policy.
-
-    Args:
-        context: the parts of the run.
-    """
+    """Plays one episode of each row, and ends when all of them have ended: exactly on-policy."""
 
     def __init__(self, context: RolloutContext):
         self.context = context

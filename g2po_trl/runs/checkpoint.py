@@ -90,11 +90,7 @@ def run_id_of(checkpoint: str | Path) -> str | None:
 
 
 def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """Return what `save_rollout_state` wrote: the state, and this rank's pending micro-batches.
-
-    Raises:
-        ValueError: for a checkpoint of another trainer.
-    """
+    """Return the state and this rank's pending micro-batches that `save_rollout_state` wrote."""
     folder = Path(folder)
     if not (folder / _STATE).is_file():
         raise ValueError(f"{str(folder)!r} holds no {_STATE}: it is not a checkpoint of a G2POTrainer")
@@ -114,13 +110,9 @@ def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], l
 
 
 def check_complete(folder: str | Path) -> None:
-    """Check that a checkpoint has more than the model.
+    """Refuse a checkpoint of the model alone.
 
-    Without optimizer and schedule, transformers would silently resume with a new optimizer and the learning rate of
-    the first step.
-
-    Raises:
-        ValueError: for a checkpoint of the model alone.
+    transformers would silently resume with a new optimizer and the learning rate of the first step.
     """
     if not any(Path(folder).glob("rng_state*.pth")):
         raise ValueError(
@@ -188,15 +180,7 @@ class RunState:
         is_main: bool = True,
         run_id: str | None = None,
     ) -> None:
-        """Write the states of all parts into a checkpoint's folder.
-
-        Args:
-            folder: of the checkpoint.
-            identity: settings that must be equal when the run is resumed.
-            mini_batches: those still to be trained.
-            is_main: whether this is the main process.
-            run_id: id of the run.
-        """
+        """Write the states of all parts, and `mini_batches` still to be trained, into a checkpoint's folder."""
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state |= {"run": identity, "run_id": run_id, "num_processes": self.num_ranks, "buffered": bool(mini_batches)}
         save_rollout_state(folder, state, mini_batches, self.rank, is_main)
@@ -204,14 +188,7 @@ class RunState:
             part.save(str(folder))
 
     def restore(self, folder: str | Path, identity: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
-        """Take up a checkpoint of this very run.
-
-        Returns:
-            The micro-batches that are still to be trained.
-
-        Raises:
-            ValueError: for another run's, and for one in the middle of an iteration by another number of processes.
-        """
+        """Restore a checkpoint of this very run, and return the micro-batches that are still to be trained."""
         state, mini_batches = load_rollout_state(folder, self.rank)
         if (lacking := check_same_run(state["run"], identity, folder)) and self.rank == 0:
             print(f"{folder} is an older version's: not compared are {', '.join(lacking)}", flush=True)
@@ -271,13 +248,8 @@ class AtomicCheckpoint:
 def files_moved_in(folder: str | Path, is_main: bool, wait: Callable[[], None] | None = None) -> Iterator[Path]:
     """Yield a folder to write a model into, whose files the main process then moves to `folder`.
 
-    Files in `folder` are never half written. Weights are moved last, and after them their index. An existing README.md
-    is kept.
-
-    Args:
-        folder: destination.
-        is_main: whether this is the main process.
-        wait: waits for the other ranks if they write, too.
+    Files in `folder` are never half written. Weights are moved last, and after them their index. An existing
+    README.md is kept. `wait` waits for the other ranks if they write, too.
     """
     folder = Path(folder)
     apart = folder / STAGING / "model"

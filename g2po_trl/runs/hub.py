@@ -30,11 +30,7 @@ class HubError(RuntimeError):
 
 @contextmanager
 def repository_made(hub_model_id: str | None, output_dir: str) -> Iterator[None]:
-    """Around the making of a repository. A wrong name or token stops the run; a Hub that does not answer does not.
-
-    Raises:
-        HubError: when the Hub refuses.
-    """
+    """Around the making of a repository: a wrong name or token stops the run (`HubError`), a silent Hub does not."""
     try:
         yield
     except Exception as error:  # of the Hub and of the way to it: passed on, or told and tried again at each push
@@ -64,11 +60,7 @@ def ready_to_push(trainer: Any) -> bool:
 
 @contextmanager
 def model_pushed(trainer: Any, token: str | None = None, private: bool | None = None) -> Iterator[None]:
-    """Around a push of the trainer's model, which is on disk afterwards whatever the Hub says.
-
-    Raises:
-        HubError: when the Hub does not take it; the model then is in `output_dir`.
-    """
+    """Around a push of the trainer's model, which is on disk afterwards whatever the Hub says (`HubError`)."""
     folder, args = trainer.args.output_dir, trainer.args
     try:
         if trainer.hub_model_id is None:

@@ -22,14 +22,7 @@ _SHORT: dict[bool | None, list[str] | None] = {True: [""], False: ["another"], N
 def rollout_metrics(
     trajectories: Sequence[Trajectory], graph: StateGraph, group_size: int, counted_per_group: int
 ) -> dict[str, float]:
-    """Return `episode/*` and `graph/*` of a rollout.
-
-    Args:
-        trajectories: of all ranks, in whole groups.
-        graph: of the trajectories that are trained on.
-        group_size: episodes of a group.
-        counted_per_group: `episode/*` are about this number of episodes at the beginning of each group.
-    """
+    """Return `graph/*`, and `episode/*` of the first `counted_per_group` episodes of each group of all ranks."""
     summary = summarize(
         [played for place, played in enumerate(trajectories) if place % group_size < counted_per_group]
     )
@@ -42,13 +35,7 @@ def rollout_metrics(
 def advantage_metrics(
     graph: StateGraph, advantages: np.ndarray, estimator: Callable[[StateGraph], np.ndarray] | None
 ) -> dict[str, float]:
-    """Return `advantage/*`: mean absolute advantages over the counted steps.
-
-    Args:
-        graph: S steps.
-        advantages: (S,) advantages of the update.
-        estimator: of the run. For `g2po`, its terms A_EP (without branches), A_NC and A_EC are logged, too.
-    """
+    """Return `advantage/*`: mean absolute advantages over counted steps; of `g2po` also those of its terms."""
     options = estimator.keywords if isinstance(estimator, partial) and estimator.func is g2po else None
     parts = {"": (advantages, graph.counted)}
     if options is not None:
@@ -74,14 +61,7 @@ def gather_rollout(
     times: Mapping[str, float],
     gather: Callable[[list], list],
 ) -> tuple[list[Trajectory], RolloutStats, dict[str, float]]:
-    """Return all ranks' trajectories without texts, the sum of their statistics, and the slowest rank's times.
-
-    Args:
-        trajectories: of this rank.
-        stats: of this rank.
-        times: seconds by name, of this rank.
-        gather: concatenates a list over all ranks.
-    """
+    """Return all ranks' trajectories without texts, the sum of their statistics, and the slowest rank's times."""
     ranks = gather([([_without_texts(trajectory) for trajectory in trajectories], stats, times)])
     everyone = [trajectory for played, _, _ in ranks for trajectory in played]
     slowest = {name: max(rank_times[name] for _, _, rank_times in ranks) for name in times}

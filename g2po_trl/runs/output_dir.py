@@ -36,11 +36,7 @@ _RESERVED = ("train", "replaced")  # the trajectories of training
 
 
 def check_panel_name(name: str, option: str = "metric_key_prefix") -> None:
-    """Refuse names of panels that would be another file's, or a file elsewhere.
-
-    Raises:
-        ValueError: naming the option.
-    """
+    """Refuse names of panels that would be another file's, or a file elsewhere; the message names the option."""
     if name in _RESERVED:
         raise ValueError(
             f"{option} is {name!r}, which names the trajectories of training: choose another, e.g. 'eval_{name}'"
@@ -224,12 +220,10 @@ class RunFolder:
         panels: Mapping[str, Sequence[Mapping[str, Any]]],
         step: int = 0,
     ) -> None:
-        """Write run.json, without anything that looks like a secret, and the panels' rows.
+        """Write run.json, without anything that looks like a secret, and the rows of each panel.
 
-        Args:
-            description: see `describe_run`.
-            panels: rows of each panel.
-            step: the run is resumed after this step. Changes are printed and kept in run.json, see `changes`.
+        Changes of settings by a run that is resumed after `step` are printed and kept in run.json, see
+        `changes`.
         """
         description = masked({**description, **self.settings})
         before = read_run(self.path) if step and (self.path / FILE).is_file() else {}
@@ -267,16 +261,7 @@ class RunFolder:
         trajectories: Sequence[Trajectory],
         rows: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Write an evaluation and its trajectories.
-
-        Args:
-            name: of the panel.
-            step: optimizer step.
-            temperature: of sampling.
-            summary: see `summarize`.
-            trajectories: of the evaluation.
-            rows: of the panel, each once.
-        """
+        """Write an evaluation, summarized by `summarize`, and its trajectories. `rows`: of the panel, each once."""
         entry = {
             "name": name,
             "step": step,

@@ -95,11 +95,7 @@ class FolderLock:
 
 @contextmanager
 def held(folder: str | Path, option: str) -> Iterator[None]:
-    """Hold a folder while the block runs. Where the block has written nothing, no folder is left.
-
-    Raises:
-        ValueError: when another process holds it, or it cannot be made, naming the option.
-    """
+    """Hold a folder while the block runs. Where the block has written nothing, no folder is left."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -166,11 +162,7 @@ def occupied(folder: str | Path) -> ValueError | None:
 
 
 def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, overwrite: bool) -> None:
-    """Refuse what can be refused before a model is loaded.
-
-    Raises:
-        ValueError: for a new run in an occupied folder, and for one that is to be continued and overwritten.
-    """
+    """Refuse, before a model is loaded, a new run in an occupied folder, and one to be continued and overwritten."""
     resumes = str(resume_from_checkpoint).lower() not in ("none", "false", "")
     if resumes and overwrite:
         raise ValueError(

@@ -58,18 +58,10 @@ def play_panel(
     seed: int,
     accelerator: Accelerator,
 ) -> tuple[list[Trajectory], list[dict[str, Any]]]:
-    """Play a panel's episodes on all ranks, `size` at a time on each. All ranks call it together.
+    """Play a panel's episodes on all ranks, `size` at a time on each; return trajectories and rows on every rank.
 
-    Args:
-        play: plays tasks, given a seed for each, and returns their trajectories.
-        rollout: context manager around all calls of `play`.
-        rows: of the panel.
-        size: number of episodes of a rank at a time.
-        seed: of the completions. torch's random state is restored afterwards.
-        accelerator: of the ranks.
-
-    Returns:
-        The trajectories and the rows they belong to, on every rank.
+    All ranks call it together. `play` plays tasks with a seed for each, inside one `rollout` context. torch's
+    random state is restored afterwards.
     """
     import torch
     from accelerate.utils import gather_object

@@ -66,11 +66,7 @@ def find_run(folder: str | Path) -> Path | None:
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return a run's description; empty for a folder without one.
-
-    Raises:
-        ValueError: if the file is not valid JSON, or not an object.
-    """
+    """Return a run's description; empty for a folder without one. Raises `ValueError` for another content."""
     found = find_run(folder)
     try:
         run = json.loads((found / FILE).read_text(encoding="utf-8")) if found else {}
@@ -146,11 +142,7 @@ def name_of_agent(options: Mapping[str, Any] | None) -> str | None:
 
 
 def load_object(description: Mapping[str, Any]) -> Callable:
-    """Return the object that `describe_object` described.
-
-    Raises:
-        SystemExit: if it cannot be imported.
-    """
+    """Return the object that `describe_object` described. Raises `SystemExit` if it cannot be imported."""
     loaded = load(description["import"])
     args = [_loaded(one) for one in description.get("args", ())]
     kwargs = {name: _loaded(one) for name, one in description.get("kwargs", {}).items()}
@@ -175,11 +167,7 @@ def describe_prompt(template: PromptTemplate) -> dict[str, Any]:
 
 
 def load_prompt(description: Mapping[str, Any]) -> PromptTemplate:
-    """Return the template that `describe_prompt` described.
-
-    Raises:
-        ValueError: if its class or a function could not be described, or the fields are from another version.
-    """
+    """Return the template that `describe_prompt` described, if its class and functions can be imported."""
     values = {
         name: load_object(value) if isinstance(value, Mapping) and "import" in value else value
         for name, value in description.items()
@@ -212,16 +200,9 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the description of a run, as plain data for `write_json`.
 
-    Args:
-        args: configuration of the run.
-        model: folder or Hub id of the initial model.
-        environment_factory: of the trainer.
-        prompt_template: of the trainer.
-        estimator: name of the estimator in tables.
-        precision: "dtype" of the weights that are not trained, or of all weights; "autocast", the dtype in which
-            `generate` computes, if it differs.
-        history: what prompts show of an episode, `"window"` or `"conversation"`.
-        chat_template: whose chat template writes the prompts ("of"), and its "hash".
+    `precision` is "dtype" of the weights that are not trained, or of all weights; and "autocast", the dtype in
+    which `generate` computes, if it differs. `chat_template` tells whose template writes the prompts ("of"), and
+    its "hash".
     """
     return {
         "trainer": args.to_dict(),

@@ -67,11 +67,7 @@ def at_temperature(panel: str, temperature: float) -> str:
 
 
 def check_other_panels(panel: str, temperatures: Sequence[float], panels: Collection[str]) -> None:
-    """Refuse a panel whose results at another temperature would have the name of another panel.
-
-    Raises:
-        ValueError: naming both.
-    """
+    """Refuse a panel whose results at another temperature would have the name of another panel."""
     for temperature in temperatures:
         if (name := at_temperature(panel, temperature)) in panels:
             raise ValueError(

@@ -234,12 +234,8 @@ def split_into_mini_batches(
 ) -> list[np.ndarray]:
     """Return the rows of random mini-batches of equal size, give or take one, in blocks of `neighbours` rows.
 
-    Args:
-        order: the rows, neighbours next to each other.
-        num_mini_batches: number of mini-batches.
-        rng: in the same state on every rank.
-        neighbours: rows of a block.
-        continues: bool for each row in `order`: it stays in the block of the row before it, so that blocks are longer.
+    Neighbours are next to each other in `order`. A row that `continues` stays in the block of the row before it,
+    so that blocks are longer. `rng` is in the same state on every rank.
     """
     order = np.asarray(order, dtype=np.int64)
     blocks = np.array_split(order, max(1, -(-len(order) // neighbours)))

@@ -219,14 +219,7 @@ class BatchingConfig:
 def make_mini_batches(
     batches: Sequence[StepBatch], rank: int, config: BatchingConfig, rng: np.random.Generator
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
-    """Return one rank's mini-batches from the rows of all ranks; see `plan_update` and `collate_plan`.
-
-    Args:
-        batches: the step samples that each rank played.
-        rank: number of the rank.
-        config: how rows are batched, the same on every rank.
-        rng: in the same state on every rank.
-    """
+    """Return one rank's mini-batches of the step samples that each rank played, and metrics; see `plan_update`."""
     batch = StepBatch.concatenate(batches)
     rows = RowSummary.concatenate([part.summary for part in batches])
     plan, metrics = config.plan(rows, Ordering.from_sequences(batch.sequences()), rng)

@@ -60,13 +60,10 @@ def make_packs(sequences: Sequence[np.ndarray], max_tokens: int, share: bool = T
 def cut_into_packs(
     rows: Sequence[int], lengths: Sequence[int], overlaps: Sequence[int], max_tokens: int
 ) -> list[Pack]:
-    """Return packed rows of sequences in the order given, from lengths alone.
+    """Return packed rows of at most `max_tokens` tokens, of sequences in the order given, from lengths alone.
 
-    Args:
-        rows: numbers of the sequences in the order of the layout.
-        lengths: tokens of each.
-        overlaps: tokens that each has in common with its predecessor.
-        max_tokens: of a packed row; a longer sequence has a row of its own.
+    `overlaps` are the tokens that each sequence has in common with its predecessor. A longer sequence has a row of
+    its own.
     """
     packs: list[Pack] = []
     own: list[int] = []
@@ -89,13 +86,7 @@ def lexicographic(sequences: Sequence[np.ndarray]) -> list[int]:
 
 
 def split_packs(packs: Sequence[Pack], lengths: Sequence[int], num_ranks: int) -> list[Pack]:
-    """Halve the packs of most rows until the number of ranks divides that of packs, if there are enough rows.
-
-    Args:
-        packs: packed rows.
-        lengths: tokens of each sequence, by its number.
-        num_ranks: number of ranks.
-    """
+    """Halve the packs of most rows until the number of ranks divides that of packs, if there are enough rows."""
     packs = list(packs)
     while len(packs) % num_ranks:
         largest = max(range(len(packs)), key=lambda i: len(packs[i].rows))
@@ -262,13 +253,8 @@ class RowLength:
     def from_config(cls, config, attention: str, max_tokens: int) -> RowLength:
         """Return the row length that suits a model.
 
-        A layer works 2 T H on the attention of a token over the T others of its row (H: hidden size), and as much as
-        it has weights on the rest.
-
-        Args:
-            config: of the text model.
-            attention: its attention implementation.
-            max_tokens: of a micro-batch.
+        A layer works 2 T H on the attention of a token over the T others of its row (H: hidden size), and as
+        much as it has weights on the rest.
         """
         hidden = config.hidden_size
         weights = 4 * hidden**2 + 3 * hidden * (getattr(config, "intermediate_size", None) or 4 * hidden)

@@ -26,13 +26,7 @@ def make_mini_batches_over_ranks(
 ) -> tuple[list[list[dict[str, Any]]], dict[str, float]]:
     """Return this rank's mini-batches, as `make_mini_batches` of all ranks' rows. All ranks call it together.
 
-    Args:
-        local: step samples that this rank played.
-        rank: this rank's number.
-        config: how rows are batched, the same on every rank.
-        rng: in the same state on every rank.
-        gather: collective; returns the objects of all ranks, by rank.
-        device: device of the tensors that ranks exchange.
+    `gather` returns the objects of all ranks, by rank; `device` is that of the tensors that ranks exchange.
     """
     rows = RowSummary.concatenate(gather(local.summary))
     plan, metrics = config.plan(rows, order_over_ranks(local.sequences(), rank, gather), rng)
@@ -47,15 +41,7 @@ def make_mini_batches_over_ranks(
 def exchange(
     local: StepBatch, rows: RowSummary, dealt: Sequence[Sequence[int]], rank: int, device: torch.device
 ) -> StepBatch:
-    """Return the rows that this rank trains. All ranks call it together.
-
-    Args:
-        local: step samples that this rank played.
-        rows: summary of all ranks' rows.
-        dealt: [rank] numbers of the rows that it trains, ascending. The result has those of `dealt[rank]`, in order.
-        rank: this rank's number.
-        device: device of the tensors that ranks exchange.
-    """
+    """Return the rows that this rank trains, `dealt[rank]`, in order. All ranks call it together."""
     first = rows.first
     sizes = rows.prompts.astype(np.int64) + rows.completions * (1 + rows.with_logprobs)
 

@@ -100,15 +100,9 @@ SWITCHES = (
 
 
 def check_given(given: Collection[str]) -> None:
-    """Refuse options whose switch is not given.
+    """Refuse options whose switch is not given, on the command line or in the configuration file.
 
     A switch that is given as off is a decision: `--use_vllm false` with the configuration of a GPU is accepted.
-
-    Args:
-        given: names of the fields on the command line and in the configuration file.
-
-    Raises:
-        ValueError: for the first option without its switch.
     """
     for switch in SWITCHES:
         found = [name for name in switch.fields if name in given]

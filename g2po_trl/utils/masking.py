@@ -36,12 +36,8 @@ def is_secret_variable(name: str) -> bool:
 def masked(data: Any, name: str = "") -> Any:
     """Return the data with texts that look like secrets replaced by `HIDDEN`.
 
-    Masked are texts under a secret's name (`api_key`, `hub_token`), passwords in URLs, and words with the prefix of a
-    known credential. Mappings and lists are searched; numbers are never masked.
-
-    Args:
-        data: plain data.
-        name: the name of the data, if it has one.
+    Masked are texts under a secret's name (`api_key`, `hub_token`), passwords in URLs, and words with the prefix
+    of a known credential. Mappings and lists are searched; numbers are never masked.
     """
     if isinstance(data, Mapping):
         return {key: masked(value, name if _is_secret(name) else str(key)) for key, value in data.items()}

@@ -26,11 +26,7 @@ def is_of_kind(value: Any, kind: type) -> bool:
 
 
 def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
-    """Return the value of a field that is an object, or JSON text of one. An empty one is `None`.
-
-    Raises:
-        ValueError: for any other value.
-    """
+    """Return the value of a field that is an object, or JSON text of one. An empty one is `None`."""
     try:
         given = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -43,14 +39,7 @@ def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
 def check_options(field: str, given: Mapping[str, Any], defaults: Mapping[str, Any], owner: str) -> None:
     """Refuse options that the owner does not have, and values of another type than the default's.
 
-    Args:
-        field: of the configuration, for messages.
-        given: option -> value.
-        defaults: option -> default. Any value is accepted if the default is not a bool, number or string.
-        owner: the object with these options, for messages.
-
-    Raises:
-        ValueError: for the first such option.
+    Any value is accepted if the default is not a bool, number or string. `field` and `owner` are for messages.
     """
     for option, value in given.items():
         if option not in defaults:

@@ -88,11 +88,7 @@ def _hyphenated(word: str) -> str:
 
 
 def take_options(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of some options by name, each option's last one, and all other words.
-
-    Raises:
-        ValueError: for an option without its value.
-    """
+    """Return the values of some options by name, each option's last one, and all other words."""
     values, rest, words = {}, [], list(words)
     while words:
         option, equals, value = (word := words.pop(0)).partition("=")
@@ -107,11 +103,7 @@ def take_options(words: Sequence[str], names: Collection[str]) -> tuple[dict[str
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return an argument that is a JSON object.
-
-    Raises:
-        ArgumentTypeError: for any other text.
-    """
+    """Return an argument that is a JSON object. Raises `ArgumentTypeError` for any other text."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -146,15 +138,7 @@ def describe_unknown(parser: argparse.ArgumentParser, word: str, where: str, hel
 
 
 def refuse_removed(keys: Mapping[str, Any], argv: Sequence[str] = ()) -> None:
-    """Refuse removed option values.
-
-    Args:
-        keys: option -> value, of a configuration.
-        argv: words of the command line.
-
-    Raises:
-        ValueError: for the first removed value, with its replacement.
-    """
+    """Refuse removed values of options, in a configuration or on a command line."""
     words = [part for word in argv for part in word.split("=", 1)]
     flags = ((name.lstrip("-").replace("-", "_"), value) for name, value in zip(words, words[1:]))
     given = [*flags, *keys.items()]
@@ -164,11 +148,7 @@ def refuse_removed(keys: Mapping[str, Any], argv: Sequence[str] = ()) -> None:
 
 
 def read_config(path: str | Path | None) -> dict[str, Any]:
-    """Return the fields of a YAML file, without `env`, which TRL reads as environment variables.
-
-    Raises:
-        ValueError: if the file cannot be read or is not a mapping.
-    """
+    """Return the fields of a YAML file, without `env`, which TRL reads as environment variables."""
     if path is None:
         return {}
     import yaml

@@ -165,11 +165,7 @@ def _next_command(args: argparse.Namespace) -> str:
 def _try_agent(
     name: str, model: str, base_url: str | None, config: Mapping[str, Any], *arguments: Any, **options: Any
 ) -> list[Finding]:
-    """Return the findings of `try_agent`, with sampling and lengths as training has them.
-
-    Raises:
-        SystemExit: if the model cannot be loaded, or the server does not answer.
-    """
+    """Return the findings of `try_agent`, with sampling and lengths as training has them."""
     from ...config import G2POConfig  # with torch, which is slow to import
     from ...evaluation.chat_models import ChatError, ChatSettings, load_local
     from ...evaluation.server_chat import ServerChat
@@ -223,26 +219,14 @@ def _check_combination(parser: Parser, args: argparse.Namespace) -> None:
 def environment_and_tasks(
     name: str, given: Sequence[str] = (), file: Path | None = None
 ) -> tuple[Callable, list[dict[str, Any]]]:
-    """Return an environment's factory and its tasks.
-
-    Args:
-        name: file.py, file.py:Class, module:Class, or the address of an OpenEnv server.
-        given: tasks as JSON.
-        file: file of tasks. `None`: tasks.jsonl next to file.py. Without any task, there is one without arguments.
-
-    Raises:
-        ValueError, SystemExit: if the environment or a task cannot be loaded.
-    """
+    """Return an environment's factory, by the names that `load` takes, and its tasks, see `tasks_of`."""
     if name == "environment.py" and not Path(name).is_file():
         raise ValueError("there is no environment.py here: name an environment, as file.py or module:Class")
     return load(name), tasks_of(name, given, file)
 
 
 def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> list[dict[str, Any]]:
-    """Return the tasks of an environment or an agent.
-
-    Arguments and errors as of `environment_and_tasks`.
-    """
+    """Return the tasks in JSON or a file, by default tasks.jsonl beside file.py; else one without arguments."""
     path = Path(name.rpartition(":")[0] if ":" in name else name)
     beside = path.with_name("tasks.jsonl")
     if not given and file is None and path.suffix == ".py" and beside.is_file():
@@ -254,11 +238,7 @@ def tasks_of(name: str, given: Sequence[str] = (), file: Path | None = None) -> 
 def first_prompt(
     environment_factory: Callable, task: dict[str, Any], prompt: str | None, model: str | None, turns: int
 ) -> str:
-    """Return the first prompt of a task as text with its length; with a model, as its chat template renders it.
-
-    Raises:
-        ValueError: if the environment fails, or there is no such template.
-    """
+    """Return a task's first prompt as text with its length; with a model, as its chat template renders it."""
     from ...environments.adapters.trl_tools import default_prompt_template
     from ...prompts.template import PromptTemplate
 

@@ -121,17 +121,7 @@ def _episodes(plan: Plan, like: str | None, numbers: Mapping[str, float]) -> Epi
 
 
 def measure(script: Path, words: Sequence[str], plan: Plan, iterations: int) -> MeasuredRun:
-    """Train some iterations in a temporary folder and return what they took.
-
-    Args:
-        script: the recipe.
-        words: arguments of `g2po train`.
-        plan: of the whole run.
-        iterations: to train.
-
-    Raises:
-        SystemExit: if the training fails; it has said why.
-    """
+    """Train some iterations of `g2po train *words` in a temporary folder, and return what they took."""
     fields = plan.settings
     with tempfile.TemporaryDirectory(prefix="g2po-estimate-") as folder:
         options: dict[str, Any] = {name: value for name, value in _MEASURING.items() if name in fields}

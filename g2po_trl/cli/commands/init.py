@@ -23,15 +23,9 @@ BUNDLED_SETTINGS = {"RATE": "3.0e-4", "STEPS": "30", "TOKENS": "24", "TEACH_RATE
 
 
 def write_folder(folder: Path, model: str | None = None, kind: str = "environment") -> None:
-    """Write the files of `FILES[kind]` into a folder.
+    """Write the files of `FILES[kind]`, none of which may exist, into a folder that is created.
 
-    Args:
-        folder: created if it does not exist.
-        model: written into config.yaml. `None`: the bundled model, which is copied into the folder.
-        kind: "environment" or "agent".
-
-    Raises:
-        FileExistsError: if one of them exists.
+    `model` is written into config.yaml. `None`: the bundled model, which is copied into the folder.
     """
     names = FILES[kind] if model else (*FILES[kind], BUNDLED)
     if there := [name for name in names if (folder / name).exists()]:

@@ -23,14 +23,7 @@ HOW = "Type an action or its number; an empty line ends the episode."
 
 
 def play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: int) -> tuple[float, int, str]:
-    """Play an episode in this process, with actions from the terminal.
-
-    Returns:
-        The reward, the number of steps, and the outcome: "success", "failure", "truncated" or "stopped".
-
-    Raises:
-        EnvironmentContractError: if the environment violates its contract or raises.
-    """
+    """Play an episode with actions from the terminal; return its reward, its number of steps, and its outcome."""
     try:
         return _play(environment_factory, task, turns)
     except EnvironmentContractError:

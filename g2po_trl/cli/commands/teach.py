@@ -45,11 +45,7 @@ def targets() -> list[str]:
 
 
 def resolve(request: Request) -> tuple[Path, list[str]]:
-    """Return the recipe of a command line and its arguments.
-
-    Raises:
-        ValueError: if there is no such target, or a file cannot be read.
-    """
+    """Return the recipe of a command line and its arguments."""
     config = None if request.config is None else find_config(request.config, kind="teach")
     words = [] if request.model is None else ["--model_name_or_path", request.model]
     if request.target in targets() and request.agent is None:
@@ -72,11 +68,7 @@ def _config(path: Path | None) -> list[str]:
 
 
 def _own_target(request: Request) -> tuple[str, str, str]:
-    """Return "environment" or "agent", its name on the command line, and its full name.
-
-    Raises:
-        ValueError: if neither is given or beside.
-    """
+    """Return "environment" or "agent", its name on the command line, and its full name."""
     target, agent = request.target, request.agent
     if target is not None and agent is not None:
         raise ValueError(f"{target} and --agent {agent} are both given: remove one of them")

@@ -86,11 +86,7 @@ class Request:
 
 
 def read(argv: Sequence[str]) -> Request:
-    """Return the parsed command line: the target comes first, options of `_VALUES` anywhere.
-
-    Raises:
-        ValueError: for an option without its value.
-    """
+    """Return the parsed command line: the target comes first, options of `_VALUES` anywhere."""
     words = list(argv)
     target = words.pop(0) if words and not words[0].startswith("-") else None
     values, passed = take_options(words, _VALUES)
@@ -130,15 +126,7 @@ class Source:
 
 
 def classify_source(path: Path, flags: Sequence[str] = ()) -> Source:
-    """Return whether a file is an environment or a script, judged by its source.
-
-    Args:
-        path: the file.
-        flags: arguments that a script would get.
-
-    Raises:
-        ValueError: if the file cannot be read, has several environments, or neither trains nor has one.
-    """
+    """Return whether a file is an environment, or a script that gets `flags`, judged by its source."""
     tree = read_source(path)
     found = find_environments(tree)
     if not starts_training(tree):
@@ -166,11 +154,7 @@ def _has_main(tree: ast.Module) -> bool:
 
 
 def resolve(request: Request) -> tuple[Path, list[str]]:
-    """Return the script to run and its arguments.
-
-    Raises:
-        ValueError: if the target or the configuration does not exist.
-    """
+    """Return the script to run and its arguments."""
     target, arguments = request.target, list(request.passed)
     if request.agent is not None and target is not None:
         raise ValueError(f"{target} and --agent {request.agent} are both given: remove one of them")
@@ -207,11 +191,7 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
 def _own_recipe(request: Request, kind: str, given: str, name: str) -> tuple[Path, list[str]]:
     """Return the recipe for an environment or an agent and its arguments, with the files beside `file.py:NAME`.
 
-    Args:
-        request: the command line.
-        kind: "environment" or "agent".
-        given: its name there.
-        name: its full name.
+    `kind` is "environment" or "agent", `given` its name on the command line, `name` its full name.
     """
     path, tasks = file_of(given), []
     if path.suffix == ".py":
@@ -242,11 +222,7 @@ def _keys(config: str | None) -> set[str]:
 
 
 def _check_view(script: Path) -> None:
-    """Check that `--view` has an effect.
-
-    Raises:
-        ValueError: for a script of the user's, and without the graph library.
-    """
+    """Refuse `--view` for a script of the user's, and without the graph library."""
     if script.resolve().parent != recipes_folder():
         raise ValueError(
             f"--view has no effect on {script}, which is run as a script: run `g2po view OUTPUT_DIR --serve` in "

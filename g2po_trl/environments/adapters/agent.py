@@ -221,11 +221,7 @@ class AgentEnvironment(TextEnvironment):
         return Observation(text, key, task=task, request=call.request.chat)
 
     def _result(self, end: AgentEnd) -> StepResult:
-        """Return the last step's result.
-
-        Raises:
-            EnvironmentContractError: if the agent returned something that is no reward.
-        """
+        """Return the last step's result. An agent that returned no reward violates its contract."""
         facts = self._facts()
         self._abandon()
         if end.error is None:
@@ -306,11 +302,7 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 def read_return_value(value: Any) -> tuple[float, bool | None, dict[str, Any]]:
-    """Return reward, success (`None`: the reward decides) and info of what an agent returned.
-
-    Raises:
-        EnvironmentContractError: if it is none of the allowed forms.
-    """
+    """Return reward, success (`None`: the reward decides) and info of what an agent returned, in an allowed form."""
     fields = _fields(value)
     if fields is None or "reward" not in fields or set(fields) - set(_FIELDS):
         raise _no_reward(value)
@@ -388,17 +380,7 @@ def agent_factory(
     state_key: Callable[[list[Message]], Any] | None = None,
     environment_factory: Callable | None = None,
 ) -> Callable[[], AgentEnvironment]:
-    """Return the environment factory of an agent.
-
-    Args:
-        agent: of `AgentEnvironment`.
-        max_turns: of the trainer.
-        state_key: of `AgentEnvironment`.
-        environment_factory: of the trainer, which must be `None`.
-
-    Raises:
-        ValueError: if there is an environment as well, or the agent is neither a function nor the name of one.
-    """
+    """Return the environment factory of an agent, a function or the name of one. It excludes `environment_factory`."""
     if environment_factory is not None:
         raise ValueError("agent and environment_factory are both given: an agent brings its own environment; pass one")
     if not callable(agent) and not isinstance(agent, str):

@@ -129,11 +129,7 @@ class AgentCommand:
 
 
 def _placeholders(word: str) -> list[tuple[str, str | None]]:
-    """Return a word as pairs of a text and the column that follows it.
-
-    Raises:
-        ValueError: for a placeholder that is no name.
-    """
+    """Return a word as pairs of a text and the column that follows it. A placeholder must be a name."""
     parts = []
     try:
         for text, column, form, conversion in string.Formatter().parse(word):
@@ -158,11 +154,7 @@ def _filled(word: str, task: Mapping[str, Any]) -> str:
 
 
 def _verified(verify: Callable[..., Any]) -> list[str]:
-    """Return the names of what `verify` takes.
-
-    Raises:
-        ValueError: if it takes something else.
-    """
+    """Return the names of what `verify` takes. Raises `ValueError` if it takes something else."""
     parameters = inspect.signature(verify).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return list(_VERIFIED)

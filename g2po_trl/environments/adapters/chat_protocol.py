@@ -79,11 +79,7 @@ class CompletionRequest:
 
 
 def read_request(body: bytes) -> CompletionRequest:
-    """Return the request in the body of `POST /v1/chat/completions`.
-
-    Raises:
-        RefusedRequestError: for a body that is not valid, or asks for what cannot be given.
-    """
+    """Return the request in a body of `POST /v1/chat/completions`. Raises `RefusedRequestError` for an invalid one."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
@@ -149,13 +145,7 @@ def _ignored(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def write_completion(response: ChatResponse, number: int, calls_before: int) -> dict[str, Any]:
-    """Return the body of a response as JSON data.
-
-    Args:
-        response: the model's.
-        number: of the response in its episode, from 1.
-        calls_before: number of tool calls in the episode's earlier responses, which number the ids of calls.
-    """
+    """Return a response's body as JSON data: the `number`-th of its episode, after `calls_before` tool calls."""
     calls = [
         {
             "id": f"call_{place}",

@@ -18,11 +18,7 @@ from ..validation import is_score
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Return a module that one of the package's extras installs.
-
-    Raises:
-        ImportError: if the library is not installed; names the extra.
-    """
+    """Return a module that an extra of the package installs. Raises `ImportError`, naming the extra."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

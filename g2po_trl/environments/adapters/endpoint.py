@@ -95,11 +95,7 @@ class Session:
         self._lock = threading.Lock()
 
     def open(self, call: Call, said: bool) -> Call:
-        """Add a request, and return it, or the one that it repeats.
-
-        Raises:
-            RefusedRequestError: if the episode has ended.
-        """
+        """Add a request; return it, or the one that it repeats. Raises `RefusedRequestError` after the last one."""
         with self._lock:
             if self.closed:
                 raise _episode_ended()
@@ -207,11 +203,7 @@ class Endpoint:
         session.close()
 
     def session_of(self, authorization: str | None) -> Session:
-        """Return the session whose key a header contains.
-
-        Raises:
-            RefusedRequestError: if there is none.
-        """
+        """Return the session whose key a header contains. Raises `RefusedRequestError` if there is none."""
         scheme, _, key = (authorization or "").strip().partition(" ")
         session = self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
         if session is None:
@@ -308,11 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
     _delivers: Call | None = None
 
     def _read_body(self) -> bytes:
-        """Return the body.
-
-        Raises:
-            RefusedRequestError: if its length is unknown or too large; the connection is then closed.
-        """
+        """Return the body. If its length is unknown or too large, it is refused and the connection closed."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             self.close_connection = True

@@ -231,11 +231,7 @@ class ChatToolEnvironment(ToolEnvironment):
 
 
 def describe_tools(tools: Mapping[str, Callable]) -> str:
-    """Return each tool's JSON schema, one line per tool.
-
-    Raises:
-        ValueError: for a tool that lacks a docstring or an argument type.
-    """
+    """Return each tool's JSON schema, one a line. Raises `ValueError` for a tool without a docstring or types."""
     from transformers.utils import get_json_schema
 
     lines = []
@@ -251,12 +247,7 @@ def describe_tools(tools: Mapping[str, Callable]) -> str:
 
 
 def random_call(tool_schemas: str, rng: random.Random) -> str:
-    """Return a call of a random tool with random arguments of the right types.
-
-    Args:
-        tool_schemas: the tools, from `describe_tools`.
-        rng: source of randomness.
-    """
+    """Return a call of a random tool of `describe_tools`, with random arguments of the right types."""
     tool = json.loads(rng.choice(tool_schemas.splitlines()))
     arguments = random_arguments(tool, rng)
     call = json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)

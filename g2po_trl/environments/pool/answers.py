@@ -53,11 +53,7 @@ _from_text = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
 def encode(answer: Answer) -> bytes:
-    """Return the answer as bytes.
-
-    Raises:
-        ValueError: if it cannot be written as JSON, such as a number of 5,000 digits, or is too large.
-    """
+    """Return the answer as bytes. Raises `ValueError` if it is too large, or cannot be written as JSON."""
     result = answer.result
     if isinstance(result, (Observation, StepResult)):
         seen, fields = result, {}
@@ -74,11 +70,7 @@ def encode(answer: Answer) -> bytes:
 
 
 def decode(message: bytes) -> Answer:
-    """Return the answer in bytes from an untrusted process.
-
-    Raises:
-        NoAnswerError: for all other bytes.
-    """
+    """Return the answer in bytes from an untrusted process. Raises `InvalidAnswerError` for all other bytes."""
     try:
         job, seconds, digest, result = _from_text(message.decode(*_CODE))
         if type(job) is not int or type(seconds) is not float or not math.isfinite(seconds) or seconds < 0:

@@ -70,11 +70,7 @@ class Channel:
             self._outgoing.clear()
 
     def receive(self) -> list[bytes]:
-        """Return the complete messages received by now. More may be readable.
-
-        Raises:
-            EOFError: if there are none and the connection is closed.
-        """
+        """Return the complete messages received by now; more may be readable. Raises `EOFError` at the end."""
         ended = False
         try:
             received = _FULL_CHUNK
@@ -123,11 +119,7 @@ class WorkerChannel:
         self._connection.sendall(LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes:
-        """Wait for the next message and return it.
-
-        Raises:
-            EOFError: if the pool has ended.
-        """
+        """Wait for the next message and return it. Raises `EOFError` if the pool has ended."""
         while not self._arrived:
             self._read(0)
         return self._arrived.popleft()

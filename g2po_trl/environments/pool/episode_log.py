@@ -56,13 +56,7 @@ class PooledEpisode:
     reassignment_reason: str = ""
 
     def replay_jobs(self, reset_timeout: float, step_timeout: float, kind: str) -> list[Job]:
-        """Return the jobs that replay the episode, with the expected digests.
-
-        Args:
-            reset_timeout: limit of the reset in seconds.
-            step_timeout: limit of each step in seconds.
-            kind: kind of reset, for the measured times.
-        """
+        """Return the jobs that replay the episode, with the expected digests. `kind`: of the reset (`Job.kind`)."""
         first = self.digests[0] if self.digests else None
         reset = Job(self.number, self.slot, "reset", self.pickled, first, reset_timeout, kind)
         played = zip(self.actions, self.digests[1:])

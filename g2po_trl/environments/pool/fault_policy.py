@@ -25,14 +25,7 @@ class WorkerFailure:
 
 
 def end_failed_worker(worker: WorkerProcess, failure_kind: str, name: str, why: str = "") -> WorkerFailure:
-    """End a failed worker and return its failure.
-
-    Args:
-        worker: the worker.
-        failure_kind: `"timeout"`, `"crash"`, or `"corrupt"` for an invalid message.
-        name: the environment's name, for messages.
-        why: what is wrong with the message.
-    """
+    """End a worker that failed by `"timeout"`, `"crash"` or a `"corrupt"` message (`why`), and return its failure."""
     job = worker.pending_jobs[0] if worker.pending_jobs and worker.job_started else None
     status = worker.end()
     if failure_kind != "timeout":
@@ -102,14 +95,7 @@ class WorkerLimits:
     max_memory: float | None = None
 
     def is_old(self, worker: WorkerProcess, live: int, draining: int, workers: int) -> bool:
-        """Return whether the worker has reached `max_resets` and may be replaced now.
-
-        Args:
-            worker: the worker.
-            live: number of its running episodes.
-            draining: number of workers that are being replaced.
-            workers: number of workers of the pool.
-        """
+        """Return whether a worker with `live` running episodes has reached `max_resets`, and may be replaced now."""
         old = self.max_resets is not None and worker.resets >= self.max_resets
         return old and (not live or draining < max(1, workers // 4))
 

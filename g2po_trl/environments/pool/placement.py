@@ -92,16 +92,7 @@ def place_episodes(
     load: Sequence[int] = (),
     hosts: Mapping[Hashable, int] | None = None,
 ) -> list[int]:
-    """Return the worker of each episode.
-
-    Args:
-        groups: group of each episode.
-        workers: number of workers.
-        times: measured times.
-        spread_groups: split groups, or keep them whole. `None`: the choice with the lower expected time.
-        load: see above.
-        hosts: see above.
-    """
+    """Return the worker of each episode. `spread_groups=None`: split groups if that is expected to take less time."""
     whole, parts = keep_groups(groups, workers, load, hosts), split_groups(groups, workers, load)
     if spread_groups is None:
         spread_groups = times.busiest_seconds(parts, groups, load, hosts) < SPLIT_BELOW * times.busiest_seconds(

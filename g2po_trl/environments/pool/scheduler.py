@@ -127,12 +127,7 @@ class WorkerScheduler:
         self._end_drained_workers()
 
     def _submit(self, episodes: Sequence[PooledEpisode], homes: Mapping[int, int] | None = None) -> None:
-        """Send the pending jobs of episodes, after assigning a worker to episodes without one.
-
-        Args:
-            episodes: episodes with pending jobs.
-            homes: slot -> index of the worker. `None`: the least busy workers.
-        """
+        """Send pending jobs of episodes. One without a worker gets `homes[slot]`, by default the least busy worker."""
         unassigned = [episode for episode in episodes if episode.worker is None]
         if unassigned and homes is None:
             homes = dict(zip((episode.slot for episode in unassigned), least_busy(self._load(), len(unassigned))))
@@ -173,12 +168,7 @@ class WorkerScheduler:
         return {group: index for (group, index), _ in reversed(members.most_common())}
 
     def wait(self, timeout: float | None, slots: Sequence[int] | None = None) -> bool:
-        """Wait for answers; return whether there is any, or one for each of the given slots.
-
-        Args:
-            timeout: seconds to wait while answers are pending. `None`: no limit.
-            slots: slots to wait for. `None`: any slot.
-        """
+        """Wait up to `timeout` seconds while answers are pending; return whether any, or all of `slots`, are there."""
         until = float("inf") if timeout is None else time.monotonic() + timeout
         with self._dropping_pending_on_error():
             patience = 0.0
@@ -211,11 +201,7 @@ class WorkerScheduler:
                 self._end_drained_workers()
 
     def _on_message(self, worker: WorkerProcess, message: bytes) -> None:
-        """Deliver the answer in a worker's message, if there is one.
-
-        Raises:
-            InvalidAnswerError: for an unexpected message.
-        """
+        """Deliver the answer in a message, if there is one. Raises `InvalidAnswerError` for an unexpected message."""
         delivered = worker.handle(message)
         if delivered is None:
             return

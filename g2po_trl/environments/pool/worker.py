@@ -92,11 +92,7 @@ class WorkerLoop:
         return result
 
     def play(self, command: str, episode: int, argument: Any):
-        """Reset or step, and add the time to the episode's.
-
-        Raises:
-            EpisodeTooLongError: if the episode exceeds `episode_timeout`.
-        """
+        """Reset or step, and add the time to the episode's, which is limited by `episode_timeout`."""
         started = time.perf_counter()
         result = (self.reset if command == "reset" else self.step)(episode, argument)
         self.seconds[episode] = seconds = self.seconds[episode] + time.perf_counter() - started

@@ -33,11 +33,7 @@ _PROGRAM = (
 
 
 def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
-    """Return the names of environment variables that look like secrets, except those in `passed`.
-
-    Raises:
-        ValueError: if a variable in `passed` is not set.
-    """
+    """Return the names of variables that look like secrets, without those in `passed`, which must be set."""
     unknown = sorted(set(passed) - set(os.environ))
     if unknown:
         raise ValueError(f"environment_variables names {', '.join(unknown)}, not set here: export it, or remove it")
@@ -70,11 +66,7 @@ class Job:
 
 
 def pickled(value: Any) -> bytes:
-    """Return the pickled value.
-
-    Raises:
-        ValueError: if it cannot be pickled.
-    """
+    """Return the pickled value. Raises `ValueError` if it cannot be pickled."""
     try:
         return pickle.dumps(value)
     except Exception as error:
@@ -170,11 +162,7 @@ class WorkerProcess:
             self._restart_deadline()
 
     def receive(self) -> list[bytes]:
-        """Return the messages received by now.
-
-        Raises:
-            EOFError: if the worker has ended.
-        """
+        """Return the messages received by now. Raises `EOFError` if the worker has ended."""
         messages = self.channel.receive()
         partial_bytes = self.channel.partial_bytes
         if messages or partial_bytes < self._progress_bytes:

@@ -85,11 +85,7 @@ class BranchingRollout(SynchronousRollout):
         self.no_return |= set(state)
 
     def branches(self, first: Sequence[Trajectory]) -> list[Branch]:
-        """Return the branches of a group, whose first episodes have ended.
-
-        Raises:
-            ValueError: if the rule chooses a state that cannot be branched from.
-        """
+        """Return the branches of a group, whose first episodes have ended, at states that can be branched from."""
         found = []
         for place, position in self._chosen(first):
             steps = first[place].steps if 0 <= place < len(first) and first[place].counted else ()
@@ -136,11 +132,7 @@ class BranchingRollout(SynchronousRollout):
 
 
 class BranchSchedule:
-    """Begins the first episodes of each group at once, and its held-back ones when the first have ended.
-
-    Args:
-        strategy: the number of first episodes, and where the others begin.
-    """
+    """Begins the first episodes of each group at once, and its held-back ones when the first have ended."""
 
     def __init__(self, strategy: BranchingRollout):
         self.strategy = strategy

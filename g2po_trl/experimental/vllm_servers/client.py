@@ -98,18 +98,10 @@ class Server:
         return await self._request_once("POST", path, body, LOADING)
 
     async def complete(self, body: dict[str, Any], timeout: float) -> Any:
-        """Request a completion of the weights of `version`.
+        """Request a completion of the weights of `version` and return the response's JSON, or its text.
 
-        Args:
-            body: JSON object to send.
-            timeout: seconds until the complete response.
-
-        Returns:
-            the JSON of the response; `None` if it is empty, its text if it is not JSON.
-
-        Raises:
-            ServerUnavailable: if the server cannot be reached, fails, or has other weights.
-            RequestRejected: if the server rejects the request.
+        Raises `ServerUnavailable` if the server cannot be reached, fails, or has other weights;
+        `RequestRejected` if it rejects the request.
         """
         connection = await self._idle_connection() or self._new_connection()
         try:

@@ -283,11 +283,7 @@ class ServedVLLMEngine(Engine):
         self.synced = WeightSyncStats(time.perf_counter() - started, difference)
 
     def _wait_for_one(self) -> None:
-        """Wait until one of the servers answers and has the weights.
-
-        Raises:
-            RuntimeError: when it takes too long.
-        """
+        """Wait until one of the servers answers and has the weights. Raises `RuntimeError` when it takes too long."""
         reasons, deadline = self.servers.reasons(), time.monotonic() + self.patience
         logger.warning("no vLLM server is left (%s): waiting %g s for one", reasons, self.patience)
         while not self.servers.available:
