@@ -32,6 +32,7 @@ from .rollout.strategy import RolloutContext, RolloutStrategy
 from .runs.callbacks import LogFile, RolloutBar, callbacks_of
 from .runs.run_json import describe_run
 from .trajectory import Step
+from .update.batch import BatchingConfig
 from .update.iteration import Iteration
 from .update.layout import Layout
 from .update.log_probs import Correction
@@ -227,10 +228,13 @@ def make_update(trainer: GRPOTrainer) -> Update:
         layout,
         trainer.accelerator,
         trainer._get_per_token_logps_and_entropies,
-        args.steps_per_generation,
-        args.max_tokens_per_micro_batch,
-        args.loss_type,
-        get_tokenizer(trainer.processing_class).pad_token_id,
+        BatchingConfig(
+            args.steps_per_generation,
+            args.max_tokens_per_micro_batch,
+            args.loss_type,
+            get_tokenizer(trainer.processing_class).pad_token_id,
+            mini_batch_size=args.mini_batch_size,
+        ),
         args.seed,
         trainer.beta,
         needs_old_log_probs=lambda mini_batches: (
@@ -238,7 +242,6 @@ def make_update(trainer: GRPOTrainer) -> Update:
         ),
         correction=correction,
         checkpointing=args.gradient_checkpointing_kwargs,
-        mini_batch_size=args.mini_batch_size,
     )
 
 

@@ -46,7 +46,7 @@ def cost(recorded: dict[str, Path], sizes: Sequence[int | None], repetitions: in
             batch = batch_of(path)
             tokens = sum(map(sum, batch.lengths(range(len(batch)))))
             for size in sizes:
-                trainer.update.mini_batch_size = size
+                trainer.update.config.mini_batch_size = size
                 mini_batches, metrics = trainer.update.split(batch)
                 micro_batches = [one for mini_batch in mini_batches for one in mini_batch]
                 name = f"{history}, {'one mini-batch' if size is None else f'mini-batches of {size}'}"

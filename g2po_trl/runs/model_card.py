@@ -77,22 +77,9 @@ def build_model_card(
 ) -> ModelCard:
     """Return the model card of a trained agent.
 
-    Args:
-        args: configuration of the run.
-        base_model: id or path of the initial model. A path is named, but not linked.
-        environment: name of the environment's class.
-        facts: rows of the table of data.
-        is_adapter: the weights are a PEFT adapter.
-        estimator: name of the estimator.
-        optimizer_steps: number of optimizer steps.
-        evaluations: the run's evaluations, oldest first. The first and the last one of each panel are shown, or of the
-            panel "report".
-        tags: of the model on the Hub.
-        model_name: title. `None`: name of `output_dir`.
-        dataset_name: of the tasks.
-        repo_id: of the model on the Hub.
-        architecture: the class of the model, as its configuration names it. `None`: a language model.
-        verdict: why there was nothing to learn from, if so.
+    `base_model`, an id or a path, is linked unless it is a path. Of `evaluations`, oldest first, the first and the
+    last of each panel are shown, or of the panel "report". `architecture` is the class of the model, as its
+    configuration names it; `None`: a language model. `verdict` says why there was nothing to learn from, if so.
     """
     on_hub = bool(base_model) and not Path(base_model).exists()
     name = model_name or Path(args.output_dir).name

@@ -105,15 +105,6 @@ class StepBatch:
         return len(self.prompt_ids)
 
     @property
-    def num_tokens(self) -> int:
-        """Number of completion tokens of all trained rows."""
-        return self.num_trained_tokens(range(len(self)))
-
-    def num_trained_tokens(self, rows: Sequence[int]) -> int:
-        """Return the number of completion tokens of those rows that are trained."""
-        return sum(len(self.completion_ids[row]) for row in rows if self.trained[row])
-
-    @property
     def summary(self) -> RowSummary:
         """Lengths, advantages and masks of the rows, which plans are made from."""
         sizes = np.array(self.lengths(range(len(self))), dtype=np.int32).reshape(-1, 2)
@@ -172,7 +163,7 @@ class StepBatch:
         return tensors if logprobs is None else {**tensors, "sampling_per_token_logps": logprobs}
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchingConfig:
     """Options of splitting step samples into mini-batches and micro-batches, the same on every rank.
 

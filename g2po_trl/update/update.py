@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Update:
         layout: layout of micro-batches in the model.
         per_token: TRL's log-probabilities of token ids, in the current layout:
             (model, ids, mask, length of completions) -> (log-probabilities, …).
-        num_mini_batches, max_tokens, loss_type, pad_token_id, mini_batch_size: see `BatchingConfig`.
+        config: how samples are batched; layout and row lengths are those of `layout`.
         seed: seed of the order in which samples are trained.
         beta, correction, checkpointing: see `LogProbs`.
         needs_old_log_probs: see `LogProbs`; a function of the rollout's number of mini-batches.
@@ -40,23 +41,18 @@ class Update:
         layout: Layout,
         accelerator: Accelerator,
         per_token: Callable[..., tuple],
-        num_mini_batches: int,
-        max_tokens: int,
-        loss_type: str,
-        pad_token_id: int,
+        config: BatchingConfig,
         seed: int,
         beta: float,
         needs_old_log_probs: Callable[[int], bool],
         correction: Correction | None = None,
         checkpointing: dict[str, Any] | None = None,
-        mini_batch_size: int | None = None,
     ):
         self.layout, self.accelerator, self.per_token = layout, accelerator, per_token
-        self.num_mini_batches, self.max_tokens, self.loss_type = num_mini_batches, max_tokens, loss_type
-        self.pad_token_id, self.seed, self.mini_batch_size = pad_token_id, seed, mini_batch_size
-        self.needs_old_log_probs = needs_old_log_probs
+        self.config, self.seed, self.needs_old_log_probs = config, seed, needs_old_log_probs
         self.guard = GradientGuard(accelerator, layout)
-        self.log_probs = LogProbs(self.score, beta, needs_old_log_probs(num_mini_batches), correction, checkpointing)
+        needs_old = needs_old_log_probs(config.num_mini_batches)
+        self.log_probs = LogProbs(self.score, beta, needs_old, correction, checkpointing)
 
     def make_mini_batches(
         self, model: torch.nn.Module, local: StepBatch, step: int = 0
@@ -69,11 +65,11 @@ class Update:
 
     def verify_layout(self, model: torch.nn.Module, mini_batches: MiniBatches) -> bool:
         """Return whether the layout gives the log-probabilities of padded rows; change it if not."""
-        return self.layout.verify(model, mini_batches, self.score, self.pad_token_id)
+        return self.layout.verify(model, mini_batches, self.score, self.config.pad_token_id)
 
     def split(self, local: StepBatch, step: int = 0) -> tuple[MiniBatches, dict[str, float]]:
         """Return this rank's part of all ranks' step samples, the same at each call, and `update/*` metrics."""
-        accelerator, config = self.accelerator, self.batching_config(self.num_mini_batches)
+        accelerator, config = self.accelerator, self.batching_config()
         rng = np.random.default_rng([self.seed, step, 0])  # the same on every rank
         if accelerator.num_processes == 1:
             mini_batches, metrics = make_mini_batches([local], 0, config, rng)
@@ -84,19 +80,15 @@ class Update:
         self.log_probs.needs_old_log_probs = self.needs_old_log_probs(len(mini_batches))
         return mini_batches, metrics
 
-    def batching_config(self, num_mini_batches: int) -> BatchingConfig:
+    def batching_config(self) -> BatchingConfig:
         """Return the options of batching for the current layout."""
         layout = self.layout
-        return BatchingConfig(
-            num_mini_batches,
-            self.max_tokens,
-            self.loss_type,
-            self.pad_token_id,
-            layout.row_multiple,
-            layout.kind,
-            layout.row_length,
-            self.log_probs.beta != 0.0,
-            self.mini_batch_size,
+        return replace(
+            self.config,
+            pad_to_multiple_of=layout.row_multiple,
+            layout=layout.kind,
+            row_length=layout.row_length,
+            kl=self.log_probs.beta != 0.0,
         )
 
     def add_log_probs(

@@ -33,14 +33,15 @@ from g2po_trl.update.batch import StepBatch, loss_scale
 
 def micro_batches_of(trainer, batch, max_tokens=None, extra_rows=0):
     """What `_micro_batches` makes; with `extra_rows`, the same with filler rows added to every micro-batch."""
-    trainer.update.max_tokens = trainer.update.layout.max_tokens = max_tokens or 10**9
+    trainer.update.config.max_tokens = trainer.update.layout.max_tokens = max_tokens or 10**9
     ((part,), _) = trainer.update.make_mini_batches(trainer.model, batch)
     if extra_rows:
         (((rows,)),) = deal_rows(batch.lengths(range(len(batch))), 1, 1, np.random.default_rng(0))
         micro_batch = batch.collate(rows, len(rows) + extra_rows, trainer.processing_class.pad_token_id)
-        micro_batch["num_items_in_batch"] = torch.tensor(batch.num_tokens)
+        tokens = batch.summary.num_trained_tokens()
+        micro_batch["num_items_in_batch"] = torch.tensor(tokens)
         micro_batch["loss_scale"] = loss_scale(
-            trainer.args.loss_type, micro_batch, len(batch), batch.num_tokens, 1, trainer.args.steps_per_generation
+            trainer.args.loss_type, micro_batch, len(batch), tokens, 1, trainer.args.steps_per_generation
         )
         part = [micro_batch]
     trainer._add_log_probs([part])
@@ -210,7 +211,7 @@ def test_gradient_without_rows_of_no_advantage_is_the_same(make_trainer):
     batch.trained[::7] = False
     gone = 1 - np.mean(batch.trained & (advantages != 0))
     for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"):
-        trainer.loss_type = trainer.update.loss_type = loss_type
+        trainer.loss_type = trainer.update.config.loss_type = loss_type
         found = {}
         for beta in (0.0, 1.0):
             trainer.update.log_probs.beta = beta

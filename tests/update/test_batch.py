@@ -94,7 +94,7 @@ def test_collate():
     assert tensors["completion_ids"].tolist() == [[2, 0], [2, 2], [0, 0]]
     assert tensors["completion_mask"].tolist() == [[1, 0], [0, 0], [0, 0]]
     assert tensors["advantages"].tolist() == [0, 1, 0]
-    assert batch.num_tokens == 1
+    assert batch.summary.num_trained_tokens() == 1
     padded = batch.collate([0, 1], num_rows=2, pad_token_id=0, pad_to_multiple_of=4)
     assert padded["prompt_ids"].shape == (2, 4) and padded["completion_ids"].shape == (2, 4)
 

@@ -223,7 +223,7 @@ def test_rows_are_aligned_for_cuda(make_trainer, monkeypatch):
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device("cuda"))
     trainer.update = make_update(trainer)
     assert trainer.update.layout.row_multiple == 128
-    trainer.update.max_tokens, trainer.update.layout.row_length = 1000, RowLength(1000)
+    trainer.update.config.max_tokens, trainer.update.layout.row_length = 1000, RowLength(1000)
     ((micro_batches,), _) = trainer.update.split(batch_of([90] * 40))
     sizes = {micro_batch["packed_ids"].numel() for micro_batch in micro_batches}
     assert max(sizes) == 896, "a row of 1,000 tokens would be padded beyond what a micro-batch may hold"

@@ -195,7 +195,8 @@ def test_rows_that_fill_up_a_micro_batch_of_one_token_completions_are_not_counte
         StepBatch([prompt] * n, [np.array([9])] * n, np.ones(n, dtype=np.float32), np.ones(n, dtype=bool))
         for n in (2, 1)
     ]
-    ((micro_batch,),), _ = make_mini_batches(ranks, 0, trainer.update.batching_config(1), np.random.default_rng(0))
+    trainer.update.config.num_mini_batches = 1
+    ((micro_batch,),), _ = make_mini_batches(ranks, 0, trainer.update.batching_config(), np.random.default_rng(0))
     assert micro_batch["completion_mask"].sum(1).tolist() == [1, 0]
     trainer.compute_loss(trainer.model.train(), micro_batch)
     logps = trainer.model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1)

@@ -154,7 +154,7 @@ def test_ranks_agree_and_nothing_is_dropped(num_ranks, layout):
     assert all(shape == shapes[0] for shape in shapes)
     micro_batches = [m for mini_batches, _ in made for part in mini_batches for m in part]
     trained = sum(int(m["completion_mask"].sum()) for m in micro_batches)
-    assert trained == sum(batch.num_tokens for batch in batches)
+    assert trained == sum(batch.summary.num_trained_tokens() for batch in batches)
     assert trained == sum(int((m["scored_ids"] >= 0).sum()) for m in micro_batches)
     assert sum(m["packed_ids"].numel() for m in micro_batches) == made[0][1]["update/forwarded_tokens"]
     assert (made[0][1]["update/repeated_token_fraction"] > 0) == (layout == "shared")
