@@ -13,7 +13,8 @@ from ..credit.graph import StateGraph
 from ..environments.adapters.trl_tools import random_call
 from ..environments.pool.pool import EnvironmentFailure
 from ..environments.pool.single import EnvironmentFailedError, RemoteProcessEnvironment
-from ..trajectory import Step, Trajectory
+from ..rollout.episode import Episode
+from ..trajectory import Trajectory
 
 LEVELS = ("error", "warning", "ok")
 SLOW_STEP = 0.2  # seconds
@@ -82,26 +83,25 @@ def _episode(
     observation = environment.reset(**task)
     rollouts.reset_seconds.append(time.perf_counter() - started)
     rollouts.has_task &= bool(observation.task)
-    steps, reward, outcome = [], 0.0, "truncated"
+    episode = Episode(name)
+    episode.open(observation)
     for _ in range(turns):
         if environment.tool_schemas is not None:
             action = random_call(environment.tool_schemas, rng)
         else:
-            rollouts.lists_actions &= observation.admissible_actions is not None
-            action = rng.choice(observation.admissible_actions or ["look"])
-        listed = observation.admissible_actions
-        steps.append(Step(observation.text, action, state_key=observation.state_key, admissible_actions=listed))
+            listed = episode.observation.admissible_actions
+            rollouts.lists_actions &= listed is not None
+            action = rng.choice(listed or ["look"])
+        episode.steps.append(episode.step(action, None))
         started = time.perf_counter()
         result = environment.step(action)
         rollouts.step_seconds.append(time.perf_counter() - started)
-        reward, observation, steps[-1].reward = reward + result.reward, result.observation, result.reward
-        if result.terminated or result.truncated:
-            success = result.info.get("success", reward > 0)
-            outcome = "truncated" if result.truncated else "success" if success else "failure"
+        episode.advance(result)
+        if episode.outcome is not None:
             if rollouts.paid_after_the_end is None:
                 rollouts.paid_after_the_end = result.info["paid_after_the_end"]
             break
-    return Trajectory(name, steps, reward, outcome)
+    return episode.trajectory()
 
 
 def episode_findings(rollouts: RandomRollouts) -> list[Finding]:
