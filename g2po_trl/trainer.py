@@ -51,7 +51,6 @@ from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, clear_s
 from .runs.metrics import advantage_metrics, evaluation_metrics, gather_rollout, rollout_metrics
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder, check_panel_name
-from .runs.ownership import on_main
 from .runs.panel import play_panel
 from .runs.run_json import identity_of
 from .runs.sample_table import SampleTable
@@ -82,6 +81,7 @@ from .update.fsdp_precision import keep_outputs_exact
 from .update.iteration import Timer
 from .update.update import MiniBatches
 from .utils.json import atomic_write
+from .utils.ranks import on_main
 from .utils.trl_compat import fsdp_plugin_of, is_any_model_prepared, name_or_path_of
 
 

@@ -9,10 +9,9 @@ import shutil
 import socket
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 try:
     import fcntl
@@ -35,8 +34,6 @@ _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors")
 _TRAJECTORIES = re.compile(r".+-\d{6,}(-rank\d+)?\.jsonl")
 _OTHERS = {"settings.json": "an evaluation of `g2po evaluate`", "teaching.json": "a model of `g2po teach`"}
 _HELD: set[int] = set()  # file descriptors of locks
-
-Result = TypeVar("Result")
 
 
 class FolderLock:
@@ -238,19 +235,3 @@ def remove(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     with suppress(OSError):  # a checkpoint is being written there
         doomed.parent.rmdir()
-
-
-def on_main(accelerator: Any, action: Callable[[], Result]) -> Result:
-    """Return the main process's result of `action` on every rank. Its ValueError is raised on every rank, too."""
-    from accelerate.utils import broadcast_object_list
-
-    outcome: list[Any] = [None, None]
-    if accelerator.is_main_process:
-        try:
-            outcome[0] = action()
-        except ValueError as error:
-            outcome[1] = str(error)
-    broadcast_object_list(outcome)
-    if outcome[1] is not None:
-        raise ValueError(outcome[1])
-    return outcome[0]

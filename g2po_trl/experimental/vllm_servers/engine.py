@@ -7,14 +7,14 @@ import logging
 import math
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list, is_peft_model
+from accelerate.utils import is_peft_model
 from transformers import PreTrainedTokenizerBase
 
 from ...engines.adapter_weights import adapter_parameters, whole_parameters
@@ -22,6 +22,7 @@ from ...engines.base import Completion, Engine
 from ...engines.sampling import Sampling
 from ...engines.vllm_requests import sampling_options
 from ...engines.weight_folder import WeightFolder
+from ...utils.ranks import on_main
 from .client import RequestRejected, Server, Servers, ServerUnavailable, run, start
 from .weight_sync import Probe, TrainerHandle, WeightSync
 
@@ -84,10 +85,10 @@ class ServedVLLMEngine(Engine):
         self.accelerator = trainer.accelerator
         self.servers = Servers(urls, first=self.accelerator.process_index)
         self.weight_sync = WeightSync(tokenizer, trainer, is_peft_model(trainer.model()))
-        facts = self._on_main(lambda: self.weight_sync.check(self.servers.all, patience))
+        facts = on_main(self.accelerator, lambda: self.weight_sync.check(self.servers.all, patience))
         self.weight_sync.takes_adapters, self.weight_sync.names = facts
         self.files = WeightFolder(folder, self.accelerator.is_main_process)
-        self._on_main(self._open_folder)
+        on_main(self.accelerator, self._open_folder)
         self.synced = WeightSyncStats()
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
         self._requests: set[Future[None]] = set()
@@ -275,7 +276,7 @@ class ServedVLLMEngine(Engine):
             self.files.keep_only(version)
             return str(version), lost, difference
 
-        path, lost, difference = self._on_main(hand_over)
+        path, lost, difference = on_main(self.accelerator, hand_over)
         weight_sync.version = Path(path)
         for server, reason in zip(self.servers.all, lost):
             server.lost = reason
@@ -301,20 +302,3 @@ class ServedVLLMEngine(Engine):
                     "them again, and resume the run from its last checkpoint"
                 )
             time.sleep(min(1.0, self.patience / 10))
-
-    def _on_main(self, work: Callable[[], Any]) -> Any:
-        """Run `work` in the main process, and return its result, or raise its error, on all ranks."""
-        outcome: list[Any] = [None, None]
-        if self.accelerator.is_main_process:
-            try:
-                outcome[0] = work()
-            except Exception as error:
-                if self.accelerator.num_processes == 1:
-                    raise
-                kind = ValueError if isinstance(error, ValueError) else RuntimeError  # that can be sent
-                outcome[1] = kind(str(error) if isinstance(error, (ValueError, RuntimeError)) else repr(error))
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(outcome, from_process=0)
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]

@@ -1,0 +1,28 @@
+"""Work that one rank does for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+Result = TypeVar("Result")
+
+
+def on_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+    """Run `work` on the main process, and return its result, or raise its error, on all ranks."""
+    if accelerator.num_processes == 1:
+        return work()
+    outcome: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            outcome[0] = work()
+        except Exception as error:
+            kind = ValueError if isinstance(error, ValueError) else RuntimeError  # that can be sent
+            outcome[1] = kind(str(error) if isinstance(error, (ValueError, RuntimeError)) else repr(error))
+    broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
