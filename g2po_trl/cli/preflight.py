@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,17 +135,14 @@ def _check_installed(script: Path, given: Mapping[str, Any]) -> None:
     for why, module in wanted:
         if find_spec(module) is None:
             raise ValueError(f"{why}: {module} is not installed: {install_command(MODULE_EXTRAS[module])}")
-    for name in _as_list(given.get("report_to")):
+    report_to = given.get("report_to")
+    for name in report_to if isinstance(report_to, list) else [report_to]:
         if name in _TRACKERS and find_spec(_TRACKERS[name]) is None:
             raise ValueError(f"report_to is {name}: it is not installed: pip install {_TRACKERS[name]}")
 
 
 def _is_module(name: str) -> bool:
     return Path(name).is_dir() or Path(f"{name}.py").is_file() or find_spec(name) is not None
-
-
-def _as_list(value: Any) -> Iterable[str]:
-    return value if isinstance(value, list) else [value]
 
 
 def check_model(field: str, name: str) -> None:

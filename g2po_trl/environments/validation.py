@@ -157,11 +157,11 @@ def check_info(data: dict[str, Any], where: str, given: Mapping[Any, Any] | None
 
 def check_task_columns(environment_factory: Callable, columns: Iterable[str]) -> None:
     """Refuse (`ValueError`) a parameter of `reset` without a column, and a column that `reset` does not accept."""
-    reset = _reset_function(environment_factory)
-    if reset is None:  # a plain function constructs the environment: its signature is unknown before a call
+    made = unwrap_factory(environment_factory)
+    if not inspect.isclass(made):  # a plain function constructs the environment: it is unknown before a call
         return
     columns, name = list(columns), factory_name(environment_factory)
-    parameters = list(inspect.signature(reset).parameters.values())[1:]
+    parameters = list(inspect.signature(made.reset).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         accepted = None
     else:
@@ -176,11 +176,6 @@ def check_task_columns(environment_factory: Callable, columns: Iterable[str]) ->
         raise ValueError(
             f"{name}.reset does not take {', '.join(extra)}: remove the column, or add **columns to reset's arguments"
         )
-
-
-def _reset_function(environment_factory: Callable) -> Callable | None:
-    made = unwrap_factory(environment_factory)
-    return made.reset if inspect.isclass(made) else None
 
 
 def _plain_text(value: Any, what: str) -> str:

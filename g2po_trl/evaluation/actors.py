@@ -18,10 +18,6 @@ from .chat_models import ChatCompletion, ChatModel, ChatSettings, Conversation, 
 Count = Callable[[Episode, ChatCompletion], None]
 
 
-def _unlimited() -> None:
-    pass
-
-
 @dataclass
 class MeteredActor(PromptActor):
     """The actor of training, for a model in this process.
@@ -31,7 +27,7 @@ class MeteredActor(PromptActor):
         count: called with each episode that got a completion, and the completion.
     """
 
-    check: Callable[[], None] = _unlimited
+    check: Callable[[], None] = lambda: None
     count: Count | None = None
 
     def session(self, sampling: Sampling, seeds: Sequence[int] | None, stats: RolloutStats) -> MeteredSession:

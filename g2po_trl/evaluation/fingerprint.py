@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 
+from ..environments.validation import unwrap_factory
 from ..prompts.template import PromptTemplate
 from ..runs.run_json import describe_prompt
 from ..utils.json import to_json
@@ -199,14 +200,8 @@ def _imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _unwrapped(value: Any) -> Any:
-    while isinstance(value, partial):
-        value = value.func
-    return value
-
-
 def _source(value: Any) -> str:
     try:
-        return inspect.getsource(_unwrapped(value))
+        return inspect.getsource(unwrap_factory(value))
     except (OSError, TypeError):
         return repr(type(value))

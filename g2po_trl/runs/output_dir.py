@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,6 @@ from .ownership import (
     checkpoints_in,
     delete_run,
     has_weights,
-    new_run_id,
     occupied,
     remove,
     step_of,
@@ -66,7 +66,7 @@ class RunFolder:
         self.evaluations: list[dict[str, Any]] = []
         self._made_after: list[dict[str, Any]] = []
         self.settings: Mapping[str, Any] = MappingProxyType({})
-        self.run_id: str | None = new_run_id()
+        self.run_id: str | None = uuid.uuid4().hex
         self.parts: list[dict[str, Any]] = parts_of({})
         self.is_ours = False
         self._lock = FolderLock(path)

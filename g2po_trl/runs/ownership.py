@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import socket
-import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -123,11 +122,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_give_up_in_child)
 
 
-def new_run_id() -> str:
-    """Return a unique name."""
-    return uuid.uuid4().hex
-
-
 def checkpoints_in(folder: str | Path) -> list[Path]:
     """Return the checkpoints in a folder, ordered by step."""
     found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
@@ -166,12 +160,9 @@ def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, ov
             f"overwrite is True and resume_from_checkpoint is {resume_from_checkpoint!r}: one deletes the run in "
             "output_dir, the other continues it; choose one"
         )
-    if not resumes and (error := occupied(folder)) and not (overwrite and _is_run(folder)):
+    is_run = not set(_OTHERS) & set(what_is_in(folder))
+    if not resumes and (error := occupied(folder)) and not (overwrite and is_run):
         raise error
-
-
-def _is_run(folder: str | Path) -> bool:
-    return not set(_OTHERS) & set(what_is_in(folder))
 
 
 def has_weights(folder: str | Path) -> bool:

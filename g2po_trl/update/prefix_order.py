@@ -92,7 +92,7 @@ class PrefixHashes:
             sequence = sequences[row]
             common = 0 if before is None else common_prefix(before, sequence)
             equal = before is not None and common == len(before) == len(sequence)
-            known.append(_num_hashes(common) if equal else common // _BLOCK)
+            known.append(-(-common // _BLOCK) if equal else common // _BLOCK)
             digest = xxhash.xxh3_64(sequence[: known[-1] * _BLOCK].astype(np.int32).tobytes())
             for start in range(known[-1] * _BLOCK, len(sequence), _BLOCK):
                 digest.update(sequence[start : start + _BLOCK].astype(np.int32).tobytes())
@@ -236,10 +236,6 @@ def order_over_ranks(sequences: Sequence[np.ndarray], rank: int, gather: Callabl
     """
     tree = PrefixTree.from_hashes(gather(PrefixHashes.from_sequences(sequences)))
     return tree.order(gather(tree.deciding_tokens(sequences, rank)))
-
-
-def _num_hashes(length: int) -> int:
-    return -(-length // _BLOCK)
 
 
 _NOTHING = np.zeros(0, dtype=np.int32)

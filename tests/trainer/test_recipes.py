@@ -187,7 +187,7 @@ def test_adapters_on_one_gpu(tmp_path, name):
 
 
 def test_the_short_help_names_flags_that_exist():
-    known = {"--debug", "--help-all", "--model", "--view", *_VALUES}
+    known = {"--debug", "--help-all", "--model", "--view", *(f"--{name}" for name in _VALUES)}
     for environment in ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment"):
         for config in (load_recipe(environment).ScriptArguments, G2POConfig, ModelConfig):
             known |= {f"--{field.name}" for field in dataclasses.fields(config)}

@@ -93,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("episodes", "turns", "timeout"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
             parser.error(f"{name} is {getattr(args, name):g}: set it above 0")
-    if args.agent is None and args.environment is None and _only_agent_here():
-        args.agent = "agent.py"
+    if args.agent is None and args.environment is None and not Path("environment.py").is_file():
+        args.agent = "agent.py" if Path("agent.py").is_file() else None
     _check_combination(parser, args)
     with_model = args.model is not None and not args.show
     args.episodes = args.episodes or (4 if with_model else 8)
@@ -187,10 +187,6 @@ def _try_agent(
         raise SystemExit(str(error)) from error
     finally:
         chat.close()
-
-
-def _only_agent_here() -> bool:
-    return Path("agent.py").is_file() and not Path("environment.py").is_file()
 
 
 def _check_combination(parser: Parser, args: argparse.Namespace) -> None:

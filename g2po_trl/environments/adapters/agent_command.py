@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..pool.worker_process import describe_exit
 from .agent import AgentClient, CommandError
 from .endpoint import bypass_proxies
 
@@ -165,16 +166,8 @@ def _verified(verify: Callable[..., Any]) -> list[str]:
 
 
 def _failed(returncode: int, stderr: str) -> str:
-    how = f"exit status {returncode}" if returncode >= 0 else f"signal {_signal_name(-returncode)}"
     lines = stderr.strip().splitlines()
-    return f"{how}: {lines[-1]}" if lines else how
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have no name
-        return str(number)
+    return ": ".join([describe_exit(returncode), *lines[-1:]])
 
 
 def _kill(program: subprocess.Popen) -> None:
