@@ -10,7 +10,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from .contract import Observation, TextEnvironment
+from ..utils.show import show
+from .contract import TextEnvironment
 from .validation import EnvironmentContractError, check_task_columns, factory_name, validate_observation, validate_step
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -112,8 +113,8 @@ class _Probe:
             return
         if first != again:
             yield (
-                f"{self.name}.reset is not deterministic: the same task gave {_quoted(first)} and then "
-                f"{_quoted(again)}. Episodes of a group must start in the same state: seed randomness from the task"
+                f"{self.name}.reset is not deterministic: the same task gave {show(first.text)} and then "
+                f"{show(again.text)}. Episodes of a group must start in the same state: seed randomness from the task"
             )
         for action in mutated_actions(first.admissible_actions or ()):
             if (yield from self._step(action)) is None:
@@ -138,7 +139,7 @@ class _Probe:
             result = validate_step(self.environment.step(action), f"{self.name}.step")
         except Exception as error:
             remedy = "Return an observation for an impossible action instead of raising"
-            yield from self._report(error, f"on the action {_short_text(repr(action))}", remedy)
+            yield from self._report(error, f"on the action {show(action)}", remedy)
             return None
         return None if result.terminated or result.truncated else result.observation
 
@@ -155,16 +156,9 @@ class _Probe:
 
 
 def _short(error: BaseException) -> str:
-    return _short_text(f"{type(error).__name__}: {_one_line(str(error))}", 200)
+    text = f"{type(error).__name__}: {_one_line(str(error))}"
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _short_text(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def _quoted(observation: Observation) -> str:
-    return _short_text(repr(observation.text), 80)

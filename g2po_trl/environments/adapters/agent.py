@@ -57,7 +57,7 @@ from ..validation import EnvironmentContractError, UnusableWorkerError
 from .chat_protocol import MODEL, RefusedRequestError
 from .common import import_extra
 from .endpoint import AgentEnd, Call, Session, running_endpoint
-from .trl_tools import BrokenEnvironmentError
+from .trl_tools import BrokenEnvironmentError, awaited
 
 LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole
 MAX_REFUSALS = 100  # of requests beyond the last turn; then the agent is not waited for
@@ -286,14 +286,10 @@ _ABANDONED: list[threading.Thread] = []
 def _run(agent: Callable, task: dict[str, Any], client: AgentClient) -> None:
     try:
         value = agent(task, client)
-        end = AgentEnd(asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value)
+        end = AgentEnd(asyncio.run(awaited(value)) if inspect.isawaitable(value) else value)
     except BaseException as error:  # SystemExit would end this thread without a word
         end = AgentEnd(error=error)
     client.session.end(end)
-
-
-async def _awaited(value: Any) -> Any:
-    return await value
 
 
 def _interrupt(thread: threading.Thread) -> None:

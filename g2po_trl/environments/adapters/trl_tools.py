@@ -211,9 +211,9 @@ class ChatToolEnvironment(ToolEnvironment):
         functions = [call["function"] for call in calls]
         later = [inspect.iscoroutinefunction(self.tools.get(function["name"])) for function in functions]
         results: list[Message] = []
-        for awaited in (False, True):
+        for is_async in (False, True):
             for function, is_later in zip(functions, later):
-                if is_later == awaited:
+                if is_later == is_async:
                     content = self._result(function["name"], function["arguments"])
                     results.append({"role": "tool", "name": function["name"], "content": content})
         return results
