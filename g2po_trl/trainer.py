@@ -41,7 +41,6 @@ from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, own_columns, tasks_hash
 from .prompts.template import PromptTemplate
 from .rollout.failing_tasks import TaskErrors
-from .rollout.ignored_fields import IgnoredFields
 from .rollout.stats import RolloutStats
 from .rollout.strategy import Rollout
 from .rollout.task_sampler import TaskSampler
@@ -74,6 +73,7 @@ from .trainer_validation import (
     check_unchanged,
     settings_of_optimizer,
     settings_of_parts,
+    warn_of_ignored_fields,
 )
 from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
@@ -166,7 +166,7 @@ class G2POTrainer(GRPOTrainer):
         self.use_vllm = args.corrects_sampling  # without it TRL's loss ignores importance weights
         check_trainer(self)
         self.card_facts = card_facts or {}
-        self.ignored_fields = IgnoredFields()
+        self._ignored_fields: set[str] = set()  # that were warned of
         self.prompt_template = prompt_template
         estimator, self.estimator_name = self._choose_estimator(advantage_fn)
         self.credit = make_credit(args, estimator, state_key)
@@ -264,7 +264,7 @@ class G2POTrainer(GRPOTrainer):
             rollout = self.strategy.collect(rows, groups, self.iteration.number)
         trajectories = rollout.trajectories  # one per row; the strategy may have played other tasks
         if self.accelerator.is_main_process:
-            self.ignored_fields.name(trajectories)
+            warn_of_ignored_fields(self._ignored_fields, trajectories)
 
         clock = Timer()
         # Of all ranks: a group may be spread over ranks, so each rank builds the whole graph.
@@ -536,7 +536,7 @@ class G2POTrainer(GRPOTrainer):
         return TrainOutput(state.global_step, 0.0, {})
 
     def _get_train_sampler(self, dataset=None) -> Sampler:
-        return TaskSampler.from_sampler(super()._get_train_sampler(dataset), epoch=lambda: int(self.state.epoch or 0))
+        return TaskSampler(super()._get_train_sampler(dataset), epoch=lambda: int(self.state.epoch or 0))
 
     def run_identity(self) -> dict[str, Any]:
         """Return the settings that must be equal for a run to be continued."""

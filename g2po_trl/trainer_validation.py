@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -18,9 +19,12 @@ from .config import G2POConfig
 from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
 from .prompts.chat_template import get_chat_template
+from .trajectory import Trajectory
 from .update.batch import loss_scale
 from .utils.options import KINDS, check_options, is_of_kind
 from .utils.trl_compat import name_or_path_of
+
+logger = logging.getLogger(__name__)
 
 
 def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:
@@ -198,3 +202,15 @@ def _check_writable(output_dir: Path) -> None:
         raise ValueError(
             f"output_dir is {str(output_dir)!r} and cannot be written ({error}): choose another"
         ) from error
+
+
+def warn_of_ignored_fields(named: set[str], trajectories: Iterable[Trajectory]) -> None:
+    """Log, once each, the fields of agents' requests that have no effect. `named`: those logged before."""
+    asked = {field for trajectory in trajectories for field in trajectory.info.get("ignored_fields", ())}
+    if new := sorted(asked - named):
+        named |= asked
+        logger.warning(
+            "The agent sets %s in its requests. Training decides how completions are sampled, so this has no effect: "
+            "set temperature, top_p and the like in the trainer's configuration.",
+            ", ".join(new),
+        )

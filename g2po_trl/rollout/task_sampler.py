@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..utils.trl_compat import RepeatSampler
 
@@ -14,22 +13,16 @@ class TaskSampler(RepeatSampler):
     TRL draws the order from one generator, which a resumed run would start again with the first epoch's order.
     """
 
-    def __init__(self, *args: Any, epoch: Callable[[], int], **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.epoch = epoch
-
-    @classmethod
-    def from_sampler(cls, sampler: RepeatSampler, epoch: Callable[[], int]) -> TaskSampler:
-        """Return TRL's sampler with this order."""
-        return cls(
+    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]):
+        super().__init__(
             sampler.data_source,
             sampler.mini_repeat_count,
             sampler.batch_size,
             sampler.repeat_count,
             sampler.shuffle,
             sampler.seed,
-            epoch=epoch,
         )
+        self.epoch = epoch
 
     def __iter__(self):
         if self.shuffle:

@@ -228,7 +228,7 @@ def test_servers_die_in_mid_rollout_and_come_back(tokenizer, tmp_path):
                 slow.kill()
 
         with engine.rollout():
-            assert engine.synced.difference < 1e-5
+            assert engine.sync_difference < 1e-5
             completions = stream(engine, range(24), on_completion=kill_slow)
             check_completions(completions, model)
             assert left_out(engine) == 1

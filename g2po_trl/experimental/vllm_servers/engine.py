@@ -42,14 +42,6 @@ class PendingRequest:
     repeats: int = 0
 
 
-@dataclass
-class WeightSyncStats:
-    """Duration of the last weight transfer, and the largest difference of log-probabilities after it."""
-
-    seconds: float = 0.0
-    difference: float = 0.0
-
-
 class ServedVLLMEngine(Engine):
     """Generates on vLLM servers through OpenAI's protocol, with token ids in and out.
 
@@ -89,7 +81,7 @@ class ServedVLLMEngine(Engine):
         self.weight_sync.takes_adapters, self.weight_sync.names = facts
         self.files = WeightFolder(folder, self.accelerator.is_main_process)
         on_main(self.accelerator, self._open_folder)
-        self.synced = WeightSyncStats()
+        self.sync_seconds = self.sync_difference = 0.0  # of log-probabilities after the last transfer
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
         self._requests: set[Future[None]] = set()
         self._answers: queue.SimpleQueue[tuple[PendingRequest, Completion | Exception | None]] = queue.SimpleQueue()
@@ -210,9 +202,9 @@ class ServedVLLMEngine(Engine):
 
     def metrics(self) -> dict[str, float]:
         return {
-            "time/weights": self.synced.seconds,
+            "time/weights": self.sync_seconds,
             "rollout/servers_left_out": len(self.servers.all) - len(self.servers.available),
-            "rollout/server_logp_difference": self.synced.difference,
+            "rollout/server_logp_difference": self.sync_difference,
         }
 
     # -- rollouts --------------------------------------------------------------------------------------------------
@@ -281,7 +273,7 @@ class ServedVLLMEngine(Engine):
         for server, reason in zip(self.servers.all, lost):
             server.lost = reason
             server.version = None if weight_sync.takes_adapters else weight_sync.version.name
-        self.synced = WeightSyncStats(time.perf_counter() - started, difference)
+        self.sync_seconds, self.sync_difference = time.perf_counter() - started, difference
 
     def _wait_for_one(self) -> None:
         """Wait until one of the servers answers and has the weights. Raises `RuntimeError` when it takes too long."""
