@@ -54,41 +54,27 @@ def _task(text: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(prog="g2po check", description=__doc__.partition("\n\n`check_env")[0])
-    parser.add_argument(
-        "environment",
-        nargs="?",
-        help="file.py[:Class], module:Class, or a server; default: environment.py",
-    )
-    given = "a function (task, client) or an AgentCommand"
-    parser.add_argument("--agent", metavar="FILE[:NAME]", help=given)
-    given = "file.py:FUNCTION, messages -> key"
-    parser.add_argument("--agent-state-key", metavar="NAME", help=given)
-    given = "with --agent: an answer; may be repeated"
-    parser.add_argument("--response", metavar="TEXT", action="append", default=[], help=given)
-    given = "arguments of the environment"
-    parser.add_argument("--environment-options", metavar="JSON", type=json_object, default={}, help=given)
-    given = "a dataset row as JSON; may be repeated"
-    parser.add_argument("--task", metavar="JSON", action="append", default=[], help=given)
-    parser.add_argument(
-        "--tasks",
-        metavar="FILE",
-        type=Path,
-        help="default: tasks.jsonl; 5 rows are played, 2 with a model",
-    )
-    parser.add_argument("--episodes", metavar="N", type=int, help="episodes of each task; default: 8, 4 with a model")
-    parser.add_argument("--turns", metavar="N", type=int, help="default: max_turns of config.yaml, else 30")
-    given = "maximum seconds of a reset or a step; default: 60"
-    parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help=given)
-    given = "pass these although they look like secrets"
-    parser.add_argument("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
-    shown = "print the first task's first prompt alone"
-    parser.add_argument("--show", action="store_true", help=shown)
+    add = parser.add_argument
+    add("environment", nargs="?", help="file.py[:Class], module:Class, or a server; default: environment.py")
+    add("--agent", metavar="FILE[:NAME]", help="a function (task, client) or an AgentCommand")
+    add("--agent-state-key", metavar="NAME", help="file.py:FUNCTION, messages -> key")
+    response = "with --agent: an answer; may be repeated"
+    add("--response", metavar="TEXT", action="append", default=[], help=response)
+    add("--environment-options", metavar="JSON", type=json_object, default={}, help="arguments of the environment")
+    add("--task", metavar="JSON", action="append", default=[], help="a dataset row as JSON; may be repeated")
+    tasks = "default: tasks.jsonl; 5 rows are played, 2 with a model"
+    add("--tasks", metavar="FILE", type=Path, help=tasks)
+    add("--episodes", metavar="N", type=int, help="episodes of each task; default: 8, 4 with a model")
+    add("--turns", metavar="N", type=int, help="default: max_turns of config.yaml, else 30")
+    add("--timeout", metavar="S", type=float, default=60.0, help="maximum seconds of a reset or a step; default: 60")
+    passed = "pass these although they look like secrets"
+    add("--environment-variables", metavar="NAME", nargs="*", default=[], help=passed)
+    add("--show", action="store_true", help="print the first task's first prompt alone")
     template = "with --show: module:TEMPLATE, a PromptTemplate; default: the environment's"
-    parser.add_argument("--prompt", metavar="NAME", help=template)
+    add("--prompt", metavar="NAME", help=template)
     model = "with --agent: play with it; with --show: its chat template and number of tokens"
-    parser.add_argument("--model", metavar="FOLDER|ID", help=model)
-    server = "with --agent, --model: a server, up to /v1"
-    parser.add_argument("--base-url", metavar="URL", help=server)
+    add("--model", metavar="FOLDER|ID", help=model)
+    add("--base-url", metavar="URL", help="with --agent, --model: a server, up to /v1")
     args = parser.parse_args(argv)
     for name in ("episodes", "turns", "timeout"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:

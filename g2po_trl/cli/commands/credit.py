@@ -32,19 +32,18 @@ TRAJECTORIES = Path("trajectories", "train-000001.jsonl")
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(prog="g2po credit", description=__doc__)
-    parser.add_argument("file", metavar="FILE", type=Path, help="the log")
-    given = f"one of {', '.join(ESTIMATORS)}; default: %(default)s"
-    parser.add_argument("--estimator", metavar="NAME", choices=ESTIMATORS, default="g2po", help=given)
-    given = "options of the estimator, as a JSON object"
-    parser.add_argument("--estimator-kwargs", metavar="JSON", type=json_object, default={}, help=given)
-    parser.add_argument("--gamma", metavar="X", type=float, default=0.95, help="discount per call; default: 0.95")
-    given = (
-        "file.py:function or module:function of a request's messages; or similar:0.9, which merges keys that share "
-    )
-    given += "90 %% of their word pairs. Default: what came since the last completion"
-    parser.add_argument("--state-key", metavar="NAME", help=given)
-    given = "where to write; default: FILE without its suffix, and -credit"
-    parser.add_argument("--output", metavar="FOLDER", type=Path, help=given)
+    add = parser.add_argument
+    add("file", metavar="FILE", type=Path, help="the log")
+    names = f"one of {', '.join(ESTIMATORS)}; default: %(default)s"
+    add("--estimator", metavar="NAME", choices=ESTIMATORS, default="g2po", help=names)
+    options = "options of the estimator, as a JSON object"
+    add("--estimator-kwargs", metavar="JSON", type=json_object, default={}, help=options)
+    add("--gamma", metavar="X", type=float, default=0.95, help="discount per call; default: 0.95")
+    key = "file.py:function or module:function of a request's messages; or similar:0.9, which merges keys that share "
+    key += "90 %% of their word pairs. Default: what came since the last completion"
+    add("--state-key", metavar="NAME", help=key)
+    folder = "where to write; default: FILE without its suffix, and -credit"
+    add("--output", metavar="FOLDER", type=Path, help=folder)
     args = parser.parse_args(argv)
     output = args.output or args.file.with_name(f"{args.file.stem}-credit")
     try:
