@@ -74,20 +74,12 @@ def make_parser() -> Parser:
     add("--model", metavar="NAME", help="a folder, a Hub id, or the name of a served model")
     of_run = "folder of the training run whose settings are the defaults; default: the model's"
     add("--run", metavar="FOLDER", type=Path, help=of_run)
-    add(
-        "--engine",
-        choices=("transformers", "vllm"),
-        default="transformers",
-        help="loads the model in this process; default: transformers",
-    )
+    engine = "loads the model in this process; default: transformers"
+    add("--engine", choices=("transformers", "vllm"), default="transformers", help=engine)
     add("--engine-options", metavar="JSON", type=json_object, default={}, help="passed to the model's constructor")
     add("--base-url", metavar="URL", help="URL of a server with OpenAI's protocol, up to /v1")
-    add(
-        "--key-variable",
-        metavar="NAME",
-        default="OPENAI_API_KEY",
-        help="environment variable with the server's key; default: OPENAI_API_KEY",
-    )
+    key = "environment variable with the server's key; default: OPENAI_API_KEY"
+    add("--key-variable", metavar="NAME", default="OPENAI_API_KEY", help=key)
     add("--parallel", metavar="N", type=int, default=16, help="concurrent requests; default: 16")
     add = parser.add_argument_group("tasks").add_argument
     add("--environment", metavar="NAME", help=f"{', '.join(ENVIRONMENTS)}, or module:Class; default: the run's")
@@ -127,24 +119,13 @@ def make_parser() -> Parser:
     share = "exit code 1 above this fraction of environment errors; default: 0.1"
     add("--max-error-rate", metavar="X", type=float, default=0.1, help=share)
     add("--num-environment-workers", metavar="N", type=int, help="default: one per core")
-    add(
-        "--environment-reset-timeout",
-        metavar="S",
-        type=float,
-        default=120.0,
-        help="maximum seconds of a reset; default: 120",
-    )
-    add(
-        "--environment-step-timeout",
-        metavar="S",
-        type=float,
-        default=60.0,
-        help="maximum seconds of a step; default: 60",
-    )
+    seconds = {"metavar": "S", "type": float}
+    add("--environment-reset-timeout", **seconds, default=120.0, help="maximum seconds of a reset; default: 120")
+    add("--environment-step-timeout", **seconds, default=60.0, help="maximum seconds of a step; default: 60")
     load = "maximum seconds to import the environment; default: as a reset, at least 60"
-    add("--environment-load-timeout", metavar="S", type=float, help=load)
+    add("--environment-load-timeout", **seconds, help=load)
     whole = "maximum seconds of all resets and steps of an episode; default: none"
-    add("--environment-episode-timeout", metavar="S", type=float, help=whole)
+    add("--environment-episode-timeout", **seconds, help=whole)
     add("--environment-worker-resets", metavar="N", type=int, help="replace a worker after this many resets")
     memory = "replace a worker that takes more memory, in MiB"
     add("--environment-worker-memory-mb", metavar="N", type=float, help=memory)
