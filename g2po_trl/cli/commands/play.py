@@ -17,6 +17,7 @@ from ...environments.validation import (
     validate_observation,
     validate_step,
 )
+from ...rollout.episode import Episode
 from ...utils.parser import Parser, json_object
 
 HOW = "Type an action or its number; an empty line ends the episode."
@@ -34,26 +35,23 @@ def play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: in
 
 
 def _play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: int) -> tuple[float, int, str]:
-    environment = environment_factory()
-    reward, steps = 0.0, 0
+    environment, episode = environment_factory(), Episode("")
     try:
-        observation = validate_observation(environment.reset(**task), "reset")
-        if observation.task:
-            print(observation.task)
+        episode.open(validate_observation(environment.reset(**task), "reset"))
+        if episode.task:
+            print(episode.task)
         print(HOW)
-        while True:
-            _print(observation, steps)
-            action = _read_action(observation.admissible_actions or ())
+        while episode.outcome is None and episode.turns < turns:
+            _print(episode.observation, episode.turns)
+            action = _read_action(episode.observation.admissible_actions or ())
             if action is None:
-                return reward, steps, "stopped"
-            result = validate_step(environment.step(action), "step")
-            reward, steps, observation = reward + result.reward, steps + 1, result.observation
-            if result.reward:
-                print(f"reward {result.reward:g}")
-            if result.terminated or result.truncated or steps == turns:
-                print(f"\n{observation.text}")
-                success = result.info.get("success", reward > 0)
-                return reward, steps, ("success" if success else "failure") if result.terminated else "truncated"
+                return episode.reward, episode.turns, "stopped"
+            episode.steps.append(episode.step(action, None))
+            episode.advance(validate_step(environment.step(action), "step"))
+            if reward := episode.steps[-1].reward:
+                print(f"reward {reward:g}")
+        print(f"\n{episode.observation.text}")
+        return episode.reward, episode.turns, episode.outcome or "truncated"
     finally:
         environment.close()
 
