@@ -44,15 +44,10 @@ def unwrap_factory(environment_factory: Callable) -> Callable:
 
 
 def validate_observation(value: Any, where: str, max_characters: int | None = None) -> Observation:
-    """Return the value as an `Observation`; a string becomes one without a key and actions.
+    """Return a result as an `Observation`, a string as one without a key and actions.
 
-    Args:
-        value: the result of an environment.
-        where: the call, in messages.
-        max_characters: maximum length of the text. `None`: no limit.
-
-    Raises:
-        EnvironmentContractError: for another type, or fields of the wrong type.
+    `where`, the call, is for messages. Raises `EnvironmentContractError` for another type, fields of the wrong
+    type, or a text of more than `max_characters`.
     """
     if isinstance(value, str):
         value = Observation(value)

@@ -47,34 +47,17 @@ class Agent:
     stop: tuple[str, ...] = ()
 
     def ask(self, episode: Episode, notes: Sequence[str]) -> Conversation | ChatRequest:
-        """Return the conversation that the model continues; if the environment sends one, its request.
-
-        Args:
-            episode: the episode so far.
-            notes: reflections on earlier trials.
-        """
+        """Return the conversation that the model continues, or the environment's request. `notes`: reflections."""
         raise NotImplementedError
 
     def read(
         self, completion: str, prompt_end: str, admissible_actions: Sequence[str] | None = None
     ) -> ParsedCompletion:
-        """Parse a completion.
-
-        Args:
-            completion: its text.
-            prompt_end: the last characters of its prompt.
-            admissible_actions: the actions that the prompt lists.
-        """
+        """Return the action in a completion. `prompt_end`: the last characters of its prompt."""
         raise NotImplementedError
 
     def reflect(self, trajectory: Trajectory, task: str, notes: Sequence[str]) -> Conversation | None:
-        """Return the conversation that asks for a reflection on a failed trial; `None`: no reflection.
-
-        Args:
-            trajectory: the failed trial.
-            task: the goal in words.
-            notes: reflections on earlier trials.
-        """
+        """Return the conversation that asks for a reflection on a failed trial; `None`: no reflection."""
         return None
 
 

@@ -148,16 +148,7 @@ class ChatModel:
     def generate(
         self, conversations: Sequence[Conversation | ChatRequest], settings: ChatSettings, seeds: Sequence[int]
     ) -> list[ChatCompletion]:
-        """Continue conversations.
-
-        Args:
-            conversations: chat messages, and for servers also requests with tools, stops and a maximum length.
-            settings: how completions are sampled.
-            seeds: one per conversation.
-
-        Returns:
-            One completion per conversation, in order.
-        """
+        """Continue conversations (of servers also requests), each with its seed; return one completion each."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -58,13 +58,7 @@ class Tally:
         trajectories: Iterable[Trajectory],
         replaced: Iterable[TrajectoryRecord] = (),
     ) -> None:
-        """Count a rollout.
-
-        Args:
-            groups: those that are trained on.
-            trajectories: all that were played, in any order.
-            replaced: what groups that were replaced consisted of, in any order.
-        """
+        """Count a rollout: the groups that are trained on, all trajectories, and records of `replaced` groups."""
         for group in groups:
             self._add_group(group)
         for one in replaced:
@@ -112,12 +106,7 @@ class Tally:
 
 
 def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
-    """Return why there was nothing to learn from and what to do next, in a paragraph; `None` if that cannot be said.
-
-    Args:
-        tally: counts over the run.
-        estimator: its name in tables, see `estimator_name` of `credit.estimators.registry`.
-    """
+    """Return why there was nothing to learn from and what to do next, in a paragraph, if that can be said."""
     compares = _COMPARES.get(estimator.split(" ")[0].rstrip(","))
     if estimator.startswith(_EPISODES_ALONE):
         compares = "episodes"

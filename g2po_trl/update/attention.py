@@ -32,13 +32,9 @@ class Reach:
 
 
 def reaches(config) -> dict[str, Reach] | Reach:
-    """Return the reach of the model's layers: one for all, or by layer type if the model takes a dict of masks.
+    """Return the reach of a text model's layers: one for all, or by layer type if it takes a dict of masks.
 
-    Args:
-        config: of the text model.
-
-    Raises:
-        ValueError: for layers that are not attention.
+    Raises `ValueError` for layers that are not attention.
     """
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     kinds = {

@@ -226,19 +226,11 @@ def collate_plan(
     rank: int,
     config: BatchingConfig,
 ) -> list[list[dict[str, Any]]]:
-    """Return the tensors of a rank's part of a plan.
+    """Return the tensors of a rank's part of a plan: [mini-batch][micro-batch], by name.
 
-    Args:
-        plan: [mini-batch][micro-batch] of all ranks.
-        batch: the rows that the rank trains.
-        place_of: number of a row in `batch`, by its number in the plan.
-        rows: summary of all ranks' rows.
-        rank: number of the rank.
-        config: how rows are batched.
-
-    Returns:
-        [mini-batch][micro-batch] tensors by name, with `num_items_in_batch`, `loss_scale` and `weight` (trained tokens
-        of all ranks in it), and those of `lay_out`.
+    `batch` has the rows that the rank trains, and `place_of` their places in it by their numbers in the plan.
+    Besides the tensors of `collate` and `lay_out` there are `num_items_in_batch`, `loss_scale` and `weight`
+    (trained tokens of all ranks).
     """
     num_tokens, num_ranks = rows.num_trained_tokens(), len(rows.counts)
     num_items = num_tokens if config.mini_batch_size is None else num_tokens / len(plan)

@@ -42,14 +42,9 @@ class GradientGuard:
         self._micro_batches += micro_batches
 
     def check(self, model: torch.nn.Module, train: Callable[[dict[str, Any]], torch.Tensor]) -> None:
-        """Check the complete gradient. All ranks call it together.
+        """Check the complete gradient, on all ranks together. `train`: forward and backward of a micro-batch.
 
-        Args:
-            model: the prepared model.
-            train: forward and backward of a micro-batch.
-
-        Raises:
-            FloatingPointError: if it is not finite; gradients are then zeroed and weights unchanged.
+        If it is not finite, gradients are zeroed, weights unchanged, and a `FloatingPointError` is raised.
         """
         micro_batches = self._micro_batches
         self.reset()

@@ -59,13 +59,10 @@ class LogProbs:
         micro_batches: Sequence[dict[str, Any]],
         unwrapped: torch.nn.Module | None = None,
     ) -> None:
-        """Add `ref_per_token_logps` and, if needed, `old_per_token_logps` to micro-batches.
+        """Add `ref_per_token_logps` and, if needed, `old_per_token_logps` to the micro-batches of a rollout.
 
-        Args:
-            model: the policy.
-            micro_batches: those of a rollout.
-            reference: `None` for a model with an adapter: the reference is the model without it.
-            unwrapped: the model with its adapter, if `model` is a wrapper around it.
+        Without a `reference` it is the model without its adapter. `unwrapped` is the model, if `model` is a
+        wrapper.
         """
         self._statistics = SamplingStatistics()
         unwrapped = model if unwrapped is None else unwrapped

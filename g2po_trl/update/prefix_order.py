@@ -227,13 +227,7 @@ class PrefixTree:
 
 
 def order_over_ranks(sequences: Sequence[np.ndarray], rank: int, gather: Callable[[Any], list[Any]]) -> Ordering:
-    """Return the ordering of all ranks' sequences, numbered by rank and then as given. All ranks call it together.
-
-    Args:
-        sequences: those of this rank.
-        rank: this rank's number.
-        gather: collective; returns the objects of all ranks, by rank.
-    """
+    """Return the ordering of all ranks' sequences, numbered by rank and then as given. All ranks call it together."""
     tree = PrefixTree.from_hashes(gather(PrefixHashes.from_sequences(sequences)))
     return tree.order(gather(tree.deciding_tokens(sequences, rank)))
 

@@ -133,13 +133,8 @@ class Update:
     ) -> torch.Tensor:
         """Return the sum of a mini-batch's losses; gradients are summed and, at an optimizer step, exchanged once.
 
-        Args:
-            model: the prepared model.
-            micro_batches: those of a mini-batch.
-            train: forward and backward of a micro-batch -> its loss.
-
-        Raises:
-            FloatingPointError: before an optimizer step, on every rank, if the gradient is not finite.
+        `train` is forward and backward of a micro-batch -> its loss. If the gradient of an optimizer step is
+        not finite, a `FloatingPointError` is raised on every rank.
         """
         accelerator = self.accelerator
         self.guard.add(micro_batches)
