@@ -54,8 +54,8 @@ class ExactAdvantage:
         begins = graph.node[(graph.position == 0) & graph.counted & graph.from_beginning[graph.trajectory]]
         if not np.isfinite(moves[begins]).all():  # all states would be worth 0
             raise ValueError(
-                "an episode begins in a state of unknown distance: pass ExactAdvantage all levels that are played, and "
-                "the environment that plays them, e.g. SokobanEnvironment(positions=True)"
+                "an episode begins in a state of unknown distance: pass ExactAdvantage all levels that are played, "
+                "and the environment that plays them, e.g. SokobanEnvironment(positions=True)"
             )
         values = graph.node_values.copy()
         values[: graph.num_nodes] = 10.0 * graph.gamma**moves
