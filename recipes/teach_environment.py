@@ -371,11 +371,17 @@ def main() -> None:
             base_model[1].chat_template = read_chat_template(script_args.chat_template)
         shown = demonstrate(showing, source, game, base_model, args.seed)
         samples = draw_rows(shown, script_args.num_demonstrations, args.seed, args.max_length)
-        run_teaching(script_args, args, model_args, base_model, samples, make_exam(script_args, to_examine, game))
+        exam = make_exam(script_args, to_examine, game)
+        reached = run_teaching(script_args, args, model_args, base_model, samples, exam)
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
     name = (script_args.environment or script_args.agent).removeprefix(f"{Path.cwd()}/")
     target = f"--agent {name}" if script_args.agent else name
+    if not reached:
+        print(
+            "Teach more before training: num_episodes and num_demonstrations take more of the expert's answers, "
+            "num_train_epochs shows the same again."
+        )
     print("With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.")
     print(f"Next: g2po train {target} --model {args.output_dir}")
 

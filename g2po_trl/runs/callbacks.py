@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 from ..utils.iteration_log import IterationLog
 from ..utils.json import to_json, write_json_lines
 
+EARLY_VERDICT = 5  # iterations
+
 
 def callbacks_of(args: GRPOConfig) -> list[TrainerCallback]:
     """Those that the configuration asks for."""
@@ -113,7 +115,7 @@ class LogFile(TrainerCallback):
     """
 
     def __init__(self, path: str | Path):
-        self.path, self._writes, self._last = Path(path), False, None
+        self.path, self._writes = Path(path), False
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._writes = state.is_world_process_zero
@@ -121,18 +123,12 @@ class LogFile(TrainerCallback):
             write_json_lines(self.path, state.log_history)
 
     def on_log(self, args, state, control, **kwargs):
-        line = to_json(state.log_history[-1])
-        if self._writes or (self._last is not None and self._ends_with(self._last)):
+        if self._writes:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-            self._last = line
+                file.write(to_json(state.log_history[-1]) + "\n")
 
     def on_train_end(self, args, state, control, **kwargs):
-        self._writes = False  # from here on only what follows this run's own lines, as the evaluation at its end
-
-    def _ends_with(self, line: str) -> bool:
-        """Return whether the file is still this run's: the folder may be another's by now."""
-        return self.path.is_file() and self.path.read_bytes().endswith(f"{line}\n".encode())
+        self._writes = False  # the folder may be another run's from here on
 
 
 class CollapseStoppingCallback(TrainerCallback):
@@ -175,7 +171,7 @@ class CollapseStoppingCallback(TrainerCallback):
 
 
 class ClosingVerdict(TrainerCallback):
-    """Prints the verdict when training ends, if there is one.
+    """Prints the verdict when training ends, if there is one; once before, since a run may take days.
 
     Args:
         tally: of the run. estimator_name: see `verdict`.
@@ -185,11 +181,20 @@ class ClosingVerdict(TrainerCallback):
 
     def __init__(self, tally: Tally, estimator_name: str):
         self.tally, self.estimator_name, self.waits = tally, estimator_name, False
+        self._warned = False
 
     @property
     def text(self) -> str | None:
         """The verdict on what was played so far."""
         return verdict(self.tally, self.estimator_name)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        played = state.global_step // args.optimizer_steps_per_iteration
+        if self._warned or played < EARLY_VERDICT or state.global_step >= state.max_steps:
+            return
+        self._warned = True
+        if state.is_world_process_zero and (text := self.text):
+            print_line(f"After {played} iterations: {text}")
 
     def on_train_end(self, args, state, control, **kwargs):
         if state.is_world_process_zero and not self.waits and (text := self.text):

@@ -18,7 +18,14 @@ from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from g2po_envs.tiny.demonstration import Demonstration
@@ -155,9 +162,13 @@ class SuccessEvalCallback(TrainerCallback):
         elapsed = time.perf_counter() - self.started
         self.results.append({"step": state.global_step, "samples": samples, "seconds": round(elapsed, 1), **summary})
         write_json(Path(args.output_dir, "exams", "results.json"), self.results, indent=1)
+        listed = summary.get("admissible_action_ratio")
+        listed = "" if listed is None else f"admissible {listed:.1%} | "
+        losses = [f"loss {entry['loss']:.2f} | " for entry in state.log_history if "loss" in entry]
         print(
-            f"step {state.global_step:>4} | {samples} samples | success {summary['success_rate']:.1%} of "
-            f"{summary['episodes']} games | well-formed {summary['valid_action_ratio']:.1%} | "
+            f"step {state.global_step:>4} | {samples} samples | {''.join(losses[-1:])}"
+            f"success {summary['success_rate']:.1%} of {summary['episodes']} games | "
+            f"well-formed {summary['valid_action_ratio']:.1%} | {listed}"
             f"turns {summary['turns']:.1f} | exam {duration:.0f} s | elapsed {elapsed:.0f} s",
             flush=True,
         )
@@ -165,6 +176,13 @@ class SuccessEvalCallback(TrainerCallback):
             print(f"{failed:.0%} of the exam's episodes ended in an environment error and do not count", flush=True)
         if self.exam.is_passed(summary):
             control.should_training_stop = True
+
+
+class ProgressBar(ProgressCallback):
+    """Transformers' bar without the dictionaries it prints: an evaluation prints a line instead."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        pass
 
 
 def teach(
@@ -211,7 +229,10 @@ def teach(
     most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None
     with EnvironmentPool(exam.environment_factory, **exam.workers) as pool:
         callback = SuccessEvalCallback(exam, processing_class, pool, per_step, most)
-        trainer.remove_callback(PrinterCallback)  # its dictionaries: the evaluation prints a line instead
+        for theirs in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
+            trainer.remove_callback(theirs)
+        if not args.disable_tqdm:
+            trainer.add_callback(ProgressBar())
         trainer.add_callback(callback)
         with without_cudnn_attention():
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -348,8 +369,8 @@ def run_teaching(
     base_model: tuple[str, PreTrainedTokenizerBase],
     samples: Dataset,
     exam: SuccessEvaluation,
-) -> None:
-    """Fine-tune, and save the model and its evaluations.
+) -> bool:
+    """Fine-tune, save the model and its evaluations, and return whether the last one reached the target.
 
     Args:
         script_args: the recipe's arguments.
@@ -387,8 +408,9 @@ def run_teaching(
     write_json(output / "teaching.json", {**about, "exams": results}, indent=1)
     while left := find_checkpoint("auto", output):
         shutil.rmtree(left)
-    reached = "reached" if exam.is_passed(last) else "not reached"
+    reached = exam.is_passed(last)
     print(
         f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}: target of "
-        f"{exam.target:.0%} {reached}. The model is in {args.output_dir}"
+        f"{exam.target:.0%} {'reached' if reached else 'not reached'}. The model is in {args.output_dir}"
     )
+    return reached

@@ -1,12 +1,14 @@
 """What a run says at its end when there was nothing to learn from: said where it is so, and nowhere else."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from letter_environment import BreakingEnvironment, LetterEnvironment
 
 from g2po_trl import Observation, Step, Trajectory
 from g2po_trl.credit.graph import record
+from g2po_trl.runs.callbacks import ClosingVerdict
 from g2po_trl.runs.verdict import Tally, verdict
 
 
@@ -84,6 +86,16 @@ def test_a_run_without_all_of_its_counts_says_nothing():
     tally.restart(is_whole=False)
     tally.add([list(map(record, LOST))], LOST)
     assert verdict(tally) is None
+
+
+@pytest.mark.parametrize(("group", "times"), [(LOST, 1), (MIXED, 0)])
+def test_it_is_said_early_too(group, times, capsys):
+    """A run may take days: once after five iterations, if more follow."""
+    closing, args = ClosingVerdict(tally_of(group), "g2po"), SimpleNamespace(optimizer_steps_per_iteration=2)
+    for last, expected in ((10, 0), (30, times)):
+        for step in range(1, last + 1):
+            closing.on_log(args, SimpleNamespace(global_step=step, max_steps=last, is_world_process_zero=True), None)
+        assert capsys.readouterr().out.count("After 5 iterations: Nothing to learn from: the only group") == expected
 
 
 class Hopeless(LetterEnvironment):
