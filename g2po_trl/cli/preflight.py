@@ -21,7 +21,7 @@ from ..runs.ownership import check_free
 from ..utils.dependent_options import check_given
 from ..utils.extras import MODULE_EXTRAS, install_command
 from ..utils.options import as_mapping
-from ..utils.parser import read_config, take_options
+from ..utils.parser import read_config, refuse_removed, take_options
 from .flags import Field, fields_of, make_parser, read_flags, read_keys
 
 # The first word of a recipe's name -> a module that it needs.
@@ -48,6 +48,7 @@ def recipe_settings(script: Path, arguments: Sequence[str]) -> dict[str, Any]:
     parser = make_parser(list(fields.values()))
     options, words = take_options(arguments, ("config",))
     keys = read_config(options["config"]) if options else _default_config(script)
+    refuse_removed(keys, words)
     defaults = {name: one.default for name, one in fields.items()}
     return {**defaults, **dict(read_keys(parser, keys)), **read_flags(parser, words)}
 
@@ -64,6 +65,7 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
     parser = make_parser(list(recipe_fields(script).values()))
     options, words = take_options(arguments, ("config",))
     keys = read_config(options.get("config"))
+    refuse_removed(keys, words)
     given = {**dict(read_keys(parser, keys)), **read_flags(parser, words)}
     check_given(given)
     for name in ("estimator_kwargs", "environment_pool_kwargs"):

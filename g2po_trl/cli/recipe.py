@@ -24,7 +24,7 @@ from ..runs.ownership import check_free
 from ..runs.summary import REPORT, at_other_temperatures, before_and_after, format_table
 from ..trainer import G2POTrainer
 from ..utils.dependent_options import check_given
-from ..utils.parser import describe_unknown, read_config, take_options
+from ..utils.parser import describe_unknown, read_config, refuse_removed, take_options
 from .launch import VIEW
 from .live_view import LiveView
 
@@ -65,6 +65,7 @@ def parse_arguments(
         raise SystemExit(0)
     try:
         keys = read_config(config)
+        refuse_removed(keys, argv)
         check_given(_given(parser, argv, keys))
     except ValueError as error:
         raise SystemExit(str(error)) from error

@@ -1,4 +1,4 @@
-"""Argument parsing shared by all `g2po` commands: a lenient `ArgumentParser`, unknown options, YAML files."""
+"""Argument parsing shared by all `g2po` commands: a lenient `ArgumentParser`, removed options, YAML files."""
 
 from __future__ import annotations
 
@@ -7,20 +7,50 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Names that are entries of an object, not options -> (the object, its entry).
-ENTRIES = {
-    "episode_statistics": ("estimator_kwargs", "episode_statistics"),
-    "environment_load_timeout": ("environment_pool_kwargs", "load_timeout"),
-    "environment_episode_timeout": ("environment_pool_kwargs", "episode_timeout"),
-    "environment_worker_resets": ("environment_pool_kwargs", "max_worker_resets"),
-    "environment_worker_memory_mb": ("environment_pool_kwargs", "max_worker_memory"),
-    "environment_variables": ("environment_pool_kwargs", "environment_variables"),
+# Removed option -> its replacement. Refused on the command line and in YAML.
+REMOVED = {
+    "update_while_playing": "leave it out, updates begin when all episodes of a rollout have ended",
+    "stream_rollouts": "leave it out, rollouts stream if the engine can (colocated vLLM and vllm_servers)",
+    "state_similarity": "set state_key to similar:NUMBER, e.g. similar:0.9",
+    "overlap_environments": "set use_vllm: its rollouts stream, and environments step while others are answered",
 }
+# (option, object, its entry): options that an earlier version had beside the object.
+_MOVED = [
+    ("use_node_advantage", "estimator_kwargs", "node_centric"),
+    ("use_edge_advantage", "estimator_kwargs", "edge_centric"),
+    ("use_group_aggregation", "estimator_kwargs", "aggregate"),
+    ("episode_statistics", "estimator_kwargs", "episode_statistics"),
+    ("graphgpo_omega", "estimator_kwargs", "omega"),
+    ("hgpo_depth_exponent", "estimator_kwargs", "depth_exponent"),
+    ("crbc_step_weight", "estimator_kwargs", "value_weight"),
+    ("crbc_gamma", "estimator_kwargs", "gamma"),
+    ("crbc_least_std", "estimator_kwargs", "least_std"),
+    ("environment_load_timeout", "environment_pool_kwargs", "load_timeout"),
+    ("environment_episode_timeout", "environment_pool_kwargs", "episode_timeout"),
+    ("environment_worker_resets", "environment_pool_kwargs", "max_worker_resets"),
+    ("environment_worker_memory_mb", "environment_pool_kwargs", "max_worker_memory"),
+    ("environment_variables", "environment_pool_kwargs", "environment_variables"),
+]
+REMOVED |= {
+    option: f'set rollout_strategy to {strategy}, and rollout_strategy_kwargs to {{"{entry}": VALUE}}'
+    for option, strategy, entry in (
+        ("refill_groups", "dynamic_sampling", "max_generation_batches"),
+        ("rollouts_ahead", "partial_rollouts", "max_off_policy_steps"),
+        ("branch_share", "branching", "branch_share"),
+    )
+}
+REMOVED |= {
+    option: f"write {whole}: {{{entry}: VALUE}}, or as a flag --{whole} '{{\"{entry}\": VALUE}}'"
+    for option, whole, entry in _MOVED
+}
+REMOVED["environment_worker_memory_mb"] += ", in bytes"
+# (option, removed value, its replacement).
+_REMOVED_VALUES = [("value_lambda", "auto", "set a number from 0 to 1 (g2po report RUN tests a run's state keys)")]
 
 
 class Parser(argparse.ArgumentParser):
@@ -92,12 +122,10 @@ _OTHER_NAMES = {
 
 
 def describe_unknown(parser: argparse.ArgumentParser, word: str, where: str, help_flag: str = "--help") -> str:
-    """Return why a word is not a flag: it is an entry of an object, or misspelled. `where`: the noun, e.g. "flag"."""
+    """Return why a word is not a flag: its option was removed, or it is misspelled. `where`: the noun, e.g. "flag"."""
     option = word.partition("=")[0].lstrip("-").replace("-", "_").removeprefix("no_")
-    if word.startswith("--") and option in ENTRIES:
-        whole, entry = ENTRIES[option]
-        flag, key = f"--{whole} '{{\"{entry}\": VALUE}}'", f"{whole}: {{{entry}: VALUE}}"
-        return f"{word} is not a {where}: write {flag}, or in YAML {key}"
+    if word.startswith("--") and option in REMOVED:
+        return f"{option} was removed: {REMOVED[option]}"
     names = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     usual = f"--{_OTHER_NAMES.get(option)}"
     near = [usual] if usual in names else difflib.get_close_matches(word.partition("=")[0], names, 1)
@@ -107,6 +135,16 @@ def describe_unknown(parser: argparse.ArgumentParser, word: str, where: str, hel
         if word.startswith("-")
         else f"{word!r} does not belong to a flag: {remedy}"
     )
+
+
+def refuse_removed(keys: Mapping[str, Any], argv: Sequence[str] = ()) -> None:
+    """Refuse removed values of options, in a configuration or on a command line."""
+    words = [part for word in argv for part in word.split("=", 1)]
+    flags = ((name.lstrip("-").replace("-", "_"), value) for name, value in zip(words, words[1:]))
+    given = [*flags, *keys.items()]
+    for name, value, remedy in _REMOVED_VALUES:
+        if (name, value) in given:
+            raise ValueError(f"{name} is {value!r}, which was removed: {remedy}")
 
 
 def read_config(path: str | Path | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from g2po_trl.cli.preflight import check_command, check_model, recipe_fields
 from g2po_trl.cli.recipe_files import recipes_folder
 from g2po_trl.environments.loading import resolve_environment_name
 from g2po_trl.utils.dependent_options import SWITCHES, check_given, without_effect
-from g2po_trl.utils.parser import ENTRIES
+from g2po_trl.utils.parser import REMOVED
 
 RECIPES = recipes_folder()
 
@@ -158,7 +158,7 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         commands[(*mine, "--use_vllm")] = "vllm is not installed: pip install"
     code = f"""
 import contextlib, io, json, sys
-from g2po_trl.utils.parser import ENTRIES
+from g2po_trl.utils.parser import REMOVED
 from g2po_trl.cli import main
 for command in {list(commands)!r}:
     said = io.StringIO()
@@ -215,17 +215,26 @@ def test_a_switch_that_is_given_is_a_decision():
         check_given({"bnb_4bit_quant_type", "use_bnb_nested_quant"})
 
 
-def test_an_entry_of_an_object_is_refused_with_its_spelling(tmp_path):
+def test_a_removed_option_is_refused_with_its_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(REMOVED, "old_option", "set max_steps")
     file = tmp_path / "old.yaml"
-    file.write_text("environment_load_timeout: 300\n")
-    for words in (["--environment_load_timeout", "3"], ["--environment-load-timeout=3"], ["--config", str(file)]):
-        with pytest.raises(ValueError, match="write --environment_pool_kwargs '{\"load_timeout\": VALUE}'"):
+    file.write_text("old_option: true\n")
+    for words in (["--old_option", "3"], ["--old-option=3"], ["--no_old_option"], ["--config", str(file)]):
+        with pytest.raises(ValueError, match="^old_option was removed: set max_steps$"):
             check_command(RECIPES / "train_alfworld.py", words)
 
 
-def test_an_entry_of_an_object_is_no_field():
+def test_a_removed_value_is_refused_with_its_remedy(tmp_path):
+    file = tmp_path / "old.yaml"
+    file.write_text("value_lambda: auto\n")
+    for words in (["--value_lambda", "auto"], ["--value-lambda=auto"], ["--config", str(file)]):
+        with pytest.raises(ValueError, match="^value_lambda is 'auto', which was removed: set a number.*g2po report"):
+            check_command(RECIPES / "train_alfworld.py", words)
+
+
+def test_a_removed_option_is_no_field():
     fields = {name for recipe in RECIPES.glob("t*_*.py") for name in recipe_fields(recipe)}
-    assert "max_steps" in fields and not fields & set(ENTRIES)
+    assert "max_steps" in fields and not fields & set(REMOVED)
 
 
 def test_switches_are_of_fields_that_are_there():

@@ -182,8 +182,8 @@ def test_value_lambda_is_a_number(tmp_path, given, value):
     assert HfArgumentParser(G2POConfig).parse_args_into_dataclasses(flags)[0].value_lambda == value
 
 
-def test_value_lambda_is_no_word(tmp_path):
-    with pytest.raises(ValueError, match="value_lambda is 'auto': set it to a number"):
+def test_value_lambda_auto_is_refused_with_what_to_do_instead(tmp_path):
+    with pytest.raises(ValueError, match="value_lambda is 'auto', which was removed: set a number.*g2po report"):
         make(tmp_path, value_lambda="auto")
 
 

@@ -23,6 +23,7 @@ from g2po_trl.cli.commands.train import _VALUES, HELP
 from g2po_trl.cli.launch import VIEW
 from g2po_trl.cli.recipe import parse_arguments, run_recipe
 from g2po_trl.utils.masking import masked
+from g2po_trl.utils.parser import REMOVED
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -195,7 +196,7 @@ def test_the_short_help_names_flags_that_exist():
     assert len(named) > 40 and named <= known
 
 
-def test_arguments_of_a_recipe(tmp_path, capsys):
+def test_arguments_of_a_recipe(tmp_path, capsys, monkeypatch):
     types = (load_recipe("environment").ScriptArguments, G2POConfig, ModelConfig)
     config = tmp_path / "config.yaml"
     config.write_text("gamma: 0.5\nbeta: 0.25\n")
@@ -224,6 +225,13 @@ def test_arguments_of_a_recipe(tmp_path, capsys):
     config.write_text("num_generation: 8\n")
     with pytest.raises(SystemExit, match="--num_generation is not a key of the config file: did you mean --num_gen"):
         parse_arguments(types, config, cpu, [])
+    monkeypatch.setitem(REMOVED, "old_option", "set max_steps")
+    config.write_text("old_option: true\n")
+    for file, flags in ((None, ["--old_option", "3"]), (config, [])):
+        with pytest.raises(SystemExit, match="^old_option was removed: set max_steps$"):
+            parse_arguments(types, file, cpu, flags)
+    with pytest.raises(SystemExit, match="^value_lambda is 'auto', which was removed: set a number"):
+        parse_arguments(types, None, cpu, ["--value_lambda", "auto"])
     with pytest.raises(SystemExit) as exit_:
         parse_arguments(types, None, cpu, ["--help"])
     assert not exit_.value.code
