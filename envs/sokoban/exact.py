@@ -45,8 +45,18 @@ class ExactAdvantage:
                 self.distance[hash_key(environment.observe().text)] = moves
 
     def __call__(self, graph: StateGraph) -> np.ndarray:
-        """Return one advantage per step."""
+        """Return one advantage per step.
+
+        Raises:
+            ValueError: if an episode begins in an unknown state: it is no level of `rows`, or drawn otherwise.
+        """
         moves = np.array([self.distance.get(key.tobytes(), np.inf) for key in graph.node_keys])
+        begins = graph.node[(graph.position == 0) & graph.counted & graph.from_beginning[graph.trajectory]]
+        if not np.isfinite(moves[begins]).all():  # all states would be worth 0
+            raise ValueError(
+                "an episode begins in a state of unknown distance: pass ExactAdvantage all levels that are played, "
+                "and the environment that plays them, e.g. SokobanEnvironment(positions=True)"
+            )
         values = graph.node_values.copy()
         values[: graph.num_nodes] = 10.0 * graph.gamma**moves
         return self.estimator(replace(graph, node_values=values))

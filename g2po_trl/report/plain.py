@@ -136,7 +136,9 @@ def _failures(iterations: Sequence[Iteration], where: str) -> str:
     lost = [t for t in everyone if not t.success]
     said = f"{len(lost_groups)} of {len(groups)} groups lost every episode{where}" if groups else "No group to compare"
     if lost_groups:
-        (task, times), *_ = Counter(group[0].task or group[0].task_id for group in lost_groups).most_common(1)
+        of_all = {group[0].task for group in groups}  # of a game with one sentence, ids tell tasks apart
+        names = (group[0].task_id if len(of_all) == 1 else group[0].task or group[0].task_id for group in lost_groups)
+        (task, times), *_ = Counter(names).most_common(1)
         said += f", most often {textwrap.shorten(task, 60)!r}" if times > 1 else ""
     if not lost:
         return f"{said}."

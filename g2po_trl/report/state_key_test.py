@@ -61,7 +61,8 @@ def measure(
     for first, last in _together([gammas[i] for i in of_group]):
         graph = StateGraph.from_groups(groups[first:last], gammas[of_group[first]], with_actions=True)
         parts.append(left_out_errors(graph))
-        spread.append(same_action_spread(graph))
+        truncated = [t.outcome == "truncated" for group in groups[first:last] for t in group]
+        spread.append(same_action_spread(graph, np.array(truncated, bool)))
         starts.append(first)
     errors = LeftOutErrors(
         LAMBDAS,

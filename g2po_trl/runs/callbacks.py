@@ -115,7 +115,7 @@ class LogFile(TrainerCallback):
     """
 
     def __init__(self, path: str | Path):
-        self.path, self._writes = Path(path), False
+        self.path, self._writes, self._last = Path(path), False, None
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._writes = state.is_world_process_zero
@@ -123,12 +123,18 @@ class LogFile(TrainerCallback):
             write_json_lines(self.path, state.log_history)
 
     def on_log(self, args, state, control, **kwargs):
-        if self._writes:
+        line = to_json(state.log_history[-1])
+        if self._writes or (self._last is not None and self._ends_with(self._last)):
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(to_json(state.log_history[-1]) + "\n")
+                file.write(line + "\n")
+            self._last = line
 
     def on_train_end(self, args, state, control, **kwargs):
-        self._writes = False  # the folder may be another run's from here on
+        self._writes = False  # from here on only what follows this run's own lines, as the evaluation at its end
+
+    def _ends_with(self, line: str) -> bool:
+        """Return whether the file is still this run's: the folder may be another's by now."""
+        return self.path.is_file() and self.path.read_bytes().endswith(f"{line}\n".encode())
 
 
 class CollapseStoppingCallback(TrainerCallback):

@@ -85,6 +85,9 @@ def test_exact_distances_as_values():
     assert told[0].node_values.tolist() == [5.0, 2.5, 1.25, 10.0, 10.0, 0.0]
     assert graph.node_values[:2].tolist() != [5.0, 2.5], "mean returns differ"
     assert np.isfinite(ExactAdvantage(rows)(graph)).all()
+    for other in (([{"size": "tiny"}], environment), (rows, tiny_environment())):  # its states would be worth 0
+        with pytest.raises(ValueError, match="a state of unknown distance: pass ExactAdvantage all levels"):
+            ExactAdvantage(*other)(graph)
 
 
 def test_panels():

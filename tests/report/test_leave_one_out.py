@@ -102,7 +102,7 @@ def test_the_least_error_is_chosen_if_it_is_told_apart_from_that_of_zero():
 
 def test_keys_that_are_not_trusted_mean_lambda_one():
     better = {1.0: [5, 5, 5], 0.5: [4, 4, 4], 0.0: [1, 1, 1]}
-    assert chosen(better, np.array([[0.5, 8.0], [0.2, 2.0]])) == 0.0
+    assert chosen(better, np.array([[0.1, 8.0], [0.05, 2.0]])) == 0.0
     assert chosen(better, np.array([[0.5, 5.0], [0.4, 5.0]])) == 1.0
     assert chosen(better, np.zeros((2, 2))) == 1.0, "nothing tells anything about the keys"
 
@@ -128,6 +128,16 @@ def test_the_same_action_from_the_same_state_by_hand():
     assert same_action_spread(two).shape == (2, 2) and hidden_share(same_action_spread(two)[1:]) is None
     with pytest.raises(ValueError, match="with_actions=True"):
         same_action_spread(StateGraph.from_groups([group]))
+
+
+def test_the_end_by_a_turn_limit_says_nothing_about_keys():
+    """From x, l leads to b, but once the turns are over: its worth 0 is no other end of the same action."""
+    group = [with_actions("xb", "lz", 8.0) for _ in range(2)]
+    group += [with_actions("xc", "rz", 0.0), with_actions("x", "l", 0.0, "truncated")]
+    graph = StateGraph.from_groups([group], 1.0, with_actions=True)
+    np.testing.assert_allclose(same_action_spread(graph), [[128 / 3, 64]])
+    truncated = np.array([False, False, False, True])
+    np.testing.assert_allclose(same_action_spread(graph, truncated), [[0, 128 / 3]])
 
 
 @pytest.mark.parametrize("free_text", [False, True])

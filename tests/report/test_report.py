@@ -223,6 +223,15 @@ def test_the_five_lines_by_hand():
     )
 
 
+def test_the_task_that_is_lost_most_often_is_named_by_its_id_if_all_have_one_sentence():
+    lost, groups = episode("ab", 0.0), []
+    for name in "aba":
+        groups.append([replace(lost, task_id=f"level-{name}", task="Push the box.")])
+    assert "most often 'level-a'" in lines_of(groups)["Failures"]
+    groups[0][0].task = "Push two."
+    assert "most often 'Push the box.'" in lines_of(groups)["Failures"]
+
+
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_too_few_groups_have_no_verdict(number):
     """Groups that are alike by chance have no spread, which is no certainty."""

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from g2po_envs.sokoban import SokobanEnvironment, level_rows
 from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report import plots
@@ -130,6 +131,26 @@ def test_a_lambda_that_predicts_better_is_advised():
     least = examined_errors(errors_of({1.0: [10] * 9, 0.5: [8] * 9, 0.0: [7] * 9}))["verdict"]
     assert "λ = 0 predicts" in least and least.endswith("Try --value_lambda 0.")
     assert "could not be tested: too few groups" in least, "nothing was visited often"
+
+
+def test_right_keys_of_episodes_that_run_out_of_turns_look_right():
+    """Sokoban's observation is the whole state, and the policy random: most episodes end by the turn limit."""
+    rng, environment, groups = random.Random(0), SokobanEnvironment(), []
+    for row in level_rows("tiny", 16):
+        groups.append([])
+        for _ in range(8):
+            seen, steps, result = environment.reset(**row), [], None
+            while len(steps) < 12 and not (result and result.terminated):
+                steps.append(Step(seen.text, rng.choice(seen.admissible_actions)))
+                result = environment.step(steps[-1].action)
+                seen = result.observation
+            won = result.terminated
+            groups[-1].append(Trajectory(row["task_id"], steps, 10.0 * won, "success" if won else "truncated"))
+    found = examined(groups)
+    assert found["hidden_share"] == pytest.approx(0, abs=1e-9) and "hide something" not in keys.in_short(found)[0]
+    for step in (step for group in groups for played in group for step in played.steps):
+        step.state_key = step.observation.replace("x", "_").replace("*", "o")
+    assert "hide something" in keys.in_short(examined(groups))[0], "without boxes"
 
 
 def test_actions_tell_that_keys_hide_something():

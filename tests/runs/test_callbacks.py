@@ -56,6 +56,27 @@ def test_the_log_file_of_a_resumed_run_has_no_entry_after_its_checkpoint(tmp_pat
     assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n{"step": 2, "kl": null}\n'
 
 
+def test_the_log_file_has_what_is_evaluated_after_training_unless_another_run_writes_it(tmp_path):
+    path, state = tmp_path / "log.jsonl", SimpleNamespace(log_history=[], is_world_process_zero=True)
+    log = LogFile(path)
+
+    def add(**entry):
+        state.log_history.append(entry)
+        log.on_log(None, state, None)
+
+    log.on_train_begin(None, state, None)
+    add(step=1)
+    log.on_train_end(None, state, None)
+    add(step=1, eval_t1_success_rate=0.5)
+    add(step=1, eval_success_rate=0.25)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == state.log_history
+    path.write_text('{"step": 7}\n')
+    add(step=1, eval_success_rate=0.75)
+    path.unlink()
+    add(step=1, eval_success_rate=1.0)
+    assert not path.exists()
+
+
 def test_the_time_that_is_left(capsys):
     """By the optimizer steps since this process began its first; what was before, and before it was resumed, is not in
     it."""
