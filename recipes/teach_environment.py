@@ -57,6 +57,7 @@ from g2po_trl.environments.tasks import split_tasks, task_id_of
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.utils.options import as_mapping
 from g2po_trl.utils.parser import read_config
+from g2po_trl.utils.show import printable
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "environment.yaml"
 
@@ -302,7 +303,7 @@ def demonstrate(
             "taught. Correct the expert, take easier tasks, or raise demonstration_turns"
         )
     left_out = f"; not taught: {others}" if others else ""
-    print(f"{len(successes)} of {len(trajectories)} {source.kind} episodes succeed{left_out}", flush=True)
+    print(f"{len(successes)} of {len(trajectories)} {source.kind} episodes succeed{printable(left_out)}", flush=True)
     return successes
 
 

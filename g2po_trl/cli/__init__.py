@@ -18,6 +18,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ..utils.show import printable
 from .process import set_up_process
 
 # Name -> module with `main(argv)`, and description.
@@ -154,7 +155,7 @@ def _remove_old_tracebacks() -> None:
 
 def _fail(command: str, message: str, code: int = 1) -> None:
     rank = os.environ.get("RANK")
-    print(f"{command}: error: {f'(rank {rank}) ' if rank else ''}{message}", file=sys.stderr)
+    print(f"{command}: error: {f'(rank {rank}) ' if rank else ''}{printable(message)}", file=sys.stderr)
     sys.exit(code)
 
 

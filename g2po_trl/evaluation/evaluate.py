@@ -36,6 +36,7 @@ from ..runs.summary import summarize
 from ..trajectory import Trajectory
 from ..utils.json import to_json, write_json, write_json_lines
 from ..utils.masking import masked
+from ..utils.show import printable
 from .agents import Agent, DirectAgent, ReActAgent, ReflexionAgent
 from .arguments import ENVIRONMENTS, parse, played_name, unknown_environment
 from .chat_models import (
@@ -368,9 +369,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"\nStopped. The same command resumes here: {args.output}", file=sys.stderr)
         raise SystemExit(130) from None
     print(format_rows(results["seeds"]))
+    tasks = results["settings"]["tasks"].split()[0]
     for seed, reasons in enumerate(results["failure_reasons"]):
         for reason, number in reasons.items():
-            print(f"seed {seed}: {number} of {results['settings']['tasks'].split()[0]} episodes failed by {reason}")
+            print(f"seed {seed}: {number} of {tasks} episodes failed by {printable(reason)}")
     print(f"Trajectories and results are in {args.output}\nNext: g2po view {quote(str(args.output))}")
     share = max(row["errors"] for row in results["seeds"]) / 100
     if share > args.max_error_rate:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 from ..utils.iteration_log import IterationLog
 from ..utils.json import to_json, write_json_lines
+from ..utils.show import printable
 
 EARLY_VERDICT = 5  # iterations
 
@@ -228,7 +229,7 @@ class RolloutBar:
 
 def print_line(text: str) -> None:
     """Print without tearing a progress bar."""
-    tqdm.write(text, file=sys.stdout)
+    tqdm.write(printable(text), file=sys.stdout)
     sys.stdout.flush()
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from ..runs.summary import REPORT
+from ..utils.show import printable
 from .data import Run
 from .episode_sets import Evaluation
 
 SMOOTHED = 5  # iterations, as in the page
 HEIGHT = 9  # lines of the curve
+STEPS = 60  # of an episode that are shown, half of them from its end
 OBSERVATION, BOARD = 3, 14  # lines of an observation that are shown; of one that is a board
 ENDS = {"success": "won", "failure": "failed", "truncated": "out of turns", "lost": "lost with its worker"}
 _CODES = {"good": "32", "bad": "31", "soft": "2", "bold": "1"}
@@ -135,7 +137,12 @@ class TerminalView:
             self._paint("soft", "(another: --episode GROUP.EPISODE)"),
             *self._wrap(group["task"] or "", "  "),
         ]
+        left_out = range(STEPS // 2, len(one["steps"]) - STEPS // 2)
         for i, step in enumerate(one["steps"], 1):
+            if i - 1 in left_out:
+                if i - 1 == left_out[0]:
+                    lines.append(self._paint("soft", f"     ({len(left_out)} steps are left out)"))
+                continue
             observation = self._observation(texts[step["o"]])
             lines += [f"{i:>3}. {observation[0]}", *(f"     {line}" for line in observation[1:])]
             fault = (
@@ -154,7 +161,7 @@ class TerminalView:
     # -- lines -----------------------------------------------------------------------------------------------------
 
     def _observation(self, text: str) -> list[str]:
-        lines = text.strip("\n").split("\n")
+        lines = printable(text).strip("\n").split("\n")
         if len(lines) > 2 and len({len(line) for line in lines}) == 1:  # a board
             return lines[:BOARD]
         wrapped = [part for line in lines if line.strip() for part in textwrap.wrap(line, self.width - 5)] or [
@@ -167,7 +174,7 @@ class TerminalView:
         )
 
     def _wrap(self, text: str, indent: str) -> list[str]:
-        return textwrap.wrap(text, self.width, initial_indent=indent, subsequent_indent=indent)
+        return textwrap.wrap(printable(text), self.width, initial_indent=indent, subsequent_indent=indent)
 
     def _mark(self, outcome: str) -> str:
         return (
@@ -198,5 +205,5 @@ def _telling(groups: Sequence[dict[str, Any]]) -> tuple[int, int]:
 
 
 def _one_line(text: str, width: int) -> str:
-    text = " ".join(text.split())
+    text = " ".join(printable(text).split())
     return text if len(text) <= width else f"{text[: max(1, width - 1)]}…"

@@ -61,6 +61,23 @@ def test_lines_are_not_longer_than_the_terminal(run):
         assert max(map(len, TerminalView(Run(run), width).text().splitlines())) <= width
 
 
+def test_a_terminal_obeys_nothing_that_was_written_by_a_model(run):
+    evil = "\x1b]0;title\x07\x1b[2J\x9b31m\r\u202e"
+    one = trajectory("one", [evil], 0.0, task=evil)
+    one.steps[0].action, one.final_observation = evil, evil
+    failed = trajectory("two", [evil], 0.0, "error", error=evil)
+    write_jsonl(run / "trajectories" / "train-000004.jsonl", [one, failed])
+    for episode in ((1, 1), (2, 1)):
+        text = TerminalView(Run(run)).text(4, episode)
+        assert "title" in text and not set("\x1b\x07\x9b\r\u202e") & set(text)
+
+
+def test_the_middle_of_a_long_episode_is_left_out(run):
+    write_jsonl(run / "trajectories" / "train-000004.jsonl", [trajectory("one", ["x"] * 5000, 0.0)])
+    text = TerminalView(Run(run)).text()
+    assert " 30. room x\n     → go 29 [not admissible]\n     (4940 steps are left out)\n4971. room x\n" in text
+
+
 def test_a_board_keeps_its_lines(run):
     board = "\n".join(["# # # #", "# p o #", "# _ x #", "# # # #"])
     write_jsonl(run / "trajectories" / "train-000004.jsonl", [trajectory("one", [board], 0.0)])

@@ -37,6 +37,7 @@ from ...evaluation.agent_report import TEXTS, examine_agent, try_agent
 from ...evaluation.environment_report import describe_failure, examine
 from ...evaluation.random_episodes import Finding
 from ...utils.parser import Parser, json_object, read_config
+from ...utils.show import printable
 from .train import file_of
 
 TURNS = 30
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         timeout=args.timeout,
         environment_variables=args.environment_variables,
     )
-    print(*findings, sep="\n")
+    print(*(printable(str(finding)) for finding in findings), sep="\n")
     failed = any(finding.level == "error" for finding in findings)
     if not failed:
         print(f"Next: {_next_command(args)}")

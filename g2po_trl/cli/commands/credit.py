@@ -26,6 +26,7 @@ from ...report.traces import Traces, trajectories_of_traces
 from ...trajectory import write_jsonl
 from ...utils.json import write_json, write_json_lines
 from ...utils.parser import Parser, json_object
+from ...utils.show import printable
 
 TRAJECTORIES = Path("trajectories", "train-000001.jsonl")
 
@@ -64,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         name = error.filename or output
         raise SystemExit(f"{name} cannot be read or written: {error.strerror or error}") from error
     print(f"{args.file}: {counts(credit)}\n\n{settings['estimator_name']}, gamma {args.gamma:g}\n")
-    print(f"{extremes(credit)}\n\n{states(credit, compares_steps(args.estimator, args.estimator_kwargs))}\n")
+    tables = f"{extremes(credit)}\n\n{states(credit, compares_steps(args.estimator, args.estimator_kwargs))}\n"
+    print(printable(tables))
     print(f"{output}: credit.jsonl, {TRAJECTORIES}, run.json")
     print(f"g2po view {output}      its state graphs\ng2po report {output}    a test of the state keys")
 
