@@ -12,6 +12,7 @@ from typing import Any
 
 from ..utils.extras import install_command
 from ..utils.json import atomic_write, to_json
+from ..utils.masking import masked
 from .data import Run
 from .episode_sets import Evaluation
 from .sources import Sources, open_folder
@@ -48,15 +49,17 @@ def shell(sources: Sources, data: str = "") -> str:
     return page
 
 
-def page_of(sources: Sources, iterations: Sequence[int] | None = None, prompts: bool = True) -> str:
+def page_of(
+    sources: Sources, iterations: Sequence[int] | None = None, prompts: bool = True, public: bool = False
+) -> str:
     """Return the page as text; arguments as in `write_page`."""
     chosen = list(sources.numbers if iterations is None else iterations)
     overview = sources.overview()
     if overview["training"]:
         overview["training"]["iterations"] = chosen
-    blocks = [_block("overview", overview)]
-    blocks += [_block(f"iteration-{number}", sources.run.iteration(number, prompts)) for number in chosen]
-    blocks += [_block(f"set-{name}", one.data(prompts)) for name, one in sources.sets().items()]
+    blocks = [_block("overview", overview, public)]
+    blocks += [_block(f"iteration-{number}", sources.run.iteration(number, prompts), public) for number in chosen]
+    blocks += [_block(f"set-{name}", one.data(prompts), public) for name, one in sources.sets().items()]
     return shell(sources, "\n".join(blocks))
 
 
@@ -91,6 +94,7 @@ def write_page(
     path: str | Path,
     iterations: Sequence[int] | None = None,
     prompts: bool = True,
+    public: bool = False,
 ) -> Path:
     """Write the viewer's page.
 
@@ -99,6 +103,7 @@ def write_page(
         path: the HTML file.
         iterations: iterations of a training run to include. `None`: all.
         prompts: include the text of every prompt.
+        public: without texts that look like secrets, and with `~` for the home folder.
 
     Returns:
         `path`.
@@ -108,12 +113,15 @@ def write_page(
     """
     path = Path(path)
     sources = sources if isinstance(sources, Sources) else Sources(sources)
-    page = page_of(sources, iterations, prompts)
+    page = page_of(sources, iterations, prompts, public)
     with atomic_write(path) as file:
         file.write(page)
     return path
 
 
-def _block(name: str, data: Any) -> str:
-    packed = gzip.compress(to_json(data).encode(), 6, mtime=0)
+def _block(name: str, data: Any, public: bool) -> str:
+    text, home = to_json(masked(data) if public else data), str(Path.home())
+    if public and len(home) > 1:
+        text = text.replace(home, "~")
+    packed = gzip.compress(text.encode(), 6, mtime=0)
     return f'<script type="text/plain" id="{name}">{base64.b64encode(packed).decode()}</script>'

@@ -1,13 +1,18 @@
 """`g2po view RUN --push-space`: the page as a static Space, and a Hub that refuses or is not reached."""
 
+import base64
+import gzip
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fake_hub import fake_hub
 
 from g2po_trl import Step, Trajectory, write_jsonl
+from g2po_trl.view import Run, write_page
 
 pytest.importorskip("pyvis")
 
@@ -43,6 +48,20 @@ def test_a_refusal_is_one_line_and_the_page_stays(tmp_path, status):
     assert run.returncode == 1 and (tmp_path / "run" / "view.html").is_file()
     assert run.stderr.startswith("g2po view: error: push_space is 'someone/graphs': the page was not uploaded (")
     assert "hf auth login" in run.stderr and len(run.stderr.splitlines()) == 1
+
+
+def test_a_page_for_others_has_no_secrets(tmp_path):
+    """An agent's traceback may name a key, and a folder of its user."""
+    said = f"openai.AuthenticationError: sk-proj-abcdefghijklmnopqrst in {Path.home()}/work/agent.py"
+    lost = Trajectory("t", [Step(f"Seen: {said}", "go")], 0.0, "error", error=said)
+    write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [lost])
+    data = {}
+    for public in (False, True):
+        page = write_page(Run(tmp_path), tmp_path / "view.html", public=public).read_text()
+        packed = re.search(r'id="iteration-1">([^<]+)<', page)[1]
+        data[public] = gzip.decompress(base64.b64decode(packed)).decode()
+    assert data[False].count("sk-proj") == 2 and data[False].count(str(Path.home())) == 2
+    assert "sk-proj" not in data[True] and str(Path.home()) not in data[True] and "~/work/agent.py" in data[True]
 
 
 def test_no_page_no_space(tmp_path):

@@ -81,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         chosen = args.iterations or sources.numbers
         path = args.output or args.folders[0] / _page_name(sources)
         try:
-            page = write_page(sources, path, chosen, not args.no_prompts and len(chosen) <= MANY)
+            prompts = not args.no_prompts and len(chosen) <= MANY
+            page = write_page(sources, path, chosen, prompts, public=bool(args.push_space))
         except OSError as error:
             reason = error.strerror or error
             raise ValueError(f"{path} cannot be written ({reason}): pass --output FILE, or --serve") from error
