@@ -23,18 +23,8 @@ CLI_HEAD = """# Command line
 
 *Written by `python docs/make_reference.py` from the code.*
 
-`g2po` is installed with the package; `python -m g2po_trl` is the same. These commands write a small game and train an
-agent in it:
-
-```bash
-g2po init tidy && cd tidy
-g2po check
-g2po play                        # play it yourself
-g2po teach
-g2po train --model runs/tidy-start
-g2po evaluate --model runs/tidy --seeds 3
-g2po view runs/tidy
-```
+`g2po` is installed with the package; `python -m g2po_trl` is the same. [Your
+environment](your_environment.md) shows the commands in the order of their use.
 
 - **Environments.** `check`, `play`, `train`, `evaluate` and `serve` take `FILE.py` if it contains one environment,
   `FILE.py:Class` or `module:Class`; all but `serve` also take the address of an OpenEnv server. The tasks are

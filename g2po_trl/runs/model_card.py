@@ -93,13 +93,13 @@ def build_model_card(
         if args.load_best_model_at_end:
             chosen = " The checkpoint was chosen on another panel."
             if not is_reported(after["name"]):
-                chosen = " The checkpoint was chosen on this panel, so its last number is too high on average."
+                chosen = " The checkpoint was chosen on this panel, so its success is too high on average."
         columns = {"before": before, "after": after} if before is not after else {f"step {after['step']}": after}
         tables.append(
             f"{after['episodes']} episodes of a fixed panel (`{panel}`, tasks `{after['panel']}`), temperature "
             f"{after['temperature']}.{chosen}\n\n```text\n{format_table(columns)}\n```"
         )
-    results = "\n\n".join(tables) or "No evaluation was made in this run."
+    results = "\n\n".join(tables) or "This run made no evaluation."
     results += f"\n\n{verdict}" if verdict else ""
     data_rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     where = repo_id or args.hub_model_id or args.output_dir
@@ -142,7 +142,7 @@ model = {loading}
 tokenizer = AutoTokenizer.from_pretrained("{where}")
 ```
 
-It expects the prompts it was trained with: one user message a step, rebuilt by the environment's `PromptTemplate`.
+The model expects prompts as in its training; `g2po evaluate --model {where}` writes them.
 
 ## Settings
 

@@ -181,7 +181,13 @@ def test_trl_trains_on_the_advantages_of_the_graph(load, tiny_model_dir, tmp_pat
         disable_tqdm=True,
         seed=3,
     )
-    names = {"GraphGRPOTrainer": Watched, "paid": hook.paid, "play": play, "args": args, "model": str(tiny_model_dir)}
+    names = {
+        "GraphGRPOTrainer": Watched,
+        "total_reward": hook.total_reward,
+        "play": play,
+        "args": args,
+        "model": str(tiny_model_dir),
+    }
     torch.manual_seed(0)
     done = load("trl_train.py", **names, prompts=Dataset.from_list([{"prompt": str(seed)} for seed in range(4)]))
 
@@ -229,7 +235,7 @@ args = GRPOConfig(
 )
 torch.manual_seed(int(os.environ["RANK"]))
 prompts = Dataset.from_list([{"prompt": str(seed)} for seed in range(4)])
-trainer = Watched(model=model, args=args, train_dataset=prompts, reward_funcs=paid, rollout_func=play)
+trainer = Watched(model=model, args=args, train_dataset=prompts, reward_funcs=total_reward, rollout_func=play)
 trainer.train()
 assert trainer.accelerator.num_processes == 2
 Path(output, f"rank{os.environ['RANK']}.json").write_text(json.dumps(kept))

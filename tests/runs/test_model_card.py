@@ -31,7 +31,7 @@ def test_the_reported_panel_alone_is_shown(tmp_path):
 def test_one_evaluation_is_one(tmp_path):
     text = card(tmp_path, ("eval", 10, 3))
     assert "step 10" in text and text.partition("success: all")[2].split()[0] == "75.0"
-    assert "No evaluation was made" in card(tmp_path)
+    assert "This run made no evaluation" in card(tmp_path)
 
 
 def test_only_the_same_tasks_at_the_same_temperature_are_compared():
