@@ -60,6 +60,7 @@ from g2po_trl.utils.parser import read_config
 from g2po_trl.utils.show import printable
 
 DEFAULT_CONFIG = Path(__file__).parent / "teach" / "environment.yaml"
+MORE = 10  # times as many demonstrations are suggested where they were too few: teaching ends at its target
 
 
 @dataclass
@@ -378,13 +379,19 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     name = (script_args.environment or script_args.agent).removeprefix(f"{Path.cwd()}/")
     target = f"--agent {name}" if script_args.agent else name
-    if not reached:
-        print(
-            "Teach more before training: num_episodes and num_demonstrations take more of the expert's answers, "
-            "num_train_epochs shows the same again."
-        )
     print("With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.")
-    print(f"Next: g2po train {target} --model {args.output_dir}")
+    following = f"g2po train {target} --model {args.output_dir}"
+    if reached:
+        print(f"Next: {following}")
+    else:
+        more = f"--num_train_epochs {MORE * args.num_train_epochs:g}"
+        if source.kind == "expert":
+            episodes, answers = MORE * len(source.tasks), MORE * script_args.num_demonstrations
+            more = f"--num_episodes {episodes} --num_demonstrations {answers}"
+        print(
+            f"Next: the same command with {more} (it ends at the target). "
+            f"Or {following}, if the model succeeds now and then"
+        )
 
 
 if __name__ == "__main__":

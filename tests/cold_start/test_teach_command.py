@@ -58,7 +58,7 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
     about = json.loads((game / "runs/game-start/teaching.json").read_text())
     assert about["exams"][-1]["success_rate"] >= 0.9 and about["exams"][-1]["valid_action_ratio"] >= 0.95
     assert "of 200 expert episodes succeed; not taught: " in out and "x failure" in out
-    assert "Teach more" not in out and out.endswith(
+    assert out.endswith(
         "With beta above 0, the KL term's reference is this model: TRL loads it from the same folder.\n"
         "Next: g2po train letters_to_teach.py:Game --model runs/game-start\n"
     )
@@ -70,7 +70,9 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
 def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch, capsys):
     teach(monkeypatch, "--model", str(tiny_model_dir), "--num_demonstrations", "8", *SFT)
     said = capsys.readouterr().out.splitlines()
-    assert "target of 30% not reached" in said[-4] and "num_train_epochs" in said[-3], said
+    assert "target of 30% not reached" in said[-3], said
+    more = "--num_episodes 70 --num_demonstrations 80 (it ends at the target). Or g2po train letters"
+    assert said[-1].startswith(f"Next: the same command with {more}")
 
 
 @pytest.mark.parametrize(
