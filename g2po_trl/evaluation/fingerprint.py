@@ -28,7 +28,7 @@ _MODEL_FILES = (
     *("adapter_config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab*", "merges.txt", "*.model", "chat_template*", "*.jinja", "*.py"),
 )
-_CRITIC = "critic.safetensors"  # beside the model
+_NOT_THE_MODEL = ("step_samples_*", "critic.safetensors")
 _BLOCK = 2**24
 
 
@@ -69,7 +69,9 @@ def fingerprint_weights(model: str, revision: str | None = None) -> str:
     files = [
         path
         for path in folder.iterdir()
-        if path.is_file() and path.name != _CRITIC and any(fnmatch(path.name, pattern) for pattern in _MODEL_FILES)
+        if path.is_file()
+        and any(fnmatch(path.name, pattern) for pattern in _MODEL_FILES)
+        and not any(fnmatch(path.name, pattern) for pattern in _NOT_THE_MODEL)
     ]
     names = {path.name for path in files}
     if not names & {"config.json", "adapter_config.json"}:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
@@ -68,9 +69,16 @@ def save_rollout_state(
     """Write `state` (JSON, main process) and this rank's micro-batches (`mini_batches`) into a checkpoint."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if mini_batches:
-        samples = [[{name: _copy(one) for name, one in micro.items()} for micro in part] for part in mini_batches]
-        torch.save(samples, folder / f"step_samples_{rank}.pt")
+    tensors, numbers = {}, {}
+    for i, micro_batches in enumerate(mini_batches):
+        for j, micro_batch in enumerate(micro_batches):
+            for name, value in micro_batch.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{i}.{j}.{name}"] = value.detach().cpu().contiguous().clone()
+                else:
+                    numbers[f"{i}.{j}.{name}"] = value
+    if tensors:
+        save_file(tensors, folder / f"step_samples_{rank}.safetensors", metadata={"numbers": json.dumps(numbers)})
     if is_main:
         write_json(folder / _STATE, dict(state), indent=1)
 
@@ -87,13 +95,18 @@ def load_rollout_state(folder: str | Path, rank: int) -> tuple[dict[str, Any], l
     if not (folder / _STATE).is_file():
         raise ValueError(f"{str(folder)!r} holds no {_STATE}: it is not a checkpoint of a G2POTrainer")
     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    path = folder / f"step_samples_{rank}.pt"
-    return state, torch.load(path, weights_only=True) if path.is_file() else []
+    path = folder / f"step_samples_{rank}.safetensors"
+    if not path.is_file():
+        return state, []
+    from safetensors import safe_open
 
-
-def _copy(value: Any) -> Any:
-    """Return a tensor on the CPU without the memory of which it is a part, and any other value as it is."""
-    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+    with safe_open(path, framework="pt") as file:
+        numbers = json.loads(file.metadata()["numbers"])
+    mini_batches: dict[int, dict[int, dict[str, Any]]] = {}
+    for name, value in {**load_file(path), **numbers}.items():
+        i, j, key = name.split(".", 2)
+        mini_batches.setdefault(int(i), {}).setdefault(int(j), {})[key] = value
+    return state, [[mini_batches[i][j] for j in sorted(mini_batches[i])] for i in sorted(mini_batches)]
 
 
 def check_complete(folder: str | Path) -> None:
