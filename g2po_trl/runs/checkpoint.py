@@ -66,7 +66,10 @@ def save_rollout_state(
     rank: int,
     is_main: bool,
 ) -> None:
-    """Write `state` (JSON, main process) and this rank's micro-batches (`mini_batches`) into a checkpoint."""
+    """Write `state` (JSON, main process) and this rank's micro-batches (`mini_batches`) into a checkpoint.
+
+    As safetensors, not by `torch.save`: a checkpoint may come from another machine, and nothing of it is unpickled.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors, numbers = {}, {}
