@@ -94,9 +94,10 @@ class Plan:
         """Times that an evaluation set is played; the reported one counts as large as the one that chooses a model."""
         every = {"steps": self["eval_steps"] or 1, "no": None}.get(self["eval_strategy"] or "no")
         during = self["max_steps"] // every if every and every >= 1 else 0
-        before = bool(self["eval_before"] or self["eval_on_start"])
-        after = not (during and self["max_steps"] % every == 0)
-        reported = 2 if self["load_best_model_at_end"] else 0  # before and after
+        before = bool(self.settings.get("eval_before", True))  # recipes without this field always play it
+        others = any(self[f"num_report_{kind}"] for kind in ("games", "levels", "goals"))
+        reported = 2 if self["load_best_model_at_end"] or others else 0  # before and after
+        after = not reported and not (during and self["max_steps"] % every == 0)
         return before + during + after + reported
 
     @property
@@ -104,7 +105,7 @@ class Plan:
         """Episodes of an evaluation at all temperatures. `None`: not known from the settings."""
         rows = _OFFICIAL.get(self["eval_games"])
         if rows is None and self["eval_games"] is None:
-            names = ("num_eval_games", "num_eval_goals", "num_eval_tasks")
+            names = ("num_eval_games", "num_eval_levels", "num_eval_goals", "num_eval_tasks")
             rows = next((self[name] for name in names if self[name]), None)
         if rows is None:
             return None

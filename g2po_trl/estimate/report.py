@@ -45,7 +45,9 @@ def format_plan(plan: Plan, episodes: Episodes, gpu: Gpu | None, price: float | 
     lines += ["", f"Seconds of the model on {plan.processes} x {gpu.name}, computed, not confirmed on a GPU:"]
     lines += [f"  {name:18} {value:8.1f} s" for name, value in seconds.items()]
     lines += [f"  {'an iteration':18} {an_iteration:8.1f} s", *_total(total, plan.processes, price, "GPU hours")]
-    return "\n".join([*lines, "  without environments, the optimizer step and saving; --measure 2 times the whole"])
+    played = "" if evaluated else "evaluations, "
+    lines += [f"  without {played}environments, the optimizer step and saving; --measure 2 times the whole"]
+    return "\n".join(lines)
 
 
 def format_measured(plan: Plan, run: MeasuredRun, price: float | None) -> str:

@@ -112,6 +112,11 @@ def test_iterations_episodes_and_evaluations_are_counted():
     assert Plan.from_settings({**SETTINGS, "eval_steps": 5}).evaluations == 4  # before, 5, 10, after
     assert Plan.from_settings({**SETTINGS, "eval_strategy": "no"}).evaluations == 2
     assert Plan.from_settings({**SETTINGS, "load_best_model_at_end": True}).evaluations == 5  # others are reported
+    reported = {**SETTINGS, "eval_strategy": "no", "num_report_games": 3}
+    assert Plan.from_settings(reported).evaluations == 3  # before; the reported ones before and after
+    assert Plan.from_settings({**SETTINGS, "eval_before": False}).evaluations == 2
+    always = {name: value for name, value in SETTINGS.items() if name != "eval_before"}  # of most recipes
+    assert Plan.from_settings(always).evaluations == 3
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,7 @@ def test_a_recipe_is_estimated_with_flags_of_train(capsys):
     words = ["alfworld", "--config", "qwen2.5-1.5b", "--num_processes", "2", "--price", "2", "--turns", "10"]
     text = run(capsys, *words, "--max_steps", "15")
     assert "1.54 B parameters, all trained" in text and "Memory of each of 2 GPUs" in text and "fits" in text
-    assert "15 iterations, evaluations: 5 of 140 episodes" in text and "at 2 an hour" in text
+    assert "15 iterations, evaluations: 4 of 140 episodes" in text and "at 2 an hour" in text
     assert "1,280 step samples" in text and "not confirmed on a GPU" in text
     small = run(capsys, *words, "--gpu", "l4")
     assert (
@@ -175,10 +180,16 @@ def test_a_recipe_is_estimated_with_flags_of_train(capsys):
     )
 
 
-def test_the_bundled_model_is_found_and_without_a_gpu_there_are_no_seconds(capsys):
+def test_the_bundled_model_is_found_and_without_a_gpu_there_are_no_seconds(tmp_path, capsys):
     text = run(capsys, "alfworld")
     assert "706 k parameters" in text and "40 iterations, evaluations: 2 of 384 episodes" in text
     assert "GPU hours" not in text and "--measure 2" in text
+    text = run(capsys, "sokoban", "--max_steps", "8", "--num_eval_levels", "8", "--gpu", "l4")
+    assert "8 iterations, evaluations: 2 of 16 episodes" in text and "  without environments, the" in text
+    (tmp_path / "game.py").write_text("from g2po_envs.sokoban import SokobanEnvironment\n")
+    own = [f"{tmp_path}/game.py:SokobanEnvironment", "--model", str(tiny_model_path()), "--max_steps", "8"]
+    text = run(capsys, *own, "--tasks", "t.jsonl", "--gpu", "l4")
+    assert "evaluations: 2 of unknown size" in text and "  without evaluations, environments, the" in text
 
 
 @pytest.mark.parametrize(
