@@ -15,6 +15,8 @@ myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "g2po-trl"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 exclude_patterns = ["_build", "release"]
 suppress_warnings = ["misc.highlighting_failure"]  # mermaid: drawn by GitHub, shown as text here
 # The pages beside raw values are not of the site: what links to them downloads them.
