@@ -293,7 +293,7 @@ def _sizes(played: Played) -> list[Finding]:
             Finding(
                 "warning",
                 f"a request has {played.characters} characters, tools included, some {played.characters // 4} tokens: "
-                "one beyond max_prompt_length tokens ends its episode. Raise max_prompt_length, or keep less.",
+                "one beyond max_prompt_length tokens (2048 by default) ends its episode. Raise it, or keep less.",
             )
         )
     return findings
