@@ -97,7 +97,7 @@ class Plan:
         before = bool(self.settings.get("eval_before", True))  # recipes without this field always play it
         others = any(self[f"num_report_{kind}"] for kind in ("games", "levels", "goals"))
         reported = 2 if self["load_best_model_at_end"] or others else 0  # before and after
-        after = not reported and not (during and self["max_steps"] % every == 0)
+        after = self["max_steps"] % every > 0 if every else not reported  # transformers', or the recipe's
         return before + during + after + reported
 
     @property

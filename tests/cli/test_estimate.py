@@ -172,7 +172,7 @@ def test_a_recipe_is_estimated_with_flags_of_train(capsys):
     words = ["alfworld", "--config", "qwen2.5-1.5b", "--num_processes", "2", "--price", "2", "--turns", "10"]
     text = run(capsys, *words, "--max_steps", "15")
     assert "1.54 B parameters, all trained" in text and "Memory of each of 2 GPUs" in text and "fits" in text
-    assert "15 iterations, evaluations: 4 of 140 episodes" in text and "at 2 an hour" in text
+    assert "15 iterations, evaluations: 5 of 140 episodes" in text and "at 2 an hour" in text
     assert "1,280 step samples" in text and "not confirmed on a GPU" in text
     small = run(capsys, *words, "--gpu", "l4")
     assert (
