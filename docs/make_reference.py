@@ -19,6 +19,7 @@ from g2po_trl.config_validation import REFUSED, WITHOUT_EFFECT
 PAGE = Path(__file__).with_name("configuration.md")
 CLI_PAGE = Path(__file__).with_name("cli.md")
 RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPE_NAMES = ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment")
 CLI_HEAD = """# Command line
 
 *Written by `python docs/make_reference.py` from the code.*
@@ -134,7 +135,9 @@ def cli_page() -> str:
     parts = [CLI_HEAD, "```text", COMMANDS_HELP.rstrip(), "```"]
     for command in COMMANDS:
         parts += [f"\n## g2po {command}\n", "```text", help_of(command), "```"]
-        for recipe in ("alfworld", "webshop", "appworld", "environment") if command == "train" else ():
+        for recipe in (
+            ("alfworld", "sokoban", "textworld", "webshop", "appworld", "environment") if command == "train" else ()
+        ):
             parts += [f"\n### Flags of recipes/train_{recipe}.py\n", *script_arguments(recipe)]
     parts.append("\nNext: [Configuration](configuration.md).")
     return "\n".join(parts) + "\n"

@@ -47,9 +47,9 @@ class G2POConfig(GRPOConfig):
 
     Args:
         mini_batch_size: maximum number of step samples of an optimizer step, over all processes, as in the paper
-            (ALFWorld 256, WebShop and AppWorld 64). The rollout is split into as few mini-batches as this allows, so
-            long episodes give more optimizer steps. `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the
-            learning-rate schedule then count passes over a rollout: iterations, with `num_iterations=1`. Needs
+            (ALFWorld 256, WebShop and AppWorld 64). The rollout is split into as few mini-batches as this allows.
+            `max_steps`, `logging_steps`, `eval_steps`, `save_steps` and the learning-rate schedule then count passes
+            over a rollout, which are iterations with `num_iterations=1`. Needs
             `steps_per_generation=1` and `gradient_accumulation_steps=1`. `None`: `steps_per_generation` mini-batches.
         gamma: discount of the return gamma^(T-j+1) R, in (0, 1]. `"g2po"`, `"gigpo"` and `"hgpo"` use it; `"crbc"` has
             its own, in `estimator_kwargs`.
@@ -118,10 +118,8 @@ class G2POConfig(GRPOConfig):
             it; otherwise separate.
         environment_reset_timeout: seconds after which a reset counts as failed.
         environment_step_timeout: seconds after which a step counts as failed.
-        environment_pool_kwargs: further limits of [`EnvironmentPool`], e.g. `{"max_worker_resets": 500}`:
-            `load_timeout` and `episode_timeout` in seconds; `max_worker_resets` and `max_worker_memory` (bytes), after
-            which a worker process is restarted; `environment_variables`, names of variables to pass to workers
-            although they look like secrets (`HF_TOKEN`); `spread_groups`. See docs/workers.md.
+        environment_pool_kwargs: further limits of [`EnvironmentPool`], e.g. `{"max_worker_resets": 500}`;
+            docs/workers.md explains them.
         task_error_patience: exclude a task after this many consecutive rollouts in which all its episodes ended in
             environment errors. Excluded tasks are listed when training ends.
         max_error_rate: stop the run if a larger fraction of a rollout's episodes ends in environment errors or before

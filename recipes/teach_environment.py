@@ -83,15 +83,16 @@ class ScriptArguments(TeachingArguments):
     )
     demonstration_turns: int | None = field(
         default=None,
-        metadata={"help": "Maximum turns of a demonstration, e.g. of an expert that tries. None: max_turns."},
+        metadata={"help": "Maximum turns of a demonstration. None: max_turns."},
     )
     num_demonstrations: int = field(default=2048, metadata={"help": "Maximum number of expert actions to train on."})
     target_valid: float = field(
-        default=0.95, metadata={"help": "Well-formed completions at which training ends, with target_success."}
+        default=0.95,
+        metadata={"help": "Fraction of well-formed completions at which training ends, with target_success."},
     )
     num_exam_tasks: int | None = field(
         default=None,
-        metadata={"help": "Training tasks that are in exams only. 0: exams play shown tasks. None: a fifth of them."},
+        metadata={"help": "Training tasks that are only in exams. 0: exams play shown tasks. None: 20 %."},
     )
     num_exam_episodes: int = field(default=24, metadata={"help": "Episodes of an exam."})
     tasks: str | None = field(default=None, metadata={"help": "File with one task per line, as JSON."})
@@ -100,7 +101,7 @@ class ScriptArguments(TeachingArguments):
     )
     num_eval_tasks: int | None = field(
         default=None,
-        metadata={"help": "Held-out tasks, the last lines of `tasks`, which are not used. None: a fifth."},
+        metadata={"help": "Held-out tasks, the last lines of `tasks`, which are not used. None: 20 %."},
     )
     chat_template: str | None = field(default=None, metadata={"help": "File with a Jinja chat template."})
     chat_template_kwargs: str | None = field(

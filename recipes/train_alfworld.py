@@ -48,29 +48,28 @@ class ScriptArguments:
     )
     report_games: str | None = field(
         default=None,
-        metadata={
-            "help": "Games of the reported panel, a folder or official ones. None: eval_games, or with "
-            "load_best_model_at_end, which chooses a checkpoint on eval_games, other games."
-        },
+        metadata={"help": "Games to report success on, a folder or official games. None: see docs/evaluation.md."},
     )
     game_size: str = field(default="tiny", metadata={"help": "Size of generated games."})
     num_games: int = field(default=320, metadata={"help": "Training games to generate."})
     num_eval_games: int = field(default=192, metadata={"help": "Held-out games to generate."})
     game_seed: int = field(default=0, metadata={"help": "Seed of generated games."})
-    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Where generated games are kept."})
+    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of generated games."})
     prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
     intro: bool = field(
-        default=True, metadata={"help": "First observation: the whole welcome (true) or the room alone (false)."}
+        default=True, metadata={"help": "First observation: the whole introduction (true) or only the room (false)."}
     )
     hidden_actions: list[str] = field(
-        default_factory=lambda: ["help"], metadata={"help": "First words of actions left out of the list."}
+        default_factory=lambda: ["help"], metadata={"help": "First words of actions to leave out of the list."}
     )
     key: str = field(
         default="released",
-        metadata={"help": "State key: 'released' (as in the paper's code), or 'memory' (with the actions so far)."},
+        metadata={
+            "help": "State key: 'released' (as in the paper's code), or 'memory' (with what was heated, cleaned, …)."
+        },
     )
     eval_before: bool = field(
-        default=True, metadata={"help": "Evaluate before training too; false if the model's success is known."}
+        default=True, metadata={"help": "Also evaluate before training; false if the model's success is known."}
     )
 
 

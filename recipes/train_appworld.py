@@ -35,20 +35,19 @@ class ScriptArguments:
     )
     tiny: bool = field(default=False, metadata={"help": "Set up and play a few bundled tasks, in APPWORLD-tiny."})
     train_split: str = field(default="train", metadata={"help": "Tasks to train on."})
-    eval_split: str = field(default="dev", metadata={"help": "Tasks of the fixed panel."})
+    eval_split: str = field(default="dev", metadata={"help": "Tasks of evaluations."})
     difficulties: list[int] = field(default_factory=list, metadata={"help": "Difficulties of tasks. Empty: all."})
-    refused: list[str] = field(default_factory=list, metadata={"help": "Texts; code that contains one is not run."})
-    code_timeout: float = field(default=40.0, metadata={"help": "Maximum seconds of a piece of code."})
+    refused: list[str] = field(
+        default_factory=list, metadata={"help": "Texts; code that contains one of them is not run."}
+    )
+    code_timeout: float = field(default=40.0, metadata={"help": "Maximum seconds of a code block."})
     report_split: str | None = field(
         default=None,
-        metadata={
-            "help": "Tasks of the reported panel. None: eval_split, or with load_best_model_at_end, which chooses a "
-            "checkpoint on eval_split, test_normal."
-        },
+        metadata={"help": "Tasks to report success on. None: see docs/evaluation.md."},
     )
-    key: str = field(default="output", metadata={"help": "A state is its 'output', or 'output and calls'."})
-    max_worlds: int = field(default=50, metadata={"help": "Worlds after which a server is replaced."})
-    max_server_memory_mb: float = field(default=2000.0, metadata={"help": "Size beyond which a server is replaced."})
+    key: str = field(default="output", metadata={"help": "State key: 'output' of the code, or 'output and calls'."})
+    max_worlds: int = field(default=50, metadata={"help": "Number of worlds after which a server is replaced."})
+    max_server_memory_mb: float = field(default=2000.0, metadata={"help": "Memory above which a server is replaced."})
 
 
 def main() -> None:

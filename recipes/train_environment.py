@@ -51,10 +51,12 @@ class ScriptArguments:
         default=None,
         metadata={"help": "File with one task per line, as JSON: the arguments of reset, or the agent's task."},
     )
-    eval_tasks: str | None = field(default=None, metadata={"help": "File with the held-out tasks. None: of `tasks`."})
+    eval_tasks: str | None = field(
+        default=None, metadata={"help": "File with the held-out tasks. None: see num_eval_tasks."}
+    )
     num_eval_tasks: int | None = field(
         default=None,
-        metadata={"help": "Held-out tasks, the last lines of `tasks`. None: a fifth of them. Unused with eval_tasks."},
+        metadata={"help": "Number of held-out tasks, the last lines of `tasks`. None: 20 %. Unused with eval_tasks."},
     )
     chat_template: str | None = field(
         default=None, metadata={"help": "File with a Jinja chat template, for a model that has none."}

@@ -35,25 +35,22 @@ class ScriptArguments:
     )
     num_levels: int = field(default=320, metadata={"help": "Training levels."})
     num_eval_levels: int = field(
-        default=192, metadata={"help": "Held-out levels, none of them a training level turned or mirrored."}
+        default=192, metadata={"help": "Held-out levels, none of them a rotated or mirrored training level."}
     )
     num_report_levels: int | None = field(
         default=None,
-        metadata={
-            "help": "Levels of the reported panel. None: the held-out levels are reported, or with "
-            "load_best_model_at_end, which chooses a checkpoint on them, num_eval_levels other levels."
-        },
+        metadata={"help": "Number of levels to report success on. None: see docs/evaluation.md."},
     )
     prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
     positions: bool = field(
-        default=False, metadata={"help": "Add a line with where boxes and goals are, seen from the player."}
+        default=False, metadata={"help": "Add a line with the positions of boxes and goals relative to the player."}
     )
-    end_when_lost: bool = field(default=False, metadata={"help": "End an episode as soon as no solution is left."})
+    end_when_lost: bool = field(
+        default=False, metadata={"help": "End an episode as soon as it cannot be solved any more."}
+    )
     exact_distances: bool = field(
         default=False,
-        metadata={
-            "help": "Values of states by exact distance instead of mean returns: what perfect values would gain."
-        },
+        metadata={"help": "Compute values from exact distances instead of mean returns."},
     )
 
 

@@ -33,12 +33,9 @@ class ScriptArguments:
     num_eval_games: int = field(default=128, metadata={"help": "Held-out games, of other seeds."})
     num_report_games: int | None = field(
         default=None,
-        metadata={
-            "help": "Games of the reported panel. None: the held-out games are reported, or with "
-            "load_best_model_at_end, which chooses a checkpoint on them, num_eval_games other games."
-        },
+        metadata={"help": "Number of games to report success on. None: see docs/evaluation.md."},
     )
-    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Where games are kept."})
+    cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of generated games."})
 
 
 def main() -> None:

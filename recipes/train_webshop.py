@@ -43,10 +43,7 @@ class ScriptArguments:
     num_eval_goals: int = field(default=192, metadata={"help": "Held-out goals, of other products."})
     num_report_goals: int | None = field(
         default=None,
-        metadata={
-            "help": "Goals of the reported panel. None: the held-out goals are reported, or with "
-            "load_best_model_at_end, which chooses a checkpoint on them, num_eval_goals other goals."
-        },
+        metadata={"help": "Number of goals to report success on. None: see docs/evaluation.md."},
     )
     prompt: str = field(default="full", metadata={"help": "'full' or 'compact' (small models)."})
     partial_reward: bool = field(default=False, metadata={"help": "Reward partial scores too, not only a full score."})

@@ -29,10 +29,10 @@ COMMANDS = {
     "train": ("g2po_trl.cli.commands.train", "train on alfworld, sokoban, textworld, … or your own environment"),
     "teach": ("g2po_trl.cli.commands.teach", "fine-tune a model on an expert's actions, as a start for training"),
     "estimate": ("g2po_trl.cli.commands.estimate", "estimate the memory, time and cost of a training"),
-    "view": ("g2po_trl.cli.commands.view", "view a run or an evaluation, or compare two"),
+    "view": ("g2po_trl.cli.commands.view", "view a run or an evaluation, or compare several"),
     "evaluate": ("g2po_trl.cli.commands.evaluate", "evaluate a checkpoint, an adapter or a served model"),
-    "report": ("g2po_trl.cli.commands.report", "analyse a run's state graphs, with plots"),
-    "credit": ("g2po_trl.cli.commands.credit", "credit the calls of an agent's logged runs"),
+    "report": ("g2po_trl.cli.commands.report", "summarise a run and test its state keys, with plots"),
+    "credit": ("g2po_trl.cli.commands.credit", "compute the advantages of the calls in an agent's logs"),
     "serve": ("g2po_trl.cli.commands.serve", "serve an environment over OpenEnv"),
 }
 _LINES = "\n".join(f"  {name:11} {text}" for name, (_, text) in COMMANDS.items())
@@ -42,9 +42,9 @@ Train language-model agents by G2PO, on top of TRL.
 
 {_LINES}
 
-  g2po COMMAND --help    what a command takes
+  g2po COMMAND --help    arguments of a command
   g2po --version
-  --debug                with any command: the traceback of an error
+  --debug                with any command: print the traceback of an error
 """
 _PREFIX = "g2po-error-"
 _DEBUG_VALUES = ("underflow_overflow", "tpu_metrics_debug")  # of transformers' own --debug

@@ -59,7 +59,7 @@ def parse_arguments(
     # Without `use_cpu`, transformers rejects bf16 on machines without an accelerator.
     parser.set_defaults_with_config(**{"use_cpu": not torch.accelerator.is_available(), **(defaults or {})})
     if {"-h", "--help"} & set(argv):
-        parser.add_argument("--config", metavar="FILE", help="YAML file with any of these; flags win")
+        parser.add_argument("--config", metavar="FILE", help="YAML file with any of these; flags override it")
         _group(parser, types)
         parser.print_help()
         raise SystemExit(0)

@@ -17,7 +17,8 @@ from .run_defaults import HISTORIES, run_at_checkpoint, run_defaults, same_envir
 
 HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
 
-Play every task of a panel once per seed, and print success and other rates: mean ± standard deviation over seeds.
+Play every task of an evaluation set once per seed, and print success and other rates: mean ± standard deviation over
+seeds.
 
     g2po evaluate --model runs/alfworld-tiny --seeds 3
     g2po evaluate --model Qwen/Qwen2.5-7B-Instruct --engine vllm --environment webshop --agent react
@@ -30,31 +31,31 @@ A model in the folder of a training run is evaluated with the run's settings, un
 
 run        --seeds N                  play seeds 0 … N-1 (default 1)
            --output FOLDER            trajectories, settings, results; the same command resumes; --overwrite
-           --config FILE|NAME         YAML file with these options, or agents/react, …; flags win
-model      --model FOLDER|ID|NAME     a checkpoint or an adapter, or what a server calls its model
+           --config FILE|NAME         YAML file with these options, or agents/react, …; flags override it
+model      --model FOLDER|ID|NAME     a checkpoint or an adapter, or the name of a server's model
            --engine transformers|vllm, --engine-options JSON        in this process
            --base-url URL, --parallel N                             a server with OpenAI's protocol
            --key-variable NAME        environment variable with the server's key (OPENAI_API_KEY)
-           --run FOLDER               training run whose settings are the defaults (the model's)
+           --run FOLDER               training run whose settings are the defaults (default: the model's)
 tasks      --environment NAME         alfworld, sokoban, textworld, webshop, appworld, my_game.py:MyGame;
            --environment-options JSON
-           --panel NAME, --panel-options JSON                       which tasks of the environment, or of the run
+           --panel NAME, --panel-options JSON                       evaluation set of the environment or the run
            --tasks FILE               for your own environment: one task per line, as JSON
            --limit N                  the first N tasks only
 agent      --agent direct|react|reflexion   direct: prompted as in training; --trials N (reflexion)
            --agent FILE.py[:NAME]     your own agent, a function (task, client), as in training
            --prompt module:TEMPLATE, --chat-template-kwargs JSON
-           --history window|conversation    what prompts show of an episode (the run's)
+           --history window|conversation    what prompts show of an episode (default: the run's)
            --max-turns N, --history-length N, --max-prompt-length N
 sampling   --temperature X (0.4), --top-p X, --top-k N, --min-p X, --repetition-penalty X
            --max-tokens N, --stop TEXT, --stop-after TEXT           where a completion ends
-           --generation-kwargs JSON   more options of the engine (the run's)
+           --generation-kwargs JSON   more options of the engine (default: the run's)
 limits     --max-total-tokens N       stop before the next turn once prompt + completion tokens reach N
            --max-error-rate X         exit code 1 above this fraction of environment errors (0.1)
            --batch-size N, --num-environment-workers N              concurrent episodes, worker processes
            --environment-reset-timeout S, --environment-step-timeout S, --environment-load-timeout S
            --environment-episode-timeout S, --environment-worker-resets N, --environment-worker-memory-mb N
-           --environment-variables NAME …                           passed although they look like secrets
+           --environment-variables NAME …                           variables to pass although they look like secrets
 
 --help-all: every option with its default.  --debug: the traceback of an error.
 """
@@ -66,9 +67,9 @@ def make_parser() -> Parser:
     """Return the parser, with the defaults of a model that is not in a run's folder."""
     parser = Parser(prog="g2po evaluate", usage=HELP.partition("\n")[0].removeprefix("usage: "), short_help=HELP)
     add = parser.add_argument
-    add("--config", metavar="FILE", type=Path, help="YAML file with any of these options, or agents/NAME; flags win")
+    add("--config", metavar="FILE", type=Path, help="YAML file with these options, or agents/NAME; flags override it")
     add("--output", metavar="FOLDER", type=Path, help="default: evaluations/<environment>-<agent>-<model>")
-    add("--overwrite", action="store_true", help="delete the evaluation that the output folder holds")
+    add("--overwrite", action="store_true", help="delete the earlier evaluation in the output folder")
     add("--seeds", metavar="N", type=int, default=1, help="number of seeds; seeds 0 … N-1 are played; default: 1")
     add = parser.add_argument_group("model").add_argument
     add("--model", metavar="NAME", help="a folder, a Hub id, or the name of a served model")
@@ -84,7 +85,7 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("tasks").add_argument
     add("--environment", metavar="NAME", help=f"{', '.join(ENVIRONMENTS)}, or module:Class; default: the run's")
     add("--environment-options", metavar="JSON", type=json_object, default={}, help="arguments of module:Class")
-    add("--panel", metavar="NAME", help="which tasks: a panel of the environment or of the run; default: the only one")
+    add("--panel", metavar="NAME", help="evaluation set of the environment or of the run; default: the only one")
     add("--panel-options", metavar="JSON", type=json_object, default={}, help="passed to the environment's load_panel")
     add("--tasks", metavar="FILE", type=Path, help="for module:Class: a file with one task per line, as JSON")
     add("--limit", metavar="N", type=int, help="evaluate only the first N tasks")

@@ -2,7 +2,7 @@
 
     g2po check [environment.py] [--tasks tasks.jsonl]
     g2po check module:Environment --task '{"seed": 1}' [--episodes 8] [--turns 30]
-    g2po check --agent agent.py                          # an agent, answered at random
+    g2po check --agent agent.py                          # an agent, with random answers
     g2po check --agent agent.py --model FOLDER           # a few episodes with a model, also --base-url
     g2po check environment.py --show                     # the first prompt, as the model reads it
 
@@ -58,24 +58,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("environment", nargs="?", help="file.py[:Class], module:Class, or a server; default: environment.py")
     add("--agent", metavar="FILE[:NAME]", help="a function (task, client) or an AgentCommand")
-    add("--agent-state-key", metavar="NAME", help="file.py:FUNCTION, messages -> key")
-    response = "with --agent: an answer; may be repeated"
+    add("--agent-state-key", metavar="NAME", help="file.py:FUNCTION: messages of a request -> state key")
+    response = "with --agent: a text that the random model answers; may be repeated"
     add("--response", metavar="TEXT", action="append", default=[], help=response)
     add("--environment-options", metavar="JSON", type=json_object, default={}, help="arguments of the environment")
     add("--task", metavar="JSON", action="append", default=[], help="a dataset row as JSON; may be repeated")
-    tasks = "default: tasks.jsonl; 5 rows are played, 2 with a model"
+    tasks = "file of tasks; default: tasks.jsonl; 5 rows are played, 2 with a model"
     add("--tasks", metavar="FILE", type=Path, help=tasks)
     add("--episodes", metavar="N", type=int, help="episodes of each task; default: 8, 4 with a model")
-    add("--turns", metavar="N", type=int, help="default: max_turns of config.yaml, else 30")
+    add("--turns", metavar="N", type=int, help="maximum turns; default: max_turns of config.yaml, else 30")
     add("--timeout", metavar="S", type=float, default=60.0, help="maximum seconds of a reset or a step; default: 60")
-    passed = "pass these although they look like secrets"
+    passed = "variables to pass although they look like secrets"
     add("--environment-variables", metavar="NAME", nargs="*", default=[], help=passed)
-    add("--show", action="store_true", help="print the first task's first prompt alone")
+    add("--show", action="store_true", help="print only the first prompt of the first task")
     template = "with --show: module:TEMPLATE, a PromptTemplate; default: the environment's"
     add("--prompt", metavar="NAME", help=template)
     model = "with --agent: play with it; with --show: its chat template and number of tokens"
     add("--model", metavar="FOLDER|ID", help=model)
-    add("--base-url", metavar="URL", help="with --agent, --model: a server, up to /v1")
+    add("--base-url", metavar="URL", help="with --agent and --model: URL of a server, up to /v1")
     args = parser.parse_args(argv)
     for name in ("episodes", "turns", "timeout"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:

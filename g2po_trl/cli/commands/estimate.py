@@ -1,19 +1,20 @@
-"""What a training will need: memory by part, tokens, seconds and money.
+"""Estimate what a training needs: memory by part, tokens, seconds and cost.
 
-    g2po estimate TARGET [--config FILE|NAME] [--FIELD VALUE ...]     as for `g2po train`
+    usage: g2po estimate TARGET [--config FILE|NAME] [--FIELD VALUE ...]     as for `g2po train`
         [--gpu NAME] [--price X] [--like RUN] [--turns X] [--prompt_tokens X] [--completion_tokens X]
         [--measure N]
 
 Loads no weights and trains nothing, unless --measure is given.
 
 --gpu NAME              h200, h100, a100-80gb, a100-40gb, l40s, a10g, l4, rtx4090. Default: h100 if the configuration
-                        computes in bfloat16, else none: memory alone
---price X               price of a GPU an hour, in any currency
---like RUN              episodes are as in this run: turns, tokens, shared prefixes
+                        computes in bfloat16, otherwise none: then only memory is estimated
+--price X               price of one GPU per hour, in any currency
+--like RUN              take turns, tokens and shared prefixes of episodes from this run
 --turns X  --prompt_tokens X  --completion_tokens X
-                        means of an episode and of a step. Default: two thirds of max_turns, and at most 700 and 150
---measure N             train N iterations here, in a temporary folder, and take their seconds and episodes instead; N
-                        of at least 2, since the first warms up
+                        mean turns of an episode, and mean tokens of a step. Default: two thirds of max_turns, and at
+                        most 700 and 150
+--measure N             train N iterations on this machine, in a temporary folder, and use their seconds and episodes;
+                        N is at least 2, because the first iteration warms up
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", metavar="NAME", type=Path, help="the folder; created if it does not exist")
     agent = "an agent that calls a model through the openai client, instead of a game"
     parser.add_argument("--agent", action="store_true", help=agent)
-    model = "written into config.yaml, e.g. Qwen/Qwen2.5-0.5B-Instruct; default: a bundled one, which knows few words"
+    model = "model of config.yaml, e.g. Qwen/Qwen2.5-0.5B-Instruct; default: a bundled one, which knows few words"
     parser.add_argument("--model", metavar="FOLDER|ID", help=model)
     args = parser.parse_args(argv)
     kind = "agent" if args.agent else "environment"

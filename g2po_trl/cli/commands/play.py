@@ -80,15 +80,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     parser = Parser(
         prog="g2po play",
-        description="Play an environment yourself, in the terminal: what the model sees, without the prompt around "
-        "it.\n\n    g2po play\n    g2po play environment.py --line 3",
+        description="Play an environment yourself in the terminal: with the observations of a model, without its "
+        "prompt.\n\n    g2po play\n    g2po play environment.py --line 3",
     )
     add = parser.add_argument
     add("environment", nargs="?", default="environment.py", help="as for g2po check; default: %(default)s")
     add("--environment-options", metavar="JSON", type=json_object, default={}, help="arguments of the environment")
     add("--task", metavar="JSON", action="append", default=[], help="the task, a dataset row as JSON")
     add("--tasks", metavar="FILE", type=Path, help="a file of tasks; default: tasks.jsonl next to file.py")
-    add("--line", metavar="N", type=int, default=1, help="which of the tasks; default: 1")
+    add("--line", metavar="N", type=int, default=1, help="line of the task; default: 1")
     add("--turns", metavar="N", type=int, default=50, help="maximum turns of the episode; default: 50")
     args = parser.parse_args(argv)
     try:

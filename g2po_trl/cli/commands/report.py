@@ -4,8 +4,8 @@
     g2po report RUN --details       # the statistics too
 
 RUN is the folder of a training run or of `g2po credit`. The statistics are the paper's analyses of the state graphs,
-with mean returns (λ = 1) whatever the run's value_lambda, and the test of the state keys: how well the values of each
-λ predict the returns of held-out episodes.
+with mean returns (λ = 1) regardless of the run's value_lambda, and the test of the state keys: how well the values of
+each λ predict the returns of held-out episodes.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("environment", help="module:Class, file.py:Class, or file.py with one environment")
     host = "the address to listen on; default: this machine only. 0.0.0.0: anyone who can reach the port can play, "
     add("--host", default="127.0.0.1", help=f"{host}without a password, and run what the environment runs")
-    add("--port", metavar="N", type=int, default=8000, help="default: 8000")
+    add("--port", metavar="N", type=int, default=8000, help="port to listen on; default: 8000")
     add("--max-sessions", metavar="N", type=int, default=64, help="concurrent episodes; default: 64")
-    given = "pass these variables (HF_TOKEN, …) to the environment although they look like secrets"
+    given = "variables (HF_TOKEN, …) to pass to the environment although they look like secrets"
     add("--environment-variables", metavar="NAME", nargs="*", default=[], help=given)
     add("--max-turns", metavar="N", type=int, help="the trainer's max_turns; required for tool-based classes only")
     args = parser.parse_args(argv)

@@ -14,22 +14,22 @@ from .train import Request, file_of, read, run_in_place
 
 HELP = """usage: g2po teach [TARGET] [--config FILE] [--FIELD VALUE ...]
 
-TARGET      alfworld, webshop, FILE.py, FILE.py:Class or module:Class. Default: environment.py, else agent.py. By
-            default SmolLM2-135M-Instruct is taught (Apache-2.0; fetched once), on the CPU if there is no GPU.
+TARGET      alfworld, webshop, FILE.py, FILE.py:Class or module:Class. Default: environment.py, else agent.py. The
+            default model is SmolLM2-135M-Instruct (Apache-2.0; downloaded once), on the CPU if there is no GPU.
 --agent FILE.py[:NAME]   instead of TARGET: an agent
 
-run         --config FILE              YAML file; flags win. Default: teach.yaml beside FILE.py, else recipes/teach/
+run         --config FILE              YAML file; flags override it. Default: teach.yaml next to FILE.py
             --output_dir FOLDER        the taught model
             --resume_from_checkpoint auto                            resume from the last checkpoint
             --seed N
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft (merged at the end)
-FILE.py     --train_config FILE        its tasks, model and prompts are used; default: config.yaml beside FILE.py
+FILE.py     --train_config FILE        has the tasks, model and prompts; default: config.yaml next to FILE.py
             --expert FILE.py:NAME      default: `expert` in FILE.py, a function (environment) or (messages, tools)
             --demonstrations FILE, --random_episodes N    instead: recorded trajectories, played again; random episodes
-            --num_episodes N  --demonstration_turns N    episodes of the expert and their length; successes are taught
-lessons     --num_demonstrations N     answers of the expert to show, at most
+            --num_episodes N  --demonstration_turns N    the expert's episodes and their length; successes are taught
+samples     --num_demonstrations N     maximum number of the expert's answers to train on
             --learning_rate X  --per_device_train_batch_size N
-exam        --target_success X         teaching ends at this success rate on the exam's tasks
+exam        --target_success X         stop at this success rate on the exam's tasks
             --exam_steps N  --num_exam_tasks N  --temperature X  --max_turns N
 
 Then: g2po train TARGET --model FOLDER, or, for SmolLM2, g2po train TARGET --config smollm2-135m.

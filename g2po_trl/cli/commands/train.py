@@ -28,32 +28,32 @@ HELP = """usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 TARGET      alfworld, alfworld-ppo, sokoban, webshop, appworld: a recipe, by default a tiny model on the CPU;
             textworld: a recipe for a GPU;
             FILE.py or FILE.py:Class: an environment as `g2po init` writes it, with config.yaml and tasks.jsonl
-            beside it; module:Class, or an OpenEnv server's address; or FILE.py that makes a trainer: a script, which
-            gets all flags. Default: environment.py, else the agent in agent.py.
---agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client), with the same two files beside it;
+            in the same folder; module:Class, or the address of an OpenEnv server; or a FILE.py that makes a trainer:
+            a script, which gets all flags. Default: environment.py, else the agent in agent.py.
+--agent FILE.py[:NAME]   instead of TARGET: an agent, a function (task, client), with the same two files;
             --agent_state_key FILE.py:FUNCTION: messages of a request -> its state key
 
-run         --config FILE|NAME         YAML file, or one of g2po-trl: alfworld/qwen2.5-1.5b-lora; flags win
+run         --config FILE|NAME         YAML file, or a bundled one: alfworld/qwen2.5-1.5b-lora; flags override it
             --output_dir FOLDER        model, checkpoints, trajectories, metrics
-            --max_steps N              optimizer steps
+            --max_steps N              optimizer steps, or iterations with mini_batch_size
             --resume_from_checkpoint auto    continue the run in output_dir, if there is one
-            --overwrite                delete the run in output_dir
+            --overwrite                delete the earlier run in output_dir
             --seed N  --report_to trackio|wandb|tensorboard  --push_to_hub
             --view                     serve the viewer's page on this machine while it trains
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft, --lora_r, --load_in_4bit
-data        --tasks FILE  --num_eval_tasks N            (an environment of your own)
+data        --tasks FILE  --num_eval_tasks N            (your own environment)
             --games, --eval_games  (alfworld)   --level_size, --num_levels  (sokoban)   --kind  (textworld)
             --shop, --goals  (webshop)          --train_split  (appworld)
 batch       --num_generations N        episodes of one task, a group
             --per_device_train_batch_size N  --steps_per_generation N
-                                       groups an iteration = processes x both / num_generations
+                                       groups per iteration = processes x both / num_generations
             --max_tokens_per_micro_batch N   memory of the update
 learning    --learning_rate X  --beta X (KL)  --gamma X  --value_lambda X  --step_advantage_weight X
             --advantage_estimator g2po|gigpo|grpo|rloo|graphgpo|hgpo|crbc|rewardflow
 episodes    --max_turns N  --history_length N  --max_prompt_length N  --max_completion_length N
             --temperature X  --eval_temperature X  --invalid_action_penalty X
 generation  --use_vllm --vllm_mode colocate|server  --vllm_gpu_memory_utilization X  --vllm_servers URL …
-processes   --num_processes N          more than one: through Accelerate, a process a GPU (or CPU processes)
+processes   --num_processes N          processes, through Accelerate: one per GPU, or CPU processes
             --accelerate_config FILE|NAME    ddp (default), fsdp2, deepspeed_zero2, deepspeed_zero3
             several machines: accelerate launch … -m g2po_trl train …
 

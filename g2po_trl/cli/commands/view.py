@@ -4,7 +4,7 @@
     g2po view EVALUATION                 # what `g2po evaluate` wrote to its --output
     g2po view RUN_A RUN_B …              # their success, and two evaluations side by side, task by task
     g2po view CREDIT                     # what `g2po credit` wrote of a log
-    g2po view RUN --serve                # serves the page on loopback; it refreshes while the run goes on
+    g2po view RUN --serve                # serves the page on this machine; it refreshes during the run
     g2po view RUN --text                 # in the terminal: success, groups, an episode
     g2po view RUN --push-space OWNER/NAME    # also as a static Space of the Hugging Face Hub, public if it is new
 
@@ -35,7 +35,7 @@ MANY = 100
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(prog="g2po view", description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one, or several to be compared")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one folder, or several to compare")
     parser.add_argument(
         "--output",
         metavar="FILE",
@@ -47,11 +47,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-prompts", action="store_true", help="leave out the texts of prompts")
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     parser.add_argument("--serve", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
-    parser.add_argument("--port", metavar="N", type=int, help="of --serve; default: any free port")
+    parser.add_argument("--port", metavar="N", type=int, help="port of --serve; default: any free port")
     help_of_space = "upload the page to this static Space of the Hugging Face Hub"
     parser.add_argument("--push-space", metavar="OWNER/NAME", help=help_of_space)
     parser.add_argument("--text", action="store_true", help="print to the terminal; --iterations N chooses one")
-    help_of_episode = "of --text: group and episode in it, e.g. 3.2; default: a lost one"
+    help_of_episode = "with --text: group and episode, e.g. 3.2; default: a failed episode"
     parser.add_argument("--episode", metavar="G.E", type=_episode, help=help_of_episode)
     args = parser.parse_args(argv)
     if args.push_space and (args.text or args.serve):
