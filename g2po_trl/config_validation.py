@@ -60,8 +60,8 @@ _REMEDIES = {
     "repetition_penalty": "set repetition_penalty instead",
     "max_tokens": "set max_completion_length instead",
     "stop_sequences": "set stop_sequences instead",
-    "seed": "all completions of a prompt would be the same; set seed, and eval_seed for evaluations, instead",
-    "end tokens": "the model's generation_config and tokenizer name the tokens that end a completion; set "
+    "seed": "all completions of a prompt would be equal; set seed, and eval_seed for evaluations, instead",
+    "end tokens": "the model's generation_config and tokenizer define the tokens that end a completion; set "
     "stop_sequences for texts that end it",
     "number of completions": "a prompt gets one completion; remove it",
 }
@@ -209,7 +209,7 @@ def _check_whole_groups(args: GRPOConfig) -> None:
     near = [n for n in range(1, 4 * max(size, value)) if (n * episodes // value) % size == 0]
     below, above = [n for n in near if n < value][-1:], [n for n in near if n > value][:1]
     raise ValueError(
-        f"{name} is {value}{how}: that is {episodes} episodes an iteration, not whole groups of num_generations="
+        f"{name} is {value}{how}: that is {episodes} episodes per iteration, not whole groups of num_generations="
         f"{size}. Set it to {' or '.join(map(str, below + above))}."
     )
 
@@ -240,8 +240,8 @@ def check_afterwards(args: GRPOConfig) -> None:
         )
     if args.scale_rewards not in ("group", "none"):
         raise ValueError(
-            f"scale_rewards is {args.scale_rewards!r}: groups never mix in G2PO. Set it to 'group' (divide "
-            "advantages by their standard deviation) or 'none'."
+            f"scale_rewards is {args.scale_rewards!r}: G2PO scales the advantages of each group separately. Set it to "
+            "'group' (divide advantages by their standard deviation) or 'none'."
         )
     if args.load_best_model_at_end:
         _check_best_model(args)
@@ -269,7 +269,7 @@ def check_estimator(args: GRPOConfig) -> None:
         name != "crbc" or args.gamma == type(args).gamma,
         "gamma",
         args.gamma,
-        f"advantage_estimator='crbc' has a discount of its own: set estimator_kwargs to {{\"gamma\": {args.gamma}}}",
+        f"advantage_estimator='crbc' has its own discount: set estimator_kwargs to {{\"gamma\": {args.gamma}}}",
     )
     args.make_estimator()
 
@@ -322,7 +322,7 @@ def _check_servers(args: GRPOConfig) -> None:
             _is_address(server),
             "vllm_servers",
             server,
-            "an address is http://HOST:PORT or https://HOST:PORT, and nothing else",
+            "write an address as http://HOST:PORT or https://HOST:PORT",
         )
     different = {server.rstrip("/").lower() for server in servers}
     _require(len(different) == len(servers), "vllm_servers", servers, "name each server once")
@@ -337,8 +337,8 @@ def _check_generation_kwargs(args: GRPOConfig) -> None:
     if (reserved := reserved_option(options or ())) is not None:
         name, setting = reserved
         raise ValueError(
-            f"generation_kwargs has {name}={options[name]!r}, which would win over the setting that the loss and the "
-            f"run's records go by: {_REMEDIES[setting]}."
+            f"generation_kwargs has {name}={options[name]!r}, which would override the setting that the loss and the "
+            f"records of the run use: {_REMEDIES[setting]}."
         )
     _require(
         args.vllm_structured_outputs_regex is None or "structured_outputs" not in (options or {}),

@@ -301,7 +301,7 @@ class G2POTrainer(GRPOTrainer):
     def _prepare_inputs(self, inputs):
         """Move a micro-batch to the device without transformers' cast of floats to DeepSpeed's dtype."""
         if not isinstance(inputs, dict):
-            raise TypeError("dataset rows cannot be prepared one batch at a time: use `evaluate` or `play`")
+            raise TypeError("G2POTrainer has no prediction on single batches: use `evaluate` or `play`")
         return send_to_device(inputs, self.accelerator.device)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:

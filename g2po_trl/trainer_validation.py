@@ -37,11 +37,11 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
                 f"G2POTrainer does not accept {name}: the environment provides episodes and rewards. Remove it."
             )
     if environment_factory is None:
-        raise ValueError("environment_factory is None: pass the TextEnvironment class to act in, or an agent")
+        raise ValueError("environment_factory is None: pass a TextEnvironment class, a tool-based class, or an agent")
     if isinstance(environment_factory, TextEnvironment) or not callable(environment_factory):
         kind = type(environment_factory).__name__
         raise ValueError(
-            f"environment_factory is an object of {kind}, and each worker makes its own: pass the class, "
+            f"environment_factory is an object of {kind}, but each worker makes its own: pass the class, "
             f"environment_factory={kind}, or functools.partial({kind}, …) for its arguments"
         )
     if args.use_vllm and (options.get("quantization_config") or getattr(model, "is_quantized", False)):
@@ -119,8 +119,8 @@ def check_unchanged(made_with: Mapping[str, Any], args: G2POConfig) -> None:
     for name, value in made_with.items():
         if _snapshot(getattr(args, name)) != value:
             raise ValueError(
-                f"{name} is {getattr(args, name)!r} and was {value!r} when the trainer read it, which it does once: "
-                "set it in G2POConfig, and make the trainer with that"
+                f"{name} is {getattr(args, name)!r} and was {value!r} when the trainer read it, which "
+                "it does only once: set it in G2POConfig before the trainer is created"
             )
 
 
@@ -145,7 +145,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
     if trainer.aux_loss_enabled:
         raise ValueError(
             f"router_aux_loss_coef is {trainer.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
-            "models would depend on how the step batch is cut. Set router_aux_loss_coef=0."
+            "models would depend on the split into micro-batches. Set router_aux_loss_coef=0."
         )
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
@@ -181,7 +181,7 @@ def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
     if len(not_begun) / len(records) > max_error_rate:
         raise RuntimeError(
             f"{len(not_begun) / len(records):.0%} of the trajectories ended before their first step, more than "
-            f"max_error_rate={max_error_rate:.0%}, and nothing is learned from them. The first: {not_begun[0]}"
+            f"max_error_rate={max_error_rate:.0%}. Nothing can be learned from them. The first: {not_begun[0]}"
         )
     rate = sum(r.outcome == "error" for r in records) / len(records)
     if rate > max_error_rate:

@@ -42,5 +42,5 @@ class LiveView(TrainerCallback):
                 break
         self.server.shutdown()
         self.server.server_close()
-        print_line(f"The page is no longer served: g2po view {self.folder} opens the run again")
+        print_line(f"The page is no longer served; open the run again by g2po view {self.folder}")
         self.server = None

@@ -160,7 +160,7 @@ def check_model(field: str, name: str) -> None:
         raise ValueError(f"{field} is {name!r}, which is a file: pass the folder that holds the model")
     first, slash, rest = name.partition("/")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or (slash and (not rest or Path(first).is_dir())):
-        raise ValueError(f"{field} is {name!r}: there is no such folder here")
+        raise ValueError(f"{field} is {name!r}: there is no such folder")
     if _offline() and not _cached(name):
         raise ValueError(f"{field} is {name!r}: no folder has this name, and HF_HUB_OFFLINE is set: pass a folder")
 

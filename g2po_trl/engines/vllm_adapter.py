@@ -87,7 +87,7 @@ def why_merged(model: PeftModel, sleeps: bool = False) -> str | None:
     if config.peft_type != PeftType.LORA or len(model.active_adapters) != 1:
         return "it serves one LoRA adapter"
     if sleeps:
-        return "vllm_enable_sleep_mode drops what it holds of an adapter"
+        return "vllm_enable_sleep_mode discards the adapter"
     for name in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias"):
         if getattr(config, name, None):
             return f"it does not serve LoRA with {name}"
@@ -161,5 +161,5 @@ class ServedAdapter:
             self._number += 1
             request = LoRARequest(f"policy-{self._number}", self._number, str(version))
             if not self.llm.llm_engine.add_lora(request):
-                raise RuntimeError(f"vLLM has not loaded the adapter of rollout {self._number}: its log says why")
+                raise RuntimeError(f"vLLM has not loaded the adapter of rollout {self._number}: see its log")
         return request

@@ -235,7 +235,7 @@ def _call_findings(played: Played) -> list[Finding]:
     tools = "with tools" if played.has_tools else "without tools"
     text = f"calls the model {many} times an episode (median {median(calls):g}), {tools}."
     if calls[-1] == 1:
-        one = "calls the model once an episode: there is no credit between steps to assign, and GRPO does the same."
+        one = "calls the model once per episode: there are no steps to compare, so G2PO equals GRPO."
         return [Finding("warning", one)]
     return [Finding("ok", text)]
 
@@ -286,7 +286,7 @@ def _field_findings(played: Played) -> list[Finding]:
 def _sizes(played: Played) -> list[Finding]:
     seconds = median(played.seconds)
     text = f"takes {1000 * seconds:.3g} ms between two calls (median, to a worker and back)"
-    slow = "more num_environment_workers play more episodes at a time."
+    slow = "more num_environment_workers play more episodes at the same time."
     findings = [Finding("warning", f"{text}: {slow}") if seconds > SLOW_STEP else Finding("ok", f"{text}.")]
     if played.characters > LONG_TEXT:
         findings.append(

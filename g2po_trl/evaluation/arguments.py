@@ -95,7 +95,7 @@ def make_parser() -> Parser:
     add("--trials", metavar="N", type=int, default=3, help="trials per task (reflexion only); default: 3")
     add("--prompt", metavar="NAME", help="module:TEMPLATE, a PromptTemplate; default: the run's, or the panel's")
     add("--chat-template-kwargs", metavar="JSON", type=json_object, default={}, help="passed to the chat template")
-    history = "window: the last steps; conversation: all, in turns; default: the run's, else as a trainer would choose"
+    history = "window: the last steps; conversation: all, in turns; default: the run's, else the trainer's"
     add("--history", choices=HISTORIES, help=history)
     add("--max-turns", metavar="N", type=int, help="turns of an episode; default: the run's, or the panel's")
     length = "past steps in a prompt; default: the run's or the panel's, 30 in conversations"

@@ -201,7 +201,7 @@ def verdict(found: dict[str, Any]) -> str:
             f"episodes, the keys are too fine. See {KEYS_HELP}."
         )
     if found["value_lambda"] is None:
-        return "Every λ predicts these returns equally well, so the run tells nothing about value_lambda or the keys."
+        return "Every λ predicts these returns equally well, so the run says nothing about value_lambda or the keys."
     if whole["interval"] is None:
         return (
             f"Too few groups have prediction errors ({whole['groups']}) to compare values of λ: {LEAST_GROUPS} are "

@@ -56,7 +56,7 @@ def credit_traces(
         ValueError: if there is no call, and the errors of `StateGraph.from_groups`.
     """
     if not traces.groups:
-        raise ValueError("there is no call of a model: give episodes with messages of the assistant, or with calls")
+        raise ValueError("the log has no call of a model: give episodes with messages of the assistant, or with calls")
     graph = StateGraph.from_groups(traces.groups, gamma, value_lambda)
     compared = results_by_group(graph)[graph.group] > 1
     advantages = np.where(compared & graph.counted, estimator(graph), np.nan)
@@ -196,11 +196,11 @@ def states(credit: TraceCredit, compares_states: bool = True) -> str:
     compared, equal = _equal_rewards(graph)
     if equal:
         said.append(
-            f"rewards: equal in all episodes of {equal:,} of {_many(compared, 'task')}; nothing tells those episodes "
-            "apart but their lengths"
+            f"rewards: equal in all episodes of {equal:,} of {_many(compared, 'task')}; these episodes differ only in "
+            "their lengths"
         )
     if compares_states and not later.any():
-        said.append("No episode has a second call: there are no paths to compare, and GRPO's credit is all there is.")
+        said.append("No episode has a second call: there are no paths to compare, and the credit equals GRPO's.")
     elif compares_states and later_share < RARE:
         said.append(_too_fine(later_share, credit.steps, later & ~shared))
     return "\n".join(said)
@@ -223,7 +223,7 @@ def _too_fine(share: float, steps: Sequence[Step], alone: np.ndarray) -> str:
         "Pass --state-key FILE.py:FUNCTION, where FUNCTION(messages) returns a text that is equal for equal "
         "situations: what the agent has achieved so far (files changed, tests passed, page shown), or the last result "
         "without numbers, times and ids. --state-key similar:0.9 merges keys that share 90 % of their word pairs. If "
-        "no key fits, GRPO's credit (--estimator grpo), one number for all calls of an episode, is all there is."
+        "no key fits, use GRPO's credit (--estimator grpo), one number for all calls of an episode."
     )
 
 

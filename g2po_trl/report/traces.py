@@ -137,7 +137,7 @@ class _Reader:
         known = self.episodes.get((task_id, name))
         if known is not None and form is not _CALL:
             raise ValueError(
-                f"id is {show(name)}, as on line {known.line} of the same task: give each episode an id of its own, "
+                f"id is {show(name)}, as on line {known.line} of the same task: give each episode a different id, "
                 "or none"
             )
         episode = known or _Episode(task_id, name, number)
@@ -216,7 +216,7 @@ def _parse(line: str | bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({error}); write one object a line") from error
     if not isinstance(data, dict):
-        raise ValueError(f"{show(data)} is no object; write one a line, with task_id, reward and messages")
+        raise ValueError(f"{show(data)} is not a JSON object; write one per line, with task_id, reward and messages")
     return data
 
 

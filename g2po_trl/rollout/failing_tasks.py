@@ -69,7 +69,7 @@ class TaskErrorReport(TrainerCallback):
         names = self.errors.excluded
         if names and state.is_world_process_zero:
             print(
-                f"{len(names)} task(s) were set aside after {self.errors.patience} rollouts of nothing but "
+                f"{len(names)} task(s) were excluded after {self.errors.patience} rollouts with only "
                 f"environment errors: {', '.join(names)}. Why is in their trajectories (`error`).",
                 flush=True,
             )

@@ -18,7 +18,7 @@ from .loop import Loop
 from .replay import replay_to_start
 from .stats import RolloutStats
 
-EXCLUDED = "set aside: nothing but environment errors before"
+EXCLUDED = "excluded: only environment errors before"
 
 
 class Schedule(Protocol):

@@ -84,7 +84,7 @@ def _warn_of_failed_pushes(push_in_progress: Any) -> None:
     """Pushes in the background fail without a word."""
     jobs = push_in_progress.jobs if push_in_progress is not None else []
     for error in [job.exception() for job in jobs if job.done() and job.exception()]:
-        logger.warning(f"A push to the Hub failed ({_first_line(error)}); the next one brings what it missed.")
+        logger.warning(f"A push to the Hub failed ({_first_line(error)}); the next push uploads what is missing.")
 
 
 def _write_gitignore(folder: str | Path) -> None:

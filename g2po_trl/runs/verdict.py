@@ -115,7 +115,7 @@ def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
     if tally.without_result == tally.episodes:
         return (
             f"Nothing was learned: {_all(tally.episodes, 'episode')} ended in an environment error. Their `error` in "
-            "trajectories/ says why; `g2po check` plays the environment without a model."
+            "trajectories/ has the reasons; `g2po check` plays the environment without a model."
         )
     if tally.unequal_groups:
         if compares != "states" or not tally.later_steps or tally.shared_steps:
@@ -123,7 +123,7 @@ def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
         return (
             f"No action was compared with another in the same state: after an episode's first step, "
             f"{_all(tally.later_steps, 'step')} were in a state that was visited once in its group. Use coarser state "
-            "keys (state_key, state_key_ignores); `g2po view` shows what tells states apart."
+            "keys (state_key, state_key_ignores); `g2po view` shows how states differ."
         )
     groups = _all(tally.groups, "group")
     if tally.lost_groups == tally.groups and not tally.replaced_won:
@@ -142,7 +142,7 @@ def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
 def _remedy(tally: Tally) -> str:
     """Why groups lost, and what to do about it."""
     if not tally.completions:
-        return "No episode had a step: `failure_reason` in trajectories/ says why. Is max_prompt_length too small?"
+        return "No episode had a step: see `failure_reason` in trajectories/. Is max_prompt_length too small?"
     if tally.valid < ALMOST_NONE * tally.completions:
         return (
             f"{_none(tally.valid, tally.completions, 'completion')} had the required format: read some "
@@ -157,7 +157,7 @@ def _remedy(tally: Tally) -> str:
         )
     return (
         "Start from a model that sometimes succeeds (a larger one, or one that was fine-tuned on demonstrations), or "
-        "from easier tasks; `g2po check` tells whether random actions ever succeed."
+        "from easier tasks; `g2po check` reports whether random actions ever succeed."
     )
 
 

@@ -79,8 +79,8 @@ class Layout:
             self._fall_back(reason)
         elif self.kind == "shared" and takes_packed(attention):
             logger.warning(
-                f"token_layout is 'shared' and 'packed' is used: attn_implementation is {attention!r}, which tells "
-                "sequences of a row apart but does not let them share tokens."
+                f"token_layout is 'shared' and 'packed' is used: attn_implementation is {attention!r}, which "
+                "separates the sequences of a row but does not let them share tokens."
             )
             self.kind = "packed"
 

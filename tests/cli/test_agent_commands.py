@@ -151,7 +151,7 @@ FINDINGS = {
     "asks once": (
         "def agent(task, client): return ask(client, 'a') == 'yes'",
         "warning",
-        "calls the model once an episode",
+        "calls the model once per episode",
     ),
     "asks for ever": (
         "def agent(task, client):\n    while True:\n        ask(client, 'a')",

@@ -264,7 +264,7 @@ def test_episodes_are_whole_groups(tmp_path):
     options = {"use_cpu": True, "bf16": False, "report_to": "none", "num_generations": 8}
     with pytest.raises(ValueError) as error:
         G2POConfig(str(tmp_path), per_device_train_batch_size=12, steps_per_generation=1, **options)
-    assert "12 episodes an iteration" in str(error.value) and "Set it to 8 or 16." in str(error.value)
+    assert "12 episodes per iteration" in str(error.value) and "Set it to 8 or 16." in str(error.value)
     with pytest.raises(ValueError, match="generation_batch_size is 12: .* Set it to 8 or 16"):
         G2POConfig(str(tmp_path), per_device_train_batch_size=4, generation_batch_size=12, **options)
     G2POConfig(str(tmp_path), per_device_train_batch_size=4, steps_per_generation=2, **options)

@@ -242,7 +242,7 @@ def age_metrics(rollout: Rollout, number: int) -> dict[str, float]:
 
 def active_fraction(parts: list[list[dict]]) -> float:
     """Of rollouts in parts, each a list of trajectories that were played together."""
-    played = [[t for t in part if not (t["error"] or "").startswith("set aside")] for part in parts]
+    played = [[t for t in part if not (t["error"] or "").startswith("excluded: ")] for part in parts]
     lengths = [[len(t["steps"]) for t in part] for part in played]
     return sum(map(sum, lengths)) / sum(max(part) * len(part) for part in lengths if part)
 

@@ -168,7 +168,7 @@ CALL = {"task_id": "t", "episode_id": "e", "messages": [TASK], "response": "ok"}
     [
         (["{"], r"line 1: not valid JSON .*; write one object a line"),
         ([b"\xff\xfe{"], "line 1: not valid JSON"),
-        (["[1]"], r"line 1: \[1\] is no object"),
+        (["[1]"], r"line 1: \[1\] is not a JSON object"),
         (["[" * 100_000], "line 1: not valid JSON"),
         (
             [LINE, {"task_id": "t", "reward": 1}],
@@ -335,7 +335,7 @@ def test_similar_states_are_merged(tmp_path, capsys):
         (["--estimator-kwargs", '{"edges": 1}'], 1, "estimator_kwargs has 'edges'"),
         (["--gamma", "2"], 1, "gamma is 2"),
         (["--state-key", "similar:2"], 1, "state_key is 'similar:2': write similar:0.9"),
-        (["--state-key", "json:__name__"], 1, "state_key is 'json:__name__', which is no function"),
+        (["--state-key", "json:__name__"], 1, "state_key is 'json:__name__', which is not a function"),
         (["--state-key", "page"], 1, "state_key is 'page': write file.py:function"),
         (["--state-key", "json:nothing"], 1, "'json:nothing' cannot be loaded"),
         (["--output", "run"], 1, "output is 'run', which holds another run: pass another --output"),
@@ -356,7 +356,7 @@ def test_the_command_names_file_and_line(tmp_path, capsys):
     code, _, error = outcome(capsys, "credit", file)
     assert code == 1 and f"{file}, line 2: reward is 'high'; give a finite number" in error
     assert "No such file" in outcome(capsys, "credit", str(tmp_path / "none.jsonl"))[2]
-    assert "there is no call of a model" in outcome(capsys, "credit", write(tmp_path / "empty.jsonl", []))[2]
+    assert "the log has no call of a model" in outcome(capsys, "credit", write(tmp_path / "empty.jsonl", []))[2]
     assert not (tmp_path / "runs-credit").exists() and not (tmp_path / "empty-credit").exists()
 
 

@@ -130,7 +130,7 @@ def test_packed_rows_of_the_padded_layout_are_refused(tmp_path):
 
 
 def test_generation_batch_must_hold_whole_groups(tmp_path):
-    with pytest.raises(ValueError, match=r"that is 6 episodes an iteration, .* num_generations=4. Set it to 4 or 8\."):
+    with pytest.raises(ValueError, match=r"6 episodes per iteration, .* num_generations=4. Set it to 4 or 8\."):
         make(tmp_path, per_device_train_batch_size=6, num_generations=4)
 
 

@@ -57,25 +57,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(prog="g2po check", description=__doc__.partition("\n\n`check_env")[0])
     add = parser.add_argument
     add("environment", nargs="?", help="file.py[:Class], module:Class, or a server; default: environment.py")
-    add("--agent", metavar="FILE[:NAME]", help="a function (task, client) or an AgentCommand")
-    add("--agent-state-key", metavar="NAME", help="file.py:FUNCTION: messages of a request -> state key")
-    response = "with --agent: a text that the random model answers; may be repeated"
+    add("--agent", metavar="FILE[:NAME]", help="function (task, client) or AgentCommand")
+    add("--agent-state-key", metavar="NAME", help="file.py:FUNCTION: messages -> state key")
+    response = "with --agent: a random answer; may be repeated"
     add("--response", metavar="TEXT", action="append", default=[], help=response)
     add("--environment-options", metavar="JSON", type=json_object, default={}, help="arguments of the environment")
     add("--task", metavar="JSON", action="append", default=[], help="a dataset row as JSON; may be repeated")
-    tasks = "file of tasks; default: tasks.jsonl; 5 rows are played, 2 with a model"
+    tasks = "default: tasks.jsonl; 5 rows are played, 2 with a model"
     add("--tasks", metavar="FILE", type=Path, help=tasks)
     add("--episodes", metavar="N", type=int, help="episodes of each task; default: 8, 4 with a model")
-    add("--turns", metavar="N", type=int, help="maximum turns; default: max_turns of config.yaml, else 30")
+    add("--turns", metavar="N", type=int, help="default: max_turns of config.yaml, else 30")
     add("--timeout", metavar="S", type=float, default=60.0, help="maximum seconds of a reset or a step; default: 60")
-    passed = "variables to pass although they look like secrets"
+    passed = "pass these although they look like secrets"
     add("--environment-variables", metavar="NAME", nargs="*", default=[], help=passed)
-    add("--show", action="store_true", help="print only the first prompt of the first task")
+    add("--show", action="store_true", help="print the first prompt of the first task")
     template = "with --show: module:TEMPLATE, a PromptTemplate; default: the environment's"
     add("--prompt", metavar="NAME", help=template)
     model = "with --agent: play with it; with --show: its chat template and number of tokens"
     add("--model", metavar="FOLDER|ID", help=model)
-    add("--base-url", metavar="URL", help="with --agent and --model: URL of a server, up to /v1")
+    add("--base-url", metavar="URL", help="with --model: URL of a server, up to /v1")
     args = parser.parse_args(argv)
     for name in ("episodes", "turns", "timeout"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:

@@ -91,7 +91,7 @@ def _load_key(name: str) -> Callable:
         raise ValueError(f"state_key is {name!r}: write file.py:function, module:function or similar:0.9")
     function = load(name)
     if not callable(function):
-        raise ValueError(f"state_key is {name!r}, which is no function: name a function of the messages")
+        raise ValueError(f"state_key is {name!r}, which is not a function: name a function of the messages")
     return function
 
 

@@ -135,7 +135,7 @@ def _placeholders(word: str) -> list[tuple[str, str | None]]:
     try:
         for text, column, form, conversion in string.Formatter().parse(word):
             if column is not None and (not column.isidentifier() or form or conversion):
-                raise ValueError(f"{{{column}}} is no name of a column")
+                raise ValueError(f"{{{column}}} is not the name of a column")
             parts.append((text, column))
     except ValueError as error:
         raise ValueError(f"command has {word!r} ({error}): write {{column}}, and {{{{ for a brace") from error

@@ -241,7 +241,7 @@ def describe_tools(tools: Mapping[str, Callable]) -> str:
         except Exception as error:
             raise ValueError(
                 f"the tool {name} cannot be described to the model ({error}): give each argument a type, and a "
-                "docstring that says what the tool does, with a line for each argument under Args"
+                "docstring that describes the tool, with a line for each argument under Args"
             ) from error
     return "\n".join(lines)
 

@@ -148,8 +148,8 @@ class WeightSync:
                 time.sleep(min(1.0, patience / 10))
             except (RequestRejected, LookupError, TypeError, StopIteration, AttributeError) as error:
                 raise ValueError(
-                    f"vllm_servers has {server.url}, which is no vLLM server with a model ({error!r}): is the address "
-                    "right, and VLLM_API_KEY set if the server asks for one?"
+                    f"vllm_servers has {server.url}, which is not a vLLM server with a model ({error!r}): is the "
+                    "address right, and VLLM_API_KEY set if the server asks for one?"
                 ) from error
 
     def _check_model(self, server: Server, card: dict[str, Any]) -> None:
@@ -322,15 +322,16 @@ class WeightSync:
         difference = sum(abs(ours - theirs) for ours, theirs in pairs) / len(pairs)
         if not difference <= LARGEST_DIFFERENCE:
             raise RuntimeError(
-                f"{server.url} says that it has loaded {self.version}, but its log-probabilities of a prompt differ "
-                f"from the trainer's by {difference:.3g} nats a token on average: was it started with the model that "
-                f"is trained, in its precision? The limit is {LARGEST_DIFFERENCE}"
+                f"{server.url} reports that it has loaded {self.version}, but its log-probabilities of a prompt "
+                f"differ from the trainer's by {difference:.3g} nats per token on average: was it started with "
+                f"the model that is trained, in its precision? The limit is {LARGEST_DIFFERENCE}"
             )
         whole, tempered = (abs(float(values[token]) - logprob) for values in (probe.next, probe.tempered))
         if self.trainer.compares and sampling.temperature > 0 and tempered > whole + max(0.01, difference):
             raise RuntimeError(
-                f"{server.url} tells log-probabilities before the temperature ({sampling.temperature:g}) is applied: "
-                "start it with --logprobs-mode processed_logprobs, or set vllm_importance_sampling_correction=False"
+                f"{server.url} returns log-probabilities before the temperature ({sampling.temperature:g}) is "
+                "applied: start it with --logprobs-mode processed_logprobs, or set "
+                "vllm_importance_sampling_correction=False"
             )
         return difference
 
