@@ -98,11 +98,11 @@ def stage_runs(runs: Runs, stage: str) -> dict[str, dict[int, Run]]:
 
 
 def percent(values: Sequence[float | None]) -> str:
-    """Return mean ± sample standard deviation, in percent."""
+    """Return mean ± sample standard deviation, in percent; fewer than three values, or equal ones, have none."""
     values = [value for value in values if value is not None]
     if not values:
         return "–"
-    spread = f" ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    spread = f" ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 2 and len(set(values)) > 1 else ""
     return f"{100 * np.mean(values):.1f}{spread}"
 
 

@@ -128,8 +128,8 @@ def smallest_effect(noise: float, seeds: int, comparisons: int, power: float = 0
 
 
 def paired_interval(differences: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Return Student's interval of the mean difference over seeds; `None` for fewer than two."""
-    if len(differences) < 2:
+    """Return Student's interval of the mean difference over seeds; `None` for fewer than two, and for equal ones."""
+    if len(set(differences)) < 2:
         return None
     mean, error = np.mean(differences), stats.sem(differences)
     half = stats.t.ppf((1 + confidence) / 2, len(differences) - 1) * error

@@ -10,6 +10,8 @@ from statistics import fmean, stdev
 
 from g2po_trl.report import plots
 
+FEWEST = 3  # values of which a standard error is estimated
+
 
 def runs_of(results: Path) -> list[dict]:
     """The complete runs."""
@@ -99,8 +101,9 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _change(values: Sequence[float]) -> str:
-    """Their mean and its standard error, in percent."""
-    return f"{100 * fmean(values):+.1f} ± {100 * stdev(values) / math.sqrt(len(values)):.1f}"
+    """Their mean and its standard error, in percent; equal values, or a few, have none."""
+    error = stdev(values) / math.sqrt(len(values)) if len(values) >= FEWEST else 0.0
+    return f"{100 * fmean(values):+.1f}" + (f" ± {100 * error:.1f}" if error > 0 else "")
 
 
 def _official(results: Path) -> list[str]:
@@ -122,7 +125,8 @@ def _official(results: Path) -> list[str]:
 def _with_error(rate: float | None, episodes: int) -> str:
     if rate is None:  # every episode ended in an error
         return "n/a"
-    return f"{100 * rate:.1f} ± {100 * math.sqrt(rate * (1 - rate) / episodes):.1f}"
+    error = math.sqrt(rate * (1 - rate) / episodes) if episodes >= FEWEST else 0.0
+    return f"{100 * rate:.1f}" + (f" ± {100 * error:.1f}" if error > 0 else "")  # none won, or all: no certainty
 
 
 def _training(by_method: dict[str, dict[int, dict]]) -> plots.Figure:

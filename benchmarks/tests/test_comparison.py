@@ -15,7 +15,7 @@ from scipy import stats
 
 from benchmarks.learning import comparison_runs
 from benchmarks.learning import comparison_stages as stages
-from benchmarks.learning.comparison_report import load, pilot_winner, report
+from benchmarks.learning.comparison_report import load, percent, pilot_winner, report
 from benchmarks.learning.comparison_runs import Runner, config_of, fingerprint
 from benchmarks.learning.comparison_statistics import (
     collapsed,
@@ -55,6 +55,8 @@ def test_one_arm_in_blocks_is_the_paired_t_test():
     assert found.differences["b"].p == pytest.approx(expected.pvalue, abs=1e-4)
     assert found.differences["b"].interval == pytest.approx(tuple(expected.confidence_interval()), abs=1e-4)
     assert paired_interval(np.subtract(second, first)) == pytest.approx(tuple(expected.confidence_interval()))
+    assert paired_interval([0.1] * 3) is None and percent([0.1] * 3) == "10.0" and percent([0.0, 1.0]) == "50.0"
+    assert percent([0.0, 0.1, 0.2]) == "10.0 ± 10.0"
 
 
 def test_blocks_take_away_what_seeds_have_in_common():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.learning import pretrained as bench
+from benchmarks.learning import pretrained_report
 from g2po_trl import Trajectory, write_jsonl
 
 
@@ -59,7 +60,7 @@ def test_means_over_seeds_and_games(tmp_path):
     # After training 0100 and 1000: -1 1 0 0. In training 0 and 0.25.
     (against,) = [line for line in lines if " − grpo" in line]
     assert against == (
-        "- g2po − grpo, seed 1: +0.0 ± 40.8 points on held-out games after training, +12.5 ± 12.5 in training, on "
+        "- g2po − grpo, seed 1: +0.0 ± 40.8 points on held-out games after training, +12.5 in training, on "
         "the same tasks."
     )
 
@@ -185,3 +186,13 @@ def test_what_is_kept_of_a_run(tmp_path):
     assert kept["training"]["time/rollout"] == [2.0, 3.0] and kept["training"]["grad_norm"] == [None, 1.0]
     assert kept["versions"] == {"trl": "1.2.3"}, "what played it, not what collects it"
     assert kept["panel"] == [{**{name: value for name, value in entry.items() if name != "panel"}, "won": "0101"}]
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(0.0, "0.0"), (1.0, "100.0"), (0.5, "50.0 ± 5.0")])
+def test_none_won_and_all_won_are_no_certainty(rate, shown):
+    assert pretrained_report._with_error(rate, 100) == shown
+
+
+def test_equal_changes_and_a_few_have_no_error():
+    assert pretrained_report._change([0.5]) == pretrained_report._change([0.25, 0.75]) == "+50.0"
+    assert pretrained_report._change([1, 1, 1]) == "+100.0" and pretrained_report._change([0, 1, 2]) == "+100.0 ± 57.7"
