@@ -233,14 +233,14 @@ def _call_findings(played: Played) -> list[Finding]:
     calls = sorted(len(trajectory.steps) for trajectory in played.episodes)
     many = f"{calls[0]}" if calls[0] == calls[-1] else f"{calls[0]} to {calls[-1]}"
     tools = "with tools" if played.has_tools else "without tools"
-    text = f"calls the model {many} times an episode (median {median(calls):g}), {tools}."
+    text = f"calls the model {many} times per episode (median {median(calls):g}), {tools}."
     if calls[-1] == 1:
         one = "calls the model once per episode: there are no steps to compare, so G2PO equals GRPO."
         return [Finding("warning", one)]
     return [Finding("ok", text)]
 
 
-def _exception_findings(played: Played, answered: str = ", whatever the model answers") -> list[Finding]:
+def _exception_findings(played: Played, answered: str = ", regardless of the model's answers") -> list[Finding]:
     """Return a finding per distinct exception of the agent after its first request. `answered`: end of a sentence."""
     raised = Counter(
         f"{info['failure_reason'].removeprefix('agent error: ')}{where_raised(info.get('traceback', ''))}"
@@ -248,7 +248,7 @@ def _exception_findings(played: Played, answered: str = ", whatever the model an
         if str(info.get("failure_reason", "")).startswith("agent error: ")
     )
     if not raised:
-        return [Finding("ok", f"returns a valid reward, or is out of turns{answered}.")]
+        return [Finding("ok", f"returns a valid reward, or runs out of turns{answered}.")]
     level = "error" if sum(raised.values()) == len(played.episodes) else "warning"
     return [
         Finding(
@@ -292,8 +292,8 @@ def _sizes(played: Played) -> list[Finding]:
         findings.append(
             Finding(
                 "warning",
-                f"a request has {played.characters} characters, tools included, some {played.characters // 4} tokens: "
-                "one beyond max_prompt_length tokens (2048 by default) ends its episode. Raise it, or keep less.",
+                f"a request has {played.characters} characters, tools included, about {played.characters // 4} "
+                "tokens: more than max_prompt_length (2048 by default) end the episode. Raise it, or send less.",
             )
         )
     return findings
@@ -332,12 +332,12 @@ def _repeated(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Pl
                     Finding(
                         "error" if number == 1 else "warning",
                         f"request {number} differs when the same task gets the same responses in another process: "
-                        f"{shown[:80]} and {step.observation[:80]!r}. An episode whose worker is lost is then an "
-                        "error. Seed all randomness from the task, and keep clocks out of messages.",
+                        f"{shown[:80]} and {step.observation[:80]!r}. An episode that loses its worker then "
+                        "ends as lost. Seed all randomness from the task, and keep clocks out of messages.",
                     )
                 ]
             seen = pool.step({0: step.action})[0]
-    return [Finding("ok", "asks the same when the same task gets the same responses, also in another process.")]
+    return [Finding("ok", "sends the same requests if a task gets the same responses, also in another process.")]
 
 
 def _completion_findings(played: Played, lengths: Sequence[tuple[int, int, bool]]) -> list[Finding]:
@@ -357,7 +357,7 @@ def _completion_findings(played: Played, lengths: Sequence[tuple[int, int, bool]
     remedy = f": raise {limit}, or ask for shorter answers."
     findings = [Finding("warning", text + remedy) if cut > MANY else Finding("ok", f"{text}.")]
     if broken := sum(not step.valid for step in steps):
-        text = f"{broken} of {len(steps)} completions contain tool calls that cannot be read"
+        text = f"{broken} of {len(steps)} completions contain tool calls that cannot be parsed"
         findings.append(Finding("warning" if broken > MANY * len(steps) else "ok", f"{text}."))
     return findings
 
@@ -368,5 +368,5 @@ def _model_outcomes(played: Played, turns: int) -> list[Finding]:
     findings = outcome_findings(played.episodes, turns, "the model's responses", "this model learns")
     if reasons:
         shown = ", ".join(f"{reason} {number}" for reason, number in reasons.most_common())
-        findings.append(Finding("ok", f"episodes that ended otherwise than by their rewards: {shown}."))
+        findings.append(Finding("ok", f"episodes that ended for another reason than their rewards: {shown}."))
     return findings

@@ -102,7 +102,7 @@ def test_what_init_writes_is_good(folder, capsys):
     *lines, following = said.splitlines()
     assert code == 0 and {line.split()[0] for line in lines} == {"ok"}, said
     assert (
-        "calls the model 7 times an episode" in said
+        "calls the model 7 times per episode" in said
         and "ends within 7 calls" in said
         and "there is a graph to learn from" in said
     )
@@ -255,8 +255,8 @@ def test_check_plays_with_a_model(write, tiny_model_dir, server, tmp_path, capsy
     (tmp_path / "tasks.jsonl").write_text('{"pays": 0}\n{"pays": 1}\n{"pays": 9}\n')
     (tmp_path / "config.yaml").write_text("max_completion_length: 4\nmax_turns: 6\ntemperature: 0.5\n")
     found = [
-        "calls the model 2 times an episode (median 2), without tools.",
-        "returns a valid reward, or is out of turns.",
+        "calls the model 2 times per episode (median 2), without tools.",
+        "returns a valid reward, or runs out of turns.",
         "ends within 6 calls.",
         "sets temperature, which has no effect",
         "4 episodes of a task visit a state 4.0 times on average; 0 % of the steps are in a state visited once",
@@ -293,7 +293,7 @@ def test_check_with_a_model_reports_failures(write, server, tmp_path, capsys):
     assert code == 1 and "error     raises KeyError: 'yes', agent.py, line 13 in 3 of 3 episodes" in said, (
         said + errors
     )
-    assert "episodes that ended otherwise than by their rewards: agent error 3." in said
+    assert "episodes that ended for another reason than their rewards: agent error 3." in said
     write("def agent(task, client):\n    return [ask(client, 'a')]\n")
     code, said, _ = outcome(capsys, *given)
     assert code == 1 and said.startswith("error     the agent returned ['yes']: return a reward (a number)"), said

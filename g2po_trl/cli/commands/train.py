@@ -165,8 +165,8 @@ def resolve(request: Request) -> tuple[Path, list[str]]:
         if request.agent is not None:
             return _own_recipe(request, "agent", request.agent, resolve_agent_name(request.agent))
         if not Path(target).is_file():
-            names = "|".join(recipe_names())
-            raise ValueError(f"no target is given and there is no environment.py here: g2po train {names}|FILE.py")
+            names = ", ".join(recipe_names())
+            raise ValueError(f"no target is given and there is no environment.py here: pass {names} or FILE.py")
     elif target in recipe_names():
         script = recipes_folder() / f"train_{target.replace('-', '_')}.py"
         return script, [*_config_and_model(request, target.partition("-")[0]), *arguments]
