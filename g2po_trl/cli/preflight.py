@@ -70,8 +70,8 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
     check_given(given)
     for name in ("estimator_kwargs", "environment_pool_kwargs"):
         as_mapping(name, given.get(name))
-    _check_installed(script, given)
     defaults = {} if options else _default_config(script)
+    _check_installed(script, {**defaults, **given})
     _check_strategy(recipe_fields(script), {**defaults, **given})
     module = str(given.get("environment") or "").partition(":")[0]
     if re.fullmatch(r"[\w.]+(?<!\.py)", module) and not _is_module(module.partition(".")[0]):

@@ -156,6 +156,7 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         commands[("train", "alfworld", *flags, *more)] = text
     if not _has("vllm"):
         commands[(*mine, "--use_vllm")] = "vllm is not installed: pip install"
+        commands[("train", "textworld")] = "use_vllm is True: vllm is not installed: pip"
     code = f"""
 import contextlib, io, json, sys
 from g2po_trl.utils.parser import REMOVED
