@@ -40,13 +40,7 @@ class MeasuredRun:
 def read_measured(folder: Path, wall: float = 0.0, peak_memory: float = 0.0) -> MeasuredRun:
     """Return what a run's iterations took; the first one, which warms up, is left out if there are others.
 
-    Args:
-        folder: output_dir of the run.
-        wall: seconds of the whole command.
-        peak_memory: bytes.
-
-    Raises:
-        ValueError: if the folder has no log of an iteration.
+    `wall`: seconds of the whole command. Raises `ValueError` if the folder has no log of an iteration.
     """
     history = _log(folder)
     entries = [entry for entry in history if "time/rollout" in entry]

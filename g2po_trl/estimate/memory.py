@@ -98,14 +98,9 @@ class Cache:
 
 
 def vllm_cache(shape: ModelShape, training: Training, gpu_memory: float, episodes: int, longest: int) -> Cache:
-    """Return vLLM's cache on one GPU.
+    """Return vLLM's cache on one GPU of `gpu_memory` bytes, where so many episodes run at once.
 
-    Args:
-        shape: of the model; vLLM holds all of it, in bfloat16.
-        training: its `vllm_share` is used.
-        gpu_memory: bytes.
-        episodes: that run at once on this GPU.
-        longest: tokens of the longest prompt with its completion.
+    vLLM holds the whole model in bfloat16. `longest`: tokens of the longest prompt with its completion.
     """
     weights = 2.0 * (shape.parameters + shape.adapter)
     room = training.vllm_share * gpu_memory - weights - VLLM_WORK_SPACE

@@ -12,16 +12,9 @@ _ANY_MEMORY = 80e9  # of a GPU that is not named; decides vLLM's share alone
 
 
 def format_plan(plan: Plan, episodes: Episodes, gpu: Gpu | None, price: float | None) -> str:
-    """Return memory, tokens and seconds of a run as text.
+    """Return memory, tokens and seconds of a run as text; `gpu=None`: no seconds; `price`: of a GPU an hour.
 
-    Args:
-        plan: the run.
-        episodes: what its episodes are like.
-        gpu: `None`: no seconds.
-        price: of a GPU an hour.
-
-    Raises:
-        ValueError: if the model's configuration cannot be read.
+    Raises `ValueError` if the model's configuration cannot be read.
     """
     shape, source = plan.shape()
     lines = [_model_line(plan, shape, source), "", *_memory_lines(plan, shape, gpu)]

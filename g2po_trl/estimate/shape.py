@@ -48,15 +48,9 @@ class ModelShape:
 
 
 def read_shape(model: str, revision: str | None = None, lora: dict[str, Any] | None = None) -> tuple[ModelShape, str]:
-    """Return a model's shape and where it is from, without its weights.
+    """Return a model's shape and where it is from, without its weights. `lora`: arguments of peft's `LoraConfig`.
 
-    Args:
-        model: folder or Hub id.
-        revision: on the Hub.
-        lora: arguments of peft's `LoraConfig`. `None`: no adapter.
-
-    Raises:
-        ValueError: if the configuration cannot be read, or the adapter does not fit the model.
+    Raises `ValueError` if the configuration cannot be read, or the adapter does not fit the model.
     """
     import torch
     from transformers import AutoModelForCausalLM

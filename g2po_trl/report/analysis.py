@@ -53,15 +53,7 @@ class Iteration:
 
 
 def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
-    """Read the trajectories of a run, the files of all ranks together.
-
-    Args:
-        run: `output_dir` of the run.
-        name: `"train"`, or the name of an evaluation.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Read a run's trajectories, of all ranks; `name`: "train" or an evaluation's. Raises `ValueError` without any."""
     files = _files(run, name)
     if not files:
         raise ValueError(
@@ -71,11 +63,7 @@ def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
 
 
 def load_iteration(run: str | Path, number: int, name: str = "train") -> Iteration:
-    """One of them.
-
-    Raises:
-        KeyError: when the run has no such iteration.
-    """
+    """Read one of them. Raises `KeyError` when the run has no such iteration."""
     files = _files(run, name)
     if number not in files:
         raise KeyError(f"{str(run)!r} has no trajectories of iteration {number}; there are {sorted(files)}")

@@ -63,14 +63,9 @@ def five_lines(
     evaluations: Sequence[dict[str, Any]] = (),
     nothing_learned: str | None = None,
 ) -> str:
-    """Return the five lines.
+    """Return the five lines, from the contents of analysis.json (`numbers`) and run.json.
 
-    Args:
-        iterations: of a run, or of logged runs.
-        numbers: the contents of analysis.json.
-        run: its run.json.
-        evaluations: of the run.
-        nothing_learned: why there was nothing to learn from and what to do, see `runs.verdict`.
+    `nothing_learned`: why there was nothing to learn from and what to do, see `runs.verdict`.
     """
     whole = [iteration.whole for iteration in iterations]
     window = max(1, min(WINDOW, len(whole) // 2))

@@ -34,17 +34,7 @@ def figure(xlabel: str, ylabel: str, width: float = 6.4, height: float = 4.0) ->
 
 
 def save(made: Figure, folder: str | Path, name: str, svg: bool = True) -> list[Path]:
-    """Write a figure as NAME.png and, if `svg`, as NAME.svg. Equal figures give equal bytes.
-
-    Args:
-        made: the figure.
-        folder: created if it does not exist.
-        name: file name without extension.
-        svg: also write SVG.
-
-    Returns:
-        The files.
-    """
+    """Write a figure as NAME.png and, if `svg`, as NAME.svg; return the files. Equal figures give equal bytes."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     written = [Path(folder, f"{name}.png")]
     made.savefig(written[0], dpi=150)
@@ -93,13 +83,7 @@ def learning_curves(
 def success_of_run(
     success: Sequence[float], evaluations: Sequence[tuple[float, float]] = (), window: int = 5
 ) -> Figure:
-    """Success of one run: each iteration, the mean of the last ones, and evaluations.
-
-    Args:
-        success: a fraction for each iteration.
-        evaluations: pairs of iteration and success.
-        window: number of iterations that the mean averages; fewer at the start.
-    """
+    """Success by iteration, the mean of the last `window`, and evaluations: pairs of iteration and success."""
     made, axes = figure("iteration", "success (%)")
     axes.xaxis.get_major_locator().set_params(integer=True)
     values, iterations = 100 * np.asarray(success), np.arange(1, len(success) + 1)

@@ -48,11 +48,7 @@ def measure(
 ) -> tuple[LeftOutErrors, np.ndarray, np.ndarray]:
     """Return errors and `same_action_spread` of all iterations as one batch of groups, and each group's iteration.
 
-    Branches are left out: their returns are part of their parents'.
-
-    Args:
-        iterations: of a run.
-        gamma: discount of all iterations, or of each.
+    Branches are left out: their returns are part of their parents'. `gamma`: of all iterations, or of each.
     """
     gammas = [gamma] * len(iterations) if isinstance(gamma, (int, float)) else list(gamma)
     of_group = np.repeat(np.arange(len(iterations)), [len(iteration.groups) for iteration in iterations])
@@ -228,12 +224,7 @@ def verdict(found: dict[str, Any]) -> str:
 
 
 def in_short(found: dict[str, Any], used: float = 1.0) -> tuple[str, str]:
-    """Return the verdict as a finding and an advice, either may be empty.
-
-    Args:
-        found: the test's numbers.
-        used: value_lambda of the run.
-    """
+    """Return the verdict as a finding and an advice, either may be empty. `used`: value_lambda of the run."""
     whole, share = found["rows"][0], found["hidden_share"]
     if not found["steps"]:
         return "", ""

@@ -19,10 +19,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 def analyse(iterations: list[analysis.Iteration], gamma: float | None, described: dict) -> tuple[dict, dict]:
     """Return the contents of analysis.json, and further arrays for the plots.
 
-    Args:
-        iterations: of a run.
-        gamma: discount. `None`: the run's own of each iteration, as `described`.
-        described: the run's run.json.
+    `gamma`: `None`: of each iteration the run's own, as its run.json (`described`) says.
     """
     gammas = [gamma_of(described, iteration.number) if gamma is None else gamma for iteration in iterations]
     rows, sizes, deviations, turns = [], [], [], []
@@ -63,12 +60,7 @@ def gamma_of(described: dict, iteration: int) -> float:
 def verdict_on(iterations: list[analysis.Iteration], run: dict, replaced: Sequence[Trajectory] = ()) -> str | None:
     """Return what the run said at its end if there was nothing to learn from, of the iterations that are here.
 
-    A log was not trained on: `None`.
-
-    Args:
-        iterations: of a run.
-        run: its run.json.
-        replaced: trajectories of the groups that dynamic sampling replaced.
+    A log was not trained on: `None`. `replaced`: trajectories of the groups that dynamic sampling replaced.
     """
     if "traces" in run:
         return None
@@ -100,12 +92,7 @@ def notes(run: dict) -> list[str]:
 
 
 def summary(rows: list[dict], run: dict) -> str:
-    """Return a run in a few lines: means over its iterations.
-
-    Args:
-        rows: of analysis.json.
-        run: its run.json, of a training run or of `g2po credit`.
-    """
+    """Return a run in a few lines: means over its iterations (`rows` of analysis.json). `run`: its run.json."""
 
     def mean(part: str, name: str) -> float:
         return mean_over(rows, part, name)

@@ -44,16 +44,9 @@ class TraceCredit:
 def credit_traces(
     traces: Traces, estimator: Callable[[StateGraph], np.ndarray], gamma: float = 0.95, value_lambda: float = 1.0
 ) -> TraceCredit:
-    """Return the credit of a log, and store it in its steps (`Step.advantage`).
+    """Return the credit of a log by `StateGraph -> (S,)`, and store it in its steps (`Step.advantage`).
 
-    Args:
-        traces: of `trajectories_of_traces`.
-        estimator: `StateGraph -> (S,)`.
-        gamma: discount.
-        value_lambda: λ of the node values.
-
-    Raises:
-        ValueError: if there is no call, and the errors of `StateGraph.from_groups`.
+    Raises `ValueError` if there is no call, and the errors of `StateGraph.from_groups`.
     """
     if not traces.groups:
         raise ValueError("the log has no call of a model: give episodes with messages of the assistant, or with calls")
@@ -177,12 +170,7 @@ def _table(credit: TraceCredit, order: Sequence[int]) -> list[str]:
 
 
 def states(credit: TraceCredit, compares_states: bool = True) -> str:
-    """Return whether states recur, and what to do if they do not.
-
-    Args:
-        credit: of a log.
-        compares_states: whether the estimator does.
-    """
+    """Return whether states recur, and what to do if they do not and the estimator `compares_states`."""
     graph = credit.graph
     used = graph.counted & (results_by_group(graph)[graph.group] > 1)
     if not used.any():

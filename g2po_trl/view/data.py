@@ -104,16 +104,11 @@ class Run:
         }
 
     def iteration(self, number: int, prompts: bool = True) -> dict[str, Any]:
-        """Return the groups of a rollout with their graphs, advantages and steps.
+        """Return the groups of a rollout with their graphs, advantages and steps; if `prompts`, with their texts.
 
-        Args:
-            number: the iteration, from 1.
-            prompts: include the text of each prompt, if the run saved its tokenizer.
-
-        Returns:
-            Plain data, computed with the settings of the run at this iteration. `value_lambda`: λ of the node values
-            with G2PO; `None` for other estimators, whose node values are mean returns. `unfinished`: number of
-            incomplete lines, which are skipped.
+        They are computed with the run's settings at this iteration. `value_lambda` is that of the node values
+        with G2PO; `None` for other estimators, whose node values are mean returns. `unfinished`: number of
+        incomplete lines, which are skipped.
         """
         read = load_iteration(self.folder, number)
         settings = _settings_in(description_at(self._described, number))

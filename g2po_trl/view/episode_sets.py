@@ -44,11 +44,7 @@ class EpisodeSet:
         return {"key": self.key, "panel": self.panel, "step": self.step, "success": self.success}
 
     def data(self, prompts: bool = True) -> dict[str, Any]:
-        """Return the episodes by task, in the order of the panel.
-
-        Returns:
-            Plain data. `unfinished`: number of incomplete lines, which are skipped.
-        """
+        """Return the episodes by task, in the panel's order. `unfinished`: incomplete lines, which are skipped."""
         texts, kinds = Texts(), _task_types(self.folder)
         decode = self.prompts if prompts else None
         tasks: dict[str, dict[str, Any]] = {}
@@ -80,13 +76,7 @@ class EpisodeSet:
 
 
 def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Prompts) -> list[EpisodeSet]:
-    """Return the evaluations of a training run, sorted by panel and step, from trajectories/PANEL-STEP.jsonl.
-
-    Args:
-        folder: the run's.
-        evaluations: the lines of its evaluations.jsonl.
-        prompts: decodes prompts.
-    """
+    """Return the evaluations of a run, by panel and step, from trajectories/PANEL-STEP.jsonl and evaluations.jsonl."""
     rates = {(entry.get("name", "eval"), entry["step"]): entry.get("success_rate") for entry in evaluations}
     sets = []
     for path in folder.glob("trajectories/*.jsonl"):
@@ -99,11 +89,7 @@ def sets_of_run(folder: Path, evaluations: Sequence[dict[str, Any]], prompts: Pr
 
 
 class Evaluation:
-    """An output folder of `g2po evaluate`.
-
-    Raises:
-        ValueError: if it has no trajectories.
-    """
+    """An output folder of `g2po evaluate`. Raises `ValueError` if it has no trajectories."""
 
     numbers: Sequence[int] = ()  # an evaluation has no iterations
 

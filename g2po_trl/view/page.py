@@ -96,20 +96,10 @@ def write_page(
     prompts: bool = True,
     public: bool = False,
 ) -> Path:
-    """Write the viewer's page.
+    """Write the viewer's page of some iterations (`None`: all), with every prompt if `prompts`; return its path.
 
-    Args:
-        sources: a run, an evaluation, or `Sources` of two.
-        path: the HTML file.
-        iterations: iterations of a training run to include. `None`: all.
-        prompts: include the text of every prompt.
-        public: without texts that look like secrets, and with `~` for the home folder.
-
-    Returns:
-        `path`.
-
-    Raises:
-        ImportError: if pyvis, which brings the graph library, is not installed.
+    `public`: without texts that look like secrets, and with `~` for the home folder. Raises `ImportError` if pyvis,
+    which brings the graph library, is not installed.
     """
     path = Path(path)
     sources = sources if isinstance(sources, Sources) else Sources(sources)

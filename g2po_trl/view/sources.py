@@ -14,14 +14,9 @@ from .episode_sets import EpisodeSet, Evaluation
 
 
 def open_folder(folder: str | Path, live: bool = False) -> Run | Evaluation:
-    """Open the folder of a training run, of `g2po credit`, or of an evaluation.
+    """Open the folder of a training run, of `g2po credit`, or of an evaluation; else raise `ValueError`.
 
-    Args:
-        folder: the folder.
-        live: accept a run that has begun and has no trajectories yet.
-
-    Raises:
-        ValueError: if the folder does not exist or contains neither.
+    `live`: accept a run that has begun and has no trajectories yet.
     """
     if not Path(folder).is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}: pass the output_dir of a run, or of `g2po evaluate`")

@@ -16,14 +16,9 @@ Success, state graphs and episodes of an agent trained by G2PO: written by `g2po
 
 
 def push_space(page: Path, name: str) -> str:
-    """Upload the page to a static Space, made public unless it exists, and return the Space's address.
+    """Upload a page to a static Space, OWNER/NAME, made public unless it exists; return the Space's address.
 
-    Args:
-        page: the file that `write_page` wrote.
-        name: "owner/name".
-
-    Raises:
-        ValueError: if the Hub is not reached or refuses; the page stays.
+    Raises `ValueError` if the Hub is not reached or refuses; the page stays.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 

@@ -36,12 +36,8 @@ class TerminalView:
     def text(self, iteration: int | None = None, episode: tuple[int, int] | None = None) -> str:
         """Return success by iteration, the groups of an iteration or the tasks of an evaluation, and an episode.
 
-        Args:
-            iteration: the iteration; `None`: the last one.
-            episode: group (or task) and episode in it, from 1; `None`: a lost one of a group that also won.
-
-        Raises:
-            ValueError: if there is no such episode.
+        `iteration` is the last one by default; `episode`, group (or task) and episode in it from 1, is a lost
+        one of a group that also won. Raises `ValueError` if there is no such episode.
         """
         parts = [self._paint("bold", self.source.name)]
         if self.source.numbers:
