@@ -35,24 +35,19 @@ MANY = 100
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(prog="g2po view", description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one folder, or several to compare")
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="the page to write; default: view.html in the first folder, or view-beside-SECOND.html",
-    )
-    chosen = "iterations of a training run to include; default: all"
-    parser.add_argument("--iterations", metavar="N", type=int, nargs="+", help=chosen)
-    parser.add_argument("--no-prompts", action="store_true", help="leave out the texts of prompts")
-    parser.add_argument("--no-open", action="store_true", help="do not open a browser")
-    parser.add_argument("--serve", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
-    parser.add_argument("--port", metavar="N", type=int, help="port of --serve; default: any free port")
-    help_of_space = "upload the page to this static Space of the Hugging Face Hub"
-    parser.add_argument("--push-space", metavar="OWNER/NAME", help=help_of_space)
-    parser.add_argument("--text", action="store_true", help="print to the terminal; --iterations N chooses one")
-    help_of_episode = "with --text: group and episode, e.g. 3.2; default: a failed episode"
-    parser.add_argument("--episode", metavar="G.E", type=_episode, help=help_of_episode)
+    add = parser.add_argument
+    add("folders", type=Path, nargs="+", metavar="FOLDER", help="one folder, or several to compare")
+    where = "the page to write; default: view.html in the first folder, or view-beside-SECOND.html"
+    add("--output", metavar="FILE", type=Path, help=where)
+    add("--iterations", metavar="N", type=int, nargs="+", help="iterations of a training run to include; default: all")
+    add("--no-prompts", action="store_true", help="leave out the texts of prompts")
+    add("--no-open", action="store_true", help="do not open a browser")
+    add("--serve", action="store_true", help="serve the page on 127.0.0.1 instead of writing it")
+    add("--port", metavar="N", type=int, help="port of --serve; default: any free port")
+    add("--push-space", metavar="OWNER/NAME", help="upload the page to this static Space of the Hugging Face Hub")
+    add("--text", action="store_true", help="print to the terminal; --iterations N chooses one")
+    episode = "with --text: group and episode, e.g. 3.2; default: a failed episode"
+    add("--episode", metavar="G.E", type=_episode, help=episode)
     args = parser.parse_args(argv)
     if args.push_space and (args.text or args.serve):
         parser.error("--push-space uploads the page, which --text and --serve do not write: leave them out")
