@@ -391,7 +391,7 @@ def main() -> None:
             more = f"--num_episodes {episodes} --num_demonstrations {answers}"
         print(
             f"Next: the same command with {more} (it ends at the target). "
-            f"Or {following}, if the model succeeds now and then"
+            f"Or {following}, if the model sometimes succeeds"
         )
 
 

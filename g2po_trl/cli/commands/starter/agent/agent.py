@@ -1,4 +1,4 @@
-"""An agent to start from: it puts things where they belong, on the `openai` client. Make it your own."""
+"""An agent to start from: it puts things where they belong, through the `openai` client. Turn it into your own."""
 
 PLACES = {
     "fridge": ["apple", "egg"],
@@ -33,6 +33,6 @@ def place_of(thing: str) -> str:
 
 
 def expert(messages, tools, rng):
-    """Return the next answer of a demonstration, for `g2po teach`: it knows the fridge, and tries the other places."""
+    """Return an expert's next answer, for `g2po teach`: it knows the fridge, and guesses the other places."""
     thing = messages[-1]["content"].partition("You hold ")[2].partition(".")[0]
     return f"move {thing} to {'fridge' if thing in PLACES['fridge'] else rng.choice(list(PLACES))}"

@@ -1,4 +1,4 @@
-"""`python -m pytest`: the agent plays what a script answers in the model's place."""
+"""`python -m pytest`: the agent plays with scripted answers in place of a model."""
 
 import random
 from pathlib import Path

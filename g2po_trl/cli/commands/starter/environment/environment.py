@@ -1,4 +1,4 @@
-"""A small game to start from: put the things on the floor where they belong. Make it your own."""
+"""A small game to start from: put the things on the floor where they belong. Turn it into your own."""
 
 from g2po_trl import Observation, PromptTemplate, StepResult, TextEnvironment
 
@@ -21,7 +21,7 @@ class TidyEnvironment(TextEnvironment):
         return self.observe()
 
     def step(self, action: str) -> StepResult:
-        """Play an action of the model; what is not possible changes nothing."""
+        """Play an action of the model; an impossible action changes nothing."""
         won, note = False, ""
         if action in self.moves():
             if action in self.moves(right=True):
@@ -32,17 +32,17 @@ class TidyEnvironment(TextEnvironment):
         return StepResult(self.observe(note), reward=10.0 if won else 0.0, terminated=not self.things)
 
     def moves(self, right: bool = False) -> list[str]:
-        """Return the moves of the thing in the hand, or the right one alone."""
+        """Return the moves of the thing in the hand, or only the right one."""
         hand = self.things[:1]
         return [f"move {it} to {place}" for it in hand for place in PLACES if it in PLACES[place] or not right]
 
     def observe(self, note: str = "") -> Observation:
-        """Equal texts are one state of the graph (or equal keys, if there are any)."""
+        """Return what the model sees. Equal keys (by default: equal texts) are one state of the graph."""
         hand, floor = (", ".join(things) or "nothing" for things in (self.things[:1], self.things[1:]))
         text = f"You hold {hand}. On the floor: {floor}."
         return Observation(note + text, state_key=text, admissible_actions=self.moves(), task="tidy up")
 
 
 def expert(game: TidyEnvironment, rng) -> str:
-    """Return the next action of a demonstration, for `g2po teach`: it knows the fridge, and tries the other places."""
+    """Return an expert's next action, for `g2po teach`: it knows the fridge, and guesses the other places."""
     return rng.choice(game.moves(right=game.things[0] in PLACES["fridge"]))
