@@ -9,12 +9,13 @@ from collections.abc import Sequence
 LONGEST = 20  # characters
 _WORDS = re.compile(r"[^\W\d_][\w'’-]*(?: \d+\b)?|\d+")  # "drawer 1" is one
 _SMALL = set("a an and are as at by for from in is it its of on or that the there this to was with you your".split())
+_SMALL |= {"assistant", "system", "tool", "user"}  # roles of messages
 
 
 def state_labels(texts: Sequence[str]) -> list[str]:
     """Return a label for each text: its first words without those that many texts of the group have.
 
-    A text without other words is labelled by its first words, one without any word by "".
+    A text without other words is labelled by its first words that are not small, one without any word by "".
     """
     words = [_words_of(text) for text in texts]
     counts = Counter(word.lower() for one in set(map(tuple, words)) for word in one)
@@ -23,7 +24,8 @@ def state_labels(texts: Sequence[str]) -> list[str]:
     def tells(word: str) -> bool:
         return word[-1].isdigit() or (word.lower() not in _SMALL and counts[word.lower()] <= often)
 
-    return [_cut(list(filter(tells, one)) or one) for one in words]
+    large = [[word for word in one if word.lower() not in _SMALL] for one in words]
+    return [_cut(list(filter(tells, one)) or some or one) for one, some in zip(words, large)]
 
 
 def _words_of(text: str) -> list[str]:

@@ -213,6 +213,7 @@ def test_states_are_labelled_by_the_words_that_tell_them_apart():
     assert labels[:5] == ["drawer 1 nothing", "shelf 2 pen 1", "desk 1 desklamp 1", "drawer 2 pen 2", "take pen 1"]
     assert labels[5:] == ["", "", "Extraordinarilylong…"]
     assert state_labels(["the same"] * 2) == ["same", "same"]
+    assert state_labels(["user: You hold a pen."] * 2) == ["hold pen"] * 2, "no roles of messages, no small words"
 
 
 def test_bad_input_is_named(tmp_path, run):
