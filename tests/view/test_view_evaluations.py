@@ -238,7 +238,10 @@ def test_several_runs_are_compared(trained, evaluation, tmp_path, browser):
     log(trained, 0.25, 0.75)
     log(alone, 0.5)
     (trained / "evaluations.jsonl").write_text(
-        "".join(f'{{"name": "{name}", "step": 4, "success_rate": 0.5}}\n' for name in ("eval", "eval_t1", "test_t1"))
+        "".join(
+            f'{{"name": "{name}", "step": 4, "success_rate": 0.5}}\n'
+            for name in ("eval", "eval_t1", "eval_t0_7", "test_t1")
+        )
     )
     main([str(alone), str(trained), str(evaluation), "--no-open", "--output", str(tmp_path / "page.html")])
     opened(browser, (tmp_path / "page.html").as_uri())

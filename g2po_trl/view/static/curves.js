@@ -106,7 +106,8 @@ const lineOf = (curves, name, scale = 1) => curves.filter((c) => Number.isFinite
 // further temperatures.
 function evaluationPoints(one, facts = {}) {
   const names = new Set(one.evaluations.map((e) => e.name));
-  const isFurther = ({ name = "" }) => names.has(name.replace(/_t[\d.]+$/, "")) && /_t[\d.]+$/.test(name);
+  const ending = /_t\d+(_\d+)?$/;  // temperature 0.7 is _t0_7
+  const isFurther = ({ name = "" }) => ending.test(name) && names.has(name.replace(ending, ""));
   const last = Math.max(...one.evaluations.map((e) => e.step), 1);  // older runs do not say how long an iteration is
   const steps = one.optimizer_steps_per_iteration || last / (one.curves.length || 1);
   return one.evaluations.filter((e) => Number.isFinite(e.success_rate) && !isFurther(e)).map((e) => ({ x: e.step / steps, y: e.success_rate * 100,
