@@ -107,13 +107,19 @@ class TerminalView:
             else "no episode with a result"
         )
         lines = [f"{where}: {rate}"]
+        alike = len(groups) > 1 and len({group["task"] for group in groups}) == 1  # then ids tell tasks apart
         for number, group in enumerate(groups, 1):
             marks = [self._mark(one["outcome"]) for one in group["episodes"]]
             wins = sum(one["outcome"] == "success" for one in group["episodes"])
             start = f"{number:>4} "
             score = f" {wins}/{len(marks)}  "
             room = self.width - len(start) - len(marks) - len(score)
-            lines.append(start + "".join(marks) + score + _one_line(group["task"] or f"{what} {group['id']}", room))
+            lines.append(
+                start
+                + "".join(marks)
+                + score
+                + _one_line((None if alike else group["task"]) or f"{what} {group['id']}", room)
+            )
         return "\n".join(lines)
 
     def _episode(
@@ -157,17 +163,15 @@ class TerminalView:
     # -- lines -----------------------------------------------------------------------------------------------------
 
     def _observation(self, text: str) -> list[str]:
-        lines = printable(text).strip("\n").split("\n")
-        if len(lines) > 2 and len({len(line) for line in lines}) == 1:  # a board
-            return lines[:BOARD]
-        wrapped = [part for line in lines if line.strip() for part in textwrap.wrap(line, self.width - 5)] or [
-            "(nothing)"
-        ]
-        return (
-            wrapped
-            if len(wrapped) <= OBSERVATION
-            else [*wrapped[: OBSERVATION - 1], _one_line(wrapped[OBSERVATION - 1] + " …", self.width - 5)]
-        )
+        """Return the lines of an observation: a board that it begins with as it is, the rest wrapped and cut."""
+        room, lines = self.width - 5, printable(text).strip("\n").split("\n")
+        height = next((i for i, line in enumerate(lines) if len(line) != len(lines[0])), len(lines))
+        height = height if height > 2 and len(lines[0]) <= room else 0
+        board, lines = lines[:height][:BOARD], lines[height:]
+        wrapped = [part for line in lines if line.strip() for part in textwrap.wrap(line, room)]
+        if len(wrapped) > OBSERVATION:
+            wrapped = [*wrapped[: OBSERVATION - 1], _one_line(wrapped[OBSERVATION - 1] + " …", room)]
+        return [*board, *wrapped] or ["(nothing)"]
 
     def _wrap(self, text: str, indent: str) -> list[str]:
         return textwrap.wrap(printable(text), self.width, initial_indent=indent, subsequent_indent=indent)

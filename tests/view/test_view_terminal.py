@@ -49,6 +49,13 @@ def test_groups_and_a_lost_episode(run):
     assert "Episode 1.1: \033[32mwon\033[0m" in coloured
 
 
+def test_tasks_of_one_sentence_are_told_apart_by_their_ids(run):
+    path = run / "trajectories" / "train-000004.jsonl"
+    write_jsonl(path, [trajectory(name, "ha", 10.0, task="wash the mug") for name in ("level-1", "level-2")])
+    text = TerminalView(Run(run)).text()
+    assert "1/1  group level-1\n" in text and "1/1  group level-2\n" in text
+
+
 def test_lines_are_not_longer_than_the_terminal(run):
     write_jsonl(
         run / "trajectories" / "train-000004.jsonl", [trajectory("one", ["long " * 99], 0.0, task="word " * 50)]
@@ -84,6 +91,10 @@ def test_a_board_keeps_its_lines(run):
     path = run / "trajectories" / "train-000004.jsonl"
     path.write_text(path.read_text().replace("room # # # #", "# # # #"))
     assert "  1. # # # #\n     # p o #\n     # _ x #\n     # # # #\n     → go 0" in TerminalView(Run(run)).text()
+    with_words = trajectory("one", ["x"], 0.0)
+    with_words.steps[0].observation = f"{board}\nyou+1+1 box+1+1 goal+0+1"
+    write_jsonl(path, [with_words])
+    assert "     # # # #\n     you+1+1 box+1+1 goal+0+1\n     → go 0" in TerminalView(Run(run)).text()
 
 
 def test_an_evaluation_has_tasks(tmp_path):
