@@ -313,6 +313,15 @@ def test_what_init_writes_is_good(folder, capsys):
     assert run.returncode == 0 and "4 passed" in run.stdout
 
 
+def test_check_names_words_that_a_bundled_model_spells(folder, capsys):
+    source = (folder / "environment.py").read_text()
+    (folder / "environment.py").write_text(source.replace('f"move {it}', 'f"shove {it}'))
+    said = outcome(capsys, "check")[1]
+    assert said.startswith("warning   the model's tokenizer spells shove in pieces") and said.count("warning") == 1
+    (folder / "config.yaml").write_text("max_turns: 7\n")
+    assert "in pieces" not in outcome(capsys, "check")[1], "no model is named"
+
+
 @pytest.mark.slow
 def test_two_processes_and_ctrl_c(folder, tiny_model_dir):
     """One line, exit code 130, nothing left running, and the same command goes on."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ from ...utils.show import printable
 from .train import file_of
 
 TURNS = 30
+SMALL_VOCABULARY = 5000  # tokens; a bundled model's has fewer, a pretrained model's more
 
 
 def _task(text: str) -> dict[str, Any]:
@@ -117,8 +119,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         timeout=args.timeout,
         environment_variables=args.environment_variables,
     )
-    print(*(printable(str(finding)) for finding in findings), sep="\n")
     failed = any(finding.level == "error" for finding in findings)
+    if not failed and args.agent is None:
+        findings = _spelling(environment, tasks, args) + findings
+    print(*(printable(str(finding)) for finding in findings), sep="\n")
     if not failed:
         print(f"Next: {_next_command(args)}")
     sys.exit(failed)
@@ -129,6 +133,35 @@ def _config_beside(name: str) -> dict[str, Any]:
     path = file_of(name)
     beside = path.with_name("config.yaml") if path.suffix == ".py" else None
     return read_config(beside if beside and beside.is_file() else None)
+
+
+def _spelling(environment: Callable, tasks: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[Finding]:
+    """Return a warning if config.yaml's model has a small tokenizer without tokens for words of the first actions."""
+    model = _config_beside(args.environment or "environment.py").get("model_name_or_path")
+    file = Path(str(model), "tokenizer.json")
+    if model is None or not file.is_file():
+        return []
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    if tokenizer.get_vocab_size() > SMALL_VOCABULARY:
+        return []
+    variables = args.environment_variables
+    with EnvironmentPool(
+        text_environment_factory(environment, args.turns),
+        num_workers=1,
+        reset_timeout=args.timeout,
+        environment_variables=variables,
+    ) as pool:
+        starts = [start for start in pool.reset(tasks) if not isinstance(start, EnvironmentFailure)]
+    words = {word for start in starts for action in start.admissible_actions or () for word in action.split()}
+    words = sorted(word for word in words if re.fullmatch(r"[^\W\d_]+", word))
+    spelled = [word for word in words if len(tokenizer.encode(f" {word}", add_special_tokens=False).ids) > 1]
+    if not spelled:
+        return []
+    shown = ", ".join(spelled[:8]) + (", …" if len(spelled) > 8 else "")
+    text = f"the model's tokenizer spells {shown} in pieces, which a model of this size is slow to learn"
+    return [Finding("warning", f"{text}. Use words of {file}, or a larger model.")]
 
 
 def _next_command(args: argparse.Namespace) -> str:
