@@ -92,7 +92,7 @@ class ScriptArguments(TeachingArguments):
     )
     num_exam_tasks: int | None = field(
         default=None,
-        metadata={"help": "Training tasks that are only in exams. 0: exams play shown tasks. None: 20 %."},
+        metadata={"help": "Training tasks that are only in exams. 0: exams play shown tasks. None: a fifth."},
     )
     num_exam_episodes: int = field(default=24, metadata={"help": "Episodes of an exam."})
     tasks: str | None = field(default=None, metadata={"help": "File with one task per line, as JSON."})
@@ -101,7 +101,7 @@ class ScriptArguments(TeachingArguments):
     )
     num_eval_tasks: int | None = field(
         default=None,
-        metadata={"help": "Held-out tasks, the last lines of `tasks`, which are not used. None: 20 %."},
+        metadata={"help": "Held-out tasks, the last lines of `tasks`, which are not used. None: a fifth."},
     )
     chat_template: str | None = field(default=None, metadata={"help": "File with a Jinja chat template."})
     chat_template_kwargs: str | None = field(

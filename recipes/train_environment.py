@@ -56,7 +56,9 @@ class ScriptArguments:
     )
     num_eval_tasks: int | None = field(
         default=None,
-        metadata={"help": "Number of held-out tasks, the last lines of `tasks`. None: 20 %. Unused with eval_tasks."},
+        metadata={
+            "help": "Number of held-out tasks, the last lines of `tasks`. None: a fifth. Unused with eval_tasks."
+        },
     )
     chat_template: str | None = field(
         default=None, metadata={"help": "File with a Jinja chat template, for a model that has none."}

@@ -42,5 +42,5 @@ class LiveView(TrainerCallback):
                 break
         self.server.shutdown()
         self.server.server_close()
-        print_line(f"The page is no longer served; open the run again by g2po view {self.folder}")
+        print_line(f"The page is no longer served. To open the run again: g2po view {self.folder}")
         self.server = None

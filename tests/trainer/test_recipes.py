@@ -172,7 +172,7 @@ def test_the_page_is_served_while_it_trains(make_trainer, capsys, monkeypatch, t
     run_recipe(trainer, None, {})
     assert answers[0] is None and [one["iterations"] for one in answers[1:]] == [[1], [1, 2]]
     assert [[point["n"] for point in one["curves"]] for one in answers[1:]] == [[], [1]], "the line follows its step"
-    assert f"no longer served: g2po view {tmp_path / 'out'}" in capsys.readouterr().out
+    assert f"no longer served. To open the run again: g2po view {tmp_path / 'out'}" in capsys.readouterr().out
     with pytest.raises(urllib.error.URLError):
         visitor.get("version")
 
