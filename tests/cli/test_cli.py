@@ -128,7 +128,7 @@ def test_errors_are_one_line(capsys, folder, monkeypatch):
         found, _, errors = outcome(capsys, *arguments)
         assert found == code and text in errors and len(errors.splitlines()) == 1, (arguments, errors)
     (folder / "environment.py").unlink()
-    assert "there is no environment.py here: g2po train alfworld|" in outcome(capsys, "train")[2]
+    assert "there is no environment.py here: pass alfworld, " in outcome(capsys, "train")[2]
     assert "there is no environment.py here" in outcome(capsys, "check")[2]
 
 
