@@ -19,3 +19,5 @@ def set_up_process() -> None:
         warnings.filterwarnings("ignore", "IProgress not found")  # of notebooks without ipywidgets, for bars
     for name, beginning in _NOISE.items():
         logging.getLogger(name).addFilter(lambda record, text=beginning: not str(record.msg).startswith(text))
+    # TRL and PEFT read it of every model.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)

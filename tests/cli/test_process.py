@@ -8,13 +8,16 @@ import termios
 
 NOISE = "Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please make sure"
 CODE = f"""
-import logging, os
+import logging, os, sys, warnings
 from g2po_trl.cli.process import set_up_process
 set_up_process()
 import tqdm
 logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
 logger.warning({NOISE!r}, "No module named 'kernels'")
 logger.warning("compiled without GPU support")
+warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
+for name in ("is_gradient_checkpointing", "is_something_else"):
+    warnings.warn(f"`{{name}}` is deprecated", FutureWarning)
 for _ in tqdm.tqdm(range(3)):
     pass
 print(os.environ["OMP_WAIT_POLICY"])
@@ -28,7 +31,8 @@ def run(**environment):
 
 def test_a_file_gets_no_bars_and_no_known_noise():
     done = run()
-    assert (done.stderr, done.stdout) == ("compiled without GPU support\n", "passive\n")
+    assert done.stderr == "compiled without GPU support\n`is_something_else` is deprecated\n"
+    assert done.stdout == "passive\n"
 
 
 def test_the_users_settings_win():
