@@ -9,15 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-_MOST_BITS = 14_000  # of an integer; Python writes some more, and raises ValueError from 4,300 digits on
-
 
 def to_json(data: Any, **options: Any) -> str:
     """Return data as JSON text.
 
     A float that is not finite becomes `null`, a numpy value a number or a list, a set a sorted list, a lone surrogate
-    "?", an integer that Python does not write (4,300 digits) `null`, and any other object its text. `options` are
-    passed to `json.dumps`.
+    "?", and any other object its text. `options` are passed to `json.dumps`.
     """
     options = {"ensure_ascii": False, "allow_nan": False, **options}
     try:
@@ -91,5 +88,5 @@ def to_plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):  # an IntEnum member, whose class may not unpickle elsewhere, becomes an int
-        return int(value) if value.bit_length() <= _MOST_BITS else None
+        return int(value)
     return str.__str__(value) if isinstance(value, str) else str(value)

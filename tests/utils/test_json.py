@@ -8,7 +8,7 @@ from g2po_trl import read_jsonl, write_jsonl
 from g2po_trl.cli.commands.check import main as check
 from g2po_trl.environments.tasks import read_tasks, tasks_hash
 from g2po_trl.trajectory import Step, Trajectory, read_unfinished
-from g2po_trl.utils.json import atomic_write, read_json_lines, to_json, write_json, write_json_lines
+from g2po_trl.utils.json import atomic_write, read_json_lines, write_json, write_json_lines
 
 TEXT = "c\u2028d \u2029 e\x85f"
 
@@ -94,8 +94,3 @@ def test_lines_that_cannot_be_read_are_not_there(tmp_path):
     with atomic_write(path) as file:
         file.write("\x85\n")
     assert read_json_lines(path) == []
-
-
-def test_an_integer_that_python_does_not_write_is_null():
-    """The reward or the info of an environment may have one, and a trajectory with it is written."""
-    assert json.loads(to_json({"a": 10**5000, "b": [10**400]})) == {"a": None, "b": [10**400]}
