@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from transformers import PretrainedConfig, Trainer
 from trl.chat_template_utils import (
@@ -100,8 +101,11 @@ def fused_log_probs(
 
     def choose(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
         hidden = output.last_hidden_state
-        # With `device_map` the last layer may be on another device than the inputs.
-        output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[places.to(hidden.device)][None]
+        # With `device_map` the last layer may be on another device than the inputs. `embedding`, because the gradients
+        # of a place that several sequences share are then added in a fixed order; those of `hidden[places]` on a CPU
+        # and of `index_select` on CUDA are added as threads arrive.
+        chosen = F.embedding(places.to(hidden.device), hidden.reshape(-1, hidden.shape[-1]))
+        output.last_hidden_state = chosen[None]
         return output
 
     handle = body.register_forward_hook(choose)

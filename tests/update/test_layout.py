@@ -296,6 +296,35 @@ def test_a_model_on_several_devices():
     assert log_probs.shape == (3,) and places.moved_to == hidden.device
 
 
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_gradients_of_shared_places_are_added_in_a_fixed_order(two_threads):
+    """Read by indexing, every one of these sums of some 80 gradients differed from the last in its rounding."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(50, 256, generator=generator, requires_grad=True)
+    places = torch.randint(0, 50, (4000,), generator=generator)
+    weights = torch.randn(4000, 256, generator=generator)
+    body = torch.nn.Module()
+    body.forward = lambda: SimpleNamespace(last_hidden_state=hidden[None])
+
+    def model(shift_labels, fused_lm_head):
+        return SimpleNamespace(log_probs=(body().last_hidden_state * weights).sum(-1), entropy=None)
+
+    def gradient():
+        log_probs, _ = fused_log_probs(model, body, {}, places, places)
+        return torch.autograd.grad(log_probs.sum(), hidden)[0]
+
+    first = gradient()
+    assert all(torch.equal(first, gradient()) for _ in range(20))
+    torch.testing.assert_close(first, torch.zeros(50, 256).index_add(0, places, weights))
+
+
 class Moved(list):
     """Places that tell where they were sent."""
 
