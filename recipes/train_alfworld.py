@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["g2po-trl[alfworld]"]
+# [tool.uv.sources]
+# g2po-trl = { path = ".." }
 # ///
 """Train an agent on ALFWorld by G2PO.
 

@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["g2po-trl"]
+# [tool.uv.sources]
+# g2po-trl = { path = ".." }
 # ///
 """Train on your own environment, or your own agent, by G2PO; `g2po train my_game.py` runs this script.
 
