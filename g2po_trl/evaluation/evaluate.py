@@ -12,6 +12,7 @@ import inspect
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -53,6 +54,7 @@ from .panel_runner import PanelPlayer
 from .run_defaults import describe_run_settings
 from .server_chat import ServerChat
 
+SECONDS_BETWEEN_LINES = 60
 _AGENT_FILES = ("actors.py", "agents.py", "chat_models.py", "checkpoints.py", "panel_runner.py", "server_chat.py")
 # Libraries recorded by version because their code is not hashed.
 _VERSIONS = (
@@ -293,8 +295,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         chat = make_chat_model(args)
         print(
             f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns; {args.agent} agent, "
-            f"{args.model}, temperature {args.temperature}"
+            f"{args.model}, temperature {args.temperature}",
+            flush=True,
         )
+        progress = _Progress()
         try:
             for seed in range(args.seeds):
                 path = args.output / "trajectories" / f"{args.agent}-{seed}.jsonl"
@@ -308,7 +312,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
                     path,
                     budget,
                     args.batch_size,
-                    partial(_print_progress, seed),
+                    partial(progress, seed),
                 )
                 trajectories = player.play()
                 rows.append(seed_row(panel, trajectories))
@@ -325,9 +329,19 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     return {**results, "first_error": errors[0] if errors else None}
 
 
-def _print_progress(seed: int, turn: int, running: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\rseed {seed}: turn {turn}, {running} episodes running   ", end="", file=sys.stderr, flush=True)
+class _Progress:
+    """Print how far a seed is: on one line of a terminal, or into a file once a minute."""
+
+    def __init__(self) -> None:
+        self.printed = time.monotonic()
+
+    def __call__(self, seed: int, turn: int, running: int) -> None:
+        line = f"seed {seed}: turn {turn}, {running} episodes running"
+        if sys.stderr.isatty():
+            print(f"\r{line}   ", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES:
+            self.printed = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
 
 
 def _write_settings(output: Path, about: dict[str, Any], overwrite: bool) -> None:

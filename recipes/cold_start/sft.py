@@ -255,6 +255,7 @@ class TeachingArguments:
     max_completion_length: int = field(default=32, metadata={"help": "Maximum tokens of a completion in an exam."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of an exam."})
     cache_dir: str = field(default="~/.cache/g2po_trl", metadata={"help": "Folder of tasks and SmolLM2."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace a model in output_dir that reached its target."})
 
     minimum: ClassVar[dict[str, int]] = {
         **dict.fromkeys(("num_demonstrations", "num_exam_tasks", "max_turns", "max_completion_length"), 1),
@@ -324,7 +325,8 @@ def load_base_model(
     Called first, so that invalid options fail before any work.
 
     Raises:
-        ValueError: for unsupported options, and an output_dir with the checkpoints of another fine-tuning.
+        ValueError: for unsupported options, and an output_dir with another fine-tuning, unless it is complete and
+            missed its target.
         OSError, ImportError: if the model is not available.
     """
     for name, meaning in _UNSUPPORTED.items():
@@ -334,11 +336,18 @@ def load_base_model(
         raise ValueError(f"world_size is {args.world_size}: fine-tuning runs in one process, on one device")
     if Path(args.output_dir, "run.json").is_file():
         raise ValueError(f"output_dir is {args.output_dir!r}, which holds a training run: pass another --output_dir")
+    taught = Path(args.output_dir, "teaching.json")
+    if taught.is_file() and json.loads(taught.read_text()).get("reached", True) and not script_args.overwrite:
+        raise ValueError(
+            f"output_dir is {args.output_dir!r}, which holds a taught model that reached its target: pass --overwrite "
+            "to replace it, or another --output_dir"
+        )
     left = find_checkpoint("auto", args.output_dir)
-    if left and find_checkpoint(args.resume_from_checkpoint, args.output_dir) is None:
+    resumes = find_checkpoint(args.resume_from_checkpoint, args.output_dir) is not None
+    if left and not resumes and not script_args.overwrite:
         raise ValueError(
             f"output_dir is {args.output_dir!r}, which holds {Path(left).name} of a teaching that was stopped: pass "
-            "--resume_from_checkpoint auto to go on, or another --output_dir"
+            "--resume_from_checkpoint auto to go on, --overwrite to begin again, or another --output_dir"
         )
     name = model_args.model_name_or_path or str(smollm2_path(script_args.cache_dir))
     return name, AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
@@ -387,6 +396,7 @@ def run_teaching(
     output, checkpoint = Path(args.output_dir), find_checkpoint(args.resume_from_checkpoint, args.output_dir)
     (output / "teaching.json").unlink(missing_ok=True)  # marks a complete fine-tuning
     if checkpoint is None:
+        _delete_checkpoints(output)
         shutil.rmtree(output / "exams", ignore_errors=True)
     else:
         print(f"Resuming from {checkpoint}", flush=True)
@@ -405,12 +415,16 @@ def run_teaching(
     about = {"model": model_args.model_name_or_path or SMOLLM2, "seed": args.seed, "seconds": last["seconds"]}
     source = Path(name, "source.json")  # written with SmolLM2's weights
     about |= {"source": json.loads(source.read_text())} if source.is_file() else {}
-    write_json(output / "teaching.json", {**about, "exams": results}, indent=1)
-    while left := find_checkpoint("auto", output):
-        shutil.rmtree(left)
     reached = exam.is_passed(last)
+    write_json(output / "teaching.json", {**about, "reached": reached, "exams": results}, indent=1)
+    _delete_checkpoints(output)
     print(
         f"{last['samples']} samples, {last['seconds']:.0f} s, success {last['success_rate']:.1%}: target of "
         f"{exam.target:.0%} {'reached' if reached else 'not reached'}. The model is in {args.output_dir}"
     )
     return reached
+
+
+def _delete_checkpoints(output: Path) -> None:
+    while left := find_checkpoint("auto", output):
+        shutil.rmtree(left)

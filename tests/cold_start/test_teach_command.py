@@ -65,6 +65,8 @@ def test_a_model_is_taught_what_succeeds(game, tiny_model_dir, monkeypatch, caps
     exams = list(read_jsonl(sorted((game / "runs/game-start/exams").glob("*.jsonl"))[-1]))
     rooms = {trajectory.steps[0].observation for trajectory in exams}
     assert len(rooms) == 1, "a fifth of eight training tasks is in exams only"
+    with pytest.raises(SystemExit, match="runs/game-start', which holds a taught model that reached .* --overwrite"):
+        teach(monkeypatch, "--model", str(tiny_model_dir), *SFT)
 
 
 def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch, capsys):

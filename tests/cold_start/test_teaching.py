@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -206,13 +207,16 @@ def test_what_was_interrupted_goes_on(tiny_model_dir, tmp_path, completion_is_a_
     assert not (parts / "teaching.json").exists()
     with pytest.raises(ValueError, match="holds checkpoint-2 of a teaching that was stopped: pass --resume_from"):
         run(parts)
+    shutil.copytree(parts, again := tmp_path / "again")
     run(parts, resume_from_checkpoint="auto")
-    told_by = [json.loads((folder / "teaching.json").read_text()) for folder in (whole, parts)]
+    told.overwrite = True
+    run(again)
+    told_by = [json.loads((folder / "teaching.json").read_text()) for folder in (whole, parts, again)]
     seconds = [[about.pop("seconds"), *(exam.pop("seconds") for exam in about["exams"])] for about in told_by]
-    assert told_by[0] == told_by[1] and [e["step"] for e in told_by[0]["exams"]] == [2, 4, 5]
+    assert told_by[0] == told_by[1] == told_by[2] and [e["step"] for e in told_by[0]["exams"]] == [2, 4, 5]
     assert all(last == times[-1] and times == sorted(times) for last, *times in seconds), "those before count too"
-    weights = [AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, parts)]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    weights = [AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (whole, parts, again)]
+    assert all(torch.equal(value, other[name]) for other in weights for name, value in weights[0].items())
     assert not list(parts.glob("checkpoint-*")), "the start is there"
     run(whole, max_steps=2)
     assert [path.name for path in whole.glob("exams/exam-*")] == ["exam-000002.jsonl"]

@@ -21,6 +21,7 @@ TARGET      alfworld, webshop, FILE.py, FILE.py:Class or module:Class. Default: 
 run         --config FILE              YAML file; flags override it. Default: teach.yaml next to FILE.py
             --output_dir FOLDER        the taught model
             --resume_from_checkpoint auto                            resume from the last checkpoint
+            --overwrite                replace the taught model in output_dir
             --seed N
 model       --model FOLDER|ID          --model_name_or_path; --dtype, --use_peft (merged at the end)
 FILE.py     --train_config FILE        has the tasks, model and prompts; default: config.yaml next to FILE.py
