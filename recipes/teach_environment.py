@@ -31,6 +31,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from trl import ModelConfig, SFTConfig
 
 from g2po_recipes.cold_start.demonstrations import ExpertActor, build_rows
+from g2po_recipes.cold_start.exam import SuccessEvaluation
 from g2po_recipes.cold_start.experts import (
     Expert,
     ExpertEnvironment,
@@ -40,7 +41,7 @@ from g2po_recipes.cold_start.experts import (
     random_answer,
     recorded_answer,
 )
-from g2po_recipes.cold_start.sft import SuccessEvaluation, TeachingArguments, load_base_model, run_teaching
+from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, run_teaching
 from g2po_trl import EnvironmentPool, Player, PromptTemplate, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.cli.recipe import parse_arguments, read_chat_template
 from g2po_trl.engines.base import Engine

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,26 +22,21 @@ from transformers import (
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
-    TrainerCallback,
 )
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
+from g2po_recipes.cold_start.exam import SuccessEvalCallback, SuccessEvaluation
 from g2po_recipes.cold_start.smollm2 import NAME as SMOLLM2
 from g2po_recipes.cold_start.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
-from g2po_trl.engines.sampling import Sampling, derived_seed
-from g2po_trl.engines.transformers import TransformersEngine, get_stop_token_ids
+from g2po_trl.engines.sampling import Sampling
+from g2po_trl.engines.transformers import get_stop_token_ids
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.template import PromptTemplate
-from g2po_trl.prompts.tokenization import ChatEncoder
-from g2po_trl.rollout.actor import PromptActor
-from g2po_trl.rollout.player import Player
 from g2po_trl.runs.checkpoint import find_checkpoint
-from g2po_trl.runs.summary import summarize
-from g2po_trl.trajectory import Trajectory, write_jsonl
 from g2po_trl.utils.json import write_json
 from g2po_trl.utils.sdpa import without_cudnn_attention
 
@@ -52,130 +46,6 @@ _UNSUPPORTED = {
     "packing": "each sample is a separate row. Remove it.",
     "push_to_hub": "the model is not uploaded. Remove it; use `hf upload` with its folder.",
 }
-
-
-@dataclass
-class SuccessEvaluation:
-    """Evaluation episodes during fine-tuning, and the success rate that ends it.
-
-    Args:
-        environment_factory: constructs the environment.
-        rows: tasks, each played once.
-        template, history_length: of prompts, as in the rollout.
-        prompts: further fields of the rollout's `PromptActor`.
-        chat_template_kwargs: variables of the chat template.
-        workers: number and limits of environment workers, see `EnvironmentPool`.
-        max_turns: turns per episode.
-        sampling: sampling of completions.
-        target: success rate at which fine-tuning ends.
-        target_valid: fraction of well-formed completions that it needs as well.
-        every: optimizer steps between evaluations.
-        batch_tokens: maximum tokens of a generation batch.
-    """
-
-    environment_factory: Callable[[], Any]
-    rows: Sequence[dict[str, Any]]
-    template: PromptTemplate
-    history_length: int
-    max_turns: int
-    sampling: Sampling
-    target: float
-    every: int
-    target_valid: float = 0.0
-    prompts: Mapping[str, Any] = field(default_factory=dict)
-    chat_template_kwargs: dict[str, Any] | None = None
-    workers: Mapping[str, Any] = field(default_factory=dict)
-    batch_tokens: int = 16_384
-
-    def __post_init__(self):
-        if not 0 < self.target <= 1:
-            raise ValueError(f"target_success is {self.target!r}: set it above 0 and at most to 1")
-        if self.every < 1:
-            raise ValueError(f"exam_steps is {self.every!r}: set it to at least 1")
-
-    def is_passed(self, summary: Mapping[str, Any]) -> bool:
-        """Return whether the results of an evaluation reach the targets."""
-        return summary["success_rate"] >= self.target and summary["valid_action_ratio"] >= self.target_valid
-
-    def evaluate(
-        self, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool, seed: int
-    ) -> tuple[dict[str, Any], list[Trajectory]]:
-        """Play all tasks in evaluation mode with a separate random state; return the summary and the trajectories."""
-        was_training, cache = model.training, model.config.use_cache
-        model.eval()
-        model.config.use_cache = True
-        try:
-            with torch.random.fork_rng():
-                torch.manual_seed(derived_seed(seed, 0))
-                engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=self.batch_tokens)
-                encode = ChatEncoder(tokenizer, self.chat_template_kwargs)
-                actor = PromptActor(engine, encode, self.template, self.history_length, **self.prompts)
-                trajectories, _ = Player(pool, actor, self.max_turns).play(self.rows, self.sampling)
-        finally:
-            model.config.use_cache = cache
-            model.train(was_training)
-        return summarize(trajectories, [row.get("task_type") for row in self.rows]), trajectories
-
-
-class SuccessEvalCallback(TrainerCallback):
-    """Evaluates every `evaluation.every` steps and at the end, and stops training at the target success rate.
-
-    The episodes are written to output_dir/exams, the results to output_dir/exams/results.json.
-
-    Args:
-        exam: the evaluation.
-        tokenizer: the model's tokenizer.
-        pool: runs the environment.
-        samples_per_step: samples per optimizer step.
-        num_samples: total samples if the number of epochs ends training, else `None`.
-    """
-
-    def __init__(
-        self,
-        exam: SuccessEvaluation,
-        tokenizer: PreTrainedTokenizerBase,
-        pool: EnvironmentPool,
-        samples_per_step: int,
-        num_samples: int | None,
-    ):
-        self.exam, self.tokenizer, self.pool = exam, tokenizer, pool
-        self.samples_per_step, self.num_samples = samples_per_step, num_samples
-        self.results: list[dict[str, Any]] = []
-        self.started = time.perf_counter()
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.started, known = time.perf_counter(), Path(args.output_dir, "exams", "results.json")
-        if state.global_step and known.is_file():
-            self.results = [result for result in json.loads(known.read_text()) if result["step"] <= state.global_step]
-            self.started -= self.results[-1]["seconds"] if self.results else 0.0
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        last = state.global_step >= state.max_steps
-        if state.global_step % self.exam.every and not last:
-            return
-        started = time.perf_counter()
-        summary, trajectories = self.exam.evaluate(model, self.tokenizer, self.pool, args.seed)
-        write_jsonl(Path(args.output_dir, "exams", f"exam-{state.global_step:06d}.jsonl"), trajectories)
-        duration = time.perf_counter() - started
-        samples = state.global_step * self.samples_per_step
-        samples = samples if self.num_samples is None else min(samples, self.num_samples)
-        elapsed = time.perf_counter() - self.started
-        self.results.append({"step": state.global_step, "samples": samples, "seconds": round(elapsed, 1), **summary})
-        write_json(Path(args.output_dir, "exams", "results.json"), self.results, indent=1)
-        listed = summary.get("admissible_action_ratio")
-        listed = "" if listed is None else f"admissible {listed:.1%} | "
-        losses = [f"loss {entry['loss']:.2f} | " for entry in state.log_history if "loss" in entry]
-        print(
-            f"step {state.global_step:>4} | {samples} samples | {''.join(losses[-1:])}"
-            f"success {summary['success_rate']:.1%} of {summary['episodes']} games | "
-            f"well-formed {summary['valid_action_ratio']:.1%} | {listed}"
-            f"turns {summary['turns']:.1f} | exam {duration:.0f} s | elapsed {elapsed:.0f} s",
-            flush=True,
-        )
-        if failed := summary["error_rate"] + summary["lost_rate"]:
-            print(f"{failed:.0%} of the exam's episodes ended in an environment error and do not count", flush=True)
-        if self.exam.is_passed(summary):
-            control.should_training_stop = True
 
 
 class ProgressBar(ProgressCallback):

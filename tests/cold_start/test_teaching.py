@@ -14,8 +14,8 @@ from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from g2po_envs.tiny.demonstration import Demonstration
 from g2po_recipes.cold_start.dataset import build_dataset, validate_samples
+from g2po_recipes.cold_start.exam import SuccessEvaluation
 from g2po_recipes.cold_start.sft import (
-    SuccessEvaluation,
     TeachingArguments,
     draw_samples,
     load_base_model,
