@@ -29,7 +29,6 @@ _VLLM_INSTEAD = (
 # GRPO options that do not apply: field -> (the value that means "not used", reason). Other values are refused:
 # an option that is silently ignored costs a run.
 REFUSED = {
-    "reward_weights": (None, "the reward comes from the environment's `step`; scale it there"),
     "multi_objective_aggregation": ("sum_then_normalize", "an episode has one reward"),
     "max_tool_calling_iterations": (None, "an episode's length is `max_turns`"),
     "top_entropy_quantile": (1.0, "its threshold would depend on the split into micro-batches"),

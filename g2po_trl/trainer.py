@@ -36,6 +36,7 @@ from .credit.graph import StateGraph
 from .engines.sampling import Sampling
 from .engines.trl_vllm import starting_vllm
 from .environments.adapters.agent import agent_factory
+from .environments.adapters.trl_rewards import check_reward_columns, with_rewards
 from .environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
 from .environments.contract import TextEnvironment
 from .environments.tasks import check_datasets, own_columns, tasks_hash
@@ -73,6 +74,7 @@ from .trainer_validation import (
     check_unchanged,
     settings_of_optimizer,
     settings_of_parts,
+    warn_of_different_starts,
     warn_of_ignored_fields,
 )
 from .trajectory import Step, Trajectory, note_advantages
@@ -109,6 +111,9 @@ class G2POTrainer(GRPOTrainer):
         card_facts: additional rows of the model card, e.g. the version of the data.
         agent: instead of an environment, a function `agent(task, client)` that calls the model through OpenAI's
             protocol and returns a reward; an `AgentCommand`; or its name, `file.py:NAME`. Each request is a step.
+        reward_funcs: for tool-based classes, as in `GRPOTrainer`, but called in the worker with lists of one episode.
+            Their sum, weighted by `reward_weights`, is added to `get_reward()`.
+        tools: functions that the model may call, as in `GRPOTrainer`. Without `environment_factory` they are all.
         callbacks, optimizers, peft_config, quantization_config: as in `GRPOTrainer`.
 
     Raises:
@@ -134,11 +139,14 @@ class G2POTrainer(GRPOTrainer):
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         card_facts: dict[str, str] | None = None,
         agent: Callable | str | None = None,
+        reward_funcs: Callable | Sequence[Callable] | None = None,
+        tools: Sequence[Callable] | None = None,
         **kwargs,
     ):
         args = args or G2POConfig("g2po-output")
         if agent is not None:
             environment_factory, state_key = agent_factory(agent, args.max_turns, state_key, environment_factory), None
+        environment_factory = with_rewards(environment_factory, reward_funcs, args.reward_weights, tools)
         check_arguments(model, args, kwargs, environment_factory)
         check_state_key(state_key, args)
         if advantage_fn is not None:
@@ -148,6 +156,7 @@ class G2POTrainer(GRPOTrainer):
         prompt_template = default_prompt_template(environment_factory) if prompt_template is None else prompt_template
         environment_factory = text_environment_factory(environment_factory, args.max_turns, self.history)
         check_datasets(environment_factory, train_dataset, eval_dataset)
+        check_reward_columns(self.environment_factory, own_columns(train_dataset[0]))
         panels = eval_dataset if isinstance(eval_dataset, dict) else {}
         for name in panels:
             check_panel_name(name, "the name of a panel in eval_dataset")
@@ -156,7 +165,7 @@ class G2POTrainer(GRPOTrainer):
         with starting_vllm(args.use_vllm and args.vllm_mode == "colocate", args.vllm_merge_adapter):
             super().__init__(
                 model=model,
-                reward_funcs=no_reward_function,
+                reward_funcs=[no_reward_function] * len(args.reward_weights or [1]),
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -167,6 +176,8 @@ class G2POTrainer(GRPOTrainer):
         check_trainer(self)
         self.card_facts = card_facts or {}
         self._ignored_fields: set[str] = set()  # that were warned of
+        self._warned_of_starts = False
+        self.log_completions = False  # TRL's table of prompts, which would be empty
         self.prompt_template = prompt_template
         estimator, self.estimator_name = self._choose_estimator(advantage_fn)
         self.credit = make_credit(args, estimator, state_key)
@@ -272,6 +283,8 @@ class G2POTrainer(GRPOTrainer):
         replaced = self.credit.records(rollout.replaced, rollout.replaced_groups)
         self.task_errors.count(records + replaced)
         check_errors(records + replaced, rollout.errors, self.args.max_error_rate)
+        if self.accelerator.is_main_process and not self._warned_of_starts:
+            self._warned_of_starts = warn_of_different_starts(groups_of(records, self.args.num_generations))
         graph = self.credit.graph(records)
         advantages = np.asarray(self.estimate_advantages(graph, trajectories), dtype=np.float64)
         local_advantages = advantages_of_rank(advantages, records, first_row, len(trajectories))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 from trl import GRPOTrainer
 
 from .config import G2POConfig
+from .credit.graph import TrajectoryRecord
 from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
 from .prompts.chat_template import get_chat_template
@@ -27,17 +28,30 @@ from .utils.trl_compat import name_or_path_of
 logger = logging.getLogger(__name__)
 
 
+# Arguments of GRPOTrainer -> the remedy.
+_REFUSED_ARGUMENTS = {
+    "reward_processing_classes": "they belong to reward models. Remove it",
+    "rollout_func": "pass an agent, a function that calls the model (agent=), instead",
+}
+
+
 def check_arguments(model, args: G2POConfig, options: dict, environment_factory: Callable | None) -> None:
     """Check the trainer's arguments before anything is loaded."""
     if not isinstance(args, G2POConfig):
         raise TypeError(f"args is a {type(args).__name__}; G2POTrainer needs a G2POConfig")
-    for name in ("reward_funcs", "reward_processing_classes", "tools", "rollout_func"):
-        if name in options:
-            raise TypeError(
-                f"G2POTrainer does not accept {name}: the environment provides episodes and rewards. Remove it."
-            )
+    for name, remedy in _REFUSED_ARGUMENTS.items():
+        if options.get(name) is not None:
+            raise TypeError(f"G2POTrainer does not accept {name}: {remedy}")
     if environment_factory is None:
-        raise ValueError("environment_factory is None: pass a TextEnvironment class, a tool-based class, or an agent")
+        raise ValueError(
+            "environment_factory is None: pass a TextEnvironment class or a tool-based class; or tools and "
+            "reward_funcs; or an agent"
+        )
+    if isinstance(environment_factory, Mapping):
+        raise ValueError(
+            f"environment_factory is a dict with {', '.join(map(str, environment_factory))}: pass one class, whose "
+            "reset chooses the game by a column"
+        )
     if isinstance(environment_factory, TextEnvironment) or not callable(environment_factory):
         kind = type(environment_factory).__name__
         raise ValueError(
@@ -214,3 +228,17 @@ def warn_of_ignored_fields(named: set[str], trajectories: Iterable[Trajectory]) 
             "set temperature, top_p and the like in the trainer's configuration.",
             ", ".join(new),
         )
+
+
+def warn_of_different_starts(groups: Sequence[Sequence[TrajectoryRecord]]) -> bool:
+    """Log whether episodes of a group began in different states, and return it: they are compared with each other."""
+    starts = [{record.keys[0] for record in group if record.parent is None and record.keys} for group in groups]
+    differing = sum(len(keys) > 1 for keys in starts)
+    if differing:
+        logger.warning(
+            "In %d of %d groups, episodes of the same task began in different states, but they are compared with each "
+            "other. Let reset depend on its arguments alone, e.g. give rows a seed and use random.Random(seed).",
+            differing,
+            len(groups),
+        )
+    return differing > 0

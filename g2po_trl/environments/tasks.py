@@ -136,7 +136,10 @@ def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
     if not isinstance(train_dataset, Dataset) or len(train_dataset) == 0:
         if isinstance(train_dataset, IterableDataset):
             raise ValueError("train_dataset is an IterableDataset: tasks are repeated in groups, pass a Dataset")
-        raise ValueError(f"train_dataset is {train_dataset!r}: pass a Dataset with one row per task")
+        raise ValueError(
+            f"train_dataset is {train_dataset!r}: pass a Dataset with one row per task. If reset chooses the task "
+            "itself, give it a number to choose by, e.g. tasks_dataset([{'seed': i} for i in range(1000)])"
+        )
     panels = eval_dataset if isinstance(eval_dataset, dict) else {"eval": eval_dataset}
     for name, dataset in {"train": train_dataset, **panels}.items():
         if dataset is None:

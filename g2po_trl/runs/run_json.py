@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..environments.adapters.agent import AgentEnvironment
 from ..environments.adapters.agent_command import AgentCommand
+from ..environments.adapters.trl_rewards import TRLEnvironment
 from ..environments.loading import load
 from ..prompts.template import PromptTemplate
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 FILE = "run.json"
 AGENT_ENVIRONMENT = f"{AgentEnvironment.__module__}:{AgentEnvironment.__qualname__}"
+TRL_ENVIRONMENT = f"{TRLEnvironment.__module__}:{TRLEnvironment.__qualname__}"
 _PLAY = (
     *("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences"),
     *("chat_template_kwargs", "repetition_penalty", "min_p", "generation_kwargs", "vllm_structured_outputs_regex"),
@@ -121,6 +123,8 @@ def _place(value: Any) -> tuple[str | None, str | None]:
 
 def _argument(value: Any) -> Any:
     """Return a bound argument as data: a function by its place."""
+    if isinstance(value, list):
+        return [_argument(one) for one in value]
     return (describe_object(value) or value) if callable(value) else value
 
 
@@ -150,6 +154,8 @@ def load_object(description: Mapping[str, Any]) -> Callable:
 
 
 def _loaded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_loaded(one) for one in value]
     described = isinstance(value, Mapping) and {"import"} <= value.keys() <= {"import", "args", "kwargs"}
     return load_object(value) if described else value
 
@@ -252,6 +258,8 @@ def identity_of(
     played = environment.get("import")
     if played == AGENT_ENVIRONMENT:
         played = name_of_agent(environment["kwargs"])
+    elif played == TRL_ENVIRONMENT:
+        played = (environment["kwargs"]["environment_factory"] or environment)["import"]
     return {name: getattr(args, name) for name in names} | {
         "environment": played and played.rpartition(":")[2],  # by its name: a file may be moved
         "training tasks (hash of rows)": tasks_hash,

@@ -128,7 +128,7 @@ def test_an_episode_by_hand():
         ([{"name": "hall", "type": "room"}], "[{'name': 'hall', 'type': 'room'}]"),
         ([], "[]"),
         (b"hall", "b'hall'"),
-        ([{"type": "text", "text": "A map:"}, {"type": "image", "image": object()}], "A map:\n[image]"),
+        ([{"type": "text", "text": "A map:"}, {"type": "text", "text": "a hall"}], "A map:\na hall"),
     ],
 )
 def test_what_a_tool_returns_is_shown_whatever_it_is(returned, shown):
@@ -266,3 +266,37 @@ def test_what_cannot_be_returned_to_is_said():
         assert trajectory.outcome == "error" and not trajectory.steps
         assert "cannot be reached again: before step 3, the observation is 'stamped " in trajectory.error
         assert "and was 'stamped " in trajectory.error
+
+
+class LuckySafe(SafeWithItsPrompt):
+    """As TRL's examples: a reward function reads its state, and `reset` draws."""
+
+    get_reward = None
+
+    def reset(self, **row):
+        return f"{super().reset(**row)} It has number {random.random()}."
+
+
+def test_it_trains_with_reward_functions_and_draws_are_noticed(tmp_path, tiny_model_dir, caplog, capsys):
+    def opened(environments, code, **kwargs):
+        return [float(safe.turned == one) for safe, one in zip(environments, code)]
+
+    def turns(environments, **kwargs):
+        return [len(safe.turned) for safe in environments]
+
+    trainer = G2POTrainer(
+        str(tiny_model_dir),
+        make_config(tmp_path / "out", max_steps=1, max_turns=2, max_prompt_length=None, reward_weights=[10.0, -1.0]),
+        Dataset.from_list([{"code": code, "prompt": "Open the safe."} for code in ("11", "12", "21", "22")]),
+        environment_factory=LuckySafe,
+        reward_funcs=[opened, turns],
+    )
+    trainer.train()
+    trainer.close()
+    played = [json.loads(line) for line in (tmp_path / "out" / "trajectories" / "train-000001.jsonl").open()]
+    scores = [(t["info"]["score_opened"], t["info"]["score_turns"]) for t in played]
+    assert [t["reward"] for t in played] == [10 * opened - turned for opened, turned in scores]
+    assert {turned for _, turned in scores} == {2.0}
+    assert [record.getMessage()[:18] for record in caplog.records if "different states" in record.getMessage()] == [
+        "In 2 of 2 groups, "
+    ]

@@ -135,7 +135,6 @@ def test_generation_batch_must_hold_whole_groups(tmp_path):
 
 
 USED = {
-    "reward_weights": [1.0],
     "multi_objective_aggregation": "normalize_then_sum",
     "max_tool_calling_iterations": 3,
     "top_entropy_quantile": 0.2,

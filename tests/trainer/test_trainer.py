@@ -431,10 +431,22 @@ def test_advantage_fn_of_wrong_shape_is_refused(make_trainer):
 
 
 def test_trainer_without_environment_or_with_reward_funcs_is_refused(make_trainer, tmp_path, tiny_model_dir):
-    with pytest.raises(TypeError, match="reward_funcs"):
-        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, reward_funcs=len)
-    with pytest.raises(ValueError, match="environment_factory"):
-        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS)
+    with pytest.raises(TypeError, match="reward_funcs with LetterEnvironment"):
+        G2POTrainer(
+            str(tiny_model_dir), make_config(tmp_path), TASKS, environment_factory=LetterEnvironment, reward_funcs=len
+        )
+    for options in ({}, {"reward_funcs": len}):
+        with pytest.raises(ValueError, match="environment_factory is None"):
+            G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, **options)
+    with pytest.raises(ValueError, match="environment_factory is a dict with a: pass one class"):
+        G2POTrainer(str(tiny_model_dir), make_config(tmp_path), TASKS, environment_factory={"a": LetterEnvironment})
+    with pytest.raises(ValueError, match="reward_weights is .* there are 0 reward_funcs"):
+        config = make_config(tmp_path, reward_weights=[2.0])
+        G2POTrainer(str(tiny_model_dir), config, TASKS, environment_factory=LetterEnvironment)
+    with pytest.raises(TypeError, match="does not accept rollout_func: pass an agent"):
+        G2POTrainer(
+            str(tiny_model_dir), make_config(tmp_path), TASKS, environment_factory=LetterEnvironment, rollout_func=len
+        )
 
 
 def test_train_and_evaluate_print_a_line_each(make_trainer, capsys):

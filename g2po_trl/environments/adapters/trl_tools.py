@@ -10,6 +10,7 @@ Classes for `GRPOTrainer(environment_factory=Safe)` train unchanged: a completio
 results of the tools are the next observation, and the first completion without a call ends the episode, whose reward
 is `get_reward()`. The last turn also ends it: an episode out of turns gets `get_reward()`, as in TRL. Episodes are
 conversations (`ChatToolEnvironment`) or, with a wording of their own, prompts with the last steps (`ToolEnvironment`).
+`trl_rewards` adds TRL's `reward_funcs` and `tools`.
 
 `reset`, tools, `get_reward` and `close` may be `async` and share one event loop per environment. The model sees an
 exception of a tool as its result, except `BrokenEnvironmentError` and `ConnectionError`, which end the episode as an
@@ -24,25 +25,30 @@ import inspect
 import json
 import random
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, normalize_messages, request_key
 from ...prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
 from ..contract import Observation, StepResult, TextEnvironment
-from ..validation import unwrap_factory
-
-_NOT_TOOLS = ("reset", "get_reward", "close")
+from ..validation import EnvironmentContractError, unwrap_factory
+from .trl_rewards import TRLEnvironment, bound_environment, class_tools
 
 
 class BrokenEnvironmentError(RuntimeError):
     """Raise this in a tool if the environment failed, not the call: the episode ends as an error."""
 
 
+# What ends an episode as an error if a tool raises it. The model sees all other exceptions.
+_OF_ENVIRONMENT = (BrokenEnvironmentError, ConnectionError, EnvironmentContractError)
+
+
 def is_tool_environment(environment_factory: Callable) -> bool:
     """Return whether it is a tool-based class: `reset` and no `step`. Plain functions never count; wrap them."""
     made = unwrap_factory(environment_factory)
+    if made is TRLEnvironment:
+        return True
     return inspect.isclass(made) and callable(getattr(made, "reset", None)) and not hasattr(made, "step")
 
 
@@ -64,21 +70,23 @@ def text_environment_factory(
     """
     if not is_tool_environment(environment_factory):
         return environment_factory
-    tool_schemas = describe_tools(dict(_class_tools(unwrap_factory(environment_factory))))
+    made, tools = bound_environment(environment_factory)
     wrapper = ToolEnvironment if history == "window" else ChatToolEnvironment
-    return functools.partial(wrapper, environment_factory, max_turns, tool_schemas)
+    if made is not None and not inspect.isclass(made):  # what a function makes is known in the worker
+        return functools.partial(wrapper, environment_factory, max_turns)
+    described = {tool.__name__: tool for tool in tools} | ({} if made is None else _unbound_tools(made))
+    return functools.partial(wrapper, environment_factory, max_turns, describe_tools(described))
 
 
-def _tool_names(environment_class: type) -> list[str]:
-    return [name for name in dir(environment_class) if not name.startswith("_") and name not in _NOT_TOOLS]
-
-
-def _class_tools(environment_class: type) -> Iterator[tuple[str, Callable]]:
-    """Yield name and method of a class's tools, bound to a dummy object: enough for their schemas."""
-    for name in _tool_names(environment_class):
-        defined, found = inspect.getattr_static(environment_class, name), getattr(environment_class, name)
-        if callable(found):
-            yield name, types.MethodType(found, object()) if inspect.isfunction(defined) else found
+def _unbound_tools(environment_class: type) -> dict[str, Callable]:
+    """Return a class's tools by name, bound to a dummy object: enough for their schemas."""
+    found = {name: getattr(environment_class, name) for name in class_tools(environment_class)}
+    return {
+        name: types.MethodType(tool, object())
+        if inspect.isfunction(inspect.getattr_static(environment_class, name))
+        else tool
+        for name, tool in found.items()
+    }
 
 
 class ToolEnvironment(TextEnvironment):
@@ -94,54 +102,57 @@ class ToolEnvironment(TextEnvironment):
             transformers and torch.
 
     Raises:
-        TypeError: if the environment has no `get_reward`, or no tool.
+        TypeError: if nothing gives a reward, or the environment has no tool.
     """
 
     prompt_template = TOOL_PROMPT
 
     def __init__(self, environment_factory: Callable[[], Any], max_turns: int, tool_schemas: str | None = None):
         self._loop = asyncio.Runner()
-        self.inner, self.max_turns = environment_factory(), max_turns
-        name = type(self.inner).__name__
-        if not callable(getattr(self.inner, "get_reward", None)):
-            raise TypeError(f"{name} has no get_reward: add this method, which returns the reward of an episode")
-        methods = {method: getattr(self.inner, method) for method in _tool_names(type(self.inner))}
-        self.tools = {method: tool for method, tool in methods.items() if callable(tool)}
-        if not self.tools:
-            raise TypeError(
-                f"{name} has no tool: add one; all public methods except reset, get_reward and close are tools"
-            )
+        has_rewards = unwrap_factory(environment_factory) is TRLEnvironment
+        self._rewarded = environment_factory() if has_rewards else TRLEnvironment(environment_factory)
+        self.inner, self.tools, self.max_turns = self._rewarded.environment, self._rewarded.tools, max_turns
         self.tool_schemas = describe_tools(self.tools) if tool_schemas is None else tool_schemas
         self._instructions = HOW_TO_CALL.format(tools=self.tool_schemas)
 
     def reset(self, **row) -> Observation:
         """Start a task. The tool schemas and the row's `prompt` (text or chat messages) are repeated at every step."""
-        self._turns = 0
-        prompt = row.get("prompt") or ""
-        if not isinstance(prompt, str):
-            prompt = "\n\n".join(_text(message["content"]) for message in prompt)
-        first = self._await(self.inner.reset(**row))
+        first = self._start(row)
+        prompt = "\n\n".join(message["content"] for message in self._prompt)
         task = "\n\n".join(filter(None, [self._instructions, prompt]))
-        return Observation("" if first is None else _text(first), task=task)
+        return Observation(first, task=task)
 
     def step(self, action: str) -> StepResult:
         """Run the calls of a completion, or end the episode."""
         self._turns += 1
         has_calls = OPEN_CALL in action
+        self._completion.append({"role": "assistant", "content": action})
         results = self._call_all(action) if has_calls else ""
         last = self._turns >= self.max_turns
         if has_calls and not last:
             return StepResult(results)
-        reward = float(self._await(self.inner.get_reward()))
-        return StepResult(results, reward, terminated=True, info={"success": reward > 0, "out_of_turns": has_calls})
+        return self._end(results, has_calls, self._prompt, self._completion)
 
     def close(self) -> None:
         """Close the environment, then its event loop."""
         try:
-            if callable(getattr(self.inner, "close", None)):
-                self._await(self.inner.close())
+            self._await(self._rewarded.close())
         finally:
             self._loop.close()
+
+    def _start(self, row: dict[str, Any]) -> str:
+        """Start a task: the row's `prompt` becomes messages. Return the text of what `reset` returned."""
+        self._turns, self._completion = 0, []
+        prompt = row.get("prompt") or [{"role": "user", "content": ""}]
+        self._prompt = normalize_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        first = self._await(self._rewarded.reset(**row))
+        return "" if first is None else _text(first, "reset")
+
+    def _end(self, text: str, has_calls: bool, prompt: list[Message], completion: list[Message]) -> StepResult:
+        """Return the end of an episode, with its reward."""
+        reward, parts = self._await(self._rewarded.reward(prompt, completion))
+        info = {f"score_{name}": part for name, part in parts.items()}
+        return StepResult(text, reward, True, info={"success": reward > 0, "out_of_turns": has_calls, **info})
 
     def _await(self, value: Any) -> Any:
         return self._loop.run(awaited(value)) if inspect.isawaitable(value) else value
@@ -151,15 +162,21 @@ class ToolEnvironment(TextEnvironment):
             calls = read_calls(action)
         except ValueError as error:
             return _error(f"the call cannot be read: {error}")
-        return "\n".join(self._call(name, arguments) for name, arguments in calls)
+        functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        self._completion[-1]["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+        results = [self._call(name, arguments) for name, arguments in calls]
+        self._completion += [
+            {"role": "tool", "name": name, "content": result} for (name, _), result in zip(calls, results)
+        ]
+        return "\n".join(results)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         """Return a tool's result, or its exception as text, as in TRL; errors of the environment propagate."""
         if name not in self.tools:
             return _error(f"there is no function {name!r}; there are {', '.join(self.tools)}")
         try:
-            return _text(self._await(self.tools[name](**arguments)))
-        except (BrokenEnvironmentError, ConnectionError):
+            return _text(self._await(self.tools[name](**arguments)), name)
+        except _OF_ENVIRONMENT:
             raise
         except Exception as error:
             return _error(str(error) or type(error).__name__)
@@ -173,16 +190,10 @@ class ChatToolEnvironment(ToolEnvironment):
     """
 
     def reset(self, **row) -> Observation:
-        self._turns = 0
-        prompt = row.get("prompt") or [{"role": "user", "content": ""}]
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        self._messages = normalize_messages(messages)
-        first = self._await(self.inner.reset(**row))
-        if first is not None:
-            last = self._messages[-1]
-            self._messages[-1] = {**last, "content": last["content"] + _text(first)}
-        self._task = len(self._messages)
-        return self._observation(self._messages)
+        first = self._start(row)
+        last = self._prompt[-1]
+        self._prompt[-1] = {**last, "content": last["content"] + first}
+        return self._observation(self._prompt)
 
     def step(self, action: str) -> StepResult:
         """Call the tools of a response, or end the episode if there are none or it is out of turns.
@@ -195,16 +206,15 @@ class ChatToolEnvironment(ToolEnvironment):
         calls, last = response.tool_calls, self._turns >= self.max_turns
         if calls and not last:
             results = self._results(calls)
-            self._messages += [response.message(), *results]
+            self._completion += [response.message(), *results]
             return StepResult(self._observation(results))
-        reward = float(self._await(self.inner.get_reward()))
-        info = {"success": reward > 0, "out_of_turns": bool(calls)}
-        return StepResult("", reward, terminated=True, info=info)
+        return self._end("", bool(calls), self._prompt, [*self._completion, response.message()])
 
     def _observation(self, new: Sequence[Message]) -> Observation:
         tools = [{"type": "function", "function": json.loads(line)} for line in self.tool_schemas.splitlines()]
-        request = ChatRequest(list(self._messages), tools, shorten=True, task=self._task, needs_answer=True)
-        return Observation(as_text(new), state_key=request_key(self._messages), request=request)
+        messages = [*self._prompt, *self._completion]
+        request = ChatRequest(messages, tools, shorten=True, task=len(self._prompt), needs_answer=True)
+        return Observation(as_text(new), state_key=request_key(messages), request=request)
 
     def _results(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Return the results as tool messages, in TRL's order: of plain methods, then of `async` ones."""
@@ -223,8 +233,8 @@ class ChatToolEnvironment(ToolEnvironment):
         try:
             if name not in self.tools:
                 raise ValueError(f"Tool {name} not found.")
-            return _text(self._await(self.tools[name](**arguments)))
-        except (BrokenEnvironmentError, ConnectionError):
+            return _text(self._await(self.tools[name](**arguments)), name)
+        except _OF_ENVIRONMENT:
             raise
         except Exception as error:
             return str({"error": str(error)})
@@ -286,10 +296,19 @@ async def awaited(value: Any) -> Any:
     return await value
 
 
-def _text(content: Any) -> str:
-    """Return a text: of content blocks the texts and the types of other blocks, of other values `str(content)`."""
+def _text(content: Any, name: str) -> str:
+    """Return a text: of content blocks their texts, of other values `str(content)`.
+
+    Raises:
+        EnvironmentContractError: for an image or another block that is not text. `name` is the method's.
+    """
     if isinstance(content, list) and content and all(map(_is_block, content)):
-        return "\n".join(part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in content)
+        other = next((part["type"] for part in content if part["type"] != "text"), None)
+        if other is not None:
+            raise EnvironmentContractError(
+                f"{name} returned a block of type {other!r}: only text is supported; return a text that describes it"
+            )
+        return "\n".join(part["text"] for part in content)
     return str(content)
 
 
@@ -316,7 +335,7 @@ def default_prompt_template(environment_factory: Callable) -> PromptTemplate:
     Raises:
         ValueError: if the attribute is not a `PromptTemplate`.
     """
-    made = unwrap_factory(environment_factory)
+    made, _ = bound_environment(environment_factory)
     own = getattr(made, "prompt_template", None) if isinstance(made, type) else None
     if own is None:
         return TOOL_PROMPT if is_tool_environment(environment_factory) else DEFAULT_PROMPT

@@ -1,0 +1,184 @@
+"""TRL's `reward_funcs` and `tools` with environments in workers."""
+
+import json
+from functools import partial
+
+import pytest
+from tools_by_hand import Safe
+from toy_environments import Countdown
+
+from g2po_trl import EnvironmentPool
+from g2po_trl.environments.adapters.trl_rewards import TRLEnvironment, check_reward_columns, with_rewards
+from g2po_trl.environments.adapters.trl_tools import default_prompt_template, text_environment_factory
+from g2po_trl.environments.pool.pool import EnvironmentFailure
+from g2po_trl.prompts.conversation import ChatResponse
+from g2po_trl.runs.run_json import describe_object, load_object
+
+
+class Dial:
+    """As TRL's examples: state for a reward function, and no `get_reward`."""
+
+    def reset(self, code, **row):
+        self.code, self.turned = code, ""
+
+    @property
+    def reward(self):
+        return float(self.turned == self.code)  # fails before `reset`
+
+    def turn(self, digit: int) -> str:
+        """
+        Turn the dial.
+
+        Args:
+            digit: where to.
+        """
+        self.turned += str(digit)
+        return f"turned to {self.turned}"
+
+    def picture(self) -> list:
+        """
+        Look.
+        """
+        return [{"type": "image", "image": object()}, {"type": "text", "text": "a dial"}]
+
+
+def opened(environments, **kwargs):
+    return [environment.reward for environment in environments]
+
+
+async def calls(prompts, completions, price, **kwargs):
+    assert [message["role"] for message in prompts[0]] == ["system", "user"]
+    return [-sum(price * len(m.get("tool_calls", ())) for m in c) for c, price in zip(completions, price)]
+
+
+def never(completions, **kwargs):
+    return [None for _ in completions]
+
+
+def double(number: int) -> int:
+    """
+    Double a number.
+
+    Args:
+        number: which.
+    """
+    return 2 * number
+
+
+def call(name, **arguments):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def action(history, *made):
+    """Return calls as the environment of a history takes them."""
+    if history == "conversation":
+        return ChatResponse("" if made else "Done.", made).to_action()
+    return "".join(f"<tool_call>{json.dumps(one['function'])}</tool_call>" for one in made) or "Done."
+
+
+PROMPT = [{"role": "system", "content": "Be quick."}, {"role": "user", "content": "Open it."}]
+
+
+@pytest.mark.parametrize("history", ["window", "conversation"])
+def test_weighted_rewards_of_an_episode(history):
+    factory = with_rewards(Dial, [opened, calls, never], [10, 2, 5], None)
+    dial = text_environment_factory(factory, 9, history)()
+    dial.reset(code="12", price=0.5, prompt=PROMPT)
+    assert not dial.step(action(history, call("turn", digit=1), call("turn", digit=2))).terminated
+    end = dial.step(action(history))
+    assert end.reward == 10 * 1.0 + 2 * -1.0
+    assert end.info["score_opened"] == 1.0 and end.info["score_calls"] == -1.0 and "score_never" not in end.info
+    dial.close()
+
+
+def test_the_environments_own_reward_is_added():
+    safe = text_environment_factory(with_rewards(Safe, opened_by_hand, None, None), 9, "conversation")()
+    safe.reset(code="1")
+    safe.step(action("conversation", call("turn", digit=1)))
+    end = safe.step(action("conversation"))
+    assert (end.reward, end.info["score_opened_by_hand"], end.info["score_Safe"]) == (13.0, 3.0, 10.0)
+    safe.close()
+    assert safe.inner.closed
+
+
+def opened_by_hand(environments, completions, **kwargs):
+    assert "environments" not in kwargs and completions[0][-1]["content"] == "Done."
+    return [3 * len(environment.turned) for environment in environments]
+
+
+def test_functions_alone_are_an_environment():
+    def right(completions, answer, **kwargs):
+        assert "environments" not in kwargs
+        return [float(completions[0][1]["content"] == str(answer[0]))]
+
+    tools = text_environment_factory(with_rewards(None, right, None, [double]), 9, "conversation")()
+    first = tools.reset(answer=6, prompt="Double 3.")
+    assert [tool["function"]["name"] for tool in first.request.tools] == ["double"]
+    assert tools.step(action("conversation", call("double", number=3))).observation.text.endswith("6")
+    assert tools.step(action("conversation")).reward == 1.0
+    tools.close()
+
+
+def test_what_a_function_makes_is_described_in_the_worker():
+    factory = text_environment_factory(with_rewards(lambda: Dial(), opened, None, None), 9, "conversation")
+    dial = factory()
+    assert "turn" in dial.reset(code="1").request.tools[1]["function"]["name"]
+    dial.close()
+
+
+@pytest.mark.parametrize(
+    ("reward_funcs", "message"),
+    [
+        (lambda completions, **kwargs: 1.0, "returned 1.0 for one completion"),
+        (lambda completions, **kwargs: [1.0, 2.0], "returned .* for one completion"),
+        (never, "no reward: never returned None"),
+    ],
+)
+def test_a_reward_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs, message):
+    factory = text_environment_factory(with_rewards(Dial, reward_funcs, None, None), 9, "conversation")
+    with EnvironmentPool(factory, num_workers=1) as pool:
+        pool.reset([{"code": "1"}])
+        result = pool.step({0: action("conversation")})[0]
+    assert isinstance(result, EnvironmentFailure)
+    assert message.partition(" .* ")[0] in result.message
+
+
+def test_an_image_is_refused_and_not_left_out():
+    factory = text_environment_factory(with_rewards(Dial, opened, None, None), 9, "conversation")
+    with EnvironmentPool(factory, num_workers=1) as pool:
+        pool.reset([{"code": "1"}])
+        result = pool.step({0: action("conversation", call("picture"))})[0]
+    assert "picture returned a block of type 'image': only text is supported" in result.message
+
+
+def test_what_is_not_supported_is_refused_at_once():
+    def logs(completions, log_metric, **kwargs):
+        return [0.0]
+
+    for arguments, error, message in (
+        ((Dial, "org/reward-model", None, None), TypeError, "reward_funcs has 'org/reward-model', a reward model"),
+        ((Dial, logs, None, None), TypeError, "logs takes log_metric, which environment workers do not have"),
+        ((Countdown, opened, None, None), TypeError, "does not accept reward_funcs with Countdown"),
+        ((Dial, opened, [1.0, 2.0], None), ValueError, r"reward_weights is \[1.0, 2.0\] and there are 1 reward_funcs"),
+        ((Safe, None, [1.0], None), ValueError, "reward_weights is .* leave it out"),
+    ):
+        with pytest.raises(error, match=message):
+            with_rewards(*arguments)
+    factory = with_rewards(Dial, calls, None, None)
+    with pytest.raises(ValueError, match="calls needs price, and it is called with code, completions, environments"):
+        check_reward_columns(factory, ["prompt", "code"])
+    check_reward_columns(factory, ["price"])
+    assert with_rewards(Safe, None, None, None) is Safe
+
+
+def test_a_run_describes_reward_functions():
+    factory = with_rewards(partial(Safe), [opened_by_hand], [2.0], None)
+    described = describe_object(factory)
+    assert (
+        described["kwargs"]["environment_factory"]["import"] == "tools_by_hand:Safe"
+        or "tools_by_hand.py:Safe" in (described["kwargs"]["environment_factory"]["import"])
+    )
+    again = load_object(json.loads(json.dumps(described)))
+    assert again.func is TRLEnvironment and again.keywords["reward_weights"] == [2.0]
+    assert again.keywords["reward_funcs"][0].__name__ == "opened_by_hand"
+    assert default_prompt_template(again) is default_prompt_template(Safe)
