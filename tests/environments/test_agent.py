@@ -217,6 +217,36 @@ def test_an_agent_that_raises():
         play(raise_(BrokenEnvironmentError("in pieces"), "x"), [says("y")])
 
 
+def test_exceptions_in_a_circle():
+    """crewai raises an exception again while it handles the next one."""
+
+    def agent(task, client):
+        ask(client, "x")
+        first, second = ValueError("first"), ValueError("second")
+        first.__context__, second.__context__ = second, first
+        raise ExceptionGroup("both", [first, second]) from first
+
+    _, end = play(agent, [says("y")])
+    assert end.info["failure_reason"] == "agent error: ExceptionGroup: both (2 sub-exceptions)"
+
+
+def test_an_async_client_that_episodes_share():
+    """langchain-openai keeps one for each address; each episode has an event loop of its own."""
+    import openai
+
+    shared = openai.DefaultAsyncHttpxClient(trust_env=False, verify=False)
+
+    async def agent(task, client):
+        model = client.async_openai(http_client=shared, max_retries=0)
+        for _ in range(2):
+            await model.chat.completions.create(model=client.model, messages=[{"role": "user", "content": "x"}])
+        return 1.0
+
+    for _ in range(2):
+        _, end = play(agent, [says("y")] * 2)
+        assert (end.reward, end.info) == (1.0, {})
+
+
 def careless(task, client):
     while ask(client, "more"):
         pass
@@ -226,16 +256,16 @@ def test_the_turn_limit():
     _, end = play(careless, [says("")] * 3, max_turns=3)
     assert (end.truncated, end.terminated, end.reward) == (True, False, 0)
     assert end.info["out_of_turns"] and end.info["agent_error"] == (
-        "BadRequestError: Error code: 400 - the episode is over: the agent has made its 3 calls (max_turns)"
+        "NotFoundError: Error code: 404 - the episode is over: the agent has made its 3 calls (max_turns)"
     )
 
     def careful(task, client):
-        from openai import BadRequestError
+        from openai import NotFoundError
 
         for turn in range(9):
             try:
                 ask(client, f"{turn}")
-            except BadRequestError as error:
+            except NotFoundError as error:
                 return turn, error.code == "turn_limit" and "its 3 calls (max_turns)" in str(error)
 
     _, end = play(careful, [says("")] * 3, max_turns=3)
@@ -278,7 +308,7 @@ def test_the_agent_of_an_episode_that_was_given_up_cannot_reach_the_next():
     environment.reset(name="first")
     assert environment.reset(name="second").text == "user: second"
     assert environment.step(says("7")).reward == 7
-    assert errors == [("first", 400, "episode_ended"), *[("first", 401, "invalid_api_key")] * 2]
+    assert errors == [("first", 404, "episode_ended"), *[("first", 401, "invalid_api_key")] * 2]
     with pytest.raises(RuntimeError, match="call reset before step"):
         environment.step(says("7"))
 

@@ -29,6 +29,8 @@ for turn in range(9):
         print("first line", file=sys.stderr)
         print("it broke", file=sys.stderr)
         sys.exit(3)
+    if said == "node":  # what Node writes for an uncaught exception
+        sys.exit("NotFoundError: 404 no more\\n    at client.mjs:1:2 {\\n  status: 404\\n}\\n\\nNode.js v20.20.2")
     if said == "abort":
         os.abort()
     if said == "sleep":
@@ -83,13 +85,14 @@ def test_a_program_that_fails(solve):
     assert end.info["failure_reason"] == "agent error: exit status 3: it broke"
     _, end = play(AgentCommand(solve, lambda: 1), [says("abort")], question="x")
     assert end.info["failure_reason"] == "agent error: signal SIGABRT"
+    _, end = play(AgentCommand(solve, lambda: 1), [says("node")], question="x")
+    assert end.info["failure_reason"] == "agent error: exit status 1: NotFoundError: 404 no more"
     graded = AgentCommand(solve, lambda returncode, stderr: (returncode, True, {"stderr": stderr}))
     _, end = play(graded, [says("crash")], question="x")
     assert end.reward == 3 and end.info == {"success": True, "stderr": "first line\nit broke\n"}
     _, end = play(AgentCommand(solve, lambda: 1), [says("go")] * 2, max_turns=2, question="x")
     assert (
-        end.truncated
-        and end.info["agent_error"] == "exit status 1: urllib.error.HTTPError: HTTP Error 400: Bad Request"
+        end.truncated and end.info["agent_error"] == "exit status 1: urllib.error.HTTPError: HTTP Error 404: Not Found"
     )
 
 

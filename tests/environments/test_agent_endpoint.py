@@ -25,10 +25,10 @@ def session():
 class Asking(threading.Thread):
     """A request in a thread; `result()` is its status and body."""
 
-    def __init__(self, session, body=HELLO, connection=None, path="/v1/chat/completions", **headers):
+    def __init__(self, session, body=HELLO, path="/v1/chat/completions", **headers):
         super().__init__(daemon=True)
         port = running_endpoint().base_url.split(":")[2].removesuffix("/v1")
-        self.connection = connection or http.client.HTTPConnection("127.0.0.1", int(port))
+        self.connection = http.client.HTTPConnection("127.0.0.1", int(port))
         key = {"Authorization": f"Bearer {session.key}"} if session else {}
         self.given = path, body if isinstance(body, bytes) else json.dumps(body).encode(), {**key, **headers}
         self.answer = None
@@ -92,7 +92,8 @@ def test_a_completion(session):
             "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
         },
     )
-    again = Asking(session, connection=asking.connection)  # the connection stays open
+    assert asking.answer[2]["Connection"] == "close"
+    again = Asking(session)
     respond(session, says("hi", finish_reason="length"))
     status, body = again.result()
     assert (status, body["id"], body["usage"]["total_tokens"]) == (200, "chatcmpl-2", 9)
@@ -215,7 +216,7 @@ def test_bodies_that_are_no_requests(session, body):
 def test_a_refused_request_is_no_step(session):
     asking = Asking(session, {**HELLO, "n": 3})
     assert asking.refusal()[:2] == (400, "invalid_request")
-    again = Asking(session, connection=asking.connection)
+    again = Asking(session)
     assert respond(session, says("hi")).request.chat.messages[0]["content"] == "hello"
     assert again.result()[1]["id"] == "chatcmpl-1" and len(session.refused) == 1
 
@@ -223,11 +224,8 @@ def test_a_refused_request_is_no_step(session):
 def test_keys_and_paths(session):
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {session.key}"}):
         assert Asking(None, **headers).refusal()[:2] == (401, "invalid_api_key")
-    assert Asking(session, path="/v1/responses").refusal() == (
-        404,
-        "unknown_url",
-        "POST /v1/responses is not served: use POST /v1/chat/completions",
-    )
+    refusal = Asking(session, path="/v1/responses").refusal()
+    assert refusal[:2] == (404, "unknown_url") and "chat completions instead of the Responses API" in refusal[2]
     connection = Asking(session, path="/v1/x").connection
     port = running_endpoint().base_url.split(":")[2].removesuffix("/v1")
     connection = http.client.HTTPConnection("127.0.0.1", int(port))
@@ -330,7 +328,7 @@ def test_the_end_of_a_session(session):
     waiting = Asking(session)
     session.next()
     running_endpoint().close_session(session)
-    assert waiting.refusal()[:2] == (400, "episode_ended") and closed == [1]
+    assert waiting.refusal()[:2] == (404, "episode_ended") and closed == [1]
     assert Asking(session).refusal()[:2] == (401, "invalid_api_key")
     session.at_end(lambda: closed.append(2))
     assert closed == [1, 2]

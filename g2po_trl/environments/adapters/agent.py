@@ -18,7 +18,7 @@ How an episode ends:
 | raises after its first request | failure, "agent error: TypeError: …": the model's completions led there |
 | raises before its first request; `BrokenEnvironmentError` or `ConnectionError`, also wrapped, at any time | error |
 | returns without a request, or something that is no reward | error |
-| raises after a request beyond the last turn was refused (HTTP 400, code `turn_limit`) | truncated, reward 0 |
+| raises after a request beyond the last turn was refused (HTTP 404, code `turn_limit`) | truncated, reward 0 |
 | does not go on | time-out of the pool, which ends the worker |
 
 An agent that catches the refusal and returns a reward gets it. Requests that cannot be read are refused as well, and
@@ -176,7 +176,7 @@ class AgentEnvironment(TextEnvironment):
                 raise RuntimeError(f"the agent raised {_describe(seen.error)}") from seen.error
             raise EnvironmentContractError(
                 f"the agent returned {show(seen.value)} without calling the model{refused}: ask the model with the "
-                "client's base_url and api_key"
+                "client's base_url and api_key, and switch off caches of answers"
             )
         words = (task.get(column) for column in _TASK_COLUMNS)
         return self._observe(seen, next((text for text in words if isinstance(text, str)), None))
@@ -243,7 +243,7 @@ class AgentEnvironment(TextEnvironment):
 
     def _turn_limit(self) -> RefusedRequestError:
         message = f"the episode is over: the agent has made its {self.max_turns} calls (max_turns)"
-        return RefusedRequestError(message, code="turn_limit")
+        return RefusedRequestError(message, code="turn_limit", status=404)
 
     def _facts(self) -> dict[str, Any]:
         """Return the facts about the episode so far."""
@@ -351,14 +351,19 @@ def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
 def _is_of_environment(error: BaseException | None) -> bool:
     """Return whether an exception is the environment's failure, also if a library or a task group has wrapped it.
 
-    Of libraries for HTTP, some raise their exception without `from`, and some with `from None`.
+    Of libraries for HTTP, some raise their exception without `from`, and some with `from None`. One that raises an
+    exception again, while it handles a later one, makes a circle of them.
     """
-    while error is not None:
+    chain, seen = [error], set()
+    while chain:
+        error = chain.pop()
+        if error is None or id(error) in seen:
+            continue
         if isinstance(error, (BrokenEnvironmentError, ConnectionError)):
             return True
-        if isinstance(error, BaseExceptionGroup) and any(map(_is_of_environment, error.exceptions)):
-            return True
-        error = error.__cause__ or error.__context__
+        seen.add(id(error))
+        chain.append(error.__cause__ or error.__context__)
+        chain += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return False
 
 

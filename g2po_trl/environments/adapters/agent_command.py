@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import shlex
 import signal
 import string
@@ -24,6 +25,7 @@ from .agent import AgentClient, CommandError
 from .endpoint import bypass_proxies
 
 _VERIFIED = ("task", "stdout", "stderr", "returncode", "folder")
+_ERROR_LINE = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 MIN_WAIT = 0.1  # seconds between looks at a program's own time
 
 
@@ -166,8 +168,10 @@ def _verified(verify: Callable[..., Any]) -> list[str]:
 
 
 def _failed(returncode: int, stderr: str) -> str:
+    """Return how a program failed, and the line of stderr that says why: the last error, else the last line."""
     lines = stderr.strip().splitlines()
-    return ": ".join([describe_exit(returncode), *lines[-1:]])
+    errors = [line for line in lines if _ERROR_LINE.match(line)]  # Node writes its version after them
+    return ": ".join([describe_exit(returncode), *(errors or lines)[-1:]])
 
 
 def _kill(program: subprocess.Popen) -> None:

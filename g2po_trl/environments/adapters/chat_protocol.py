@@ -48,7 +48,7 @@ class RefusedRequestError(ValueError):
         message: what is wrong, and what to do.
         parameter: the field of the request.
         code: a word for programs.
-        status: the HTTP status. Clients retry 408, 409, 429 and those from 500.
+        status: the HTTP status. Clients retry 408, 409, 429 and those from 500; agents around them also 400 and 403.
     """
 
     def __init__(self, message: str, parameter: str | None = None, code: str = "invalid_request", status: int = 400):

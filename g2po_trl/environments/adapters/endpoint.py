@@ -251,7 +251,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # connections stay open
+    protocol_version = "HTTP/1.1"
     disable_nagle_algorithm, wbufsize = True, -1
     server: _Server
 
@@ -290,9 +290,9 @@ class _Handler(BaseHTTPRequestHandler):
         call = Call(request, hashlib.blake2b(body, digest_size=16).digest(), name, self.connection)
         call = session.open(call, said=retries.isdecimal() and int(retries) > 0)
         call.answered.wait()
+        self._delivers = call
         if isinstance(call.answer, RefusedRequestError):
             raise call.answer
-        self._delivers = call
         if request.stream:
             return event_stream(call.answer, request.include_usage), "text/event-stream"
         return completion_body(call.answer), "application/json"
@@ -300,13 +300,11 @@ class _Handler(BaseHTTPRequestHandler):
     _delivers: Call | None = None
 
     def _read_body(self) -> bytes:
-        """Return the body. If its length is unknown or too large, it is refused and the connection closed."""
+        """Return the body. If its length is unknown or too large, it is refused."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            self.close_connection = True
             raise RefusedRequestError("the request has no Content-Length: send the length of its body", status=411)
         if int(length) > MAX_BODY_BYTES:
-            self.close_connection = True
             raise RefusedRequestError(
                 f"the body has {int(length):,} bytes, more than {MAX_BODY_BYTES:,}: shorten the messages", status=413
             )
@@ -314,16 +312,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, content: bytes, kind: str) -> None:
         call, self._delivers = self._delivers, None
+        # Libraries share a client between episodes, and an open connection fails in another event loop.
+        self.close_connection = True
         if _is_closed(self.connection):  # bytes to a client that has gone would seem to arrive
-            self.close_connection = True
             return
         if call is not None:  # before the client can have it, and ask the same again
             call.delivered = True
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
+        self.send_header("Connection", "close")
         self.end_headers()
         try:
             self.wfile.write(content)
@@ -338,13 +336,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _episode_ended() -> RefusedRequestError:
-    return RefusedRequestError("the episode has ended: stop asking", code="episode_ended")
+    return RefusedRequestError("the episode has ended: stop asking", code="episode_ended", status=404)
 
 
 def _unknown_path(method: str, path: str) -> RefusedRequestError:
-    return RefusedRequestError(
-        f"{method} {path} is not served: use POST /v1/chat/completions", code="unknown_url", status=404
-    )
+    remedy = "use POST /v1/chat/completions"
+    if path.startswith("/v1/responses"):
+        remedy += ", as libraries do that are set to chat completions instead of the Responses API"
+    return RefusedRequestError(f"{method} {path} is not served: {remedy}", code="unknown_url", status=404)
 
 
 def _is_closed(connection: socket.socket) -> bool:
