@@ -30,7 +30,7 @@ _VLLM_INSTEAD = (
 # an option that is silently ignored costs a run.
 REFUSED = {
     "multi_objective_aggregation": ("sum_then_normalize", "an episode has one reward"),
-    "max_tool_calling_iterations": (None, "an episode's length is `max_turns`"),
+    "max_tool_calling_iterations": (None, "set `max_turns`, which counts completions, to one more"),
     "top_entropy_quantile": (1.0, "its threshold would depend on the split into micro-batches"),
     "entropy_coef": (0.0, "the bonus would depend on the split into micro-batches"),
     "use_adaptive_entropy": (False, "the bonus would depend on the split into micro-batches"),

@@ -157,7 +157,7 @@ class _Probe:
 
 def _short(error: BaseException) -> str:
     text = f"{type(error).__name__}: {_one_line(str(error))}"
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def _one_line(text: str) -> str:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..utils.json import numbered_lines
+from ..utils.show import show
 from .validation import check_task_columns
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+logger = logging.getLogger(__name__)
 
 # The one column of a `tasks_dataset`.
 COLUMN = "g2po_task"
@@ -130,25 +135,54 @@ def tasks_hash(tasks: Iterable[dict[str, Any]]) -> str:
 
 
 def check_datasets(environment_factory, train_dataset, eval_dataset) -> None:
-    """Refuse empty datasets, and datasets whose columns do not fit the parameters of `reset`."""
-    from datasets import Dataset, IterableDataset  # slow to import, and not needed to read a tasks file
-
-    if not isinstance(train_dataset, Dataset) or len(train_dataset) == 0:
-        if isinstance(train_dataset, IterableDataset):
-            raise ValueError("train_dataset is an IterableDataset: tasks are repeated in groups, pass a Dataset")
-        raise ValueError(
-            f"train_dataset is {train_dataset!r}: pass a Dataset with one row per task. If reset chooses the task "
-            "itself, give it a number to choose by, e.g. tasks_dataset([{'seed': i} for i in range(1000)])"
-        )
+    """Refuse what is not a `Dataset` with rows, and rows that `reset` does not accept or that change when read."""
     panels = eval_dataset if isinstance(eval_dataset, dict) else {"eval": eval_dataset}
+    panels = {name: dataset for name, dataset in panels.items() if dataset is not None}
     for name, dataset in {"train": train_dataset, **panels}.items():
-        if dataset is None:
-            continue
+        _check_kind(f"{name}_dataset" if name in ("train", "eval") else f"eval_dataset[{name!r}]", dataset)
         for where, columns in _columns_of(dataset).items():
             try:
                 check_task_columns(environment_factory, columns)
             except ValueError as error:
                 raise ValueError(f"{name} dataset{where}: {error}") from error
+        row, again = own_columns(dataset[0]), own_columns(dataset[0])
+        for column, value in row.items():
+            if task_id_of({column: value}) != task_id_of({column: again[column]}):
+                raise ValueError(
+                    f"{name} dataset: {column} is {show(value)}, which has another text each time it is read, so rows "
+                    "cannot be told apart: store a number or the path of a file, and load it in reset"
+                )
+            if name in panels and isinstance(value, (bytes, date)):  # as a file of JSON lines
+                logger.warning(
+                    "%s dataset: %s is %s, which g2po evaluate will pass to reset as a text: store a text or a number",
+                    *(name, column, show(value)),
+                )
+
+
+def _check_kind(name: str, dataset: Any) -> None:
+    """Refuse what is not a `Dataset` with rows; the message says how to make one of it."""
+    from datasets import Dataset, IterableDataset  # slow to import, and not needed to read a tasks file
+
+    if isinstance(dataset, IterableDataset):
+        raise ValueError(
+            f"{name} is an IterableDataset, but tasks are repeated in groups: pass a Dataset (load_dataset without "
+            "streaming, or Dataset.from_list(list(rows)))"
+        )
+    if isinstance(dataset, Mapping):
+        raise ValueError(f"{name} has the splits {', '.join(map(str, dataset))}: pass one of them, {name}[SPLIT]")
+    if isinstance(dataset, (list, tuple)):
+        raise ValueError(f"{name} is a {type(dataset).__name__} of {len(dataset)} rows: pass tasks_dataset(rows)")
+    if dataset is None:
+        raise ValueError(
+            f"{name} is None: pass a Dataset with one row per task. If reset chooses the task itself, give it a "
+            "number to choose by, e.g. tasks_dataset([{'seed': i} for i in range(1000)])"
+        )
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"{name} is a {type(dataset).__name__}: pass a Dataset with one row per task, e.g. Dataset.from_pandas(…)"
+        )
+    if len(dataset) == 0:
+        raise ValueError(f"{name} has no rows: pass a Dataset with one row per task")
 
 
 def _columns_of(dataset: Dataset) -> dict[str, tuple[str, ...]]:

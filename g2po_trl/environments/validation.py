@@ -156,7 +156,11 @@ def check_task_columns(environment_factory: Callable, columns: Iterable[str]) ->
     if not inspect.isclass(made):  # a plain function constructs the environment: it is unknown before a call
         return
     columns, name = list(columns), factory_name(environment_factory)
-    parameters = list(inspect.signature(made.reset).parameters.values())[1:]
+    own, *parameters = inspect.signature(made.reset).parameters.values()
+    if own.name in columns:
+        raise ValueError(
+            f"{name}.reset cannot take a column {own.name}, the name of its own object: rename the column"
+        )
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         accepted = None
     else:

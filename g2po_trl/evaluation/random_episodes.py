@@ -159,7 +159,7 @@ def _texts(rollouts: RandomRollouts) -> list[Finding]:
         findings.append(
             Finding(
                 "warning",
-                "no admissible actions are listed: random episodes rollouts 'look', and the model has to know the "
+                "no admissible actions are listed: random episodes play 'look', and the model has to know the "
                 "possible actions. List them in the observation or describe them in the prompt template.",
             )
         )

@@ -300,6 +300,21 @@ def test_init_writes_once(tmp_path, capsys):
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["README.md"], "nothing is written then"
 
 
+def test_after_a_check_with_options_comes_a_file_that_has_them(folder, capsys):
+    """`g2po train` takes no options of an environment."""
+    options = ["--environment-options", '{"env_id": "games_of_gymnasium:Letters-v0", "any_text": true}']
+    code, said, _ = outcome(capsys, "check", "g2po_trl:GymnasiumEnvironment", *options, "--task", '{"seed": 1}')
+    assert code == 0 and said.splitlines()[-1] == (
+        "Next: write game = functools.partial(GymnasiumEnvironment, **{'env_id': 'games_of_gymnasium:Letters-v0', "
+        "'any_text': True}) into game.py and tasks into tasks.jsonl beside it; then g2po train game.py:game "
+        "--model MODEL"
+    )
+    code, said, _ = outcome(
+        capsys, "check", "g2po_trl:GymnasiumEnvironment", "--environment-options", '{"env_id": "CartPole-v1"}'
+    )
+    assert code == 1 and "derive from GymnasiumEnvironment and override read_observation" in said
+
+
 def test_what_init_writes_is_good(folder, capsys):
     """`g2po check` finds nothing, and the folder's own tests pass."""
     code, said, _ = outcome(capsys, "check")

@@ -148,6 +148,10 @@ def test_options_without_meaning_are_refused(tmp_path, field):
         make(tmp_path, **{field: USED.get(field, True)})
 
 
+def test_no_top_p_is_as_in_trl(tmp_path):
+    assert make(tmp_path, top_p=None).top_p == 1.0
+
+
 def test_one_checkpoint_an_iteration(tmp_path):
     assert make(tmp_path, steps_per_generation=4).save_steps == 40, "6 GB each for a model of 0.5 B"
     best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 12, "save_strategy": "steps"}

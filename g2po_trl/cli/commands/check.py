@@ -173,6 +173,11 @@ def _next_command(args: argparse.Namespace) -> str:
     target = f"--agent {shlex.quote(name)}" if args.agent else "" if name == "environment.py" else shlex.quote(name)
     path = file_of(name)
     tasks = f"--tasks {shlex.quote(str(args.tasks))}" if args.tasks else ""
+    if args.environment_options:
+        return (
+            f"write game = functools.partial({name.rpartition(':')[2]}, **{args.environment_options}) into game.py "
+            "and tasks into tasks.jsonl beside it; then g2po train game.py:game --model MODEL"
+        )
     if not args.model and path.suffix == ".py" and binds(read_source(path), "expert"):
         return " ".join(filter(None, ["g2po teach", target, tasks]))
     key = f"--agent_state_key {shlex.quote(args.agent_state_key)}" if args.agent_state_key else ""

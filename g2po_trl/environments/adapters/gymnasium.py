@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...utils.json import to_plain
+from ...utils.show import show
 from ..contract import Observation, StepResult, TextEnvironment
 from .common import PrivateRandomState, import_extra, plain_info
 
@@ -174,13 +175,13 @@ class GymnasiumEnvironment(TextEnvironment):
             modes = self.env.metadata.get("render_modes", [])
             remedy = 'pass make_options={"render_mode": "ansi"}, or ' if "ansi" in modes else ""
             raise ValueError(
-                f"observation_space of {self.env_id} is {seen}, which is not text: {remedy}derive from "
+                f"observation_space of {self.env_id} is {show(seen)}, which is not text: {remedy}derive from "
                 "GymnasiumEnvironment and override read_observation"
             )
         if not isinstance(done, (spaces.Text, spaces.Discrete)) and mine.read_action is _BASE.read_action:
             raise ValueError(
-                f"action_space of {self.env_id} is {done}, which has no text form: derive from GymnasiumEnvironment "
-                "and override read_action"
+                f"action_space of {self.env_id} is {show(done)}, which has no text form: derive from "
+                "GymnasiumEnvironment and override read_action"
             )
 
 
