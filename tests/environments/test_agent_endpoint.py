@@ -146,8 +146,32 @@ def test_what_a_request_becomes():
     assert read(tools=[ADD], parallel_tool_calls=False).ignored == ("parallel_tool_calls",)
     without = read(tools=[ADD], tool_choice="none")
     assert without.chat.tools is None and without.ignored == ()
+    free = {"type": "json_object"}  # messages ask for JSON themselves
+    assert (
+        read(response_format=free).ignored == ("response_format",)
+        and len(read(response_format=free).chat.messages) == 1
+    )
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     assert read(messages=parts).chat.messages == [{"role": "user", "content": "a\nb"}]
+
+
+def test_a_json_schema_is_asked_for_in_the_system_message():
+    schema = {"type": "object", "properties": {"ä": {"type": "string"}}}
+    # As openai-agents sends it for an agent with output_type and tools.
+    wanted = {"type": "json_schema", "json_schema": {"name": "final_output", "strict": True, "schema": schema}}
+    asked = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n" + json.dumps(
+        schema, ensure_ascii=False
+    )
+
+    def read(*messages):
+        body = {"messages": [*messages, *HELLO["messages"]], "tools": [ADD], "response_format": wanted}
+        return read_request(json.dumps(body).encode())
+
+    alone = read()
+    assert alone.chat.messages == [{"role": "system", "content": asked}, *HELLO["messages"]] and alone.ignored == ()
+    for role in ("system", "developer"):
+        first, *rest = read({"role": role, "content": [{"type": "text", "text": "Add."}]}).chat.messages
+        assert (first, rest) == ({"role": "system", "content": f"Add.\n\n{asked}"}, HELLO["messages"])
 
 
 def test_surrogates_and_depth():
@@ -181,7 +205,12 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         ({"messages": IMAGE}, "messages", r"messages\[0\]: content\[0\] is of type 'image_url'; only text is supp"),
         ({"n": 2}, "n", "n is 2: one completion is made for each request: ask n times"),
         ({"logprobs": True}, "logprobs", "logprobs is True: log-probabilities are not returned: leave it out"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "completions are not constrained: leave"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format",
+            "give the type text, json_object, or json_s",
+        ),
+        ({"response_format": "json"}, "response_format", "response_format is 'json': give the type text"),
         ({"modalities": ["text", "audio"]}, "modalities", "only text is generated"),
         ({"functions": [ADD]}, "functions", "give the functions as tools"),
         ({"tools": [{"type": "web_search"}]}, "tools", r"tools\[0\] is .*: give a function with a name"),

@@ -1,17 +1,18 @@
 """OpenAI's chat-completions protocol: request bodies as `ChatRequest`s, `ChatResponse`s as response bodies.
 
 What the trainer decides (sampling, the model) is ignored and named; what would change the meaning of a completion and
-cannot be given is refused. Responses contain neither time nor randomness: a replayed episode gets the same ones.
+cannot be given is refused. The JSON schema of an answer is written into the system message, and not enforced.
+Responses contain neither time nor randomness: a replayed episode gets the same ones.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...prompts.conversation import MAX_DEPTH, ChatRequest, ChatResponse, is_deeper
+from ...prompts.conversation import MAX_DEPTH, ChatRequest, ChatResponse, Message, is_deeper
 from ...utils.show import show
 
 MODEL = "policy"
@@ -30,15 +31,13 @@ _REFUSED = {
     "n": (1, "one completion is made for each request: ask n times"),
     "logprobs": (False, "log-probabilities are not returned: leave it out"),
     "top_logprobs": (0, "log-probabilities are not returned: leave it out"),
-    "response_format": (
-        {"type": "text"},
-        "completions are not constrained: leave it out, and ask for the format in a message",
-    ),
     "modalities": (["text"], "only text is generated: leave it out"),
     "audio": (None, "only text is generated: leave it out"),
     "functions": (None, "give the functions as tools"),
     "function_call": (None, "give the functions as tools"),
 }
+
+_ASK_FOR_SCHEMA = "The final answer is a JSON object that matches this JSON schema, and nothing else:\n{schema}"
 
 
 class RefusedRequestError(ValueError):
@@ -98,8 +97,11 @@ def read_request(body: bytes) -> CompletionRequest:
     }
     if data.get("tool_choice") == "none":
         chat["tools"] = None
+    schema = _schema(data.get("response_format"))
     try:
         request = ChatRequest.from_dict(chat)
+        if schema is not None:
+            request = replace(request, messages=_asking_for(schema, request.messages))
         if is_deeper(request.to_dict(), MAX_DEPTH):
             raise RecursionError(f"the request is nested more than {MAX_DEPTH} levels deep: flatten it")
         if b"\\ud" in body.lower():  # surrogates, which cannot be tokenized where they are no pairs
@@ -124,6 +126,26 @@ def _tools(tools: Any) -> Any:
     return tools
 
 
+def _schema(response_format: Any) -> dict[str, Any] | None:
+    """Return the JSON schema of a `response_format`, if it has one: messages ask for JSON without a schema."""
+    if response_format in (None, {"type": "text"}, {"type": "json_object"}):
+        return None
+    given = response_format.get("json_schema") if isinstance(response_format, dict) else None
+    schema = given.get("schema") if isinstance(given, dict) else None
+    if not isinstance(schema, dict):
+        remedy = "give the type text, json_object, or json_schema with a schema"
+        raise RefusedRequestError(f"response_format is {show(response_format)}: {remedy}", "response_format")
+    return schema
+
+
+def _asking_for(schema: dict[str, Any], messages: list[Message]) -> list[Message]:
+    """Return messages whose first one, the system's, asks for an answer that matches a schema."""
+    text = _ASK_FOR_SCHEMA.format(schema=json.dumps(schema, ensure_ascii=False))
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}".strip()}, *messages[1:]]
+
+
 def _max_tokens(data: Mapping[str, Any]) -> Any:
     """Return the smaller of the two fields' values; one that is no number is left to `ChatRequest`."""
     given = [data[name] for name in ("max_completion_tokens", "max_tokens") if name in data]
@@ -138,6 +160,8 @@ def _ignored(data: Mapping[str, Any]) -> Iterator[str]:
             ignored = value not in ("auto", "none")
         elif name == "parallel_tool_calls":
             ignored = value is False
+        elif name == "response_format":
+            ignored = value == {"type": "json_object"}
         else:
             ignored = name not in _READ and name not in _WITHOUT_EFFECT and name not in _REFUSED
         if ignored:
