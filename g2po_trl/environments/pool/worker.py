@@ -76,13 +76,22 @@ class WorkerLoop:
 
     def reset(self, episode: int, task: bytes):
         arguments = pickle.loads(task)
-        environment = self.idle.pop() if self.idle else self.factory()
+        environment = self.idle.pop() if self.idle else self._construct()
         with self._closed_on_failure(environment):
             observation = validate_observation(
                 environment.reset(**arguments), f"{self.name}.reset", self.max_characters
             )
         self.running[episode], self.seconds[episode] = environment, 0.0
         return observation
+
+    def _construct(self) -> Any:
+        environment = self.factory()
+        if not callable(getattr(environment, "step", None)):
+            raise EnvironmentContractError(
+                f"{self.name} constructs a {type(environment).__name__}, which has no step: add one; if it has tool "
+                "methods, pass the class itself, or functools.partial(ToolEnvironment, function, max_turns)"
+            )
+        return environment
 
     def step(self, episode: int, action: str):
         environment = self.running.pop(episode)
