@@ -140,5 +140,6 @@ def sent(step: Step) -> str:
         return step.action
     answer = json.loads(step.action)
     calls = tuple(answer.get("tool_calls", ()))
-    reason = "length" if step.completion_truncated else "tool_calls" if calls else "stop"
+    # Clients carry out calls only if the reason names them; those of a completion that was cut off are complete.
+    reason = "tool_calls" if calls else "length" if step.completion_truncated else "stop"
     return ChatResponse(answer["content"], calls, reason, len(step.prompt_ids), len(step.completion_ids)).to_action()

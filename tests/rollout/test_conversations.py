@@ -25,6 +25,7 @@ from g2po_trl.rollout.conversations import Conversations, request_of
 from g2po_trl.rollout.episode import Episode, sent
 from g2po_trl.rollout.player import Player
 from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.trajectory import Step
 
 TEMPLATE = PromptTemplate("{task}|{observation}|{actions}", "{history}|{actions}", parse_completion=parse_plain)
 
@@ -373,3 +374,14 @@ def test_completions_are_read_to_where_the_actor_stops(play, history):
         [{"turns": 2}], Countdown, lambda prompt: "go STOP away<|im_end|>", history=history, stop=("STOP",)
     )
     assert [(step.completion, step.action) for step in trajectory.steps] == [("go ", "go")] * 2
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_response_with_calls_says_so_also_if_the_completion_was_cut_off_after_them(cut):
+    """Vercel's `ai` carries out calls only then."""
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    reasons = []
+    for calls in ({}, {"tool_calls": [call]}):
+        step = Step("x", json.dumps({"content": "", **calls}), completion_truncated=cut, messages=[])
+        reasons.append(ChatResponse.from_action(sent(step)).finish_reason)
+    assert reasons == ["length" if cut else "stop", "tool_calls"]
