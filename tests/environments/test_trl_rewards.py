@@ -182,3 +182,22 @@ def test_a_run_describes_reward_functions():
     assert again.func is TRLEnvironment and again.keywords["reward_weights"] == [2.0]
     assert again.keywords["reward_funcs"][0].__name__ == "opened_by_hand"
     assert default_prompt_template(again) is default_prompt_template(Safe)
+
+
+@pytest.mark.parametrize("code", ["12", "21"])
+def test_success_is_what_the_environment_says(code):
+    """A reward for the format alone is above 0, too."""
+
+    class Said(Dial):
+        @property
+        def success(self):
+            return self.turned == self.code
+
+    rewarded = with_rewards(Said, [lambda completions, **_: [0.1 for _ in completions]], None, None)
+    environment = text_environment_factory(rewarded, 3, "conversation")()
+    environment.reset(code=code)
+    call = {"type": "function", "function": {"name": "turn", "arguments": {"digit": 12}}}
+    environment.step(ChatResponse("", (call,)).to_action())
+    end = environment.step(ChatResponse("done").to_action())
+    assert end.reward == 0.1 and end.info["success"] is (code == "12")
+    environment.close()

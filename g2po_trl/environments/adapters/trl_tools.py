@@ -152,7 +152,9 @@ class ToolEnvironment(TextEnvironment):
         """Return the end of an episode, with its reward."""
         reward, parts = self._await(self._rewarded.reward(prompt, completion))
         info = {f"score_{name}": part for name, part in parts.items()}
-        return StepResult(text, reward, True, info={"success": reward > 0, "out_of_turns": has_calls, **info})
+        said = getattr(self.inner, "success", None)  # rewards for the format alone are above 0, too
+        success = reward > 0 if said is None or callable(said) else bool(said)
+        return StepResult(text, reward, True, info={"success": success, "out_of_turns": has_calls, **info})
 
     def _await(self, value: Any) -> Any:
         return self._loop.run(awaited(value)) if inspect.isawaitable(value) else value
