@@ -117,7 +117,7 @@ def purpose(folder: Path) -> str:
 def drawing() -> str:
     """Return the table of rooms and the graph of their imports, as Markdown."""
     between = between_rooms()
-    lines = ["| Room | Purpose |", "| --- | --- |"]
+    lines = ["| Room | Purpose |", "|---|---|"]
     for room in rooms():
         for folder in (PACKAGE / room, *sorted(path.parent for path in (PACKAGE / room).glob("*/__init__.py"))):
             name = folder.relative_to(PACKAGE).as_posix()
