@@ -8,7 +8,12 @@ from tools_by_hand import Safe
 from toy_environments import Countdown
 
 from g2po_trl import EnvironmentPool
-from g2po_trl.environments.adapters.trl_rewards import TRLEnvironment, check_reward_columns, with_rewards
+from g2po_trl.environments.adapters.trl_rewards import (
+    TRLEnvironment,
+    check_reward_columns,
+    named_functions,
+    with_rewards,
+)
 from g2po_trl.environments.adapters.trl_tools import default_prompt_template, text_environment_factory
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.prompts.conversation import ChatResponse
@@ -182,6 +187,13 @@ def test_a_run_describes_reward_functions():
     assert again.func is TRLEnvironment and again.keywords["reward_weights"] == [2.0]
     assert again.keywords["reward_funcs"][0].__name__ == "opened_by_hand"
     assert default_prompt_template(again) is default_prompt_template(Safe)
+
+
+def test_no_function_takes_the_name_of_another():
+    functions = [lambda: None, lambda: None, lambda: None]
+    for function, name in zip(functions, ("right", "right_3", "right")):
+        function.__name__ = name
+    assert named_functions(functions) == dict(zip(("right", "right_3", "right_2"), functions))
 
 
 @pytest.mark.parametrize("code", ["12", "21"])

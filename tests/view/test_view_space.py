@@ -52,7 +52,7 @@ def test_a_refusal_is_one_line_and_the_page_stays(tmp_path, status):
 
 def test_a_page_for_others_has_no_secrets(tmp_path):
     """An agent's traceback may name a key, and a folder of its user."""
-    said = f"openai.AuthenticationError: sk-proj-abcdefghijklmnopqrst in {Path.home()}/work/agent.py"
+    said = f"openai.AuthenticationError: sk-proj-abcdefghijklmnopqrst in {Path.home()}/project/agent.py"
     lost = Trajectory("t", [Step(f"Seen: {said}", "go")], 0.0, "error", error=said)
     write_jsonl(tmp_path / "trajectories" / "train-000001.jsonl", [lost])
     data = {}
@@ -61,7 +61,7 @@ def test_a_page_for_others_has_no_secrets(tmp_path):
         packed = re.search(r'id="iteration-1">([^<]+)<', page)[1]
         data[public] = gzip.decompress(base64.b64decode(packed)).decode()
     assert data[False].count("sk-proj") == 2 and data[False].count(str(Path.home())) == 2
-    assert "sk-proj" not in data[True] and str(Path.home()) not in data[True] and "~/work/agent.py" in data[True]
+    assert "sk-proj" not in data[True] and str(Path.home()) not in data[True] and "~/project/agent.py" in data[True]
 
 
 def test_no_page_no_space(tmp_path):

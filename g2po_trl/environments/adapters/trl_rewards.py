@@ -155,8 +155,12 @@ def named_functions(functions: Iterable[Callable]) -> dict[str, Callable]:
     """Return functions by their names, of which equal ones get a number."""
     named: dict[str, Callable] = {}
     for function in functions:
-        name = getattr(function, "__name__", type(function).__name__)
-        named[f"{name}_{len(named) + 1}" if name in named else name] = function
+        name = own = getattr(function, "__name__", type(function).__name__)
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{own}_{number}"
+        named[name] = function
     return named
 
 
