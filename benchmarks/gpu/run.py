@@ -68,16 +68,17 @@ print(json.dumps({"versions": found, "gpus": gpus}))
 """
 
 
-def limit_of(part: str, left: float) -> float:
-    """Seconds a part may take of those that are left."""
-    return max(0.0, (left - ENDING) * SHARES[part])
+def limit_of(part: str, left: float, parts: Sequence[str] = PARTS) -> float:
+    """Seconds a part may take of those that are left; the last of the chosen parts takes all of them."""
+    last = max(parts, key=PARTS.index)
+    return max(0.0, (left - ENDING) * (1.0 if part == last else SHARES[part]))
 
 
 def plan(minutes: float, parts: Sequence[str] = PARTS) -> dict[str, float]:
     """The limits if every part takes all of its own: the least each one has."""
     left, found = 60 * minutes, {}
     for part in parts:
-        found[part] = round(limit_of(part, left), 1)
+        found[part] = round(limit_of(part, left, parts), 1)
         left -= found[part]
     return found
 
@@ -381,9 +382,9 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
         if "tests" in args.parts:
             command = [sys.executable, "-m", "pytest", str(ROOT / "tests/gpu/test_gpu.py"), "-m", "gpu", "-q"]
             command += ["-p", "benchmarks.gpu.report", "-p", "no:cacheprovider"]
-            run([job("tests", command, limit_of("tests", left()))], report, before)
+            run([job("tests", command, limit_of("tests", left(), args.parts))], report, before)
         if "phases" in args.parts:
-            seconds = limit_of("phases", left())
+            seconds = limit_of("phases", left(), args.parts)
             flags = ["--findings", str(args.output / ".phases.jsonl"), "--turns", str(args.turns)]
             flags += ["--seconds", f"{max(5.0, seconds - 30):.0f}", *(["--shrink"] if args.shrink else [])]
             run([job("phases", [sys.executable, "-m", "benchmarks.gpu.phases", *flags], seconds)], report, before)
@@ -394,11 +395,11 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
         report.write()
         if "teach" in args.parts and not args.start:
             shutil.rmtree(learning.taught.parent, ignore_errors=True)  # of an earlier run
-            run([job("teach", learning.teach(), limit_of("teach", left()))], report)
+            run([job("teach", learning.teach(), limit_of("teach", left(), args.parts))], report)
         if "learning" in args.parts:
             start = learning.start()
             content["start"] = "taught" if start else "the tiny model, by recipes/alfworld/tiny.yaml"
-            seconds = limit_of("learning", left())
+            seconds = limit_of("learning", left(), args.parts)
             run(
                 [
                     job(f"{method}-seed{seed}", learning.run(method, seed, start, seconds - 3), seconds)

@@ -17,6 +17,7 @@ def test_parts_take_no_more_than_there_is():
     limits = gpu.plan(9)
     assert list(limits) == list(gpu.PARTS) and sum(limits.values()) <= 9 * 60
     assert min(limits.values()) > 60, "each part has time for something"
+    assert gpu.plan(9, ["tests"])["tests"] > 500, "the last of the chosen parts has all that is left"
     assert gpu.plan(9, ["learning"])["learning"] > 500 and gpu.limit_of("tests", -5.0) == 0.0
 
 
