@@ -198,7 +198,7 @@ def main() -> None:
         trainer = recipe_trainer(
             RECIPES / "qwen2.5-1.5b.yaml", Path(folder), random_model(shape), beta=0.0, use_cpu=not on_gpu, **options
         )
-        trainer.current_gradient_accumulation_steps = 1  # what `train` would set
+        trainer.current_gradient_accumulation_steps = 1  # what `train` would set, as gradient checkpointing
         say(
             about="batch",
             parameters=sum(p.numel() for p in trainer.model.parameters()),
@@ -242,8 +242,7 @@ def main() -> None:
 
 
 def set_checkpointing(trainer: RecordedTrainer, on: bool) -> None:
-    if on == trainer.args.gradient_checkpointing:
-        return
+    """Switch it, whatever the arguments say: only `train` acts on them."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     trainer.args.gradient_checkpointing = on
     if on:

@@ -22,7 +22,8 @@ from benchmarks.speed.phases import random_model
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, Observation, Step, StepResult, TextEnvironment, Trajectory
 from g2po_trl.cli.recipe import use_model_arguments
-from g2po_trl.rollout.player import RolloutStats
+from g2po_trl.rollout.stats import RolloutStats
+from g2po_trl.rollout.strategy import Rollout, SynchronousRollout
 from g2po_trl.update.attention import added_mask
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "alfworld"
@@ -77,14 +78,26 @@ class NeverPlayed(TextEnvironment):
         return StepResult("end", reward=0.0, terminated=True)
 
 
+class RecordedRollout(SynchronousRollout):
+    """Synthetic trajectories in place of episodes."""
+
+    trainer: RecordedTrainer
+
+    def collect(self, rows, groups, iteration):
+        made = self.trainer
+        found = synthetic_trajectories(len(rows) // GROUP, made.turns, made.vocabulary, made.lengths)
+        return Rollout(found, RolloutStats())
+
+
 class RecordedTrainer(G2POTrainer):
     """Trains on synthetic trajectories."""
 
     turns, vocabulary, lengths = 6, 50_000, (280, 30, 390, 150)
 
-    def play(self, tasks, *args, **kwargs):
-        made = synthetic_trajectories(len(tasks) // GROUP, self.turns, self.vocabulary, self.lengths)
-        return made, RolloutStats()
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.strategy = RecordedRollout(self.strategy.context)
+        self.strategy.trainer = self
 
 
 def recipe_trainer(recipe: Path, output: Path, model: PreTrainedModel | str, **options: Any) -> RecordedTrainer:

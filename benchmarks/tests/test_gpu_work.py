@@ -1,0 +1,48 @@
+"""What a GPU is given to do, on a CPU: a fault here would cost time on a GPU."""
+
+import json
+
+import programs
+import pytest
+import torch
+
+from benchmarks.gpu import run, work
+from g2po_trl.rollout.player import Player
+
+
+def test_recorded_episodes_are_trained_on_and_none_is_played(tmp_path, monkeypatch):
+    monkeypatch.setattr(Player, "play", lambda *args, **kwargs: pytest.fail("an episode was played"))
+    trainer = work.massive_trainer(tmp_path, use_cpu=True, per_device_train_batch_size=16)
+    before = [weight.detach().clone() for weight in trainer.model.parameters()]
+    trainer.train()
+    trainer.close()
+    log = next(log for log in trainer.state.log_history if "episode/turns" in log)
+    assert log["episode/turns"] == trainer.turns and 0 < log["episode/success_rate"] < 1
+    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.model.parameters()))
+
+
+@pytest.mark.slow
+def test_checkpointing_is_what_a_row_says(tmp_path):
+    """The memory of a layer's activations tells; here the count of passes does, on the smallest of inputs."""
+    found = tmp_path / "found.jsonl"
+    code = (
+        "import sys, runpy, transformers.modeling_layers as layers\n"
+        "plain, rows = layers.GradientCheckpointingLayer.__call__, set()\n"
+        "def called(self, *args, **kwargs):\n"
+        "    rows.add(self.gradient_checkpointing and self.training)\n"
+        "    return plain(self, *args, **kwargs)\n"
+        "layers.GradientCheckpointingLayer.__call__ = called\n"
+        "import benchmarks.gpu.phases as phases\n"
+        "measure = phases.measure\n"
+        "def measured(*args):\n"
+        "    rows.clear()\n"
+        "    return measure(*args) | {'checkpointed': sorted(rows)}\n"
+        "phases.measure = measured\n"
+        "phases.main()\n"
+    )
+    flags = ["--findings", found, "--seconds", "60", "--turns", "2", "--shrink"]
+    done = programs.run("-c", code, *flags, cwd=run.ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [row for row in map(json.loads, found.read_text().splitlines()) if "checkpointed" in row]
+    assert {row["gradient_checkpointing"] for row in rows} == {True, False}
+    assert all(row["checkpointed"] == [row["gradient_checkpointing"]] for row in rows)
