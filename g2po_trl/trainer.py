@@ -588,25 +588,24 @@ class G2POTrainer(GRPOTrainer):
         with moved as apart, self.player.actor.saved_template():
             super().save_model(str(apart), _internal_call=True)
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+    def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:
         with hub.repository_made(self.args.hub_model_id, self.args.output_dir):
-            super().init_hf_repo(token, private)
+            super().init_hf_repo(token, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # While it is open, the folder will have another name when it is uploaded.
         if not self._staging.is_open and hub.ready_to_push(self):
             super()._push_from_checkpoint(checkpoint_folder)
 
-    def push_to_hub(
-        self, commit_message="End of training", blocking=True, token=None, revision=None, private=None, **kwargs
-    ):
-        """Save the model to `output_dir` and upload it with its card.
+    def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
+        """Save the model to `output_dir` and upload it with its card. Arguments are those of `Trainer.push_to_hub`.
 
         Raises:
             HubError: if the upload fails; the model is in `output_dir`.
         """
-        with hub.model_pushed(self, token, private):
-            return super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
+        of_repository = {"private": kwargs["private"]} if "private" in kwargs else {}
+        with hub.model_pushed(self, token, **of_repository):
+            return super().push_to_hub(commit_message, blocking, token, revision, **kwargs)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         """Write output_dir/README.md: model, tasks, success before and after, settings, versions."""

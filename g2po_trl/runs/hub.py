@@ -59,13 +59,13 @@ def ready_to_push(trainer: Any) -> bool:
 
 
 @contextmanager
-def model_pushed(trainer: Any, token: str | None = None, private: bool | None = None) -> Iterator[None]:
+def model_pushed(trainer: Any, token: str | None = None, **of_repository: Any) -> Iterator[None]:
     """Around a push of the trainer's model, which is on disk afterwards whatever the Hub says (`HubError`)."""
     folder, args = trainer.args.output_dir, trainer.args
     try:
         if trainer.hub_model_id is None:
             try:
-                Trainer.init_hf_repo(trainer, token, private)
+                Trainer.init_hf_repo(trainer, token, **of_repository)
             except Exception:  # the Hub's answer, before the model was saved; another one may lie there
                 trainer.save_model(folder)
                 raise

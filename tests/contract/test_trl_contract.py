@@ -65,7 +65,6 @@ def test_keys_the_loss_reads():
         ("_get_output_dir", ["self", "trial"]),
         ("_push_from_checkpoint", ["self", "checkpoint_folder"]),
         ("_load_from_checkpoint", ["self", "resume_from_checkpoint", "model"]),
-        ("init_hf_repo", ["self", "token", "private"]),
         ("save_model", ["self", "output_dir", "_internal_call"]),
         ("create_model_card", ["self", "model_name", "dataset_name", "tags"]),
         ("_clip_grad_norm", ["self", "model"]),
@@ -76,6 +75,13 @@ def test_keys_the_loss_reads():
 )
 def test_methods_we_override_or_call(method, parameters):
     assert list(inspect.signature(getattr(GRPOTrainer, method)).parameters) == parameters
+
+
+def test_a_repository_is_made_with_a_token():
+    """`private` came with a later release: it is passed where a user passes it."""
+    for method, first in (("init_hf_repo", ["token"]), ("push_to_hub", ["commit_message", "blocking", "token"])):
+        parameters = list(inspect.signature(getattr(GRPOTrainer, method)).parameters)
+        assert parameters[1 : 1 + len(first)] == first and parameters.index("token") == len(first)
 
 
 def test_a_checkpoint_is_written_where_get_output_dir_says():
