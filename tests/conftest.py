@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -23,6 +24,13 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def pytest_configure(config):
+    """Hide GPUs from tests that are not for them: two processes have two devices on a CPU, and equal digits."""
+    chosen = set(re.sub(r"not \w+", "", config.getoption("markexpr")).split())
+    if not chosen & {"gpu", "vllm", "pretrained"}:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_finish(session):
