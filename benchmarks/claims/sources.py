@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from scipy import stats
+from scipy import optimize, stats
 
 from benchmarks.common import RESULTS, ROOT
 
@@ -33,6 +33,9 @@ SHORT = (
     *("g2po lambda 0.5", "g2po lambda 0", "g2po memory", "g2po memory lambda 0.5"),
 )
 LONG = (*FOUR, "g2po memory", "g2po memory lambda 0.5", "g2po memory lambda auto")
+# results/comparison, stage main: G2PO and the seven arms that are tested against it
+ARMS = ("g2po", "g2po-lambda-0.5", "gigpo", "grpo", "grpo-discounted")
+ARMS += ("g2po-without-A_NC", "g2po-without-A_EC", "g2po-without-aggregation")
 
 
 @cache
@@ -153,7 +156,84 @@ def behind(estimator: str) -> tuple[float, float, float]:
     return -found, -high, -low
 
 
-# --- Learning curves: results/methods, temperature.py
+# --- Learning curves: results/comparison
+
+
+@cache
+def compared(arm: str) -> list[dict[str, Any]]:
+    """Runs of an arm, by seed."""
+    paths = sorted((RESULTS / "comparison/runs/main").glob(f"{arm}-seed*.json"))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def outcome(arm: str, number: str) -> np.ndarray:
+    """By seed: `first half` or all of `training`, held-out at `1` or `0.4`; `both` is the mean of training and `1`."""
+    if number == "both":
+        return (outcome(arm, "training") + outcome(arm, "1")) / 2
+    if number in ("first half", "training"):
+        curves = np.array([run["training"]["success"] for run in compared(arm)])
+        return 100 * curves[:, : curves.shape[1] // 2 if number == "first half" else None].mean(1)
+    plays = [run["held_out"][-1][number]["won"] for run in compared(arm)]
+    return np.array([100 * np.mean([one == "1" for won in of for one in won]) for of in plays])
+
+
+def compare(arm: str, number: str) -> tuple[float, float]:
+    """Mean and standard deviation over seeds; the start was played once."""
+    of = outcome(arm, number)
+    return mean_and_deviation(of) if len(of) > 1 else (float(of[0]), 0.0)
+
+
+def paired(arm: str, number: str) -> tuple[float, float, float]:
+    """An arm minus G2PO: mean over seeds and Student's interval, for this comparison alone."""
+    mean, half = student(outcome(arm, number) - outcome("g2po", number))
+    return mean, mean - half, mean + half
+
+
+@cache
+def _dunnett(number: str) -> tuple[dict[str, float], float, float, int]:
+    """Differences to G2PO, their standard error, the noise of a run, and its degrees of freedom. Complete blocks."""
+    values = np.array([outcome(arm, number) for arm in ARMS])
+    rest = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+    freedom = (len(ARMS) - 1) * (values.shape[1] - 1)
+    noise = np.sqrt((rest**2).sum() / freedom)
+    return dict(zip(ARMS, values.mean(1) - values[0].mean())), noise * np.sqrt(2 / values.shape[1]), noise, freedom
+
+
+def _none_beyond(limit: float, freedom: int) -> float:
+    """Probability that no |t| of the seven exceeds the limit: differences to one reference correlate by 1/2."""
+    z, of_z = np.polynomial.hermite_e.hermegauss(60)
+    share = (np.arange(400) + 0.5) / 400
+    scale = np.sqrt(stats.chi2.ppf(share, freedom) / freedom)
+    upper = np.sqrt(2) * limit * scale[:, None]
+    inside = (stats.norm.cdf(z + upper) - stats.norm.cdf(z - upper)) ** (len(ARMS) - 1)
+    return float((inside @ (of_z / of_z.sum())).mean())
+
+
+def tested(arm: str, number: str) -> tuple[float, float, float]:
+    """An arm minus G2PO, with Dunnett's simultaneous interval."""
+    differences, error, _, freedom = _dunnett(number)
+    limit = optimize.brentq(lambda t: _none_beyond(t, freedom) - 0.95, 1.5, 5)
+    return differences[arm], differences[arm] - limit * error, differences[arm] + limit * error
+
+
+def tested_p(arm: str, number: str) -> float:
+    """Dunnett's p."""
+    differences, error, _, freedom = _dunnett(number)
+    return 1 - _none_beyond(abs(differences[arm]) / error, freedom)
+
+
+def noise(number: str) -> float:
+    """Standard deviation of a run of the comparison, in points."""
+    return float(_dunnett(number)[2])
+
+
+def unstable(arm: str | None = None) -> int:
+    """Runs of the comparison with a KL above 0.5 or fewer than 95 % valid completions in an iteration."""
+    of = [run["training"] for one in ([arm] if arm else ARMS) for run in compared(one)]
+    return sum(max(one["kl"]) > 0.5 or min(one["valid"]) < 0.95 for one in of)
+
+
+# --- Learning curves from the earlier initial model: results/methods, temperature.py
 
 
 def runs(method: str, setting: str = "short") -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ class Training:
         quantized: `"4bit"`, `"8bit"` or `None`.
         reference: whether a KL term needs a reference model; with an adapter it is the model without it.
         critic: whether PPO trains a critic of the same shape, with a reference-free optimizer of its own.
+        autocast: whether arithmetic is in 16 bits whatever the weights' type is.
         checkpointing: gradient checkpointing.
         micro_batch_tokens: `max_tokens_per_micro_batch`.
         sharded: whether weights, gradients and optimizer are spread over the processes (FSDP2, ZeRO-3).
@@ -31,6 +32,7 @@ class Training:
     quantized: str | None = None
     reference: bool = True
     critic: bool = False
+    autocast: bool = False
     checkpointing: bool = True
     micro_batch_tokens: int = 16384
     sharded: bool = False
@@ -72,6 +74,8 @@ def memory_parts(shape: ModelShape, training: Training, gpu_memory: float) -> li
     if spread > 1:
         layer = (shape.multiplied - shape.head) / shape.layers
         parts.append(Part("gathered", 2 * (2 * layer + 2 * shape.head), "two layers and the LM head, bfloat16"))
+    elif training.autocast and training.dtype == "float32" and not shape.adapter:
+        parts.append(Part("casts", 2 * shape.multiplied, "the weights in 16 bits, kept for the backward pass"))
     parts.append(_activations(shape, training))
     if training.vllm_share:
         parts.append(Part("vLLM", training.vllm_share * gpu_memory, "see below"))

@@ -132,12 +132,18 @@ class Plan:
             quantized="4bit" if self["load_in_4bit"] else "8bit" if self["load_in_8bit"] else None,
             reference=bool(self["beta"]),
             critic="critic_learning_rate" in self.settings,
+            autocast=bool(self["bf16"] or self["fp16"]),
             checkpointing=bool(self["gradient_checkpointing"]),
             micro_batch_tokens=self["max_tokens_per_micro_batch"],
             sharded=self.sharded,
             processes=self.processes,
             vllm_share=self["vllm_gpu_memory_utilization"] if self._colocates_vllm else 0.0,
         )
+
+    @property
+    def generates_by_vllm(self) -> bool:
+        """Whether completions end one by one, without waiting for the longest: in this process or on servers."""
+        return bool(self["use_vllm"] or self["vllm_servers"])
 
     @property
     def _colocates_vllm(self) -> bool:
@@ -163,7 +169,7 @@ class Plan:
             episodes.longest_turns,
             episodes.prompt_tokens,
             episodes.completion_tokens,
-            longest_completion=episodes.completion_tokens if self["use_vllm"] else self["max_completion_length"],
+            longest_completion=episodes.completion_tokens if self.generates_by_vllm else self["max_completion_length"],
             forwarded=episodes.forwarded if self["token_layout"] == "shared" else 1.0,
             passes=bool(self["beta"]) + several,
             updates=self["num_iterations"],

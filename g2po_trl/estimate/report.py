@@ -31,11 +31,13 @@ def format_plan(plan: Plan, episodes: Episodes, gpu: Gpu | None, price: float | 
     lines += [f"The run: {plan.iterations} iterations, evaluations: {played}"]
     if gpu is None:
         return "\n".join([*lines, "", "--gpu NAME adds seconds; --measure 2 times two iterations on this machine."])
-    seconds = model_seconds(shape, gpu, work, plan.processes, bool(plan["gradient_checkpointing"]))
+    checkpointing, vllm = bool(plan["gradient_checkpointing"]), plan.generates_by_vllm
+    seconds = model_seconds(shape, gpu, work, plan.processes, checkpointing, vllm)
     an_iteration = sum(seconds.values())
     evaluations = plan.evaluations * (evaluated or 0) / work.episodes * seconds["generation"]
     total = plan.iterations * an_iteration + evaluations
-    lines += ["", f"Seconds of the model on {plan.processes} x {gpu.name}, computed, not confirmed on a GPU:"]
+    confirmed = ", vLLM's not confirmed on a GPU" if vllm else ""
+    lines += ["", f"Seconds of the model on {plan.processes} x {gpu.name}, computed{confirmed}:"]
     lines += [f"  {name:18} {value:8.1f} s" for name, value in seconds.items()]
     lines += [f"  {'an iteration':18} {an_iteration:8.1f} s", *_total(total, plan.processes, price, "GPU hours")]
     played = "" if evaluated else "evaluations, "

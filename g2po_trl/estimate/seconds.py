@@ -1,8 +1,9 @@
-"""Seconds of an iteration's parts on a GPU, from FLOPs and bytes. No GPU has confirmed them.
+"""Seconds of an iteration's parts on a GPU, from FLOPs and bytes.
 
 Generation reads the weights once for a pass over all running episodes; log-probabilities and the update pass every
 position that is not shared through the model. Environments, the optimizer step and weights on their way to vLLM are
-not included.
+not included. One H200 has confirmed the update within 20 % in five layouts, and log-probabilities within 30 %
+(benchmarks/results/gpu); vLLM has not been timed on a GPU.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 
 from .shape import ModelShape
 
-UTILISATION = 0.4  # of peak FLOPs in passes over full micro-batches
+UTILISATION = 0.33  # of peak FLOPs in passes over full micro-batches: 0.28 to 0.36 measured with SDPA, 0.36 with flex
 READ_SHARE = 0.6  # of peak bandwidth in decoding
-PASS_OVERHEAD = 4e-3  # seconds of a decoding pass besides reading
+PASS_OVERHEAD = 4e-3  # seconds of vLLM's decoding pass besides reading
+LAYER_OVERHEAD = 1.6e-3  # of `generate`'s, for each layer: 1.2e-3 (SmolLM2-135M) and 2.8e-3 (1.5B, cold) measured
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ class Work:
 
 
 def model_seconds(
-    shape: ModelShape, gpu: Gpu, work: Work, processes: int = 1, checkpointing: bool = True
+    shape: ModelShape, gpu: Gpu, work: Work, processes: int = 1, checkpointing: bool = True, vllm: bool = True
 ) -> dict[str, float]:
-    """Return seconds of the model by phase: `generation`, `log-probabilities`, `update`."""
+    """Return seconds of the model by phase: `generation` (by vLLM or `generate`), `log-probabilities`, `update`."""
     compute, read = gpu.flops * UTILISATION, gpu.bandwidth * READ_SHARE
     own_steps, positions = work.steps / processes, work.positions / processes
     decoded = own_steps * work.completion_tokens
@@ -87,7 +89,8 @@ def model_seconds(
     passes = work.longest_turns * work.longest_completion
     generation = own_steps * work.prompt_tokens * body / compute
     generation += decoded * ((body + 2.0 * shape.head) / compute + cached / read)
-    generation += passes * (2.0 * shape.multiplied / read + PASS_OVERHEAD)
+    overhead = PASS_OVERHEAD if vllm else LAYER_OVERHEAD * shape.layers
+    generation += passes * (2.0 * shape.multiplied / read + overhead)
     scored = work.completion_tokens / (work.prompt_tokens + work.completion_tokens) / work.forwarded
     forward = (body + 2.0 * shape.head * scored) / compute
     backward = 3.0 if checkpointing else 2.0  # a forward pass once more, and two for the backward pass

@@ -1,6 +1,7 @@
 """`g2po estimate`: numbers by hand, settings as `g2po train` reads them, messages, and measured iterations."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +10,21 @@ from g2po_trl.cli import main
 from g2po_trl.estimate.measured import read_measured
 from g2po_trl.estimate.memory import Training, memory_parts, vllm_cache
 from g2po_trl.estimate.plan import Plan
-from g2po_trl.estimate.seconds import GPUS, READ_SHARE, UTILISATION, Gpu, Work, model_seconds
+from g2po_trl.estimate.seconds import GPUS, LAYER_OVERHEAD, READ_SHARE, UTILISATION, Gpu, Work, model_seconds
 from g2po_trl.estimate.shape import ModelShape, read_shape
 
+ROOT = Path(__file__).parents[2]
 # 1,000 parameters beside a head of 200, two layers.
 SHAPE = ModelShape(1200, 200, True, hidden=10, intermediate=30, layers=2, vocabulary=20, kv_width=8)
+
+
+LARGE = ModelShape(1_543_714_304, 151_936 * 1536, True, 1536, 8960, 28, 151_936, 512)  # Qwen2.5-1.5B
+
+
+def of_h200():
+    """What benchmarks/gpu measured: the batch, and a row for each layout and attention."""
+    path = ROOT / "benchmarks/results/gpu/h200/phases.json"
+    return json.loads(path.read_text())["parts"]["phases"]["findings"]
 
 
 def sizes(shape, **training):
@@ -43,6 +54,17 @@ def test_an_adapter_leaves_the_model_frozen_and_is_its_own_reference():
     assert {"gradients", "Adam", "reference"}.isdisjoint(found)
 
 
+def test_memory_is_near_that_of_an_h200():
+    """Without an optimizer. Only the last row was checkpointed (benchmarks/results/gpu/README.md)."""
+    rows = {(row["attention"], row["layout"]): row["peak_gb"] for row in of_h200()[1:] if "peak_gb" in row}
+    assert len(rows) == 6
+    for row, measured in rows.items():
+        checkpointing = row == ("flex_attention", "packed")
+        options = {"reference": False, "autocast": True, "checkpointing": checkpointing, "micro_batch_tokens": 32_768}
+        found = {part.name: part.size for part in memory_parts(LARGE, Training(**options), 141e9)}
+        assert 0.85 < (sum(found.values()) - found["Adam"]) / 1e9 / measured < 1.05, row
+
+
 def test_shards_are_divided_and_layers_gathered():
     found = sizes(SHAPE, sharded=True, processes=4)
     assert found["Adam"] == 9600 / 4 and found["gathered"] == 2 * (2 * 500 + 2 * 200)
@@ -67,6 +89,30 @@ def test_seconds_are_flops_and_bytes_by_hand():
     positions = 3 * 15 * 0.5
     assert seconds["log-probabilities"] == pytest.approx(2 * positions * forward)
     assert seconds["update"] == pytest.approx(4 * positions * forward)
+    slower = model_seconds(SHAPE, gpu, work, processes=2, vllm=False)["generation"]
+    assert slower - seconds["generation"] == pytest.approx(4 * 6 * (2 * LAYER_OVERHEAD - 4e-3))
+
+
+def test_seconds_are_near_those_of_an_h200():
+    """Log-probabilities and update without gradient checkpointing."""
+    about, *found = of_h200()
+    rows = [row for row in found if row.get("attention") == "sdpa"]
+    assert len(rows) == 5
+    for row in rows:
+        work = Work(
+            about["episodes"],
+            about["turns"],
+            about["turns"],
+            about["mean_prompt"],
+            about["mean_completion"],
+            about["mean_completion"],
+            forwarded=row["positions"] / row["tokens"],
+            passes=1,
+        )
+        seconds = model_seconds(LARGE, GPUS["h200"], work, checkpointing=False)
+        for phase, name in (("log-probabilities", "logps"), ("update", "update")):
+            ratio = seconds[phase] * row[name]["tokens_per_second"] / row["tokens"]
+            assert 0.7 < ratio < 1.3, (row["layout"], phase, ratio)
 
 
 def test_shape_of_a_folder_is_its_models():
