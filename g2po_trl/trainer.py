@@ -598,7 +598,9 @@ class G2POTrainer(GRPOTrainer):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
-        """Save the model to `output_dir` and upload it with its card. Arguments are those of `Trainer.push_to_hub`.
+        """Save the model to `output_dir` and upload it with its card.
+
+        Arguments are those of `Trainer.push_to_hub`; `private`, of newer releases of transformers, is passed by name.
 
         Raises:
             HubError: if the upload fails; the model is in `output_dir`.

@@ -49,7 +49,7 @@ from g2po_trl.utils.json import write_json
 
 ROOT = common.ROOT
 PARTS = ("tests", "phases", "teach", "learning")
-SHARES = {"tests": 0.3, "phases": 0.4, "teach": 0.45, "learning": 1.0}  # of what is left when the part begins
+SHARES = {"tests": 0.4, "phases": 0.4, "teach": 0.45, "learning": 1.0}  # of what is left when the part begins
 SHARES["preparation"] = 0.2  # of what is left when it is waited for
 ENDING = 8.0  # seconds, for a part that does not end by itself and for the table
 LAST_LINES = 30

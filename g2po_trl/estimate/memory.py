@@ -53,8 +53,8 @@ def memory_parts(shape: ModelShape, training: Training, gpu_memory: float) -> li
     """Return the parts of the memory of the GPU that holds most.
 
     Weights, gradients and Adam's two moments have the weights' type; an adapter's are float32. A layer's activations
-    are taken as 12 hidden and 4.5 intermediate widths a token in 2 bytes. Logits take next to nothing: TRL's fused LM
-    head computes them for some hundred tokens at a time.
+    are taken as 12 hidden and 4.5 intermediate widths a token in 2 bytes, their gradients as 4 and 3. Logits take next
+    to nothing: TRL's fused LM head computes them for some hundred tokens at a time.
     """
     spread = training.processes if training.sharded else 1
     size = BYTES[training.dtype]
@@ -70,12 +70,10 @@ def memory_parts(shape: ModelShape, training: Training, gpu_memory: float) -> li
         parts.append(Part("gradients", stored / spread, training.dtype))
         parts.append(Part("Adam", 2 * stored / spread, training.dtype))
     if training.critic:
-        parts.append(Part("critic", 4 * shape.parameters * size / spread, "weights, gradients, Adam"))
+        parts.append(Part("critic", 16 * shape.parameters, "float32 weights, gradients, Adam"))
     if spread > 1:
         layer = (shape.multiplied - shape.head) / shape.layers
         parts.append(Part("gathered", 2 * (2 * layer + 2 * shape.head), "two layers and the LM head, bfloat16"))
-    elif training.autocast and training.dtype == "float32" and not shape.adapter:
-        parts.append(Part("casts", 2 * shape.multiplied, "the weights in 16 bits, kept for the backward pass"))
     parts.append(_activations(shape, training))
     if training.vllm_share:
         parts.append(Part("vLLM", training.vllm_share * gpu_memory, "see below"))
@@ -85,11 +83,16 @@ def memory_parts(shape: ModelShape, training: Training, gpu_memory: float) -> li
 def _activations(shape: ModelShape, training: Training) -> Part:
     tokens = training.micro_batch_tokens
     layer = 2.0 * tokens * (12 * shape.hidden + 4.5 * shape.intermediate)
+    head = 0.0 if shape.adapter else 6.0 * shape.head  # its gradient, in 16 bits and added up in float32
     if not training.checkpointing:
-        return Part("update", shape.layers * layer, f"{tokens:,} tokens a micro-batch, activations of all layers")
+        # Weights that autocast has cast are kept, too, until the backward pass has used them.
+        casts = 2.0 * shape.multiplied if training.autocast and training.dtype == "float32" else 0.0
+        note = f"{tokens:,} tokens a micro-batch, activations of all layers"
+        return Part("update", shape.layers * layer + casts + head, note)
     inputs = 2.0 * tokens * shape.hidden * shape.layers
+    layer += 2.0 * tokens * (4 * shape.hidden + 3 * shape.intermediate)  # and gradients of its activations
     note = f"{tokens:,} tokens a micro-batch: layer inputs {inputs / 1e9:.1f}, one layer {layer / 1e9:.1f}"
-    return Part("update", inputs + layer, note)
+    return Part("update", inputs + layer + head, f"{note}, LM head {head / 1e9:.1f}")
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,9 @@ class Plan:
 
     @property
     def uses_bfloat16(self) -> bool:
-        return bool(self["bf16"]) and not self["use_cpu"]
+        """Whether arithmetic is in bfloat16, as TRL has it on a GPU where nothing is set."""
+        chosen = not self["fp16"] if self["bf16"] is None else self["bf16"]
+        return bool(chosen) and not self["use_cpu"]
 
     @property
     def evaluations(self) -> int:
@@ -132,7 +134,7 @@ class Plan:
             quantized="4bit" if self["load_in_4bit"] else "8bit" if self["load_in_8bit"] else None,
             reference=bool(self["beta"]),
             critic="critic_learning_rate" in self.settings,
-            autocast=bool(self["bf16"] or self["fp16"]),
+            autocast=bool(self.uses_bfloat16 or self["fp16"]),
             checkpointing=bool(self["gradient_checkpointing"]),
             micro_batch_tokens=self["max_tokens_per_micro_batch"],
             sharded=self.sharded,
@@ -142,7 +144,7 @@ class Plan:
 
     @property
     def generates_by_vllm(self) -> bool:
-        """Whether completions end one by one, without waiting for the longest: in this process or on servers."""
+        """Whether vLLM generates, in this process or on servers, and not transformers' `generate`."""
         return bool(self["use_vllm"] or self["vllm_servers"])
 
     @property
@@ -173,7 +175,14 @@ class Plan:
             forwarded=episodes.forwarded if self["token_layout"] == "shared" else 1.0,
             passes=bool(self["beta"]) + several,
             updates=self["num_iterations"],
+            micro_batch_tokens=self["max_tokens_per_micro_batch"],
+            calls=1 if self.generates_by_vllm else self._calls_of_generate(episodes.prompt_tokens),
         )
+
+    def _calls_of_generate(self, prompt_tokens: float) -> int:
+        """Return calls a turn: each takes as many prompts as `generation_batch_tokens` has room for."""
+        rows = self["generation_batch_tokens"] // (prompt_tokens + self["max_completion_length"])
+        return math.ceil(self.episodes / self.slices / self.processes / max(1, rows))
 
     @property
     def longest_sample(self) -> int:

@@ -36,8 +36,7 @@ def format_plan(plan: Plan, episodes: Episodes, gpu: Gpu | None, price: float | 
     an_iteration = sum(seconds.values())
     evaluations = plan.evaluations * (evaluated or 0) / work.episodes * seconds["generation"]
     total = plan.iterations * an_iteration + evaluations
-    confirmed = ", vLLM's not confirmed on a GPU" if vllm else ""
-    lines += ["", f"Seconds of the model on {plan.processes} x {gpu.name}, computed{confirmed}:"]
+    lines += ["", f"Seconds of the model on {plan.processes} x {gpu.name}, computed, confirmed on no GPU but an H200:"]
     lines += [f"  {name:18} {value:8.1f} s" for name, value in seconds.items()]
     lines += [f"  {'an iteration':18} {an_iteration:8.1f} s", *_total(total, plan.processes, price, "GPU hours")]
     played = "" if evaluated else "evaluations, "

@@ -2,20 +2,21 @@
 
 Generation reads the weights once for a pass over all running episodes; log-probabilities and the update pass every
 position that is not shared through the model. Environments, the optimizer step and weights on their way to vLLM are
-not included. One H200 has confirmed the update within 20 % in five layouts, and log-probabilities within 30 %
-(benchmarks/results/gpu); vLLM has not been timed on a GPU.
+not included. The rates are fitted to one H200 (benchmarks/results/gpu): Qwen2.5-1.5B in large micro-batches, and
+SmolLM2-135M in small ones. vLLM, other GPUs and several of them have not been timed.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .shape import ModelShape
 
-UTILISATION = 0.33  # of peak FLOPs in passes over full micro-batches: 0.28 to 0.36 measured with SDPA, 0.36 with flex
+UTILISATION = 0.33  # of peak FLOPs in passes over full micro-batches: 0.28 to 0.37 measured
 READ_SHARE = 0.6  # of peak bandwidth in decoding
 PASS_OVERHEAD = 4e-3  # seconds of vLLM's decoding pass besides reading
-LAYER_OVERHEAD = 1.6e-3  # of `generate`'s, for each layer: 1.2e-3 (SmolLM2-135M) and 2.8e-3 (1.5B, cold) measured
+LAYER_OVERHEAD = 1.6e-3  # the same of `generate`'s, for each layer: 1.2e-3 (SmolLM2, four runs on a GPU) to 2.9e-3
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Work:
         forwarded: fraction of a step sample's positions that the update processes; the others are shared.
         passes: without gradients, over all positions: of the reference, and of old log-probabilities.
         updates: passes with gradients, `num_iterations`.
+        micro_batch_tokens: positions of a micro-batch. A layer takes `LAYER_OVERHEAD` however few there are.
+        calls: of `generate` in a turn.
     """
 
     episodes: int
@@ -66,6 +69,8 @@ class Work:
     forwarded: float = 0.65
     passes: int = 2
     updates: int = 1
+    micro_batch_tokens: float = math.inf
+    calls: int = 1
 
     @property
     def steps(self) -> float:
@@ -86,7 +91,7 @@ def model_seconds(
     decoded = own_steps * work.completion_tokens
     body = 2.0 * (shape.multiplied - shape.head)
     cached = 2.0 * shape.layers * shape.kv_width * (work.prompt_tokens + work.completion_tokens / 2)
-    passes = work.longest_turns * work.longest_completion
+    passes = work.longest_turns * work.longest_completion * work.calls
     generation = own_steps * work.prompt_tokens * body / compute
     generation += decoded * ((body + 2.0 * shape.head) / compute + cached / read)
     overhead = PASS_OVERHEAD if vllm else LAYER_OVERHEAD * shape.layers
@@ -96,8 +101,9 @@ def model_seconds(
     backward = 3.0 if checkpointing else 2.0  # a forward pass once more, and two for the backward pass
     if shape.adapter:
         backward -= 1.0  # no gradients of frozen weights
+    launched = positions / work.micro_batch_tokens * LAYER_OVERHEAD * shape.layers  # whatever the GPU computes in them
     return {
         "generation": generation,
-        "log-probabilities": work.passes * positions * forward,
-        "update": work.updates * positions * forward * (1.0 + backward),
+        "log-probabilities": work.passes * max(positions * forward, launched),
+        "update": work.updates * max(positions * forward * (1.0 + backward), 2 * launched),
     }

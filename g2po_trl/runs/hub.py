@@ -73,9 +73,11 @@ def model_pushed(trainer: Any, token: str | None = None, **of_repository: Any) -
             _write_gitignore(folder)
         yield
     except Exception as error:
+        private = of_repository.get("private", args.hub_private_repo)
         raise HubError(
             f"the model was not pushed to the Hub: {_first_line(error)}\nIt is in {folder!r}. To push it later:\n"
             f"    hf upload {trainer.hub_model_id or args.hub_model_id or Path(folder).name} {quote(str(folder))} "
+            + "--private " * bool(private)
             + " ".join(f"--exclude '{name}*'" if name.endswith("/") else f"--exclude '{name}'" for name in _NOT_PUSHED)
         ) from error
 

@@ -1,6 +1,7 @@
 """`g2po estimate`: numbers by hand, settings as `g2po train` reads them, messages, and measured iterations."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,14 +38,20 @@ def test_full_training_keeps_four_copies_and_adams_moments():
         "reference": 4800,
         "gradients": 4800,
         "Adam": 9600,
-        "update": 2 * 100 * 10 * 2 + 2 * 100 * (120 + 135),
+        "update": 2 * 100 * 10 * 2 + 2 * 100 * (120 + 135 + 40 + 90) + 6 * 200,
     }
 
 
 def test_without_kl_there_is_no_reference_and_without_checkpointing_every_layer_is_kept():
     found = sizes(SHAPE, reference=False, checkpointing=False, micro_batch_tokens=100, dtype="bfloat16")
     assert "reference" not in found and found["weights"] == 2400
-    assert found["update"] == 2 * 2 * 100 * (120 + 135)
+    assert found["update"] == 2 * 2 * 100 * (120 + 135) + 6 * 200
+    cast = sizes(SHAPE, checkpointing=False, micro_batch_tokens=100, autocast=True)
+    assert cast["update"] - found["update"] == 2 * 1200, "16 bits of each float32 weight"
+
+
+def test_a_critic_is_in_float32_whatever_the_policy_is():
+    assert sizes(SHAPE, critic=True, dtype="bfloat16")["critic"] == 16 * 1200
 
 
 def test_an_adapter_leaves_the_model_frozen_and_is_its_own_reference():
@@ -91,6 +98,9 @@ def test_seconds_are_flops_and_bytes_by_hand():
     assert seconds["update"] == pytest.approx(4 * positions * forward)
     slower = model_seconds(SHAPE, gpu, work, processes=2, vllm=False)["generation"]
     assert slower - seconds["generation"] == pytest.approx(4 * 6 * (2 * LAYER_OVERHEAD - 4e-3))
+    small = model_seconds(SHAPE, gpu, replace(work, micro_batch_tokens=1e-9), processes=2)
+    launched = positions / 1e-9 * 2 * LAYER_OVERHEAD
+    assert small["log-probabilities"] == pytest.approx(2 * launched) and small["update"] == pytest.approx(2 * launched)
 
 
 def test_seconds_are_near_those_of_an_h200():
@@ -113,6 +123,38 @@ def test_seconds_are_near_those_of_an_h200():
         for phase, name in (("log-probabilities", "logps"), ("update", "update")):
             ratio = seconds[phase] * row[name]["tokens_per_second"] / row["tokens"]
             assert 0.7 < ratio < 1.3, (row["layout"], phase, ratio)
+
+
+def test_generate_and_small_micro_batches_are_near_those_of_an_h200():
+    """Within a factor of two: Qwen2.5-1.5B in two calls; SmolLM2-135M, four runs of it on the GPU."""
+    found = next(row for row in of_h200() if row.get("about") == "generate")
+    prompt = found["prompt_tokens"] / found["prompts"]
+    work = Work(found["prompts"], 1, 1, prompt, 64, 64, calls=2)
+    assert 0.5 < model_seconds(LARGE, GPUS["h200"], work, vllm=False)["generation"] / found["seconds"] < 2
+    shape = ModelShape(134_515_008, 49_152 * 576, True, 576, 1536, 30, 49_152, 2 * 3 * 64)
+    for name, rows in json.loads((ROOT / "benchmarks/results/gpu/h200/runs.json").read_text()).items():
+        mean = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
+        tokens = mean["rollout/prompt_tokens"] + mean["rollout/completion_tokens"]
+        work = Work(
+            32,
+            mean["episode/turns"],
+            15,
+            mean["rollout/mean_prompt_tokens"],
+            mean["rollout/mean_completion_tokens"],
+            32,
+            forwarded=mean["update/forwarded_tokens"] / tokens,
+            passes=0,
+            micro_batch_tokens=2048,
+        )
+        seconds = model_seconds(shape, GPUS["h200"], work, checkpointing=False, vllm=False)
+        for phase in ("generation", "update"):
+            assert 0.5 < seconds[phase] / mean[f"time/{phase}"] < 2, (name, phase, seconds)
+
+
+def test_calls_of_generate_are_as_many_as_its_batches():
+    settings = {"generation_batch_tokens": 65536, "max_completion_length": 512, "per_device_train_batch_size": 64}
+    plan = Plan(settings, 2, False)
+    assert plan._calls_of_generate(700) == 2 and plan._calls_of_generate(300) == 1
 
 
 def test_shape_of_a_folder_is_its_models():
@@ -219,7 +261,7 @@ def test_a_recipe_is_estimated_with_flags_of_train(capsys):
     text = run(capsys, *words, "--max_steps", "15")
     assert "1.54 B parameters, all trained" in text and "Memory of each of 2 GPUs" in text and "fits" in text
     assert "15 iterations, evaluations: 5 of 140 episodes" in text and "at 2 an hour" in text
-    assert "1,280 step samples" in text and "not confirmed on a GPU" in text
+    assert "1,280 step samples" in text and "confirmed on no GPU but an H200" in text
     small = run(capsys, *words, "--gpu", "l4")
     assert (
         "of 24 GB: does not fit (lower max_tokens_per_micro_batch or vllm_gpu_memory_utilization; or use_peft" in small

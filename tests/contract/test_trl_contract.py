@@ -79,9 +79,12 @@ def test_methods_we_override_or_call(method, parameters):
 
 def test_a_repository_is_made_with_a_token():
     """`private` came with a later release: it is passed where a user passes it."""
-    for method, first in (("init_hf_repo", ["token"]), ("push_to_hub", ["commit_message", "blocking", "token"])):
+    for method, first in (
+        ("init_hf_repo", ["token"]),
+        ("push_to_hub", ["commit_message", "blocking", "token", "revision"]),
+    ):
         parameters = list(inspect.signature(getattr(GRPOTrainer, method)).parameters)
-        assert parameters[1 : 1 + len(first)] == first and parameters.index("token") == len(first)
+        assert parameters[1 : 1 + len(first)] == first
 
 
 def test_a_checkpoint_is_written_where_get_output_dir_says():

@@ -422,6 +422,9 @@ def test_push_to_hub_that_fails_leaves_the_new_model_on_disk(make_trainer):
     with pytest.raises(HubError, match="the model was not pushed to the Hub: HFValidationError"):
         trainer.push_to_hub()
     assert older.stat().st_size > 1000
+    trainer.args.hub_private_repo = True
+    with pytest.raises(HubError, match=r"hf upload no/such/name \S+ --private --exclude"):
+        trainer.push_to_hub()
 
 
 def test_advantage_fn_of_wrong_shape_is_refused(make_trainer):
