@@ -24,18 +24,12 @@ G2PO, GIGPO, GRPO = "g2po", "gigpo", "grpo (A_EP)"
 NO_NC, NO_EC, FLAT = "g2po without A_NC", "A_EP + A_NC, aggregated", "g2po without aggregation"
 HALF, ZERO, TRUE = "g2po, λ 0.5", "g2po, λ 0", "true advantage"
 WRONG_KEYS = ("key without processing", "key of the place alone")
-# results/methods: what the fits are of. `g2po lambda auto` repeats g2po's runs in small rooms.
-EARLIER = "earlier_model"  # the results of the initial model before the present one
-SEEDS = range(4)
-FOUR = ("g2po", "hgpo", "gigpo", "grpo")
-SHORT = (
-    *(*FOUR, "crbc", "graphgpo", "ppo", "rloo", "g2po without A_NC", "g2po without A_EC", "g2po without aggregation"),
-    *("g2po lambda 0.5", "g2po lambda 0", "g2po memory", "g2po memory lambda 0.5"),
-)
-LONG = (*FOUR, "g2po memory", "g2po memory lambda 0.5", "g2po memory lambda auto")
+SEEDS = range(4)  # of results/methods
 # results/comparison, stage main: G2PO and the seven arms that are tested against it
-ARMS = ("g2po", "g2po-lambda-0.5", "gigpo", "grpo", "grpo-discounted")
-ARMS += ("g2po-without-A_NC", "g2po-without-A_EC", "g2po-without-aggregation")
+ARMS = (
+    *("g2po", "g2po-lambda-0.5", "gigpo", "grpo", "grpo-discounted"),
+    *("g2po-without-A_NC", "g2po-without-A_EC", "g2po-without-aggregation"),
+)
 
 
 @cache
@@ -178,9 +172,8 @@ def outcome(arm: str, number: str) -> np.ndarray:
 
 
 def compare(arm: str, number: str) -> tuple[float, float]:
-    """Mean and standard deviation over seeds; the start was played once."""
-    of = outcome(arm, number)
-    return mean_and_deviation(of) if len(of) > 1 else (float(of[0]), 0.0)
+    """Mean and standard deviation over seeds."""
+    return mean_and_deviation(outcome(arm, number))
 
 
 def paired(arm: str, number: str) -> tuple[float, float, float]:
@@ -190,13 +183,13 @@ def paired(arm: str, number: str) -> tuple[float, float, float]:
 
 
 @cache
-def _dunnett(number: str) -> tuple[dict[str, float], float, float, int]:
-    """Differences to G2PO, their standard error, the noise of a run, and its degrees of freedom. Complete blocks."""
+def _dunnett(number: str) -> tuple[dict[str, float], float, int]:
+    """Differences to G2PO in complete blocks, their standard error, and its degrees of freedom."""
     values = np.array([outcome(arm, number) for arm in ARMS])
     rest = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
     freedom = (len(ARMS) - 1) * (values.shape[1] - 1)
-    noise = np.sqrt((rest**2).sum() / freedom)
-    return dict(zip(ARMS, values.mean(1) - values[0].mean())), noise * np.sqrt(2 / values.shape[1]), noise, freedom
+    error = np.sqrt((rest**2).sum() / freedom * 2 / values.shape[1])
+    return dict(zip(ARMS, values.mean(1) - values[0].mean())), error, freedom
 
 
 def _none_beyond(limit: float, freedom: int) -> float:
@@ -211,91 +204,33 @@ def _none_beyond(limit: float, freedom: int) -> float:
 
 def tested(arm: str, number: str) -> tuple[float, float, float]:
     """An arm minus G2PO, with Dunnett's simultaneous interval."""
-    differences, error, _, freedom = _dunnett(number)
+    differences, error, freedom = _dunnett(number)
     limit = optimize.brentq(lambda t: _none_beyond(t, freedom) - 0.95, 1.5, 5)
     return differences[arm], differences[arm] - limit * error, differences[arm] + limit * error
 
 
 def tested_p(arm: str, number: str) -> float:
     """Dunnett's p."""
-    differences, error, _, freedom = _dunnett(number)
+    differences, error, freedom = _dunnett(number)
     return 1 - _none_beyond(abs(differences[arm]) / error, freedom)
 
 
-def noise(number: str) -> float:
-    """Standard deviation of a run of the comparison, in points."""
-    return float(_dunnett(number)[2])
-
-
-def unstable(arm: str | None = None) -> int:
+def unstable() -> int:
     """Runs of the comparison with a KL above 0.5 or fewer than 95 % valid completions in an iteration."""
-    of = [run["training"] for one in ([arm] if arm else ARMS) for run in compared(one)]
+    of = [run["training"] for arm in ARMS for run in compared(arm)]
     return sum(max(one["kl"]) > 0.5 or min(one["valid"]) < 0.95 for one in of)
 
 
-# --- Learning curves from the earlier initial model: results/methods, temperature.py
+# --- Learning curves from the earlier initial model: results/methods; temperature.py
 
 
-def runs(method: str, setting: str = "short") -> list[dict[str, Any]]:
-    name = method.replace(" ", "-")
-    return [raw(f"methods/runs/{setting}/{name}-seed{seed}.json") for seed in (SEEDS if method != "start" else (0,))]
-
-
-def by_seed(method: str, number: str, setting: str = "short") -> list[float]:
-    """`training`: mean success of all iterations; `held-out`: success on the panel afterwards."""
-    if number == "training":
-        return [100 * np.mean(run["training"]["success"]) for run in runs(method, setting)]
-    return [100 * np.mean([int(won) for won in run["held_out"]["won"]]) for run in runs(method, setting)]
-
-
-def training(method: str, setting: str = "short") -> tuple[float, float]:
-    """Mean and standard deviation over seeds."""
-    return mean_and_deviation(by_seed(method, "training", setting))
-
-
-def held_out(method: str, setting: str = "short") -> tuple[float, float]:
-    """Mean and standard deviation over seeds."""
-    return mean_and_deviation(by_seed(method, "held-out", setting))
-
-
-@cache
-def fit(methods: Sequence[str], number: str, setting: str = "short") -> dict[str, tuple[float, float, float, float]]:
-    """By least squares of success = method + seed + noise: how far each method is behind G2PO, interval, p by Holm."""
-    values = np.array([by_seed(method, number, setting) for method in methods])
-    noise = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-    freedom = (len(methods) - 1) * (len(SEEDS) - 1)
-    error = np.sqrt((noise**2).sum() / freedom * 2 / len(SEEDS))
-    behind = {method: values[methods.index("g2po")].mean() - of.mean() for method, of in zip(methods, values)}
-    order = sorted((method for method in methods if method != "g2po"), key=lambda method: -abs(behind[method]))
-    half, found, last = stats.t.ppf(0.975, freedom) * error, {}, 0.0
-    for rank, method in enumerate(order):
-        last = max(last, min(1.0, 2 * stats.t.sf(abs(behind[method]) / error, freedom) * (len(order) - rank)))
-        found[method] = (behind[method], behind[method] - half, behind[method] + half, last)
-    return found
-
-
-def p(method: str, number: str) -> float:
-    return fit(SHORT, number)[method][3]
-
-
-def bound(value: float, by: float = 0.001) -> float:
-    """The bound, of a value below it."""
-    return by if value < by else value
-
-
-def broken(all_runs: bool = False) -> int:
-    """Number of runs in small rooms with a KL above 0.5 or fewer than 95 % valid actions in an iteration; of all."""
-    of = [run["training"] for method in (*SHORT, "g2po lambda auto") for run in runs(method)]
-    return len(of) if all_runs else sum(max(one["kl"]) > 0.5 or min(one["valid"]) < 0.95 for one in of)
-
-
-def turns(method: str) -> float:
-    """Of the successful held-out episodes."""
-    return float(np.mean([run["held_out"]["turns_to_success"] for run in runs(method)]))
-
-
-def cpu_time(method: str) -> float:
-    return float(np.median([run["cpu_seconds"] for run in runs(method)]))
+def lead(method: str) -> float:
+    """G2PO's success less the method's, mean of all iterations and seeds, from the earlier initial model."""
+    names = [f"methods/runs/short/{{}}-seed{seed}.json" for seed in SEEDS]
+    ours, theirs = (
+        np.mean([raw(name.format(of))["training"]["success"] for name in names]) for of in ("g2po", method)
+    )
+    return 100 * float(ours - theirs)
 
 
 def at_temperature(temperature: str, when: str, model: str = "results") -> np.ndarray:
@@ -352,14 +287,3 @@ def milliseconds(value_lambda: str = "1", released: bool = False) -> float:
     of = raw("advantage_speed/results.json")["sizes"]["the paper's rollout"]
     values = of["ours_seconds"] if value_lambda == "1" else of["by_lambda_seconds"][value_lambda]
     return 1000 * float(np.median(of["released_seconds"] if released else values))
-
-
-def pool_speed() -> float:
-    """Steps per second and core of the environment pool by those of the stock engine."""
-    of = raw("pool/results.json")
-    return (
-        of["first"]["steps"]
-        / of["first"]["step_seconds"]
-        / of["workers"]
-        / (of["stock"]["steps"] / of["stock"]["step_seconds"])
-    )
