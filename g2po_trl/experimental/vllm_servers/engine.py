@@ -226,11 +226,15 @@ class ServedVLLMEngine(Engine):
 
     def _abandon(self) -> None:
         """Close all connections, so that the servers stop computing what is unanswered."""
-        for request in list(self._requests):
-            request.cancel()
+        run(self._cancel_all())
         self._answers, self._unanswered = queue.SimpleQueue(), 0
         for server in self.servers.all:
             run(server.close_idle())
+
+    async def _cancel_all(self) -> None:
+        """Cancel in the loop of the requests, all at once: one that waits is not sent in the slot of another."""
+        for request in list(self._requests):
+            request.cancel()
 
     def _open_folder(self) -> None:
         try:
