@@ -12,13 +12,13 @@ from g2po_trl.rollout.player import Player
 
 def test_recorded_episodes_are_trained_on_and_none_is_played(tmp_path, monkeypatch):
     monkeypatch.setattr(Player, "play", lambda *args, **kwargs: pytest.fail("an episode was played"))
-    trainer = work.massive_trainer(tmp_path, use_cpu=True, per_device_train_batch_size=16)
-    before = [weight.detach().clone() for weight in trainer.model.parameters()]
-    trainer.train()
-    trainer.close()
-    log = next(log for log in trainer.state.log_history if "episode/turns" in log)
-    assert log["episode/turns"] == trainer.turns and 0 < log["episode/success_rate"] < 1
-    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.model.parameters()))
+    recorded = work.massive_trainer(tmp_path, use_cpu=True, per_device_train_batch_size=16)
+    before = [weight.detach().clone() for weight in recorded.model.parameters()]
+    recorded.train()
+    recorded.close()
+    log = next(log for log in recorded.state.log_history if "episode/turns" in log)
+    assert log["episode/turns"] == recorded.turns and 0 < log["episode/success_rate"] < 1
+    assert any(not torch.equal(old, new) for old, new in zip(before, recorded.model.parameters()))
 
 
 @pytest.mark.slow
