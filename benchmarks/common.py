@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,11 @@ def _shown(word: str) -> str:
     if not path.is_absolute():
         return word
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def without_folders(text: str) -> str:
+    """Return a text with paths as they are in the clone, and those of other folders as their last part."""
+    return re.sub(r"(?<![\w.:/])/[^\s'\"=,:]*/", "", text.replace(f"{ROOT}/", ""))
 
 
 def machine() -> dict[str, Any]:

@@ -105,8 +105,8 @@ class Job:
 
     def start(self) -> None:
         self.findings.unlink(missing_ok=True)
-        told = [word.replace(str(ROOT) + os.sep, "") for word in self.command]
-        self.result = {"command": " ".join(told), "limit": round(self.seconds, 1)}
+        told = common.without_folders(" ".join(["python", *self.command[1:]]))
+        self.result = {"command": told, "limit": round(self.seconds, 1)}
         self.began = time.monotonic()
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -133,7 +133,8 @@ class Job:
         kill(self.process)  # what it has started and left
         self.result["exit"] = code
         if code:
-            self.result["last_lines"] = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            self.result["last_lines"] = [common.without_folders(line) for line in lines]
         self.findings.unlink(missing_ok=True)
         return True
 

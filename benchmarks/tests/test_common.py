@@ -1,5 +1,6 @@
 """What every results file begins with, and arms that are run in turns."""
 
+import re
 import sys
 
 from benchmarks import common
@@ -30,3 +31,19 @@ def test_arms_run_in_turns_and_warm_ups_are_not_counted():
 def test_medians_are_rounded_on_request():
     assert common.medians({"a": [1.0, 5.12345, 9.0]}) == {"a": 5.12345}
     assert common.medians({"a": [1.0, 5.12345, 9.0]}, 2) == {"a": 5.12}
+
+
+def test_texts_lose_the_machines_folders():
+    said = (
+        f"python {common.ROOT}/recipes/teach_alfworld.py --cache_dir /data/me/cache --from https://a.b/c and 1/2 x/y"
+    )
+    assert common.without_folders(said) == (
+        "python recipes/teach_alfworld.py --cache_dir cache --from https://a.b/c and 1/2 x/y"
+    )
+    assert common.without_folders("make('/data/me/games', 8)") == "make('games', 8)"
+
+
+def test_results_name_no_folder_of_a_machine():
+    files = [path for path in common.RESULTS.rglob("*") if path.suffix in (".json", ".jsonl", ".md", ".txt")]
+    folder = re.compile(r"(?<![\w.:/])/(?:data|home|mnt|opt|root|tmp|Users|usr|var|work)/\w")
+    assert len(files) > 100 and not [path for path in files if folder.search(path.read_text(encoding="utf-8"))]

@@ -182,7 +182,7 @@ class Plan:
     def _calls_of_generate(self, prompt_tokens: float) -> int:
         """Return calls a turn: each takes as many prompts as `generation_batch_tokens` has room for."""
         rows = self["generation_batch_tokens"] // (prompt_tokens + self["max_completion_length"])
-        return math.ceil(self.episodes / self.slices / self.processes / max(1, rows))
+        return math.ceil(self.episodes / self.processes / max(1, rows))
 
     @property
     def longest_sample(self) -> int:

@@ -73,7 +73,8 @@ def model_pushed(trainer: Any, token: str | None = None, **of_repository: Any) -
             _write_gitignore(folder)
         yield
     except Exception as error:
-        private = of_repository.get("private", args.hub_private_repo)
+        private = of_repository.get("private")
+        private = args.hub_private_repo if private is None else private  # as transformers reads it
         raise HubError(
             f"the model was not pushed to the Hub: {_first_line(error)}\nIt is in {folder!r}. To push it later:\n"
             f"    hf upload {trainer.hub_model_id or args.hub_model_id or Path(folder).name} {quote(str(folder))} "

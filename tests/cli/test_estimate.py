@@ -155,6 +155,8 @@ def test_calls_of_generate_are_as_many_as_its_batches():
     settings = {"generation_batch_tokens": 65536, "max_completion_length": 512, "per_device_train_batch_size": 64}
     plan = Plan(settings, 2, False)
     assert plan._calls_of_generate(700) == 2 and plan._calls_of_generate(300) == 1
+    twice = Plan({**settings, "steps_per_generation": 2}, 2, False)
+    assert twice._calls_of_generate(700) == 3, "a rollout plays the episodes of all its slices at once"
 
 
 def test_shape_of_a_folder_is_its_models():

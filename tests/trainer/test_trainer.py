@@ -424,7 +424,7 @@ def test_push_to_hub_that_fails_leaves_the_new_model_on_disk(make_trainer):
     assert older.stat().st_size > 1000
     trainer.args.hub_private_repo = True
     with pytest.raises(HubError, match=r"hf upload no/such/name \S+ --private --exclude"):
-        trainer.push_to_hub()
+        trainer.push_to_hub(private=None)
 
 
 def test_advantage_fn_of_wrong_shape_is_refused(make_trainer):
