@@ -81,7 +81,7 @@ def load_tasks(script_args: ScriptArguments) -> tuple[list[dict], list[dict]]:
     return split_tasks(script_args.tasks, script_args.eval_tasks, script_args.num_eval_tasks)
 
 
-def main() -> None:
+def main(trainer_class: type[G2POTrainer] = G2POTrainer) -> None:
     defaults = {}
     if not (torch.cuda.is_available() or torch.backends.mps.is_available()):  # TRL's defaults are for GPUs
         defaults = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}
@@ -116,7 +116,7 @@ def main() -> None:
     if script_args.chat_template is not None:
         tokenizer = tokenizer_with_template(model_args, script_args.chat_template)
 
-    trainer = G2POTrainer(
+    trainer = trainer_class(
         model=model_args.model_name_or_path,
         args=args,
         train_dataset=tasks_dataset(train),

@@ -1,0 +1,142 @@
+"""The comparison's stages with SmolLM2, their runs side by side on one GPU.
+
+    python -m benchmarks.gpu.pretrained --output OUTPUT --start TAUGHT --stages treasure smollm2-pilot --seconds 300
+    python -m benchmarks.gpu.pretrained --output OUTPUT --start TAUGHT --stages smollm2 --winner LoRA --seconds 400
+
+The runs are those of `benchmarks/learning/comparison_stages.py`, with these differences: bfloat16 arithmetic, larger
+micro-batches, rollouts by vLLM (unless `--generate`), panels of 96 games played twice by the run itself instead of by
+`g2po evaluate` afterwards, no checkpoints, and an end when time is up. OUTPUT/results.json is written again whenever a
+run has come on. Options of `run.py` for wheels and paths are the same here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.gpu.run import ENDING, Job, Report, absolute_path, commit, failed, lay_paths, machine, run
+from benchmarks.learning import comparison_stages as stages
+
+GAMES = 96
+VLLM_OPTIONS = {
+    "kv_cache_memory_bytes": int(1.5e9),
+    "max_num_seqs": 192,
+}  # by share of memory, they would count others'
+LEFT_OUT = ("--bf16", "--num_eval_games", "--eval_before", "--num_environment_workers", "--save_total_limit")
+
+
+def flags_of(job: stages.Job, args: argparse.Namespace, workers: int) -> list[str]:
+    """Return the flags of a run on a GPU; what the comparison sets for a CPU is left out."""
+    words = [word.replace(stages.TAUGHT, str(args.start)) for word in job.words[1:]]
+    words = [word.replace(stages.GAME, str(args.work / "treasure.py")) for word in words]
+    for name in LEFT_OUT:
+        if name in words:
+            del words[words.index(name) : words.index(name) + 2]
+    words += ["--bf16", "true", "--save_strategy", "no", "--overwrite", "--num_environment_workers", str(workers)]
+    words += ["--max_tokens_per_micro_batch", str(args.tokens), "--seed", str(job.seed)]
+    words += ["--max_steps", str(job.until[-1]), "--disable_tqdm", "true"]
+    if job.games:  # of ALFWorld
+        words += ["--num_eval_games", str(GAMES), "--num_generations_eval", "2", "--cache_dir", str(args.cache_dir)]
+        words += ["--eval_temperature", "1.0", "--other_eval_temperatures", "0.4"]
+        words += ["--per_device_eval_batch_size", str(2 * GAMES)]
+        if len(job.until) > 1:
+            words += ["--eval_strategy", "steps", "--eval_steps", str(job.until[0])]
+    if not args.generate:
+        words += ["--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_gpu_memory_utilization", "0.05"]
+        words += ["--vllm_max_model_length", "640"]
+    return words
+
+
+def command_of(job: stages.Job, args: argparse.Namespace, workers: int) -> list[str]:
+    """Return the program that plays a run."""
+    name = f"{job.stage}-{job.name}"
+    words = [sys.executable, "-m", "benchmarks.gpu.learning", "--recipe", Path(job.words[0]).stem]
+    words += ["--findings", str(args.output / f".{name}.jsonl"), "--seconds", f"{args.seconds - ENDING:.0f}"]
+    if job.reach is not None:
+        words += ["--reach", str(job.reach), "--every", str(job.until[0])]
+    if not args.generate:
+        words += ["--vllm_options", json.dumps(VLLM_OPTIONS)]
+    return [*words, *flags_of(job, args, workers), "--output_dir", str(args.work / name)]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=absolute_path, required=True, help="results.json and a log of each run")
+    parser.add_argument("--start", type=absolute_path, required=True, help="SmolLM2 as `g2po teach alfworld` made it")
+    parser.add_argument("--stages", nargs="+", choices=stages.ALL, required=True)
+    parser.add_argument("--winner", choices=stages.PILOT, help="of the pilot; the stages after it need one")
+    parser.add_argument("--seconds", type=float, required=True, help="for all runs, which are side by side")
+    parser.add_argument("--arms", nargs="+", help="default: all of the stages")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: all of the stages")
+    parser.add_argument("--generate", action="store_true", help="rollouts by transformers' generate")
+    parser.add_argument("--tokens", type=int, default=3072, help="of a micro-batch")
+    parser.add_argument("--max_steps", type=int, help="optimizer steps of each run; default: the stage's")
+    parser.add_argument("--wheels", type=absolute_path, help="folder of wheels that are not installed here")
+    parser.add_argument("--work", type=absolute_path, required=True, help="folder of the runs")
+    parser.add_argument("--cache_dir", type=absolute_path, required=True, help="folder of generated games")
+    parser.add_argument("extra", nargs="*", help="after --: further flags of every recipe")
+    args = parser.parse_args()
+    if not (args.start / "config.json").is_file():
+        parser.error(f"--start is {str(args.start)!r}, which holds no model: name a folder with its config.json")
+    if set(args.stages) & set(stages.AFTER_PILOT) and args.winner is None:
+        parser.error("--winner is not given: name the arm of smollm2-pilot that was ahead")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for folder in (args.output, args.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    (script,) = re.findall(r"```python\n(.*?)```", (common.ROOT / "README.md").read_text(), re.DOTALL)
+    (args.work / "treasure.py").write_text(script)
+    jobs = [
+        job
+        for job in stages.jobs_of(args.stages, args.winner)
+        if job.arm != stages.START
+        and (args.arms is None or job.arm in args.arms)
+        and (args.seeds is None or job.seed in args.seeds)
+    ]
+    environment = lay_paths(args.work, args.wheels)
+    workers = max(1, (os.cpu_count() or 1) // max(1, len(jobs)) - 1)
+    content: dict[str, Any] = {
+        "command": common.command(),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "commit": commit(),
+        "machine": machine(environment),
+        "side by side": len(jobs),
+        "rollouts by": "generate" if args.generate else "vllm",
+        "runs": {f"{job.stage}-{job.name}": {"stage": job.stage, "arm": job.arm, "seed": job.seed} for job in jobs},
+        "parts": {},
+    }
+    report, started = Report(args.output / "results.json", content), []
+    for number, job in enumerate(jobs):
+        command = command_of(job, args, workers) + args.extra
+        if args.max_steps is not None:
+            command += ["--max_steps", str(args.max_steps)]
+        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + number)}  # a free port may be taken meanwhile
+        started.append(Job(f"{job.stage}-{job.name}", command, args.output, args.seconds, {**environment, **own}))
+    run(started, report)
+    for name, part in content["parts"].items():
+        rates = [line["success_rate"] for line in part["findings"] if "success_rate" in line]
+        panels = [
+            f"{line['step']}/{line['temperature']:g}: {100 * line['panel']:.1f}"
+            for line in part["findings"]
+            if "panel" in line
+        ]
+        ended = "out of time" if part.get("timed_out") else f"exit {part['exit']}"
+        print(f"{name}: {ended}, {len(rates)} iterations, last 3 {[round(rate, 2) for rate in rates[-3:]]}, {panels}")
+    if names := failed(content["parts"]):
+        sys.exit(f"failed: {', '.join(names)}; see the logs in {args.output}")
+
+
+if __name__ == "__main__":
+    main()
