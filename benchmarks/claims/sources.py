@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,7 +24,6 @@ G2PO, GIGPO, GRPO = "g2po", "gigpo", "grpo (A_EP)"
 NO_NC, NO_EC, FLAT = "g2po without A_NC", "A_EP + A_NC, aggregated", "g2po without aggregation"
 HALF, ZERO, TRUE = "g2po, λ 0.5", "g2po, λ 0", "true advantage"
 WRONG_KEYS = ("key without processing", "key of the place alone")
-SEEDS = range(4)  # of results/methods
 # results/comparison, stage main: G2PO and the seven arms that are tested against it
 ARMS = (
     *("g2po", "g2po-lambda-0.5", "gigpo", "grpo", "grpo-discounted"),
@@ -224,15 +223,6 @@ def unstable() -> int:
 # --- Learning curves from the earlier initial model: results/methods; temperature.py
 
 
-def lead(method: str) -> float:
-    """G2PO's success less the method's, mean of all iterations and seeds, from the earlier initial model."""
-    names = [f"methods/runs/short/{{}}-seed{seed}.json" for seed in SEEDS]
-    ours, theirs = (
-        np.mean([raw(name.format(of))["training"]["success"] for name in names]) for of in ("g2po", method)
-    )
-    return 100 * float(ours - theirs)
-
-
 def at_temperature(temperature: str, when: str, model: str = "results") -> np.ndarray:
     """By game, mean of the plays."""
     of = raw(f"temperature/{model}.json")
@@ -251,7 +241,50 @@ def oracle(mode: str, temperature: float, model: str = "results") -> float:
     return next(one["success"] for one in found if one["mode"] == mode and one["temperature"] == temperature)
 
 
-# --- SmolLM2-135M: pretrained.py; costs
+# --- SmolLM2-135M: pretrained.py, gpu/pretrained.py; costs
+
+
+def smollm2(name: str) -> Any:
+    """A setting of the runs on a CPU."""
+    return yaml.safe_load((ROOT / "benchmarks/learning/smollm2.yaml").read_text(encoding="utf-8"))[name]
+
+
+def on_gpu(file: str, stage: str, arm: str, seed: int) -> list[dict[str, Any]]:
+    """The lines that a run on a GPU wrote."""
+    content = raw(f"gpu/h200/{file}.json")
+    (name,) = (
+        name for name, run in content["runs"].items() if (run["stage"], run["arm"], run["seed"]) == (stage, arm, seed)
+    )
+    return content["parts"][name]["findings"]
+
+
+def played(arm: str, temperature: float, at: int, seed: int | None = None) -> float:
+    """Held-out success of SmolLM2 at the panel of that number, -1 is the last; without a seed, the mean of both."""
+    seeds = (100, 101) if seed is None else (seed,)
+    found = []
+    for one in seeds:
+        lines = on_gpu("smollm2", "smollm2", arm, one)
+        found.append([line["panel"] for line in lines if line.get("temperature") == temperature][at])
+    return 100 * float(np.mean(found))
+
+
+def iterations_on_gpu(extreme: Callable[[Iterable[int]], int]) -> int:
+    """The smallest or largest number of iterations of SmolLM2's runs on ALFWorld."""
+    runs = [on_gpu("smollm2", "smollm2", arm, seed) for arm in ("g2po", "grpo") for seed in (100, 101)]
+    return extreme(sum("success_rate" in line for line in lines) for lines in runs)
+
+
+def minutes_on_gpu() -> float:
+    """Of the longest of SmolLM2's runs on ALFWorld."""
+    return max(part["seconds"] for part in raw("gpu/h200/smollm2.json")["parts"].values()) / 60
+
+
+def treasure_found(arm: str, seed: int) -> int | None:
+    """The first iteration of Treasure at which the mean of three reaches 80 %."""
+    success = [
+        line["success_rate"] for line in on_gpu("treasure-and-pilot", "treasure", arm, seed) if "success_rate" in line
+    ]
+    return next((at for at in range(3, len(success) + 1) if sum(success[at - 3 : at]) / 3 >= 0.8 - 1e-9), None)
 
 
 def panel(method: str, seed: int, step: int) -> np.ndarray:
@@ -261,17 +294,12 @@ def panel(method: str, seed: int, step: int) -> np.ndarray:
 
 
 def after(method: str, seed: int) -> np.ndarray:
-    return panel(method, seed, recipe("alfworld/smollm2-135m")["max_steps"])
+    return panel(method, seed, smollm2("max_steps"))
 
 
 def gained(method: str) -> tuple[float, float]:
     """By both seeds, and its standard error over games."""
     return mean_and_error(np.mean([after(method, seed) - panel(method, seed, 0) for seed in (0, 1)], axis=0))
-
-
-def ahead() -> tuple[float, float]:
-    """G2PO less GRPO after training, and its standard error over games."""
-    return mean_and_error(np.mean([after("g2po", seed) - after("grpo", seed) for seed in (0, 1)], axis=0))
 
 
 def official_change() -> tuple[float, float]:

@@ -60,8 +60,8 @@ class Curve(TrainerCallback):
         if panel is not None:
             name = panel.removesuffix("_success_rate")
             runtime = logs[f"{name}_runtime"]
-            self.panel_seconds[name] = max(self.panel_seconds.get(name, 0.0), runtime)
-            at = name.removeprefix("eval").removeprefix("_t") or f"{args.eval_temperature:g}"
+            self.panel_seconds[name] = runtime  # the first takes longer, as an engine warms up
+            at = name.removeprefix("eval").removeprefix("_t").replace("_", ".") or args.eval_temperature
             line |= {"panel": logs[panel], "temperature": float(at), "panel_seconds": round(runtime, 1)}
             line |= {key: value for key, value in logs.items() if key.startswith(f"{panel}/")}
         elif "episode/success_rate" in logs:

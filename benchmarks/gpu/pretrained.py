@@ -6,7 +6,8 @@
 The runs are those of `benchmarks/learning/comparison_stages.py`, with these differences: bfloat16 arithmetic, larger
 micro-batches, rollouts by vLLM (unless `--generate`), panels of 96 games played twice by the run itself instead of by
 `g2po evaluate` afterwards, no checkpoints, and an end when time is up. OUTPUT/results.json is written again whenever a
-run has come on. Options of `run.py` for wheels and paths are the same here.
+run has come on. Wheels and paths are given as to `run.py`. With NVIDIA's Multi-Process Service running
+(`nvidia-cuda-mps-control -d`), the runs' kernels share the GPU instead of taking turns.
 """
 
 from __future__ import annotations
@@ -51,7 +52,6 @@ def flags_of(job: stages.Job, args: argparse.Namespace, workers: int) -> list[st
             words += ["--eval_strategy", "steps", "--eval_steps", str(job.until[0])]
     if not args.generate:
         words += ["--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_gpu_memory_utilization", "0.05"]
-        words += ["--vllm_max_model_length", "640"]
     return words
 
 
@@ -82,6 +82,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--wheels", type=absolute_path, help="folder of wheels that are not installed here")
     parser.add_argument("--work", type=absolute_path, required=True, help="folder of the runs")
     parser.add_argument("--cache_dir", type=absolute_path, required=True, help="folder of generated games")
+    parser.add_argument("--port", type=int, default=29500, help="the first of as many ports as there are runs")
     parser.add_argument("extra", nargs="*", help="after --: further flags of every recipe")
     args = parser.parse_args()
     if not (args.start / "config.json").is_file():
@@ -122,7 +123,8 @@ def main() -> None:
         command = command_of(job, args, workers) + args.extra
         if args.max_steps is not None:
             command += ["--max_steps", str(args.max_steps)]
-        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + number)}  # a free port may be taken meanwhile
+        # A port that was free when a run asked may be another's by now.
+        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(args.port + number)}
         started.append(Job(f"{job.stage}-{job.name}", command, args.output, args.seconds, {**environment, **own}))
     run(started, report)
     for name, part in content["parts"].items():

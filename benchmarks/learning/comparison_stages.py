@@ -10,7 +10,7 @@ import yaml
 from benchmarks.learning.recipe_runs import ROOT
 
 ALFWORLD, WEBSHOP = "recipes/alfworld/tiny.yaml", "recipes/webshop/tiny.yaml"
-SMOLLM2, TREASURE = "recipes/alfworld/smollm2-135m.yaml", "benchmarks/learning/treasure.yaml"
+SMOLLM2, TREASURE = "benchmarks/learning/smollm2.yaml", "benchmarks/learning/treasure.yaml"
 # Placeholders of paths that differ from machine to machine; results keep them as they are.
 TAUGHT, GAME = "TAUGHT", "TREASURE.py"  # SmolLM2 after `g2po teach alfworld`; the README's program
 REFERENCE, START = "g2po", "start"  # START: the initial model, measured once a setting

@@ -5,7 +5,7 @@
     python -m benchmarks.learning.pretrained --report
 
 1. *start*: `recipes/teach_alfworld.py` teaches the model the completion's format (seed 0).
-2. *runs*: `recipes/train_alfworld.py --config recipes/alfworld/smollm2-135m.yaml` from that start, one thread each,
+2. *runs*: `recipes/train_alfworld.py --config benchmarks/learning/smollm2.yaml` from that start, one thread each,
    with the method's flags, and FLAGS. A panel of 96 held-out games is played before, midway and after. `--vllm`:
    episodes are played by vLLM (with `.venv-vllm/bin/python`, which `make test-vllm` sets up).
 3. *official* (with `--official`): `g2po evaluate` of the start and of the run that ended best on the panel, on
@@ -41,7 +41,7 @@ METHODS = {
     "g2po lambda 0.5": ["--value_lambda", "0.5"],
 }
 TEACH = ["recipes/teach_alfworld.py", "--disable_tqdm", "true"]
-TRAIN = ["recipes/train_alfworld.py", "--config", "recipes/alfworld/smollm2-135m.yaml"]
+TRAIN = ["recipes/train_alfworld.py", "--config", "benchmarks/learning/smollm2.yaml"]
 PANEL = ["--num_eval_games", "96", "--eval_strategy", "steps", "--num_environment_workers", "1"]
 # For vLLM's CPU build; several runs at once must not be bound to the same core.
 VLLM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

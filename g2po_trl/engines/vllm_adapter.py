@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -124,9 +124,11 @@ class ServedAdapter:
     def __init__(self, llm: LLM, model: PeftModel, gather: Gather, device: torch.device, merge: bool | None = None):
         self.llm, self.model, self.gather, self.device = llm, model, gather, device
         theirs = llm.llm_engine.model_executor.driver_worker.model_runner.model
-        served = {name.rpartition(".base_layer.")[0].rpartition(".")[2] for name, _ in theirs.named_parameters()}
-        for packed, parts in getattr(theirs, "packed_modules_mapping", {}).items():
-            served |= set(parts) if packed in served else set()
+        wrapped = {name: module for name, module in theirs.named_modules() if hasattr(module, "base_layer")}
+        served = self._of_checkpoint(theirs, wrapped)
+        self._renamed = self._of_checkpoint(
+            theirs, [name for name, module in wrapped.items() if not hasattr(module, "load_weights")]
+        )
         adapted = {name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
         unserved = ", ".join(sorted({name.rpartition(".")[2] for name in adapted} - served))
         self.merges, self._has_base, self._number = bool(unserved), False, 0
@@ -135,14 +137,26 @@ class ServedAdapter:
         if unserved:
             logger.warning("vLLM has the adapter merged into its weights, which rounds it: it serves no %s", unserved)
 
+    @staticmethod
+    def _of_checkpoint(theirs: torch.nn.Module, modules: Iterable[str]) -> set[str]:
+        """Return the last names that modules of vLLM, some of them packed, have in a checkpoint."""
+        names = {name.rpartition(".")[2] for name in modules}
+        for packed, parts in getattr(theirs, "packed_modules_mapping", {}).items():
+            names |= set(parts) if packed in names else set()
+        return names
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights to load into vLLM's base before the next rollout."""
-        if self.merges:
-            yield from merged_parameters(self.model, self.gather, self.device)
-        elif not self._has_base and getattr(self.model, "quantization_method", None) is None:
+        """Yield the weights to load into vLLM's base before the next rollout, by the names that it loads."""
+        if not self.merges:
+            if self._has_base or getattr(self.model, "quantization_method", None) is not None:
+                return
             # Once, for they are frozen: the trainer's may not be those of the checkpoint. Quantized ones are.
-            yield from merged_parameters(self.model, self.gather, self.device, merges=False)
             self._has_base = True
+        for name, value in merged_parameters(self.model, self.gather, self.device, merges=self.merges):
+            module, _, parameter = name.rpartition(".")
+            if module.rpartition(".")[2] in self._renamed:  # vLLM before 0.28 does not load into layers with LoRA
+                name = f"{module}.base_layer.{parameter}"
+            yield name, value
 
     def load(self) -> LoRARequest | None:
         """Load the current adapter in place of the previous one and return the `LoRARequest` that selects it.

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -131,25 +132,68 @@ def test_merging_that_was_ruled_out_is_refused(start):
         start(adapted(dense, CASES["DoRA"][1]), False)
 
 
-def vllm_with(names, packed):
-    model = SimpleNamespace(packed_modules_mapping=packed, named_parameters=lambda: [(name, None) for name in names])
+class Wrapped(torch.nn.Module):
+    """A layer with room for an adapter, as vLLM before 0.28 has it: it loads nothing itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.base_layer = torch.nn.Linear(1, 1)
+
+
+class LoadingWrapped(Wrapped):
+    def load_weights(self, weights):
+        """Load the base layer."""
+
+
+PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+ATTENTION, MLP = "model.layers.0.self_attn.qkv_proj", "model.layers.0.mlp.down_proj"
+
+
+def vllm_with(wrapped, layer=Wrapped):
+    """A vLLM whose model has room for adapters in some modules."""
+    model = torch.nn.Module()
+    model.packed_modules_mapping = PACKED
+    for name in wrapped:
+        *parents, last = name.split(".")
+        module = model
+        for parent in parents:
+            if not hasattr(module, parent):
+                module.add_module(parent, torch.nn.Module())
+            module = getattr(module, parent)
+        module.add_module(last, layer())
     worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
     return SimpleNamespace(llm_engine=SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker)))
 
 
 def test_modules_that_this_vllm_does_not_wrap_are_merged(caplog):
-    """What it wraps shows in the names of its weights."""
+    """What it wraps shows in its modules."""
     model = adapted(dense, {"target_modules": ["q_proj", "down_proj"]})
-    names = ["model.embed_tokens.weight", "model.layers.0.self_attn.qkv_proj.base_layer.weight"]
-    packed = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
-    partly = ServedAdapter(vllm_with(names, packed), model, None, None)
+    partly = ServedAdapter(vllm_with([ATTENTION]), model, nullcontext, None)
     assert partly.merges and "it serves no down_proj" in caplog.text and partly.load() is None
 
     with pytest.raises(ValueError, match="vllm_merge_adapter is False, and vLLM must have .* serves no down_proj"):
-        ServedAdapter(vllm_with(names, packed), model, None, None, merge=False)
+        ServedAdapter(vllm_with([ATTENTION]), model, nullcontext, None, merge=False)
 
-    names.append("model.layers.0.mlp.down_proj.base_layer.weight")
-    assert not ServedAdapter(vllm_with(names, packed), model, None, None).merges
+    assert not ServedAdapter(vllm_with([ATTENTION, MLP]), model, nullcontext, None).merges
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_weights_have_the_names_that_vllm_loads(merges):
+    """A layer that loads nothing itself is named with its base layer, also where the adapter is merged."""
+    model = adapted(dense, {"target_modules": ["q_proj", "down_proj"]})
+    wrapped = [ATTENTION] if merges else [ATTENTION, MLP]
+    names = [name for name, _ in merged_parameters(model)]
+    for layer, infix in ((Wrapped, ".base_layer"), (LoadingWrapped, "")):
+        served = ServedAdapter(vllm_with(wrapped, layer), model, nullcontext, None)
+        assert served.merges == merges
+        of = ("q_proj", "k_proj", "v_proj") if merges else ("q_proj", "k_proj", "v_proj", "down_proj")
+        expected = [
+            name.replace(f".{part}.", f".{part}{infix}.")
+            for name in names
+            for part in [name.split(".")[-2] if name.split(".")[-2] in of else "-"]
+        ]
+        assert [name for name, _ in served.weights()] == expected
+        assert [name for name, _ in served.weights()] == (expected if merges else []), "the base is loaded once"
 
 
 def test_what_of_trls_wrapper_is_relied_on():
