@@ -23,14 +23,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.gpu.run import ENDING, Job, Report, absolute_path, commit, failed, lay_paths, machine, run
+from benchmarks.gpu.run import (
+    ENDING,
+    USE_VLLM,
+    VLLM_OPTIONS,
+    Job,
+    Report,
+    absolute_path,
+    commit,
+    failed,
+    lay_paths,
+    machine,
+    port_of,
+    run,
+)
 from benchmarks.learning import comparison_stages as stages
 
 GAMES = 96
-VLLM_OPTIONS = {
-    "kv_cache_memory_bytes": int(1.5e9),
-    "max_num_seqs": 192,
-}  # by share of memory, they would count others'
 LEFT_OUT = ("--bf16", "--num_eval_games", "--eval_before", "--num_environment_workers", "--save_total_limit")
 
 
@@ -51,7 +60,7 @@ def flags_of(job: stages.Job, args: argparse.Namespace, workers: int) -> list[st
         if len(job.until) > 1:
             words += ["--eval_strategy", "steps", "--eval_steps", str(job.until[0])]
     if not args.generate:
-        words += ["--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_gpu_memory_utilization", "0.05"]
+        words += USE_VLLM
     return words
 
 
@@ -123,9 +132,15 @@ def main() -> None:
         command = command_of(job, args, workers) + args.extra
         if args.max_steps is not None:
             command += ["--max_steps", str(args.max_steps)]
-        # A port that was free when a run asked may be another's by now.
-        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(args.port + number)}
-        started.append(Job(f"{job.stage}-{job.name}", command, args.output, args.seconds, {**environment, **own}))
+        started.append(
+            Job(
+                f"{job.stage}-{job.name}",
+                command,
+                args.output,
+                args.seconds,
+                {**environment, **port_of(number, args.port)},
+            )
+        )
     run(started, report)
     for name, part in content["parts"].items():
         rates = [line["success_rate"] for line in part["findings"] if "success_rate" in line]

@@ -12,6 +12,9 @@ imports may lie in a folder of wheels, where no package registry is reached; on 
     python -m pip install --no-index --no-deps --target site-packages wheels/*.whl   # or: --wheels wheels
     export PYTHONPATH=site-packages
 
+`--vllm` needs vLLM made for the PyTorch there: 0.26 or older for 2.11. Without a registry, its wheel and those that it
+imports may lie there too; of its compiled files, these runs need `_C_stable_libtorch` and, on an H100, `_vllm_fa3_C`.
+
 Parts, the most valuable first, each in a process and with a limit of its own; what one leaves of its time the next
 ones have:
 
@@ -54,6 +57,10 @@ SHARES["preparation"] = 0.2  # of what is left when it is waited for
 ENDING = 8.0  # seconds, for a part that does not end by itself and for the table
 LAST_LINES = 30
 TINY = str(ROOT / "envs/alfworld/tiny_model")
+
+# For several vLLM on one GPU. One that measures how much is free counts what others take meanwhile as its own.
+VLLM_OPTIONS = {"kv_cache_memory_bytes": 1_500_000_000, "max_num_seqs": 192}
+USE_VLLM = ("--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_gpu_memory_utilization", "0.05")
 
 FACTS = """
 import importlib.metadata as m, json, torch
@@ -144,6 +151,11 @@ def kill(process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def port_of(number: int, first: int = 29500) -> dict[str, str]:
+    """Environment variables of one of several runs: a port that was free when one asked may be another's by now."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(first + number)}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -286,13 +298,12 @@ class Learning:
         flags += ["--num_environment_workers", str(workers), "--save_strategy", "no", "--overwrite"]
         flags += ["--per_device_eval_batch_size", str(self.sizes["held-out"])]
         if self.args.vllm:
-            share = 0.5 / (len(self.args.methods) * len(self.args.seeds))
-            flags += ["--use_vllm", "true", "--vllm_mode", "colocate"]
-            flags += ["--vllm_gpu_memory_utilization", f"{share:.2f}"]
+            flags += USE_VLLM
         if self.args.shrink:
             flags += ["--per_device_train_batch_size", "8", "--max_turns", "3"]
         findings = self.args.output / f".{method}-seed{seed}.jsonl"
         command = [sys.executable, "-m", "benchmarks.gpu.learning", "--findings", str(findings)]
+        command += ["--vllm_options", json.dumps(VLLM_OPTIONS)] if self.args.vllm else []
         return [*command, "--seconds", f"{seconds:.0f}", *flags]
 
 
@@ -371,8 +382,8 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
     def left() -> float:
         return 60 * args.minutes - (time.monotonic() - begun)
 
-    def job(name: str, command: list[str], seconds: float) -> Job:
-        return Job(name, command, args.output, seconds, environment)
+    def job(name: str, command: list[str], seconds: float, number: int = 0) -> Job:
+        return Job(name, command, args.output, seconds, {**environment, **port_of(number)})
 
     before: list[Job] = []
     if {"teach", "learning"} & set(args.parts):  # on the CPU, while the GPU is busy with the first parts
@@ -401,14 +412,12 @@ def play(args: argparse.Namespace, work: Path, begun: float) -> Report:
             start = learning.start()
             content["start"] = "taught" if start else "the tiny model, by recipes/alfworld/tiny.yaml"
             seconds = limit_of("learning", left(), args.parts)
-            run(
-                [
-                    job(f"{method}-seed{seed}", learning.run(method, seed, start, seconds - 3), seconds)
-                    for method in args.methods
-                    for seed in args.seeds
-                ],
-                report,
-            )
+            runs = [(method, seed) for method in args.methods for seed in args.seeds]
+            jobs = [
+                job(f"{method}-seed{seed}", learning.run(method, seed, start, seconds - 3), seconds, number)
+                for number, (method, seed) in enumerate(runs)
+            ]
+            run(jobs, report)
     finally:
         for one in before:
             if one.process.poll() is None:
