@@ -220,6 +220,29 @@ def unstable() -> int:
     return sum(max(one["kl"]) > 0.5 or min(one["valid"]) < 0.95 for one in of)
 
 
+def of_stage(arm: str, stage: str, seeds: Sequence[int] = range(100, 104)) -> list[dict[str, Any]]:
+    """Runs of an arm in a stage, by seed."""
+    return [raw(f"comparison/runs/{stage}/{arm}-seed{seed}.json") for seed in seeds]
+
+
+def shown(arm: str, stage: str = "methods", seeds: Sequence[int] = range(100, 104)) -> float:
+    """An arm of an untested stage minus G2PO with the same seeds, in the first half of training."""
+
+    def first_half(runs: list[dict[str, Any]]) -> np.ndarray:
+        curves = np.array([run["training"]["success"] for run in runs])
+        return curves[:, : curves.shape[1] // 2]
+
+    return 100 * float(
+        first_half(of_stage(arm, stage, seeds)).mean() - first_half(of_stage("g2po", "main", seeds)).mean()
+    )
+
+
+def held_out_of(arm: str, stage: str = "methods") -> float:
+    """Its success on held-out games at temperature 1."""
+    won = "".join(play for run in of_stage(arm, stage) for play in run["held_out"][-1]["1"]["won"])
+    return 100 * won.count("1") / len(won)
+
+
 # --- Learning curves from the earlier initial model: results/methods; temperature.py
 
 
