@@ -4,10 +4,10 @@
     python -m benchmarks.gpu.pretrained --output OUTPUT --start TAUGHT --stages smollm2 --winner LoRA --seconds 400
 
 The runs are those of `benchmarks/learning/comparison_stages.py`, with these differences: bfloat16 arithmetic, larger
-micro-batches, rollouts by vLLM (unless `--generate`), panels of 96 games played twice by the run itself instead of by
-`g2po evaluate` afterwards, no checkpoints, and an end when time is up. OUTPUT/results.json is written again whenever a
-run has come on. Wheels and paths are given as to `run.py`. With NVIDIA's Multi-Process Service running
-(`nvidia-cuda-mps-control -d`), the runs' kernels share the GPU instead of taking turns.
+micro-batches, rollouts by vLLM (unless `--generate`), panels of 96 games played twice, also at 0.4, by the run
+itself instead of by `g2po evaluate` afterwards, no checkpoints, and an end when time is up, but none at 20 points.
+OUTPUT/results.json is written again whenever a run has come on. Wheels and paths are given as to `run.py`. With
+NVIDIA's Multi-Process Service (`nvidia-cuda-mps-control -d`), the runs' kernels share the GPU instead of taking turns.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from benchmarks.gpu.run import (
 )
 from benchmarks.learning import comparison_stages as stages
 
+STAGES = ("treasure", "smollm2-pilot", *stages.AFTER_PILOT)
 GAMES = 96
 LEFT_OUT = ("--bf16", "--num_eval_games", "--eval_before", "--num_environment_workers", "--save_total_limit")
 
@@ -80,7 +81,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=absolute_path, required=True, help="results.json and a log of each run")
     parser.add_argument("--start", type=absolute_path, required=True, help="SmolLM2 as `g2po teach alfworld` made it")
-    parser.add_argument("--stages", nargs="+", choices=stages.ALL, required=True)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, required=True)
     parser.add_argument("--winner", choices=stages.PILOT, help="of the pilot; the stages after it need one")
     parser.add_argument("--seconds", type=float, required=True, help="for all runs, which are side by side")
     parser.add_argument("--arms", nargs="+", help="default: all of the stages")
@@ -115,6 +116,12 @@ def main() -> None:
         and (args.arms is None or job.arm in args.arms)
         and (args.seeds is None or job.seed in args.seeds)
     ]
+    if not jobs:
+        every = stages.jobs_of(args.stages, args.winner)
+        known = sorted({job.arm for job in every} - {stages.START}), sorted({job.seed for job in every})
+        sys.exit(
+            f"--arms {args.arms} --seeds {args.seeds}: no such run. There are the arms {known[0]} and seeds {known[1]}"
+        )
     environment = lay_paths(args.work, args.wheels)
     workers = max(1, (os.cpu_count() or 1) // max(1, len(jobs)) - 1)
     content: dict[str, Any] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -124,11 +124,12 @@ class ServedAdapter:
     def __init__(self, llm: LLM, model: PeftModel, gather: Gather, device: torch.device, merge: bool | None = None):
         self.llm, self.model, self.gather, self.device = llm, model, gather, device
         theirs = llm.llm_engine.model_executor.driver_worker.model_runner.model
-        wrapped = {name: module for name, module in theirs.named_modules() if hasattr(module, "base_layer")}
-        served = self._of_checkpoint(theirs, wrapped)
-        self._renamed = self._of_checkpoint(
-            theirs, [name for name, module in wrapped.items() if not hasattr(module, "load_weights")]
-        )
+        self._modules = dict(theirs.named_modules())
+        packed = getattr(theirs, "packed_modules_mapping", {})
+        self._packed = {part: whole for whole, parts in packed.items() for part in parts}
+        self._mapper = getattr(theirs, "hf_to_vllm_mapper", None)
+        wrapped = {name.rpartition(".")[2] for name, module in self._modules.items() if hasattr(module, "base_layer")}
+        served = wrapped | {part for part, whole in self._packed.items() if whole in wrapped}
         adapted = {name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
         unserved = ", ".join(sorted({name.rpartition(".")[2] for name in adapted} - served))
         self.merges, self._has_base, self._number = bool(unserved), False, 0
@@ -137,13 +138,13 @@ class ServedAdapter:
         if unserved:
             logger.warning("vLLM has the adapter merged into its weights, which rounds it: it serves no %s", unserved)
 
-    @staticmethod
-    def _of_checkpoint(theirs: torch.nn.Module, modules: Iterable[str]) -> set[str]:
-        """Return the last names that modules of vLLM, some of them packed, have in a checkpoint."""
-        names = {name.rpartition(".")[2] for name in modules}
-        for packed, parts in getattr(theirs, "packed_modules_mapping", {}).items():
-            names |= set(parts) if packed in names else set()
-        return names
+    def _loads(self, name: str) -> bool:
+        """Return whether vLLM finds a weight by its name in a checkpoint, though its layer has room for an adapter."""
+        (mapped,) = (self._mapper.apply_list([name]) or [name]) if self._mapper else [name]
+        parent, _, last = mapped.rpartition(".")[0].rpartition(".")
+        paths = (".".join(filter(None, (parent, one))) for one in (last, self._packed.get(last, last)))
+        module = next((self._modules[path] for path in paths if path in self._modules), None)
+        return not hasattr(module, "base_layer") or hasattr(module, "load_weights")
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights to load into vLLM's base before the next rollout, by the names that it loads."""
@@ -153,8 +154,8 @@ class ServedAdapter:
             # Once, for they are frozen: the trainer's may not be those of the checkpoint. Quantized ones are.
             self._has_base = True
         for name, value in merged_parameters(self.model, self.gather, self.device, merges=self.merges):
-            module, _, parameter = name.rpartition(".")
-            if module.rpartition(".")[2] in self._renamed:  # vLLM before 0.28 does not load into layers with LoRA
+            if not self._loads(name):  # by vLLM before 0.28
+                module, _, parameter = name.rpartition(".")
                 name = f"{module}.base_layer.{parameter}"
             yield name, value
 

@@ -3,7 +3,7 @@
 Generation reads the weights once for a pass over all running episodes; log-probabilities and the update pass every
 position that is not shared through the model. Environments, the optimizer step and weights on their way to vLLM are
 not included. The rates are fitted to one H200 (benchmarks/results/gpu): Qwen2.5-1.5B in large micro-batches, and
-SmolLM2-135M in small ones. vLLM, other GPUs and several of them have not been timed.
+SmolLM2-135M in small ones, also with vLLM. Other GPUs and several of them have not been timed.
 """
 
 from __future__ import annotations

@@ -145,22 +145,29 @@ class LoadingWrapped(Wrapped):
         """Load the base layer."""
 
 
+class Mapper:
+    """What vLLM calls its parts of a model with images."""
+
+    def apply_list(self, names):
+        return [name.replace("model.language_model.", "language_model.model.") for name in names]
+
+
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 ATTENTION, MLP = "model.layers.0.self_attn.qkv_proj", "model.layers.0.mlp.down_proj"
 
 
-def vllm_with(wrapped, layer=Wrapped):
-    """A vLLM whose model has room for adapters in some modules."""
+def vllm_with(wrapped, layer=Wrapped, plain=(), mapper=None):
+    """A vLLM whose model has room for adapters in some modules, and others without."""
     model = torch.nn.Module()
-    model.packed_modules_mapping = PACKED
-    for name in wrapped:
+    model.packed_modules_mapping, model.hf_to_vllm_mapper = PACKED, mapper
+    for name in [*wrapped, *plain]:
         *parents, last = name.split(".")
         module = model
         for parent in parents:
             if not hasattr(module, parent):
                 module.add_module(parent, torch.nn.Module())
             module = getattr(module, parent)
-        module.add_module(last, layer())
+        module.add_module(last, torch.nn.Linear(1, 1) if name in plain else layer())
     worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
     return SimpleNamespace(llm_engine=SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker)))
 
@@ -181,7 +188,7 @@ def test_modules_that_this_vllm_does_not_wrap_are_merged(caplog):
 def test_weights_have_the_names_that_vllm_loads(merges):
     """A layer that loads nothing itself is named with its base layer, also where the adapter is merged."""
     model = adapted(dense, {"target_modules": ["q_proj", "down_proj"]})
-    wrapped = [ATTENTION] if merges else [ATTENTION, MLP]
+    wrapped = [name.replace("0", layer) for name in [ATTENTION] + [MLP] * (not merges) for layer in "01"]
     names = [name for name, _ in merged_parameters(model)]
     for layer, infix in ((Wrapped, ".base_layer"), (LoadingWrapped, "")):
         served = ServedAdapter(vllm_with(wrapped, layer), model, nullcontext, None)
@@ -194,6 +201,22 @@ def test_weights_have_the_names_that_vllm_loads(merges):
         ]
         assert [name for name, _ in served.weights()] == expected
         assert [name for name, _ in served.weights()] == (expected if merges else []), "the base is loaded once"
+
+
+def test_a_tower_without_room_for_adapters_keeps_its_names():
+    """Its layers are called like those of the language model."""
+    language, tower = "language_model.model.layers.0", "visual.blocks.0"
+    wrapped = [f"{language}.self_attn.qkv_proj", f"{language}.mlp.down_proj"]
+    llm = vllm_with(wrapped, plain=[f"{tower}.attn.qkv_proj", f"{tower}.mlp.down_proj"], mapper=Mapper())
+    served = ServedAdapter(llm, adapted(dense, {"target_modules": ["q_proj", "down_proj"]}), nullcontext, None)
+    found = {
+        name: served._loads(f"{name}.weight")
+        for name in (
+            *("model.language_model.layers.0.self_attn.k_proj", "model.language_model.layers.0.mlp.down_proj"),
+            *("visual.blocks.0.attn.q_proj", "visual.blocks.0.mlp.down_proj", "lm_head"),
+        )
+    }
+    assert list(found.values()) == [False, False, True, True, True]
 
 
 def test_what_of_trls_wrapper_is_relied_on():
