@@ -237,6 +237,11 @@ def shown(arm: str, stage: str = "methods", seeds: Sequence[int] = range(100, 10
     )
 
 
+def at_rate(arm: str, factor: str) -> float:
+    """An arm at "2" times or "half" the recipe's learning rate minus G2PO at the recipe's, in the first half."""
+    return shown(f"{arm}-learning-rate-x-{factor}", "rates", range(100, 103))
+
+
 def held_out_of(arm: str, stage: str = "methods") -> float:
     """Its success on held-out games at temperature 1."""
     won = "".join(play for run in of_stage(arm, stage) for play in run["held_out"][-1]["1"]["won"])
