@@ -1,6 +1,8 @@
-"""Draw the learning curves of a pretrained model from what `pretrained.py` wrote.
+"""Draw the learning curves of a pretrained model: benchmarks/results/gpu/pretrained.png and .svg.
 
-python -m benchmarks.gpu.curves     # benchmarks/results/gpu/pretrained.png and .svg
+    python -m benchmarks.gpu.curves
+
+Reads what `pretrained.py` wrote on a GPU.
 """
 
 from __future__ import annotations
