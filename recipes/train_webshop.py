@@ -60,8 +60,12 @@ def choose(name: str, value: str, choices: dict):
     return choices[value]
 
 
-def main() -> None:
-    script_args, args, model_args = parse_arguments((ScriptArguments, G2POConfig, ModelConfig), DEFAULT_CONFIG)
+def main(
+    config_class: type[G2POConfig] = G2POConfig,
+    trainer_class: type[G2POTrainer] = G2POTrainer,
+    default_config: Path = DEFAULT_CONFIG,
+) -> None:
+    script_args, args, model_args = parse_arguments((ScriptArguments, config_class, ModelConfig), default_config)
     prompt = choose("prompt", script_args.prompt, PROMPTS)
     nouns = choose("nouns", script_args.nouns, NOUNS)
 
@@ -91,7 +95,7 @@ def main() -> None:
     # model
     use_model_arguments(args, model_args)
 
-    trainer = G2POTrainer(
+    trainer = trainer_class(
         model=model_args.model_name_or_path or str(tiny_model_path()),
         args=args,
         train_dataset=tasks_dataset(train),

@@ -29,7 +29,7 @@ ARMS: dict[str, tuple[str, ...]] = {
 SHOWN = {name: (ESTIMATOR, name) for name in ("hgpo", "graphgpo", "crbc", "rloo")} | {"ppo": ()}
 TREASURE_ARMS = ("g2po", "g2po λ 0.5", "gigpo", "grpo")
 RATE_ARMS, RATES = ("g2po", "gigpo", "grpo"), {"learning rate × 2": 2.0, "learning rate × ½": 0.5}
-WEBSHOP_ARMS = ("g2po", "gigpo", "grpo", "rloo")  # PPO needs a WebShop recipe with a critic, which there is not
+WEBSHOP_ARMS = ("g2po", "gigpo", "grpo", "rloo", "ppo")
 WEIGHTS = (0.25, 0.5, 2.0)  # w = 1 is G2PO and w = 0 is GRPO, both of the main stage
 SEEDS = {"main": range(100, 112), "methods": range(100, 104), "webshop": range(100, 104)}
 SEEDS |= {stage: range(100, 103) for stage in ("treasure", "rates", "weights")}
@@ -143,14 +143,15 @@ def methods() -> list[Job]:
 
 def webshop() -> list[Job]:
     """Return the methods on WebShop."""
-    words = ("recipes/train_webshop.py", "--config", WEBSHOP, "--num_eval_goals", "12", "--save_total_limit", "1")
-    words += ("--num_environment_workers", "1")
-    arms = {arm: {**SHOWN, **ARMS}[arm] for arm in WEBSHOP_ARMS}
-    jobs = [
-        Job("webshop", arm, seed, (*words, *flags), games=192)
-        for seed in SEEDS["webshop"]
-        for arm, flags in arms.items()
-    ]
+    common = ("--num_eval_goals", "12", "--save_total_limit", "1", "--num_environment_workers", "1")
+    jobs = []
+    for seed in SEEDS["webshop"]:
+        for arm in WEBSHOP_ARMS:
+            script, config = "recipes/train_webshop.py", WEBSHOP
+            if arm == "ppo":
+                script, config = "recipes/train_webshop_ppo.py", WEBSHOP.replace(".yaml", "-ppo.yaml")
+            words = (script, "--config", config, *common, *{**SHOWN, **ARMS}[arm])
+            jobs.append(Job("webshop", arm, seed, words, games=192))
     return [start(jobs[0]), *jobs]
 
 
@@ -236,7 +237,7 @@ def smoke(job: Job) -> Job:
     }
     small |= {"--num_generations": group}
     goals, other = ("--num_eval_goals", "--num_goals"), ("--num_eval_games", "--num_games")
-    kind = "webshop" if "recipes/train_webshop.py" in words else "treasure" if GAME in " ".join(words) else "alfworld"
+    kind = "webshop" if "webshop" in words[0] else "treasure" if GAME in " ".join(words) else "alfworld"
     left_out = {"webshop": other, "treasure": (*goals, *other), "alfworld": goals}[kind]
     if job.arm == START:
         small.pop("--max_steps")

@@ -239,7 +239,7 @@ def test_flags_are_read_and_passed_on():
 
 def test_targets(folder, tmp_path):
     recipes = recipes_folder()
-    assert recipe_names() == ["alfworld", "alfworld-ppo", "appworld", "sokoban", "textworld", "webshop"]
+    assert recipe_names() == ["alfworld", "alfworld-ppo", "appworld", "sokoban", "textworld", "webshop", "webshop-ppo"]
     for words, script, arguments in (
         (["alfworld"], "train_alfworld.py", []),
         (["alfworld-ppo", "--seed", "1"], "train_alfworld_ppo.py", ["--seed", "1"]),

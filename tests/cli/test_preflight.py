@@ -30,7 +30,15 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["train_alfworld", "train_alfworld_ppo", "train_environment", "teach_webshop", "teach_environment"]
+    "name",
+    [
+        "train_alfworld",
+        "train_alfworld_ppo",
+        "train_webshop_ppo",
+        "train_environment",
+        "teach_webshop",
+        "teach_environment",
+    ],
 )
 def test_flags_are_those_of_trls_parser(name, monkeypatch):
     """Names, number of values, booleans and what is negated: read from the source, equal to what the classes give."""

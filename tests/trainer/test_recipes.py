@@ -292,8 +292,9 @@ def test_accelerate_configurations_are_known_to_accelerate(path):
     assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
 
 
-def test_ppo_has_the_defaults_of_g2po_and_a_critic_besides():
-    tiny, ppo = (yaml.safe_load((RECIPES / "alfworld" / name).read_text()) for name in ("tiny.yaml", "tiny-ppo.yaml"))
+@pytest.mark.parametrize("recipe", ["alfworld", "webshop"])
+def test_ppo_has_the_defaults_of_g2po_and_a_critic_besides(recipe):
+    tiny, ppo = (yaml.safe_load((RECIPES / recipe / name).read_text()) for name in ("tiny.yaml", "tiny-ppo.yaml"))
     assert {key for key in tiny.keys() | ppo.keys() if tiny.get(key, "") != ppo.get(key, "")} == {
         "output_dir",
         "critic_learning_rate",
@@ -345,11 +346,13 @@ def test_the_sokoban_recipe_trains(tmp_path):
     assert all("\nyou" in step["observation"] for t in trajectories for step in t["steps"])
 
 
-def test_the_ppo_recipe_trains(tmp_path):
-    flags = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --num_games 6 --num_eval_games 6"
+@pytest.mark.parametrize(("name", "tasks"), [("alfworld", "games"), ("webshop", "goals")])
+def test_the_ppo_recipes_train(name, tasks, tmp_path):
+    flags = f"--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --num_{tasks} 6 --num_eval_{tasks} 6"
+    cache = ("--cache_dir", tmp_path / "cache") if name == "alfworld" else ()
     run = programs.run(
-        *(RECIPES / "train_alfworld_ppo.py", *flags.split(), "--output_dir", tmp_path / "run"),
-        *("--cache_dir", tmp_path / "cache", "--num_environment_workers", "1"),
+        *(RECIPES / f"train_{name}_ppo.py", *flags.split(), "--output_dir", tmp_path / "run"),
+        *(*cache, "--num_environment_workers", "1"),
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "success: all" in run.stdout

@@ -25,8 +25,8 @@ from ..recipe_files import OWN_RECIPE, config_names, find_config, recipe_names, 
 
 HELP = """usage: g2po train [TARGET] [--config FILE|NAME] [--FIELD VALUE ...]
 
-TARGET      alfworld, alfworld-ppo, sokoban, webshop, appworld: a recipe, by default a tiny model on the CPU;
-            textworld: a recipe for a GPU;
+TARGET      alfworld, sokoban, webshop, appworld: a recipe, by default a tiny model on the CPU;
+            alfworld-ppo, webshop-ppo: by PPO; textworld: a recipe for a GPU;
             FILE.py or FILE.py:Class: an environment as `g2po init` writes it, with config.yaml and tasks.jsonl
             in the same folder; module:Class, or the address of an OpenEnv server; or a FILE.py that makes a trainer:
             a script, which gets all flags. Default: environment.py, else the agent in agent.py.

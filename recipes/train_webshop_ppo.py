@@ -1,0 +1,14 @@
+"""Train an agent on WebShop by PPO with a critic, the actor-critic baseline.
+
+    python recipes/train_webshop_ppo.py
+
+Takes the flags of train_webshop.py except the estimator's, and the fields of `PPOConfig`. The critic is a second model
+of the policy's size with its own optimizer, not sharded (one process or DDP).
+"""
+
+from train_webshop import DEFAULT_CONFIG, main
+
+from g2po_trl import PPOConfig, PPOTrainer
+
+if __name__ == "__main__":
+    main(PPOConfig, PPOTrainer, DEFAULT_CONFIG.with_name("tiny-ppo.yaml"))
