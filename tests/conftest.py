@@ -11,7 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import cloudpickle
 import pytest
-from _pytest.mark.expression import Expression
+from devices import hide_gpus
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background by a shell; some tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,16 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def pytest_configure(config):
-    """Hide GPUs from tests that are not for them: two processes have two devices on a CPU, and equal digits."""
-    chosen = config.getoption("markexpr")
-    if not chosen:
-        return  # all of them
-
-    def takes(*marks: str) -> bool:
-        return Expression.compile(chosen).evaluate(lambda name, **_: name in marks)
-
-    if not any(takes(mark) and not takes() for mark in ("gpu", "vllm", "pretrained")):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    hide_gpus(config)
 
 
 def pytest_collection_finish(session):
