@@ -242,6 +242,11 @@ def at_rate(arm: str, factor: str) -> float:
     return shown(f"{arm}-learning-rate-x-{factor}", "rates", range(100, 103))
 
 
+def at_weight(w: float) -> float:
+    """G2PO with another w minus G2PO, in the first half."""
+    return shown(f"w-{w:g}", "weights", range(100, 103))
+
+
 def held_out_of(arm: str, stage: str = "methods") -> float:
     """Its success on held-out games at temperature 1."""
     won = "".join(play for run in of_stage(arm, stage) for play in run["held_out"][-1]["1"]["won"])

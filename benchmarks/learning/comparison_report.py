@@ -94,6 +94,8 @@ def stage_runs(runs: Runs, stage: str) -> dict[str, dict[int, Run]]:
     order = {arm: at for at, arm in enumerate([START, *ARMS])}
     for (_, arm, seed), run in sorted(own.items(), key=lambda item: (order.get(item[0][1], len(order)), item[0])):
         found.setdefault(arm, {})[seed] = run
+    if stage == "weights":
+        return dict(sorted(found.items(), key=lambda item: float(item[0].removeprefix("w "))))
     return found
 
 
