@@ -40,6 +40,10 @@ class OfflineVLLMEngine(RequestEngine):
         self.requests, self.reports_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
         self.longest = self.llm.llm_engine.model_config.max_model_len
 
+    def close(self) -> None:
+        """End vLLM's processes: Python waits for them at its exit, and may do so before vLLM ends them."""
+        self.llm.llm_engine.engine_core.shutdown()
+
 
 def _ends_of(model: str, revision: str | None) -> list[int]:
     """Return the tokens that end a completion according to the checkpoint."""

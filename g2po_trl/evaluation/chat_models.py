@@ -179,6 +179,9 @@ class SeededBatches(Engine):
                 completions += self.engine.generate(prompts[start : start + self.batch_size], sampling)
         return completions
 
+    def close(self) -> None:
+        self.engine.close()
+
 
 class EngineChat(ChatModel):
     """A model in this process, with an engine as in training.
@@ -220,6 +223,9 @@ class EngineChat(ChatModel):
             complete = generated.complete or cut != text
             completions[i] = ChatCompletion(cut, len(prompts[i]), len(generated.ids) - last, complete, texts[i][-64:])
         return completions
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def load_local(
