@@ -219,21 +219,18 @@ def test_mixture_of_experts(): ...
 def test_sleep_mode(): ...
 
 
-def g2po(*arguments, folder=None):
-    """The command, in a process of its own; vLLM's CPU build on little memory."""
-    variables = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_CI_ENV": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "OMP_NUM_THREADS": "1",
-    }
+def g2po(*arguments, folder=None, processes=True):
+    """The command, in a process of its own; vLLM's CPU build on little memory, by default with processes of its own."""
+    variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "OMP_NUM_THREADS": "1"}
+    if not processes:
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     done = subprocess.run(
         [sys.executable, "-m", "g2po_trl", *map(str, arguments)],
         cwd=folder,
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=1500,
+        timeout=600,
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout[-2000:] + done.stderr[-4000:]
 
@@ -262,6 +259,7 @@ def test_a_run_is_evaluated_as_its_trainer_did(tmp_path):
         g2po(
             *("evaluate", "--model", run, "--engine", engine, "--engine-options", options, "--output", engine),
             folder=tmp_path,
+            processes=False,
         )
         played = sorted(
             read_jsonl(tmp_path / engine / "trajectories" / "direct-0.jsonl"), key=lambda t: t.info["panel_index"]
