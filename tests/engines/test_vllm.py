@@ -220,7 +220,7 @@ def test_sleep_mode(): ...
 
 
 def g2po(*arguments, folder=None, processes=True):
-    """The command, in a process of its own; vLLM's CPU build on little memory, by default with processes of its own."""
+    """The command, in a process of its own; vLLM's CPU build on little memory, by default in processes of its own."""
     variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1", "OMP_NUM_THREADS": "1"}
     if not processes:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
