@@ -248,6 +248,18 @@ def progress_table(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
     return lines
 
 
+def prompted_table(arms: Mapping[str, Mapping[int, Run]]) -> list[str]:
+    """Return the Markdown of prompted agents."""
+    columns = ["agent", "games", "held-out 0.4", "valid completions", "turns"]
+    lines = [row(columns), "|" + "---|" * len(columns)]
+    for arm, seeds in arms.items():
+        for run in seeds.values():
+            played = run["held_out"][-1]["0.4"]
+            rates = [percent(played["success_rate"]), percent(played["valid_action_ratio"])]
+            lines.append(row([arm, str(len(played["won"][0])), *rates, f"{np.mean(played['turns']):.1f}"]))
+    return lines
+
+
 def pilot_winner(results: Path) -> str | None:
     """Return how the pilot's better arm trains its weights, by held-out success at temperature 1; `None`: not over."""
     arms = stage_runs(load(results), "smollm2-pilot")
@@ -272,7 +284,9 @@ def report(results: Path) -> str:
         parts.append(f"## {stage}\n\n{len(own)} runs, {hours:.1f} hours of CPU, commits {commits}.")
         if stage == "treasure":
             parts.append("\n".join(treasure_table(arms)))
-        elif stage == "prompted" or stage.startswith("smollm2"):
+        elif stage == "prompted":
+            parts.append("\n".join(prompted_table(arms)))
+        elif stage.startswith("smollm2"):
             parts.append("\n".join(progress_table(arms)))
         else:
             parts.append("\n".join(table(arms, "w 1" if stage == "weights" else REFERENCE)))

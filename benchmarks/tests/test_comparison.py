@@ -184,8 +184,13 @@ def test_report(tmp_path):
     write(
         tmp_path, *runs[:-1], run("webshop", "g2po", 100, [0.1, 0.2], 0.3), run("weights", "w 2", 101, [0.1, 0.2], 0.3)
     )
-    write(tmp_path, run("treasure", "grpo", 100, [0.5, 0.8, 0.85, 0.8], 0.8))
+    prompted = run("prompted", "react", 0, [0.0], 0.25)
+    prompted["held_out"][-1]["0.4"] |= {"valid_action_ratio": [0.5], "turns": [14.0]}
+    write(tmp_path, run("treasure", "grpo", 100, [0.5, 0.8, 0.85, 0.8], 0.8), prompted)
+    write(tmp_path, run("weights", "w 0.25", 101, [0.1, 0.2], 0.3))
     text = report(tmp_path)
+    assert "| react | 2 | 25.0 | 50.0 | 14.0 |" in text
+    assert text.index("| w 0 |") < text.index("| w 0.25 |") < text.index("| w 1 |") < text.index("| w 2 |")
     assert "1 runs are missing: no test" in text and "Dunnett" not in text
     assert "| grpo | 3 |" not in text and "| w 0 | 3 |" in text, "what other stages borrow is the main stage's"
     assert "| g2po | 12 | " in text and "| 1 (seed 100) |" in text
