@@ -139,16 +139,6 @@ def lost_by_lambda(value: float, setting: str) -> tuple[float, float]:
     return -difference, half
 
 
-def further(estimator: str) -> tuple[float, float, float]:
-    """How much further than G2PO's, in percent, a step goes in the right direction at the start of a run."""
-    return tuple(100 * value for value in raw("credit_signal/start.json")["adam"][estimator]["step, minus base"])
-
-
-def behind(estimator: str) -> tuple[float, float, float]:
-    found, low, high = further(estimator)
-    return -found, -high, -low
-
-
 # --- Learning curves: results/comparison
 
 
@@ -250,6 +240,18 @@ def at_weight(w: float) -> float:
 def held_out_of(arm: str, stage: str = "methods") -> float:
     """Its success on held-out games at temperature 1."""
     won = "".join(play for run in of_stage(arm, stage) for play in run["held_out"][-1]["1"]["won"])
+    return 100 * won.count("1") / len(won)
+
+
+def shop(arm: str, temperature: str, number: str = "score") -> float:
+    """WebShop's score, or success, on held-out goals, by `evaluate`'s rates of each play."""
+    runs = of_stage(arm, "webshop", [100] if arm == "start" else range(100, 104))
+    return 100 * float(np.mean([np.mean(run["held_out"][-1][temperature][number]) for run in runs]))
+
+
+def prompted(agent: str) -> float:
+    """SmolLM2's start as a prompted agent, held-out success at 0.4."""
+    (won,) = of_stage(agent, "prompted", [0])[0]["held_out"][-1]["0.4"]["won"]
     return 100 * won.count("1") / len(won)
 
 

@@ -108,7 +108,7 @@ def sizes(axes: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
         visits = np.arange(1, len(steps) + 1)
         axes.plot(visits, 100 * steps / max(steps.sum(), 1), marker=".", label=f"{when} fifth of the iterations")
     axes.set(xlabel=f"visits of a node ({len(steps)}: or more)", ylabel="share of steps (%)")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.3 * axes.dataLim.ymax)  # room for the legend
     axes.legend(fontsize=8)
 
 
