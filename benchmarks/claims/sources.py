@@ -204,10 +204,9 @@ def tested_p(arm: str, number: str) -> float:
     return 1 - _none_beyond(abs(differences[arm]) / error, freedom)
 
 
-def unstable() -> int:
-    """Runs of the comparison with a KL above 0.5 or fewer than 95 % valid completions in an iteration."""
-    of = [run["training"] for arm in ARMS for run in compared(arm)]
-    return sum(max(one["kl"]) > 0.5 or min(one["valid"]) < 0.95 for one in of)
+def unstable(runs: Iterable[dict[str, Any]]) -> int:
+    """How many had a KL above 0.5 or fewer than 95 % valid completions in an iteration."""
+    return sum(max(run["training"]["kl"]) > 0.5 or min(run["training"]["valid"]) < 0.95 for run in runs)
 
 
 def of_stage(arm: str, stage: str, seeds: Sequence[int] = range(100, 104)) -> list[dict[str, Any]]:
@@ -243,10 +242,13 @@ def held_out_of(arm: str, stage: str = "methods") -> float:
     return 100 * won.count("1") / len(won)
 
 
-def shop(arm: str, temperature: str, number: str = "score") -> float:
-    """WebShop's score, or success, on held-out goals, by `evaluate`'s rates of each play."""
+SHOP = ("g2po", "gigpo", "grpo", "rloo")
+
+
+def shop(arm: str, temperature: str) -> float:
+    """WebShop's score on held-out goals, in percent."""
     runs = of_stage(arm, "webshop", [100] if arm == "start" else range(100, 104))
-    return 100 * float(np.mean([np.mean(run["held_out"][-1][temperature][number]) for run in runs]))
+    return 100 * float(np.mean([np.mean(run["held_out"][-1][temperature]["score"]) for run in runs]))
 
 
 def prompted(agent: str) -> float:

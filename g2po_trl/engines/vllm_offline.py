@@ -34,11 +34,15 @@ class OfflineVLLMEngine(RequestEngine):
             model = settings["base_model_name_or_path"]
         # vLLM would take temperature, top_p, … that a request leaves open from the checkpoint's generation_config.
         self.llm = LLM(model, **{"generation_config": "vllm", **vllm_options})
-        tokenizer = self.llm.get_tokenizer()
-        stop_token_ids = {tokenizer.eos_token_id, *_ends_of(model, vllm_options.get("revision"))}
-        super().__init__(tokenizer, [end for end in stop_token_ids if end is not None], options)
-        self.requests, self.reports_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
-        self.longest = self.llm.llm_engine.model_config.max_model_len
+        try:
+            tokenizer = self.llm.get_tokenizer()
+            stop_token_ids = {tokenizer.eos_token_id, *_ends_of(model, vllm_options.get("revision"))}
+            super().__init__(tokenizer, [end for end in stop_token_ids if end is not None], options)
+            self.requests, self.reports_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
+            self.longest = self.llm.llm_engine.model_config.max_model_len
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End vLLM's processes: Python waits for them at its exit, and may do so before vLLM ends them."""

@@ -277,7 +277,11 @@ def load_vllm(
     from ..engines.vllm_offline import OfflineVLLMEngine
 
     engine = OfflineVLLMEngine(model, generation_kwargs, **vllm_options)
-    return EngineChat(engine, engine.longest, chat_template_kwargs)
+    try:
+        return EngineChat(engine, engine.longest, chat_template_kwargs)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _combined(seeds: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from math import isnan
@@ -292,8 +293,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         "max_worker_memory": (args.environment_worker_memory_mb or 0) * 2**20 or None,
         "environment_variables": args.environment_variables,
     }
-    with EnvironmentPool(environment_factory, **workers) as pool:
-        chat = make_chat_model(args)
+    with EnvironmentPool(environment_factory, **workers) as pool, closing(make_chat_model(args)) as chat:
         print(
             f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns; {args.agent} agent, "
             f"{args.model}, temperature {args.temperature}",
@@ -323,7 +323,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             if sys.stderr.isatty():
                 print("\r\033[K", end="", file=sys.stderr, flush=True)  # the progress makes room for the table
             budget.save()
-            chat.close()
     tokens = {"read": budget.read, "written": budget.written}
     results = {"model": args.model, "settings": about, "seeds": rows, "failure_reasons": reasons, "tokens": tokens}
     write_json(args.output / "results.json", results, indent=1)

@@ -96,15 +96,18 @@ def test_run_is_evaluated_as_the_trainer_does(kind, model, agent, tmp_path, monk
         trainer.close()
     history = {"agent": "window", "tools": "conversation"}.get(kind, kind)
     assert json.loads((tmp_path / "out" / "run.json").read_text())["play"]["history"] == history
+    ended = []
     for temperature, trajectories in theirs.items():
         if temperature:
             monkeypatch.setattr(
                 "g2po_trl.evaluation.evaluate.make_chat_model",
                 lambda args: EngineChat(SeededEngine(trainer.processing_class), 4096),
             )
+            monkeypatch.setattr(SeededEngine, "close", lambda engine: ended.append(engine))
         output = tmp_path / f"evaluation-{temperature}"
         given = ["--model", str(tmp_path / "out"), "--temperature", str(temperature), "--output", str(output)]
         main([*given, "--num-environment-workers", "1"])
+        assert len(ended) == (temperature > 0), "a model in this process ends with the evaluation"
         ours = list(read_jsonl(output / "trajectories" / "direct-0.jsonl"))
         ours.sort(key=lambda trajectory: trajectory.info["panel_index"])
         assert played(ours) == played(trajectories)

@@ -1,0 +1,68 @@
+"""Models in this process: what ends with them."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from seeded_engine import SeededEngine
+
+from g2po_trl.evaluation.chat_models import EngineChat, load_vllm
+
+
+@pytest.fixture
+def tokenizer(tiny_model_dir):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_model_dir)
+
+
+class FakeVLLM:
+    """As much of `vllm.LLM` as loading needs; counts how often its processes are ended."""
+
+    def __init__(self, tokenizer):
+        self.ended = 0
+        self.llm_engine = SimpleNamespace(
+            engine_core=SimpleNamespace(shutdown=self.shutdown),
+            model_config=SimpleNamespace(max_model_len=64),
+            vllm_config=SimpleNamespace(cache_config=SimpleNamespace(enable_prefix_caching=False)),
+        )
+        self.tokenizer = tokenizer
+
+    def get_tokenizer(self):
+        if self.tokenizer is None:
+            raise OSError("no tokenizer")
+        return self.tokenizer
+
+    def shutdown(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("options", [{}, {"chat_template_kwargs": {"nosuch": 1}}])
+def test_processes_of_vllm_end_with_the_model_and_if_it_cannot_be_loaded(options, tokenizer, monkeypatch):
+    """Python waits for them at its exit, so that a program that leaves one never ends."""
+    vllm = FakeVLLM(tokenizer)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda model, **options: vllm))
+    if options:
+        with pytest.raises(ValueError, match="nosuch"):
+            load_vllm("nowhere", **options)
+    else:
+        chat = load_vllm("nowhere")
+        assert vllm.ended == 0
+        chat.close()
+    assert vllm.ended == 1
+    vllm.tokenizer = None
+    with pytest.raises(OSError, match="no tokenizer"):
+        load_vllm("nowhere")
+    assert vllm.ended == 2
+
+
+def test_an_engine_without_seeds_ends_too(tokenizer):
+    class Closing(SeededEngine):
+        takes_seeds, closed = False, False
+
+        def close(self):
+            self.closed = True
+
+    engine = Closing(tokenizer)
+    EngineChat(engine).close()
+    assert engine.closed
