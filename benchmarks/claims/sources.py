@@ -242,7 +242,7 @@ def held_out_of(arm: str, stage: str = "methods") -> float:
     return 100 * won.count("1") / len(won)
 
 
-SHOP = ("g2po", "gigpo", "grpo", "rloo")
+SHOP = ("g2po", "gigpo", "grpo", "rloo", "ppo")
 
 
 def shop(arm: str, temperature: str) -> float:
