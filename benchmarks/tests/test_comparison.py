@@ -27,6 +27,7 @@ from benchmarks.learning.comparison_statistics import (
     paired_interval,
     smallest_effect,
 )
+from g2po_trl.trajectory import Trajectory, write_jsonl
 
 ROOT = stages.ROOT
 
@@ -213,6 +214,16 @@ def test_report(tmp_path):
     write(tmp_path, runs[-1])
     with pytest.raises(ValueError, match="different held-out games"):
         report(tmp_path)
+
+
+def test_of_several_trials_of_a_task_the_last_counts(tmp_path):
+    (tmp_path / "panels").mkdir()
+    (tmp_path / "panels" / "panel.jsonl").write_text('{"task_id": "a"}\n{"task_id": "b"}\n')
+    trials = [("b", "failure", True), ("a", "failure", False), ("a", "success", True)]
+    played = [Trajectory(task, [], 0.0, outcome, info={"last_trial": last}) for task, outcome, last in trials]
+    write_jsonl(tmp_path / "trajectories" / "reflexion-0.jsonl", played)
+    panel = comparison_runs.panel_of(tmp_path)
+    assert (panel["won"], panel["success_rate"]) == (["10"], [0.5])
 
 
 def test_the_pilot_decides_and_a_run_ends_where_it_was_to_come(tmp_path, monkeypatch):
