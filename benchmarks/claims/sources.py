@@ -236,9 +236,11 @@ def at_weight(w: float) -> float:
     return shown(f"w-{w:g}", "weights", range(100, 103))
 
 
-def held_out_of(arm: str, stage: str = "methods") -> float:
-    """Its success on held-out games at temperature 1."""
-    won = "".join(play for run in of_stage(arm, stage) for play in run["held_out"][-1]["1"]["won"])
+def held_out_of(
+    arm: str, stage: str = "methods", temperature: str = "1", seeds: Sequence[int] = range(100, 104)
+) -> float:
+    """Its success on held-out games."""
+    won = "".join(play for run in of_stage(arm, stage, seeds) for play in run["held_out"][-1][temperature]["won"])
     return 100 * won.count("1") / len(won)
 
 
@@ -253,8 +255,12 @@ def shop(arm: str, temperature: str) -> float:
 
 def prompted(agent: str) -> float:
     """SmolLM2's start as a prompted agent, held-out success at 0.4."""
-    (won,) = of_stage(agent, "prompted", [0])[0]["held_out"][-1]["0.4"]["won"]
-    return 100 * won.count("1") / len(won)
+    return held_out_of(agent, "prompted", "0.4", [0])
+
+
+def rooms(arm: str, temperature: str) -> float:
+    """SmolLM2 in larger rooms, held-out success."""
+    return held_out_of(arm, "smollm2-rooms", temperature, [100])
 
 
 # --- Learning curves from the earlier initial model: results/methods; temperature.py
