@@ -263,6 +263,20 @@ def rooms(arm: str, temperature: str) -> float:
     return held_out_of(arm, "smollm2-rooms", temperature, [100])
 
 
+def rooms_iterations() -> int:
+    """After how many iterations that was."""
+    (until,) = {of_stage(arm, "smollm2-rooms", [100])[0]["held_out"][-1]["until"] for arm in ("g2po", "grpo")}
+    return until
+
+
+def rooms_difference(arm: str, other: str, temperature: str) -> tuple[float, float]:
+    """An arm minus another in larger rooms, over games: mean and 95 % interval."""
+    runs = (of_stage(of, "smollm2-rooms", [100])[0] for of in (arm, other))
+    a, b = (np.array(list(run["held_out"][-1][temperature]["won"][0]), int) for run in runs)
+    mean, error = mean_and_error(100.0 * (a - b))
+    return mean, 1.96 * error
+
+
 # --- Learning curves from the earlier initial model: results/methods; temperature.py
 
 
@@ -353,8 +367,7 @@ def official_change() -> tuple[float, float]:
     return mean_and_error(100 * (best - start))
 
 
-def milliseconds(value_lambda: str = "1", released: bool = False) -> float:
+def milliseconds(released: bool = False) -> float:
     """Median, of the paper's rollout."""
     of = raw("advantage_speed/results.json")["sizes"]["the paper's rollout"]
-    values = of["ours_seconds"] if value_lambda == "1" else of["by_lambda_seconds"][value_lambda]
-    return 1000 * float(np.median(of["released_seconds"] if released else values))
+    return 1000 * float(np.median(of["released_seconds" if released else "ours_seconds"]))
