@@ -273,8 +273,7 @@ def rooms_difference(arm: str, other: str, temperature: str) -> tuple[float, flo
     """An arm minus another in larger rooms, over games: mean and 95 % interval."""
     runs = (of_stage(of, "smollm2-rooms", [100])[0] for of in (arm, other))
     a, b = (np.array(list(run["held_out"][-1][temperature]["won"][0]), int) for run in runs)
-    mean, error = mean_and_error(100.0 * (a - b))
-    return mean, 1.96 * error
+    return student(100.0 * (a - b))
 
 
 # --- Learning curves from the earlier initial model: results/methods; temperature.py
@@ -355,8 +354,8 @@ def after(method: str, seed: int) -> np.ndarray:
 
 
 def gained(method: str) -> tuple[float, float]:
-    """By both seeds, and its standard error over games."""
-    return mean_and_error(np.mean([after(method, seed) - panel(method, seed, 0) for seed in (0, 1)], axis=0))
+    """By both seeds, and its 95 % interval over games."""
+    return student(np.mean([after(method, seed) - panel(method, seed, 0) for seed in (0, 1)], axis=0))
 
 
 def official_change() -> tuple[float, float]:
@@ -364,7 +363,7 @@ def official_change() -> tuple[float, float]:
         np.mean([[int(one) for one in won] for won in raw(f"pretrained/official-{name}.json")["won"]], axis=0)
         for name in ("start", "best")
     )
-    return mean_and_error(100 * (best - start))
+    return student(100 * (best - start))
 
 
 def milliseconds(released: bool = False) -> float:
