@@ -260,20 +260,29 @@ def prompted(agent: str) -> float:
 
 def rooms(arm: str, temperature: str) -> float:
     """SmolLM2 in larger rooms, held-out success."""
-    return held_out_of(arm, "smollm2-rooms", temperature, [100])
+    return float(rooms_by_game(temperature, arm).mean())
 
 
-def rooms_iterations() -> int:
+def rooms_iterations(seed: int) -> int:
     """After how many iterations that was."""
-    (until,) = {of_stage(arm, "smollm2-rooms", [100])[0]["held_out"][-1]["until"] for arm in ("g2po", "grpo")}
+    (until,) = {of_stage(arm, "smollm2-rooms", [seed])[0]["held_out"][-1]["until"] for arm in ("g2po", "grpo")}
     return until
+
+
+def rooms_by_game(temperature: str, *arms: str) -> np.ndarray:
+    """By game, mean of arms and seeds."""
+    runs = [run for arm in arms for run in of_stage(arm, "smollm2-rooms", (100, 101))]
+    return 100 * np.mean([list(map(int, run["held_out"][-1][temperature]["won"][0])) for run in runs], axis=0)
+
+
+def rooms_gain(temperature: str, *arms: str) -> tuple[float, float]:
+    """What arms gained over the starts, over games: mean and 95 % interval."""
+    return student(rooms_by_game(temperature, *arms) - rooms_by_game(temperature, "start"))
 
 
 def rooms_difference(arm: str, other: str, temperature: str) -> tuple[float, float]:
     """An arm minus another in larger rooms, over games: mean and 95 % interval."""
-    runs = (of_stage(of, "smollm2-rooms", [100])[0] for of in (arm, other))
-    a, b = (np.array(list(run["held_out"][-1][temperature]["won"][0]), int) for run in runs)
-    return student(100.0 * (a - b))
+    return student(rooms_by_game(temperature, arm) - rooms_by_game(temperature, other))
 
 
 # --- Learning curves from the earlier initial model: results/methods; temperature.py
