@@ -271,8 +271,9 @@ def rooms_iterations(seed: int) -> int:
 
 def rooms_by_game(temperature: str, *arms: str) -> np.ndarray:
     """By game, mean of arms and seeds."""
-    runs = [run for arm in arms for run in of_stage(arm, "smollm2-rooms", (100, 101))]
-    return 100 * np.mean([list(map(int, run["held_out"][-1][temperature]["won"][0])) for run in runs], axis=0)
+    panels = [run["held_out"][-1][temperature] for arm in arms for run in of_stage(arm, "smollm2-rooms", (100, 101))]
+    assert len({panel["games"] for panel in panels}) == 1, "the runs' panels have different games"
+    return 100 * np.mean([list(map(int, panel["won"][0])) for panel in panels], axis=0)
 
 
 def rooms_gain(temperature: str, *arms: str) -> tuple[float, float]:
