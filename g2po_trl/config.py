@@ -262,6 +262,7 @@ class G2POConfig(GRPOConfig):
         for name in ("estimator_kwargs", "environment_pool_kwargs", "rollout_strategy_kwargs"):
             setattr(self, name, as_mapping(name, getattr(self, name)))
         self.top_p = 1.0 if self.top_p is None else self.top_p  # so do scripts of TRL leave it out
+        self.top_k = 0 if self.top_k is None else self.top_k  # transformers would make it 50
         self._check_estimator()
         check(self)
         if self.vllm_importance_sampling_mode is None:

@@ -15,7 +15,7 @@ from trl import GRPOConfig
 
 from .credit.estimators.registry import COMPARE_EPISODES, ESTIMATORS, USE_NODE_VALUES
 from .credit.state_keys import IGNORABLE, similarity_threshold
-from .engines.sampling import reserved_option
+from .engines.sampling import reserved_option, reshaping_options
 from .experimental.strategies import check_strategy
 from .runs.sample_table import BACKENDS
 from .update.packing import LAYOUTS
@@ -84,7 +84,7 @@ _ABOVE_0_OR_NONE = (lambda value: value > 0, "set it above 0, or to None")
 _FRACTION = (lambda value: 0 <= value <= 1, "set it between 0 and 1")
 _STEPS = ("logging_steps", "save_steps", "eval_steps")
 _MAY_BE_NONE = {"mini_batch_size", "max_prompt_length", "eval_top_p", "eval_top_k", "packed_row_tokens", *_STEPS}
-_MAY_BE_NONE |= {"log_trajectories_every"}
+_MAY_BE_NONE |= {"log_trajectories_every", "min_p"}
 _MAY_BE_NONE |= {"num_environment_workers"}
 _RANGES = {
     "gamma": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (the paper uses 0.95)"),
@@ -93,6 +93,9 @@ _RANGES = {
     "eval_temperature": (lambda value: value >= 0, "set it to 0 (greedy) or more"),
     "top_p": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (off)"),
     "eval_top_p": (lambda value: 0 < value <= 1, "set it above 0 and at most 1, or to None"),
+    "min_p": (lambda value: 0 <= value <= 1, "set it between 0 and 1, or to None (off)"),
+    "top_k": (lambda value: value >= 0, "set it to 1 or more, or to 0 (off)"),
+    "repetition_penalty": (lambda value: value > 0, "set it above 0 (1 is off)"),
     **dict.fromkeys(("max_error_rate", "min_valid_action_ratio", "min_success_of_best"), _FRACTION),
     **dict.fromkeys(("step_advantage_weight", "invalid_action_penalty", "history_length", "eval_top_k"), _AT_LEAST_0),
     **dict.fromkeys(("log_trajectories_every", "num_trajectories_logged"), _AT_LEAST_0),
@@ -163,8 +166,6 @@ def check(args: GRPOConfig) -> None:
     )
     _check_vllm(args)
     _check_servers(args)
-    if args.corrects_sampling:
-        _check_filters(args)
 
 
 def _check_kinds(args: GRPOConfig) -> None:
@@ -221,6 +222,8 @@ def logs_tables(args: GRPOConfig) -> bool:
 def check_afterwards(args: GRPOConfig) -> None:
     """Check the fields that TRL has derived, and those that depend on them."""
     _check_generation_kwargs(args)
+    if args.corrects_sampling and args.vllm_importance_sampling_correction:
+        _check_distribution(args)
     check_strategy(args)
     _require(
         args.log_trajectories_every == 0 or logs_tables(args),
@@ -347,15 +350,20 @@ def _check_generation_kwargs(args: GRPOConfig) -> None:
     )
 
 
-def _check_filters(args: GRPOConfig) -> None:
-    filters = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    changed = [f"{name}={getattr(args, name)}" for name, off in filters.items() if getattr(args, name) != off]
-    if changed and args.vllm_importance_sampling_correction:
+def _check_distribution(args: GRPOConfig) -> None:
+    """Refuse what samples from another distribution than the loss scores: importance weights would be biased."""
+    options = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+    if args.use_vllm or args.vllm_servers is not None:
+        options["vllm_structured_outputs_regex"] = args.vllm_structured_outputs_regex
+    changed = [f"{name}={value!r}" for name, value in reshaping_options(options).items()]
+    given = reshaping_options(args.generation_kwargs or {})
+    changed += [f"{name}={value!r} (in generation_kwargs)" for name, value in given.items()]
+    if changed:
         raise ValueError(
-            f"{', '.join(changed)} with vllm_importance_sampling_correction=True: vLLM's log-probabilities are "
-            "those of the filtered distribution, the trainer's those of the whole one, so every ratio between "
-            f"them would be biased. Set {', '.join(f'{name}={off}' for name, off in filters.items())} (evaluation "
-            "has eval_top_p and eval_top_k), or vllm_importance_sampling_correction=False."
+            f"{', '.join(changed)} with vllm_importance_sampling_correction=True: completions would not be sampled "
+            "from the distribution that the loss scores, so every ratio between their probabilities would be biased. "
+            "Remove what reshapes it (evaluation has eval_top_p and eval_top_k), or set "
+            "vllm_importance_sampling_correction=False."
         )
 
 

@@ -139,7 +139,8 @@ def stop_options(sampling: Sampling) -> dict[str, Any]:
     """Of `sampling_options`, those of stop sequences."""
     if not sampling.stop_sequences:
         return {}
-    return {"stop": list(sampling.stop_sequences), "include_stop_str_in_output": True}
+    # vLLM searches the decoded text, and would not find tags that are special tokens.
+    return {"stop": list(sampling.stop_sequences), "include_stop_str_in_output": True, "skip_special_tokens": False}
 
 
 def caches_prefixes(llm: LLM) -> bool:

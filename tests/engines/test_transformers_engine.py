@@ -251,6 +251,7 @@ def test_vllm_is_awake_for_a_whole_rollout(vllm_module):
     assert vars(vllm.parameters[-1]) == {
         **{"temperature": 0.2, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 512},
         **{"stop_token_ids": [7], "stop": ["</action>"], "include_stop_str_in_output": True, "logprobs": 0},
+        "skip_special_tokens": False,
         **{"frequency_penalty": 0.1, "structured_outputs": {"json": "…"}, "seed": None, "output_kind": "final"},
     }
 
@@ -296,6 +297,7 @@ def test_vllm_of_two_ranks_is_awake_too(monkeypatch):
         "stop_token_ids": [7],
         "stop": ["</action>"],
         "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
         "frequency_penalty": 0.1,
     }
 

@@ -79,6 +79,9 @@ def test_logging_steps_by_default_is_one_line_an_iteration(tmp_path):
         ("token_layout", "tree"),
         ("packed_row_tokens", 0),
         ("eval_top_p", 0.0),
+        ("min_p", 1.5),
+        ("top_k", -1),
+        ("repetition_penalty", 0.0),
         ("eval_top_k", -1),
         ("min_valid_action_ratio", 2.0),
         ("min_success_of_best", -1.0),
@@ -208,6 +211,65 @@ def test_an_importance_weight_of_nothing(tmp_path):
     for value in (0, -1, "x"):
         with pytest.raises(ValueError, match=f"vllm_importance_sampling_clip_max is {value!r}"):
             make(tmp_path, vllm_importance_sampling_clip_max=value)
+
+
+WEIGHTED = [{"use_vllm": True}, {"vllm_servers": ["http://10.0.0.2:8000"]}, {"rollout_strategy": "partial_rollouts"}]
+RESHAPING = [
+    *({"presence_penalty": 1.5}, {"frequency_penalty": -1}, {"logit_bias": {5: -100}}, {"typical_p": 0.2}),
+    *({"top_h": 1.0}, {"epsilon_cutoff": 1e-3}, {"eta_cutoff": 1e-3}, {"suppress_tokens": [3]}, {"num_beams": 2}),
+    *({"begin_suppress_tokens": [0]}, {"bad_words": ["a"]}, {"bad_words_ids": [[1]]}, {"sequence_bias": {(1,): 2.0}}),
+    *({"no_repeat_ngram_size": 1}, {"encoder_repetition_penalty": 2.0}, {"min_new_tokens": 1}, {"min_tokens": 2}),
+    *({"forced_eos_token_id": 0}, {"remove_invalid_values": True}, {"guidance_scale": 0}, {"token_healing": True}),
+    *({"allowed_token_ids": [0]}, {"structured_outputs": {"regex": "a"}}, {"prompt_lookup_num_tokens": 2}),
+    *({"exponential_decay_length_penalty": [3, 1.1]}, {"watermarking_config": {"bias": 2.0}}, {"dola_layers": "low"}),
+    *({"logits_processors": ["mine"]}, {"an_option_of_the_next_version": 0}, {"logprobs": None}),
+]
+NEUTRAL = [
+    *(
+        {"presence_penalty": 0.0},
+        {"frequency_penalty": 0},
+        {"typical_p": 1.0},
+        {"logit_bias": {}},
+        {"logit_bias": None},
+    ),
+    *({"suppress_tokens": []}, {"bad_words_ids": None}, {"min_new_tokens": 0}, {"min_tokens": 0}, {"num_beams": 1}),
+    *({"no_repeat_ngram_size": 0}, {"guidance_scale": 1}, {"forced_eos_token_id": None}, {"top_h": None}),
+    *({"remove_invalid_values": False}, {"structured_outputs": None}, {"use_cache": False}, {"max_time": 60.0}),
+    *({"renormalize_logits": True}, {"skip_special_tokens": False}, {"epsilon_cutoff": 0.0}),
+]
+
+
+@pytest.mark.parametrize("engine", WEIGHTED, ids=lambda engine: next(iter(engine)))
+def test_what_reshapes_the_distribution_is_refused_with_importance_weights(tmp_path, engine):
+    for option in RESHAPING:
+        ((name, value),) = option.items()
+        for given in (option, json.dumps(option)) if name != "sequence_bias" else (option,):
+            with pytest.raises(
+                ValueError, match=f"^{name}=.* .in generation_kwargs. with vllm_importance_sampling_co"
+            ):
+                make(tmp_path, **engine, generation_kwargs=given)
+        make(tmp_path, **engine, generation_kwargs=option, vllm_importance_sampling_correction=False)
+        assert make(tmp_path, generation_kwargs=option).generation_kwargs == option, "the weights are 1"
+    for field in ({"repetition_penalty": 1.1}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.9}):
+        with pytest.raises(ValueError, match=f"^{next(iter(field))}=.*biased"):
+            make(tmp_path, **engine, **field)
+    for option in NEUTRAL:
+        assert make(tmp_path, **engine, generation_kwargs=option).generation_kwargs == option
+    make(tmp_path, **engine, min_p=0.0, top_k=None, generation_kwargs=None)
+
+
+@pytest.mark.filterwarnings("ignore:.* has no effect without")
+def test_a_regex_of_completions_is_refused_with_importance_weights(tmp_path):
+    for engine in WEIGHTED[:2]:
+        with pytest.raises(ValueError, match="^vllm_structured_outputs_regex='a' with .*biased"):
+            make(tmp_path, **engine, vllm_structured_outputs_regex="a")
+        options = {**engine, "vllm_importance_sampling_correction": False}
+        assert make(tmp_path, **options, vllm_structured_outputs_regex="a").vllm_structured_outputs_regex == "a"
+
+
+def test_a_top_k_of_none_is_off(tmp_path):
+    """transformers takes 50 where it is left open."""
+    assert make(tmp_path, top_k=None).training_sampling().top_k == 0
 
 
 def test_vllm_options(tmp_path):
