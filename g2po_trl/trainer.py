@@ -58,6 +58,7 @@ from .runs.summary import at_temperature, check_other_panels, summarize
 from .runs.verdict import Tally
 from .trainer_build import (
     add_callbacks,
+    end_completions,
     make_credit,
     make_iteration,
     make_player,
@@ -84,7 +85,7 @@ from .update.iteration import Timer
 from .update.update import MiniBatches
 from .utils.json import atomic_write
 from .utils.ranks import on_main
-from .utils.trl_compat import fsdp_plugin_of, is_any_model_prepared, name_or_path_of
+from .utils.trl_compat import fsdp_plugin_of, is_any_model_prepared, name_or_path_of, reference_copied_from
 
 
 class G2POTrainer(GRPOTrainer):
@@ -94,7 +95,7 @@ class G2POTrainer(GRPOTrainer):
 
     Args:
         model: a model id, a path, or a model. With `beta` above 0 and no adapter, the reference model is loaded from
-            the same place.
+            the same place, or a copy of the model.
         args: the configuration.
         train_dataset: one task per row; its columns are the keyword arguments of the environment's `reset`. A column
             `task_id` names the task in trajectories; success is also reported by `task_type`.
@@ -162,7 +163,10 @@ class G2POTrainer(GRPOTrainer):
             check_panel_name(name, "the name of a panel in eval_dataset")
             check_other_panels(name, args.other_eval_temperatures, panels)
         self._staging = AtomicCheckpoint()
-        with starting_vllm(args.use_vllm and args.vllm_mode == "colocate", args.vllm_merge_adapter):
+        with (
+            starting_vllm(args.use_vllm and args.vllm_mode == "colocate", args.vllm_merge_adapter),
+            reference_copied_from(model),
+        ):
             super().__init__(
                 model=model,
                 reward_funcs=[no_reward_function] * len(args.reward_weights or [1]),
@@ -174,6 +178,7 @@ class G2POTrainer(GRPOTrainer):
             )
         self.use_vllm = args.corrects_sampling  # without it TRL's loss ignores importance weights
         check_trainer(self)
+        end_completions(self)
         self.card_facts = card_facts or {}
         self._ignored_fields: set[str] = set()  # that were warned of
         self._warned_of_starts = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -40,10 +41,30 @@ from .update.update import Update
 from .utils.sdpa import without_cudnn_attention
 from .utils.trl_compat import gather_params_of, name_or_path_of, train_metrics_of, unwrap_model_for_generation
 
+logger = logging.getLogger(__name__)
+
 
 def no_reward_function(**kwargs):
     """Stand in for the reward function that `GRPOTrainer.__init__` requires; rewards come from the environment."""
     raise RuntimeError("rewards come from the environment; this function is never called")
+
+
+def end_completions(trainer: GRPOTrainer) -> None:
+    """Let a completion end where the chat template ends a turn, in every engine and in the saved generation_config."""
+    encode = ChatEncoder(trainer.processing_class, trainer.args.chat_template_kwargs)
+    known = [encode.tokenizer.decode([number]) for number in trainer.eos_token_ids if number is not None]
+    end, text = encode.end_of_turn(trainer.eos_token_ids), encode.text.turn_end.strip()
+    named = f"the tokenizer and generation_config name {', '.join(known) or 'no token'}"
+    if end is not None:
+        trainer.eos_token_ids = [*trainer.eos_token_ids, end]
+        trainer.model.generation_config.eos_token_id = trainer.eos_token_ids
+        ends = encode.tokenizer.decode([end])
+        logger.warning(f"the chat template ends a turn with {ends!r}, so completions end there, too; {named}")
+    elif text and not any(stop and stop in text for stop in (*known, *(trainer.args.stop_sequences or ()))):
+        logger.warning(
+            f"the chat template ends a turn with {text!r}, which is no token and ends no completion ({named}): set "
+            f"stop_sequences=[{text!r}]"
+        )
 
 
 def make_credit(args: G2POConfig, estimator: Callable | None, state_key: Callable[[Step], str] | None) -> Credit:

@@ -23,11 +23,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import accumulate, cycle, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from datasets import Dataset
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig, SFTConfig
 
 from g2po_recipes.cold_start.demonstrations import ExpertActor, build_rows
@@ -46,7 +45,7 @@ from g2po_trl import EnvironmentPool, Player, PromptTemplate, TextEnvironment, T
 from g2po_trl.cli.recipe import parse_arguments, read_chat_template
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.sampling import derived_seed
-from g2po_trl.engines.transformers import get_stop_token_ids
+from g2po_trl.engines.transformers import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.adapters.agent import agent_factory
 from g2po_trl.environments.adapters.trl_tools import (
     default_history,
@@ -287,7 +286,7 @@ def demonstrate(
     """
     name, tokenizer = base_model
     actor = ExpertActor(
-        Engine(tokenizer, stop_token_ids(name, tokenizer)),
+        Engine(tokenizer, get_stop_token_ids_of_checkpoint(tokenizer, name)),
         ChatEncoder(tokenizer, game.chat_template_kwargs),
         game.template,
         script_args.history_length,
@@ -340,15 +339,6 @@ def make_exam(script_args: ScriptArguments, rows: Sequence[dict[str, Any]], game
         chat_template_kwargs=game.chat_template_kwargs,
         workers=game.workers,
     )
-
-
-def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the tokens that end a completion of a model that is not loaded; see `get_stop_token_ids`."""
-    try:
-        config = GenerationConfig.from_pretrained(name)
-    except OSError:  # the model has no such file
-        config = GenerationConfig()
-    return get_stop_token_ids(tokenizer, SimpleNamespace(generation_config=config))
 
 
 def training_defaults(argv: Sequence[str]) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig
-
+from .transformers import get_stop_token_ids_of_checkpoint
 from .vllm_requests import RequestEngine, Requests, caches_prefixes
 
 
@@ -36,8 +35,8 @@ class OfflineVLLMEngine(RequestEngine):
         self.llm = LLM(model, **{"generation_config": "vllm", **vllm_options})
         try:
             tokenizer = self.llm.get_tokenizer()
-            stop_token_ids = {tokenizer.eos_token_id, *_ends_of(model, vllm_options.get("revision"))}
-            super().__init__(tokenizer, [end for end in stop_token_ids if end is not None], options)
+            stop_token_ids = get_stop_token_ids_of_checkpoint(tokenizer, model, vllm_options.get("revision"))
+            super().__init__(tokenizer, stop_token_ids, options)
             self.requests, self.reports_cached_tokens = Requests(self.llm, lora), caches_prefixes(self.llm)
             self.longest = self.llm.llm_engine.model_config.max_model_len
         except BaseException:
@@ -47,12 +46,3 @@ class OfflineVLLMEngine(RequestEngine):
     def close(self) -> None:
         """End vLLM's processes: Python waits for them at its exit, and may do so before vLLM ends them."""
         self.llm.llm_engine.engine_core.shutdown()
-
-
-def _ends_of(model: str, revision: str | None) -> list[int]:
-    """Return the tokens that end a completion according to the checkpoint."""
-    try:
-        stop_token_ids = GenerationConfig.from_pretrained(model, revision=revision).eos_token_id
-    except OSError:
-        return []
-    return stop_token_ids if isinstance(stop_token_ids, list) else [] if stop_token_ids is None else [stop_token_ids]

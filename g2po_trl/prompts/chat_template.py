@@ -110,6 +110,15 @@ class ChatTemplate:
         others = [*first * self._accepts_system, _message("user", _USER), _message("assistant", _SECOND)]
         return self._shows(first), self._shows([*others, _message("system", _LATE)])
 
+    @cached_property
+    def turn_end(self) -> str:
+        """What the template writes after an assistant's last message, "" if that cannot be told."""
+        messages = [_message("user", _USER), _message("assistant", _SECOND)]
+        try:
+            return self(messages, add_generation_prompt=False).rpartition(_SECOND)[2]
+        except Exception:  # templates raise errors of any class
+            return ""
+
     def _shows(self, messages: list[Message]) -> bool:
         try:
             text = self._render(messages, *self._form)

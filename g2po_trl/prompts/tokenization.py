@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from .chat_template import ChatTemplate, get_tokenizer
@@ -35,6 +35,17 @@ class ChatEncoder:
             return []
         # Not verbose: the caller shortens prompts beyond the tokenizer's maximum.
         return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+
+    def end_of_turn(self, stop_token_ids: Collection[int] = ()) -> int | None:
+        """Return the token that ends an assistant's turn in the template, `None` if one of `stop_token_ids` does.
+
+        Also `None` if a turn's end is no single token of the tokenizer.
+        """
+        tail, added = self.text.turn_end.lstrip(), getattr(self.tokenizer, "added_tokens_decoder", {})
+        if any(added[number].content in tail for number in stop_token_ids if number in added):
+            return None
+        ends = [number for number, token in added.items() if token.content and tail.startswith(token.content)]
+        return max(ends, key=lambda number: len(added[number].content), default=None)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a completion without special tokens, except the tags that parsers read."""

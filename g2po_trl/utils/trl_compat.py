@@ -8,6 +8,7 @@ averages).
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -46,6 +47,7 @@ __all__ = [
     "is_stateful",
     "name_or_path_of",
     "parse_response",
+    "reference_copied_from",
     "set_sync_gradients",
     "supports_tool_calling",
     "train_metrics_of",
@@ -130,6 +132,33 @@ def expose_body(model: torch.nn.Module) -> None:
             "model, and pass that"
         )
     model.base_model_prefix = "model"  # Llama4ForCausalLM names a part that it does not have
+
+
+@contextmanager
+def reference_copied_from(model: torch.nn.Module | str) -> Iterator[None]:
+    """Let a `GRPOTrainer` created inside copy its reference from a model object, not load it from `name_or_path`.
+
+    The file may hold other weights than the object (a merged adapter, added tokens), or not exist. Under ZeRO-3 the
+    object holds a shard of each weight, and the reference is loaded. Depends on `trl.trainer.grpo_trainer` calling
+    `create_model_from_path` by its global name, and for a model object only to load the reference.
+    """
+    from trl.trainer import grpo_trainer
+
+    if isinstance(model, str) or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        yield
+        return
+
+    def copied(*args: Any, **kwargs: Any) -> torch.nn.Module:
+        reference = copy.deepcopy(model)
+        # A fused LM head of an earlier trainer; its forward pass is bound to the model that was copied.
+        reference.__dict__.pop("forward", None)
+        return reference
+
+    original, grpo_trainer.create_model_from_path = grpo_trainer.create_model_from_path, copied
+    try:
+        yield
+    finally:
+        grpo_trainer.create_model_from_path = original
 
 
 @contextmanager
