@@ -34,6 +34,7 @@ _CUT = re.compile(rf"{_BETWEEN}|(?P<end>[.;:!?\n])", re.IGNORECASE)
 _BRACKETS = re.compile(r"\[([^\[\]\n]*)\]")
 _BULLET = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")
 _WORD = re.compile(r"\w+|[^\w\s]")
+_ASKED = re.compile(r'\{"asked": "[a-p]+"\}\]?\Z')  # the end of a chat request's key
 _PERMUTATIONS = 128
 
 
@@ -157,6 +158,9 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
     from datasketch import MinHash, MinHashLSH
 
     texts = sorted(set(texts))
+    if len(asked := {_asked(text) for text in texts}) > 1:  # requests to others are never similar
+        parts = [merge_similar([text for text in texts if _asked(text) == one], threshold) for one in asked]
+        return {text: representative for part in parts for text, representative in part.items()}
     # A lower threshold here, for recall: the exact comparison below rejects the rest.
     index = MinHashLSH(threshold=0.8 * threshold, num_perm=_PERMUTATIONS, weights=(0.05, 0.95))
     pairs_of = [word_pairs(text) for text in texts]
@@ -171,6 +175,12 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
         else:
             representative[text] = texts[-best[1]]
     return representative
+
+
+def _asked(text: str) -> str:
+    """Return who is asked in a key of a chat request, or an empty text."""
+    found = _ASKED.search(text)
+    return found[0] if found else ""
 
 
 def word_pairs(text: str) -> set[str]:

@@ -7,6 +7,7 @@ Messages are plain data in the form that chat templates take: `role`, `content` 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 from ..utils.json import to_json
 from ..utils.show import show
+from .news import says_little, says_unchanged
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -216,18 +218,46 @@ def since_last_completion(messages: Sequence[Message]) -> list[Message]:
     return list(messages[last + 1 :])
 
 
-def request_key(messages: Sequence[Message]) -> str:
-    """Return the default state key of a request: `since_last_completion` as JSON, without ids of calls.
+def request_key(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """Return the default state key of a request as JSON: the news, and who is asked.
 
-    If nothing came since, it is the whole conversation. A result that names its call by an id does not name the tool:
-    which tool was called is the action that led to the state.
+    The news are the messages since the last completion, without ids of calls; if there are none, the whole
+    conversation. News that say little (`says_little`) are the same in many states: what they answer stands before
+    them, the model's calls or else its text, and before it the news that it answered in turn. After "Nothing happens"
+    the state is the one before. Who is asked is a digest of the system message and the tools, if there are any.
+
+    A result that names its call by an id does not name the tool: which tool was called is the action that led to the
+    state.
     """
-    shown = (
-        {name: part for name, part in message.items() if name != "name" or "tool_call_id" not in message}
-        for message in since_last_completion(messages) or messages
-    )
-    said = map(_without_ids, shown)
-    return json.dumps(list(said), ensure_ascii=False, sort_keys=True)
+    system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    asked = [{"asked": _digest_of(system, tools)}] if system or tools else []
+    if not since_last_completion(messages):
+        return "\n".join([as_text(messages), *map(json.dumps, asked)])
+    key: list[Message] = []
+    end = len(messages)
+    while True:
+        news = since_last_completion(messages[:end])
+        begin = end - len(news)
+        text = "\n".join(message["content"] for message in news if message["role"] != "system")
+        unchanged = begin > 0 and says_unchanged(text)
+        if not unchanged:
+            key = [*(news if begin else news[len(system) :]), *key]
+        if not begin or not (unchanged or says_little(text)):
+            break
+        end = begin - 1
+        if not unchanged:
+            answered = messages[end]
+            key = [{**answered, "content": ""} if answered.get("tool_calls") else answered, *key]
+    said = [_without_ids({n: part for n, part in m.items() if n != "name" or "tool_call_id" not in m}) for m in key]
+    return json.dumps([*said, *asked], ensure_ascii=False, sort_keys=True)
+
+
+def _digest_of(system: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """Return a digest of letters alone, since keys may be compared without their numbers."""
+    state = hashlib.blake2b(_canonical([message["content"] for message in system]), digest_size=8)
+    for tool in sorted(map(_canonical, tools or ())):
+        state.update(tool)
+    return "".join(chr(ord("a") + int(digit, 16)) for digit in state.hexdigest())
 
 
 def state_key_text(key: Any) -> str:

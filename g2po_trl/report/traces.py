@@ -7,7 +7,8 @@ A line of a log is a JSON object in one of three forms, told apart by its fields
 - `{"task_id", "reward", "calls": [{"messages", "response"}, …]}`: an episode of an agent that rewrites its history.
 - `{"task_id", "episode_id", "messages", "response"}`: a call. `reward` is on at least one line of the episode.
 
-Optional are `success` and, of an episode, `id`; `task` may stand for `task_id`. A reward of `null` is no result.
+Optional are `success`, `tools` (of an episode or of a call) and, of an episode, `id`; `task` may stand for `task_id`.
+A reward of `null` is no result.
 Messages and tools are as in OpenAI's chat completions. A `response` is the message or the whole chat completion.
 """
 
@@ -34,7 +35,8 @@ from ..trajectory import Step, Trajectory
 from ..utils.show import show
 
 StateKey = Callable[[list[Message]], Any]
-_COMMON = {"task_id", "task", "reward", "success"}
+Tools = Sequence[Mapping[str, Any]] | None
+_COMMON = {"task_id", "task", "reward", "success", "tools"}
 _CONVERSATION, _CALLS, _CALL = {"messages", "id"}, {"calls", "id"}, {"messages", "response", "episode_id"}
 
 
@@ -73,7 +75,7 @@ def trajectories_of_traces(
     Args:
         lines: JSON texts or the objects themselves, in any mixture of the three forms; blank lines are skipped.
         state_key: `messages of a request -> text or JSON data`, equal for equal states. `None`: what came since the
-            last completion (`request_key`).
+            last completion, and who is asked (`request_key`).
 
     Raises:
         ValueError: for a line in none of the forms, and if `state_key` raises an error or returns `None`; the message
@@ -126,10 +128,10 @@ class _Reader:
                 with_place = f"calls[{place}]"
                 if not isinstance(call, Mapping) or not {"messages", "response"} <= call.keys():
                     raise ValueError(f"{with_place} is {show(call)}; give an object with messages and response")
-                self.found.unread.update(f"calls.{name}" for name in call.keys() - _CALL)
-                self._add_call(episode, call, f"{with_place}.")
+                self.found.unread.update(f"calls.{name}" for name in call.keys() - _CALL - {"tools"})
+                self._add_call(episode, {"tools": data.get("tools"), **call}, f"{with_place}.")
         else:
-            self._add_conversation(episode, normalize_messages(data["messages"]))
+            self._add_conversation(episode, normalize_messages(data["messages"]), _tools_of(data))
 
     def _episode(self, number: int, data: Mapping[str, Any], form: set[str]) -> _Episode:
         task_id, task = _task_of(data)
@@ -145,7 +147,7 @@ class _Reader:
         self.episodes[task_id, name] = episode
         return episode
 
-    def _add_conversation(self, episode: _Episode, messages: list[Message]) -> None:
+    def _add_conversation(self, episode: _Episode, messages: list[Message], tools: Tools) -> None:
         end = 0
         for place, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -154,7 +156,7 @@ class _Reader:
             if place == 0:
                 self.found.without_request += 1
             else:
-                self._add_step(episode, messages[:place], message)
+                self._add_step(episode, messages[:place], tools, message)
         episode.final = as_text(messages[end:]) or None
 
     def _add_call(self, episode: _Episode, call: Mapping[str, Any], where: str = "") -> None:
@@ -162,15 +164,14 @@ class _Reader:
             request = normalize_messages(call["messages"])
         except ValueError as error:
             raise ValueError(f"{where}{error}") from error
-        self._add_step(episode, request, *_response_of(call["response"], f"{where}response"))
+        self._add_step(episode, request, _tools_of(call), *_response_of(call["response"], f"{where}response"))
 
-    def _add_step(self, episode: _Episode, request: list[Message], message: Message, is_cut: bool = False) -> None:
+    def _add_step(
+        self, episode: _Episode, request: list[Message], tools: Tools, message: Message, is_cut: bool = False
+    ) -> None:
         news = since_last_completion(request)
         self.found.without_news += not news
-        if self.state_key is not None:
-            key = self._own_key(request)
-        else:
-            key = request_key(request) if news else None  # without news the observation, which is the whole request
+        key = request_key(request, tools) if self.state_key is None else self._own_key(request)
         completion = "\n\n".join(filter(None, [message.get("reasoning_content"), message_text(message)]))
         episode.steps.append(
             Step(
@@ -254,6 +255,13 @@ def _task_of(data: Mapping[str, Any]) -> tuple[str, str | None]:
     if isinstance(value, bool) or not isinstance(value, (int, Mapping)):
         raise ValueError(f"{name} is {show(value)}; give a text or a whole number")
     return json.dumps(value, ensure_ascii=False, sort_keys=True), words
+
+
+def _tools_of(data: Mapping[str, Any]) -> Tools:
+    tools = data.get("tools")
+    if not isinstance(tools, (list, tuple, type(None))) or not all(isinstance(tool, Mapping) for tool in tools or ()):
+        raise ValueError(f"tools is {show(tools)}; give a list of JSON schemas, or leave it out")
+    return tools
 
 
 def _name_of(data: Mapping[str, Any], name: str, number: int) -> str | int:

@@ -15,6 +15,7 @@ import pytest
 from run_g2po import outcome
 
 from g2po_trl import StateGraph, g2po, grpo, read_jsonl
+from g2po_trl.credit.state_keys import merge_similar_keys
 from g2po_trl.report.trace_credit import credit_traces, is_shared, rows, states
 from g2po_trl.report.traces import trajectories_of_traces
 from g2po_trl.rollout.words import action_text
@@ -95,7 +96,8 @@ def test_each_form_by_hand(lines):
     assert first.observation == "system: You are a robot.\n\nuser: Find the mug."
     assert (second.observation, action_text(second)) == ("tool: kitchen", 'go({"to": "mug"})')
     assert [[m["role"] for m in step.messages] for step in group[0].steps] == [["system", "user"], ["tool"]]
-    assert second.state_key == '[{"content": "kitchen", "role": "tool"}]'
+    news, asked = json.loads(second.state_key)
+    assert news == {"content": "kitchen", "role": "tool"} and asked.keys() == {"asked"}
     assert not traces.unread and not traces.without_calls
 
 
@@ -152,6 +154,41 @@ def test_a_state_key_takes_the_messages_of_the_request():
 
     traces = trajectories_of_traces(conversations(), place)
     assert [step.key for step in traces.trajectories[1].steps] == ["2 F", "4 c"]
+
+
+@pytest.mark.parametrize(
+    "empty", ["", "null", "OK.", "[]", '{"success": true}', "Observation: None", "exit code: 0\n"]
+)
+def test_a_call_without_a_result_is_part_of_the_state(empty):
+    """Whatever was known before: the calls after it are in the state of one situation."""
+    visits = {}
+    for reward, *results in ((1, empty, "order 7", empty, "paid"), (0, empty, "order 7", "closed", empty)):
+        messages = [TASK, *(m for n, text in enumerate(results) for m in (call(f"{text} {n}", n), seen(text, n)))]
+        line = {"task_id": "t", "reward": reward, "messages": [*messages, call("end")]}
+        for place, step in enumerate(trajectories_of_traces([line]).trajectories[0].steps):
+            visits.setdefault(step.key, []).append(place)
+    assert sorted(visits.values()) == [[0, 0], [1, 1], [2, 2], [3], [3], [4], [4]]
+
+
+def test_who_is_asked_is_part_of_the_state():
+    """The same question to another agent, by its system message or its tools, is another state."""
+    tools = [[{"type": "function", "function": {"name": name}}] for name in ("look", "go")]
+    asked = [({"role": "system", "content": name}, given) for name in "ab" for given in (*tools, tools[0] + tools[1])]
+    lines = [
+        {"task_id": "t", "reward": 1, "messages": [system, TASK, call("x"), seen("x"), call("y")], "tools": given}
+        for system, given in asked
+    ]
+    calls = [{**line, "calls": [{"messages": line["messages"][:4], "response": "go"}]} for line in lines]
+    for one in calls:
+        del one["messages"]
+    traces = trajectories_of_traces([*lines, *calls])
+    assert not traces.unread
+    keys = [trajectory.steps[-1].key for trajectory in traces.trajectories]
+    assert len(set(keys)) == 6 and keys[:6] == keys[6:], "as live agents are keyed, in each form"
+    merge_similar_keys(traces.trajectories, [0] * 12, 0.5)
+    assert len({trajectory.steps[-1].key for trajectory in traces.trajectories}) == 6
+    with pytest.raises(ValueError, match="tools is 'look'; give a list of JSON schemas"):
+        trajectories_of_traces([{**LINE, "tools": "look"}])
 
 
 def test_an_id_is_never_the_number_of_a_line():
@@ -257,7 +294,8 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
     np.testing.assert_allclose(
         [line.pop("advantage") for line in lines[:4]], [2 * root, root, -2 * root, -root], rtol=1e-5
     )
-    key = '[{"content": "kitchen", "role": "tool"}]'
+    key = lines[1]["state_key"]
+    assert key.startswith('[{"content": "kitchen", "role": "tool"}, {"asked": ')
     assert lines[1] == {"task_id": "mug", "episode": "won", "call": 2, "value": 4.0, "visits": 1, "state_key": key}
     assert (lines[4]["episode"], lines[4]["advantage"]) == (3, None)
     written = list(read_jsonl(folder / "trajectories" / "train-000001.jsonl"))

@@ -129,7 +129,7 @@ class AgentEnvironment(TextEnvironment):
             info)`; or a dict or dataclass with these fields. `True` and `False` are rewards of 1 and 0.
         max_turns: completions per episode: the trainer's `max_turns`.
         state_key: function from the messages of a request to its state key, text or JSON data. `None`: the messages
-            since the last completion (`request_key`).
+            since the last completion, and who is asked (`request_key`).
 
     Raises:
         ValueError: if the agent cannot be called, or `max_turns` is below 1.
@@ -215,8 +215,8 @@ class AgentEnvironment(TextEnvironment):
 
     def _observe(self, call: Call, task: str | None = None) -> Observation:
         self._call = call
-        messages = call.request.chat.messages
-        key = request_key(messages) if self.state_key is None else _key_text(self.state_key(messages))
+        messages, tools = call.request.chat.messages, call.request.chat.tools
+        key = request_key(messages, tools) if self.state_key is None else _key_text(self.state_key(messages))
         text = as_text(since_last_completion(messages))[:LONGEST_TEXT]
         return Observation(text, key, task=task, request=call.request.chat)
 

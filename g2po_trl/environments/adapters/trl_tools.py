@@ -216,7 +216,7 @@ class ChatToolEnvironment(ToolEnvironment):
         tools = [{"type": "function", "function": json.loads(line)} for line in self.tool_schemas.splitlines()]
         messages = [*self._prompt, *self._completion]
         request = ChatRequest(messages, tools, shorten=True, task=len(self._prompt), needs_answer=True)
-        return Observation(as_text(new), state_key=request_key(messages), request=request)
+        return Observation(as_text(new), state_key=request_key(messages, tools), request=request)
 
     def _results(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Return the results as tool messages, in TRL's order: of plain methods, then of `async` ones."""
