@@ -39,7 +39,7 @@ from .environments.adapters.agent import agent_factory
 from .environments.adapters.trl_rewards import check_reward_columns, with_rewards
 from .environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
 from .environments.contract import TextEnvironment
-from .environments.tasks import check_datasets, own_columns, tasks_hash
+from .environments.tasks import check_datasets, own_columns, plain, tasks_hash
 from .prompts.template import PromptTemplate
 from .rollout.failing_tasks import TaskErrors
 from .rollout.stats import RolloutStats
@@ -47,7 +47,14 @@ from .rollout.strategy import Rollout
 from .rollout.task_sampler import TaskSampler
 from .runs import hub
 from .runs.callbacks import ClosingVerdict, RolloutBar
-from .runs.checkpoint import AtomicCheckpoint, RunState, check_complete, clear_staging, files_moved_in
+from .runs.checkpoint import (
+    AtomicCheckpoint,
+    RunState,
+    check_complete,
+    clear_staging,
+    files_moved_in,
+    without_tied,
+)
 from .runs.metrics import advantage_metrics, evaluation_metrics, gather_rollout, rollout_metrics
 from .runs.model_card import card_of
 from .runs.output_dir import RunFolder, check_panel_name
@@ -59,9 +66,11 @@ from .runs.verdict import Tally
 from .trainer_build import (
     add_callbacks,
     end_completions,
+    keep_reference,
     make_credit,
     make_iteration,
     make_player,
+    make_start_check,
     make_strategy,
     make_update,
     no_reward_function,
@@ -69,6 +78,7 @@ from .trainer_build import (
 )
 from .trainer_validation import (
     check_arguments,
+    check_best_metric,
     check_errors,
     check_state_key,
     check_trainer,
@@ -82,7 +92,7 @@ from .trajectory import Step, Trajectory, note_advantages
 from .update.batch import StepBatch
 from .update.fsdp_precision import keep_outputs_exact
 from .update.iteration import Timer
-from .update.update import MiniBatches
+from .update.update import MiniBatches, set_optimizer_mode
 from .utils.json import atomic_write
 from .utils.ranks import on_main
 from .utils.trl_compat import fsdp_plugin_of, is_any_model_prepared, name_or_path_of, reference_copied_from
@@ -156,7 +166,10 @@ class G2POTrainer(GRPOTrainer):
         self.history = args.history or default_history(environment_factory, prompt_template)
         prompt_template = default_prompt_template(environment_factory) if prompt_template is None else prompt_template
         environment_factory = text_environment_factory(environment_factory, args.max_turns, self.history)
+        train_dataset, eval_dataset = plain(train_dataset), plain(eval_dataset)
         check_datasets(environment_factory, train_dataset, eval_dataset)
+        if type(self).evaluate is G2POTrainer.evaluate:  # another may have metrics of its own
+            check_best_metric(args, eval_dataset)
         check_reward_columns(self.environment_factory, own_columns(train_dataset[0]))
         panels = eval_dataset if isinstance(eval_dataset, dict) else {}
         for name in panels:
@@ -192,6 +205,7 @@ class G2POTrainer(GRPOTrainer):
         self.verdict = ClosingVerdict(self.tally, self.estimator_name)
         self.player = make_player(self, environment_factory, prompt_template, self.task_errors)
         self.strategy = make_strategy(self)
+        self.start_check = make_start_check(self)
         first = self.player.pool.check(own_columns(train_dataset[0]))
         self.player.actor.choose_template(first)
         rank, num_ranks = self.accelerator.process_index, self.accelerator.num_processes
@@ -206,6 +220,7 @@ class G2POTrainer(GRPOTrainer):
             "strategy": self.strategy,
         }
         self.resumption = RunState(parts, rank, num_ranks)
+        keep_reference(self)
         self.sample_table = SampleTable(
             args.log_trajectories_every, args.num_trajectories_logged, self.callback_handler.callbacks
         )
@@ -276,8 +291,9 @@ class G2POTrainer(GRPOTrainer):
         first_row = self.accelerator.process_index * len(rows)  # this rank's, among those of all ranks
         # `num_generations` consecutive rows are one group.
         groups = [(first_row + i) // self.args.num_generations for i in range(len(rows))]
-        with self._policy_in_engine():
+        with self._policy_in_engine(), self.start_check.watching(self.player.actor.engine):
             rollout = self.strategy.collect(rows, groups, self.iteration.number)
+        self.start_check.compare_engine(self.model, rollout.all, self.iteration.number)
         trajectories = rollout.trajectories  # one per row; the strategy may have played other tasks
         if self.accelerator.is_main_process:
             warn_of_ignored_fields(self._ignored_fields, trajectories)
@@ -325,6 +341,7 @@ class G2POTrainer(GRPOTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Play a rollout if needed, and train on its next mini-batch, or with `mini_batch_size` on all of them."""
         iteration = self.iteration
+        set_optimizer_mode(self.optimizer, training=True)  # before the rollout: these weights play and are trained
         if iteration.needs_rollout:
             iteration.mini_batches = self._roll_out([own_columns(row) for row in inputs])
 
@@ -440,7 +457,7 @@ class G2POTrainer(GRPOTrainer):
         """
         check_panel_name(metric_key_prefix)
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        dataset = plain(self.eval_dataset[dataset] if isinstance(dataset, str) else dataset)
         if isinstance(dataset, dict):
             return {
                 key: value
@@ -460,6 +477,7 @@ class G2POTrainer(GRPOTrainer):
         started = time.perf_counter()
         training = self.model.training
         self.model.eval()
+        set_optimizer_mode(self.optimizer, training=False)
         trajectories, rows = self._play_panel(
             [own_columns(row) for row in dataset for _ in range(self.num_generations_eval)], temperature
         )
@@ -541,7 +559,10 @@ class G2POTrainer(GRPOTrainer):
         if finished is not None:
             return self._take_up_finished_run(checkpoint, finished)
         self._settings_read |= settings_of_optimizer(args)  # transformers keeps the optimizer for the next call
-        return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+        finally:
+            set_optimizer_mode(self.optimizer, training=False)
 
     def _take_up_finished_run(self, checkpoint: str, state: TrainerState) -> TrainOutput:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
@@ -583,6 +604,7 @@ class G2POTrainer(GRPOTrainer):
 
         Unlike transformers' it never pushes: saving must not fail for the Hub's sake.
         """
+        set_optimizer_mode(self.optimizer, training=False)  # what is saved is what evaluations play
         if self._staging.is_open:
             with self.player.actor.saved_template():
                 super().save_model(output_dir, _internal_call=True)
@@ -592,6 +614,17 @@ class G2POTrainer(GRPOTrainer):
         moved = files_moved_in(output_dir or self.args.output_dir, self.args.should_save, wait)
         with moved as apart, self.player.actor.saved_template():
             super().save_model(str(apart), _internal_call=True)
+
+    def _load_best_model(self) -> None:
+        set_optimizer_mode(self.optimizer, training=False)  # before: it would change the weights that are loaded
+        super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        missing = without_tied(self.model, load_result.missing_keys)
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Do nothing: `_log_rollout` counts them."""
 
     def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:
         with hub.repository_made(self.args.hub_model_id, self.args.output_dir):

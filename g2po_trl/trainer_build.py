@@ -19,6 +19,7 @@ from trl import GRPOTrainer
 from .config import G2POConfig
 from .credit.assignment import Credit
 from .engines.base import Engine
+from .engines.sampling import reshaping_options
 from .engines.transformers import TransformersEngine
 from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
@@ -30,16 +31,18 @@ from .rollout.actor import PromptActor
 from .rollout.failing_tasks import TaskErrorReport, TaskErrors
 from .rollout.player import Player
 from .rollout.strategy import RolloutContext, RolloutStrategy
-from .runs.callbacks import LogFile, RolloutBar, callbacks_of
+from .runs.callbacks import LogFile, OwnSchedule, RolloutBar, callbacks_of
+from .runs.checkpoint import ReferenceState
 from .runs.run_json import describe_run
 from .trajectory import Step
 from .update.batch import BatchingConfig
 from .update.iteration import Iteration
 from .update.layout import Layout
 from .update.log_probs import Correction
+from .update.start_check import StartCheck, sample_conversation
 from .update.update import Update
 from .utils.sdpa import without_cudnn_attention
-from .utils.trl_compat import gather_params_of, name_or_path_of, train_metrics_of, unwrap_model_for_generation
+from .utils.trl_compat import gather_params_of, is_sharded, name_or_path_of, train_metrics_of, unwrap_model_for_generation
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +240,7 @@ def make_update(trainer: GRPOTrainer) -> Update:
         args.packed_row_tokens,
         args.pad_to_multiple_of,
         others=[] if trainer.ref_model is None else [trainer.ref_model],
+        temperature=trainer.temperature,
     )
     correction = None
     if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
@@ -266,6 +270,33 @@ def make_update(trainer: GRPOTrainer) -> Update:
     )
 
 
+def make_start_check(trainer: GRPOTrainer) -> StartCheck:
+    """Return the comparison of trainer, model, reference and engine before training."""
+    args = trainer.args
+    encode = ChatEncoder(trainer.processing_class, args.chat_template_kwargs)
+    sampling = args.training_sampling()
+    filters = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+    filters["vllm_structured_outputs_regex"] = args.vllm_structured_outputs_regex
+    return StartCheck(
+        trainer.update,
+        trainer.ref_model,
+        sample_conversation(encode, trainer.prompt_template.messages("observation", "task")),
+        trainer.temperature,
+        args.max_completion_length,
+        comparable=not reshaping_options({**filters, **(args.generation_kwargs or {})}),
+    )
+
+
+def keep_reference(trainer: GRPOTrainer) -> None:
+    """Let checkpoints keep the reference model, if it is one of its own and not sharded."""
+    model = trainer.ref_model
+    if model is None or is_sharded(trainer):
+        return
+    state = ReferenceState(trainer.accelerator.unwrap_model(model), trainer.args.sync_ref_model)
+    trainer.resumption.parts["reference"] = state
+    trainer.resumption.kept_in_files.append(state)
+
+
 def add_callbacks(trainer: GRPOTrainer) -> None:
     """Replace transformers' log lines by callbacks that report progress and stop a collapsed run."""
     args, pool = trainer.args, trainer.player.pool
@@ -276,11 +307,13 @@ def add_callbacks(trainer: GRPOTrainer) -> None:
     for theirs in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the first is another in notebooks
         trainer.remove_callback(theirs)
     for ours in (
+        trainer.start_check,
         TaskErrorReport(trainer.task_errors),
         trainer.verdict,
         *callbacks_of(args),
         trainer.sample_table,
         LogFile(trainer.folder.path / "log.jsonl"),
+        OwnSchedule(),
     ):
         trainer.add_callback(ours)
 

@@ -12,26 +12,38 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from transformers import TrainingArguments
+from datasets import Dataset
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers import EarlyStoppingCallback, TrainingArguments
 from trl import GRPOTrainer
 
 from .config import G2POConfig
 from .credit.graph import TrajectoryRecord
 from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
+from .environments.tasks import own_columns
 from .prompts.chat_template import get_chat_template
+from .runs.metrics import has_metric
+from .runs.summary import at_temperature
 from .trajectory import Trajectory
 from .update.batch import loss_scale
 from .utils.options import KINDS, check_options, is_of_kind
-from .utils.trl_compat import name_or_path_of
+from .utils.trl_compat import is_sharded, name_or_path_of
 
 logger = logging.getLogger(__name__)
 
 
 # Arguments of GRPOTrainer -> the remedy.
+_NO_PREDICTIONS = "evaluations play episodes. Put numbers to report into info, as score_NAME, or override evaluate"
 _REFUSED_ARGUMENTS = {
     "reward_processing_classes": "they belong to reward models. Remove it",
     "rollout_func": "pass an agent, a function that calls the model (agent=), instead",
+    "compute_metrics": _NO_PREDICTIONS,
+    "preprocess_logits_for_metrics": _NO_PREDICTIONS,
+    "compute_loss_func": "set loss_type, or override compute_loss",
+    "data_collator": "tasks are dictionaries. Remove it",
+    "model_init": "pass the model",
+    "optimizer_cls_and_kwargs": "set optim and optim_args, or pass optimizers",
 }
 
 
@@ -156,6 +168,11 @@ def check_trainer(trainer: GRPOTrainer) -> None:
             "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class` "
             "(`g2po train environment.py`: --chat_template FILE)"
         )
+    if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
+        raise ValueError(
+            "no parameter of the model trains (requires_grad is False for all): load an adapter with "
+            "PeftModel.from_pretrained(…, is_trainable=True), or call model.requires_grad_(True)"
+        )
     if trainer.aux_loss_enabled:
         raise ValueError(
             f"router_aux_loss_coef is {trainer.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
@@ -163,8 +180,14 @@ def check_trainer(trainer: GRPOTrainer) -> None:
         )
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
+    _check_comparisons(trainer)
     plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
     check_schedule(trainer.args, plugin.deepspeed_config if plugin else {})
+    if trainer.args.sync_ref_model and trainer.args.save_strategy != "no" and is_sharded(trainer):
+        raise ValueError(
+            "sync_ref_model is True and the model is sharded (FSDP, ZeRO-3): no checkpoint would have the reference. "
+            "Set save_strategy='no', or train with DDP"
+        )
     groups, tasks = trainer.args.generation_batch_size // trainer.args.num_generations, len(trainer.train_dataset)
     if tasks < groups:
         raise ValueError(
@@ -186,6 +209,38 @@ def check_schedule(args: G2POConfig, deepspeed_config: Mapping[str, Any]) -> Non
             f"configuration has its own {' and '.join(of_engine)}, whose schedule would count mini-batches instead of "
             f"rollouts: remove {' and '.join(of_engine)} there, or set mini_batch_size=None"
         )
+
+
+def check_best_metric(args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> None:
+    """Refuse a `metric_for_best_model` that no evaluation has, which transformers finds after the first one."""
+    name = args.metric_for_best_model
+    if name is None or eval_dataset is None or args.eval_strategy == "no":
+        return
+    panels = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
+    prefixed = {f"eval_{panel}" if panel else "eval": rows for panel, rows in panels.items()}
+    for prefix, rows in list(prefixed.items()):
+        prefixed |= {at_temperature(prefix, other): rows for other in args.other_eval_temperatures}
+    metric = name if name.startswith("eval_") else f"eval_{name}"
+    for prefix, rows in prefixed.items():
+        task_types = {own_columns(row).get("task_type") for row in rows}
+        if metric.startswith(f"{prefix}_") and has_metric(metric.removeprefix(f"{prefix}_"), task_types):
+            return
+    raise ValueError(
+        f"metric_for_best_model is {name!r}, which no evaluation has: set it to "
+        f"{' or '.join(f'{prefix}_success_rate' for prefix in prefixed)}, or another metric of these evaluations"
+    )
+
+
+def _check_comparisons(trainer: GRPOTrainer) -> None:
+    args = trainer.args
+    callbacks, plateau = trainer.callback_handler.callbacks, isinstance(trainer.lr_scheduler, ReduceLROnPlateau)
+    if plateau or any(isinstance(one, EarlyStoppingCallback) for one in callbacks):
+        for name, missing in (("metric_for_best_model", None), ("eval_strategy", "no")):
+            if getattr(args, name) == missing:
+                raise ValueError(
+                    f"{name} is {missing!r}: {'ReduceLROnPlateau' if plateau else 'EarlyStoppingCallback'} compares evaluations. Set eval_strategy and "
+                    "metric_for_best_model, e.g. 'success_rate'"
+                )
 
 
 def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:

@@ -47,8 +47,10 @@ class Engine:
         is_collective: a call contains a collective operation, so every rank must make it, even without prompts.
         takes_seeds: a completion follows from its prompt and seed alone.
         streams: prompts may be submitted while others are being completed (`submit`, `poll`).
+        logprobs: completions have log-probabilities.
     """
 
+    logprobs = True
     is_collective = False
     takes_seeds = False
     streams = False

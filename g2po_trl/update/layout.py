@@ -36,9 +36,13 @@ class Layout:
 
     Args:
         kind: the configured layout. The attribute `kind` falls back to what the model takes, see `verify`.
+        temperature: of log-probabilities.
         max_tokens: of a micro-batch. row_tokens: of a packed row; `None`: what costs least.
         pad_to_multiple_of: rows' lengths; `None`: as the device likes them, see `row_multiple`.
         others: models that must take the same layout, such as the reference.
+
+    Attributes:
+        fused: log-probabilities come from TRL's fused LM head; `False`: from the model's own, see `StartCheck`.
 
     Raises:
         ValueError: for a model that cannot be trained in any layout here.
@@ -53,13 +57,15 @@ class Layout:
         row_tokens: int | None = None,
         pad_to_multiple_of: int | None = None,
         others: Sequence[torch.nn.Module] = (),
+        temperature: float = 1.0,
     ):
+        self.fused, self.temperature = True, temperature
         self.kind, self.accelerator, self.max_tokens = kind, accelerator, max_tokens
         self.checked_length = 0  # the longest sequence at which the layout was found to be exact
         self._micro_batch: dict[str, torch.Tensor] | None = None
         for other in others:
             expose_body(accelerator.unwrap_model(other))
-        model = self._language_model(model)
+        model = self.language_model(model)
         expose_body(model)
         config, attention = model.config.get_text_config(), attention_of(model.config)
         if attention == "flex_attention" and accelerator.device.type in ("cpu", "mps"):
@@ -70,7 +76,7 @@ class Layout:
         length = RowLength(row_tokens) if row_tokens else RowLength.from_config(config, attention, max_tokens)
         self.row_length = replace(length, most=min(length.most, most_places(config) or length.most))
         self.pad_to_multiple_of = pad_to_multiple_of
-        self._found_for = [kind, attention, accelerator.device.type, str(self._arithmetic(model))]
+        self._found_for = [kind, attention, accelerator.device.type, str(self.arithmetic(model))]
         self._found_for += [torch.__version__, transformers.__version__]
         if self.kind == "padded":
             return
@@ -123,9 +129,11 @@ class Layout:
         """Return log-probabilities and entropies of the current micro-batch, (rows, C); `None` if it is padded."""
         if self._micro_batch is None:
             return None
-        body = self._language_model(model).base_model
+        body = self.language_model(model).base_model
         with self.accelerator.autocast():
-            log_probs, entropies = packed_log_probs(model, body, self._micro_batch, completion_mask)
+            log_probs, entropies = packed_log_probs(
+                model, body, self._micro_batch, completion_mask, None if self.fused else self.temperature
+            )
         return log_probs, entropies if compute_entropy else None
 
     def verify(
@@ -142,7 +150,7 @@ class Layout:
         lengths = [int(_lengths(micro_batch).max()) for micro_batch in micro_batches]
         own = torch.tensor([max(lengths)], device=self.accelerator.device)
         longest = int(self.accelerator.gather(own).max())
-        known, config = self.checked_length, self._language_model(model).config.get_text_config()
+        known, config = self.checked_length, self.language_model(model).config.get_text_config()
         if longest < 2 * max(known, 1) and not any(known <= limit < longest for limit in limits(config)):
             return True
         self.checked_length = longest
@@ -157,7 +165,7 @@ class Layout:
         """Return how much the layout changes log-probabilities, `None` if rounding explains it."""
         rows = _some_rows(_lengths(micro_batch), self.max_tokens)
         alone = _one_a_row(micro_batch, rows, pad_token_id)
-        embeddings = self._language_model(model).get_input_embeddings()
+        embeddings = self.language_model(model).get_input_embeddings()
         was_training = model.training
         model.eval()  # dropout would differ
         try:
@@ -171,7 +179,7 @@ class Layout:
                 off = distance(found).nan_to_num(torch.inf)
                 rounding, reason = torch.zeros_like(off), None
                 for attempt in range(_TRIES):
-                    with _last_bits_flipped(embeddings, self._arithmetic(model), attempt):
+                    with _last_bits_flipped(embeddings, self.arithmetic(model), attempt):
                         rounding = torch.maximum(rounding, distance(score(model, alone)))
                     reason = self._beyond(off, rounding, mask)
                     if reason is None:
@@ -200,14 +208,15 @@ class Layout:
                 )
         return None
 
-    def _language_model(self, model: torch.nn.Module) -> torch.nn.Module:
+    def language_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the causal language model inside all wrappers."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
-    def _arithmetic(self, model: torch.nn.Module) -> torch.dtype:
+    def arithmetic(self, model: torch.nn.Module) -> torch.dtype:
+        """Return the dtype that the model computes in."""
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        return mixed.get(self.accelerator.mixed_precision, arithmetic(self._language_model(model).base_model))
+        return mixed.get(self.accelerator.mixed_precision, arithmetic(self.language_model(model).base_model))
 
 
 def _lengths(micro_batch: dict[str, Any]) -> torch.Tensor:

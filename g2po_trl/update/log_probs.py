@@ -71,11 +71,22 @@ class LogProbs:
                 if self.needs_old_log_probs:
                     micro_batch["old_per_token_logps"] = self.score(model, micro_batch)
                     self._compare_with_engine(micro_batch, micro_batch["old_per_token_logps"])
-                if self.beta != 0.0 and reference is not None:
-                    micro_batch["ref_per_token_logps"] = self.score(reference, micro_batch)
-                elif self.beta != 0.0:  # the adapter switched off, or its copy from before training
-                    with use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None):
-                        micro_batch["ref_per_token_logps"] = self.score(model, micro_batch)
+                if self.beta != 0.0:
+                    micro_batch["ref_per_token_logps"] = self.of_reference(model, reference, micro_batch, unwrapped)
+
+    def of_reference(
+        self,
+        model: torch.nn.Module,
+        reference: torch.nn.Module | None,
+        micro_batch: dict[str, Any],
+        unwrapped: torch.nn.Module,
+    ) -> torch.Tensor:
+        """Return the reference's log-probabilities of a micro-batch; see `add`."""
+        if reference is not None:
+            return self.score(reference, micro_batch)
+        # The adapter switched off, or its copy from before training.
+        with use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None):
+            return self.score(model, micro_batch)
 
     @contextmanager
     def updating(self, micro_batch: dict[str, Any]) -> Iterator[None]:

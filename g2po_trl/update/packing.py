@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..utils.trl_compat import attention_of, fused_log_probs
+from ..utils.trl_compat import attention_of, fused_log_probs, own_log_probs
 from .attention import masks, takes_packed
 
 LAYOUTS = ("shared", "packed", "padded")
@@ -183,21 +183,28 @@ def lay_out(
 
 
 def packed_log_probs(
-    model, body: torch.nn.Module, layout: dict[str, torch.Tensor], mask: torch.Tensor
+    model,
+    body: torch.nn.Module,
+    layout: dict[str, torch.Tensor],
+    mask: torch.Tensor,
+    own_head_at: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probabilities and entropies of the scored tokens at their places in padded rows.
 
-    Only hidden states that predict a scored token reach TRL's fused LM head.
+    Only hidden states that predict a scored token reach the LM head.
 
     Args:
         model: a causal language model with TRL's fused LM head, or a wrapper of it.
         body: the model without its LM head, inside all wrappers.
         layout: tensors of `lay_out`.
         mask: (rows, C) of completion tokens; the number of ones is that of scored tokens.
+        own_head_at: a temperature, to use the model's own LM head in place of TRL's.
     """
-    log_probs, entropies = fused_log_probs(
-        model, body, _rows(body, layout), layout["scored_from"], layout["scored_ids"]
-    )
+    scored = _rows(body, layout), layout["scored_from"], layout["scored_ids"]
+    if own_head_at is None:
+        log_probs, entropies = fused_log_probs(model, body, *scored)
+    else:
+        log_probs, entropies = own_log_probs(model, body, *scored, own_head_at)
     return _in_rows(log_probs, mask), None if entropies is None else _in_rows(entropies, mask)
 
 

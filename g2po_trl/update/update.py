@@ -18,6 +18,7 @@ from .batch import BatchingConfig, StepBatch, make_mini_batches
 from .guard import GradientGuard
 from .layout import Layout
 from .log_probs import Correction, LogProbs
+from .packing import common_prefix, cut_into_packs, lay_out
 from .redistribute import make_mini_batches_over_ranks
 
 MiniBatches = list[list[dict[str, Any]]]  # [mini-batch][micro-batch] of a rank
@@ -79,6 +80,18 @@ class Update:
             mini_batches, metrics = make_mini_batches_over_ranks(local, rank, config, rng, gather, device)
         self.log_probs.needs_old_log_probs = self.needs_old_log_probs(len(mini_batches))
         return mini_batches, metrics
+
+    def micro_batch(self, batch: StepBatch) -> dict[str, torch.Tensor]:
+        """Return all rows of a batch, in order, as one micro-batch in the current layout, to be scored."""
+        config, rows, sequences = self.batching_config(), range(len(batch)), batch.sequences()
+        overlaps = [0] * len(batch)
+        if config.layout == "shared":
+            overlaps[1:] = map(common_prefix, sequences, sequences[1:])
+        row_tokens = 1 if config.layout == "padded" else self.layout.max_tokens  # a longer sequence has its own row
+        packs = cut_into_packs(rows, list(map(len, sequences)), overlaps, row_tokens)
+        multiple, completions = config.pad_to_multiple_of, list(map(len, batch.completion_ids))
+        micro_batch = batch.collate(rows, len(batch), config.pad_token_id, multiple)
+        return micro_batch | lay_out(packs, sequences, completions, config.pad_token_id, multiple)
 
     def batching_config(self) -> BatchingConfig:
         """Return the options of batching for the current layout."""
@@ -156,3 +169,10 @@ class Update:
         if ends_step:
             self.guard.check(model, train)
         return loss
+
+
+def set_optimizer_mode(optimizer: Any, training: bool) -> None:
+    """Switch the weights to those that are trained or evaluated, if an optimizer has both, as schedule-free ones do."""
+    switch = getattr(optimizer, "train" if training else "eval", None)
+    if callable(switch):
+        switch()

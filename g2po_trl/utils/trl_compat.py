@@ -44,8 +44,10 @@ __all__ = [
     "ignore_deprecations",
     "is_any_model_prepared",
     "is_chat_template_prefix_preserving",
+    "is_sharded",
     "is_stateful",
     "name_or_path_of",
+    "own_log_probs",
     "parse_response",
     "reference_copied_from",
     "set_sync_gradients",
@@ -101,6 +103,36 @@ def fused_log_probs(
         labels: (M,) token ids to score there.
     """
 
+    with _at_places(body, places):
+        outputs = model(**inputs, shift_labels=labels[None], fused_lm_head=True)
+    return outputs.log_probs[0], None if outputs.entropy is None else outputs.entropy[0]
+
+
+def own_log_probs(
+    model: torch.nn.Module,
+    body: torch.nn.Module,
+    inputs: dict[str, Any],
+    places: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `fused_log_probs` does, from the model's own LM head and whatever else it does to logits.
+
+    The logits of all chosen places, (M, V) in float32, are kept for the backward pass.
+    """
+    with _at_places(body, places):
+        logits = model(**inputs, use_cache=False).logits[0]
+    log_probs = torch.log_softmax(logits.float() / temperature, -1)
+    entropies = -(log_probs.exp() * log_probs).sum(-1)
+    known = labels.to(log_probs.device)
+    chosen = log_probs.gather(-1, known.clamp(min=0)[:, None])[:, 0].masked_fill(known == -100, 0)
+    return chosen, entropies.masked_fill(known == -100, 0)
+
+
+@contextmanager
+def _at_places(body: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
+    """Reduce the last hidden states of `body` inside to those at `places`, as one row."""
+
     def choose(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
         hidden = output.last_hidden_state
         # With `device_map` the last layer may be on another device than the inputs. `embedding`, because the gradients
@@ -112,10 +144,9 @@ def fused_log_probs(
 
     handle = body.register_forward_hook(choose)
     try:
-        outputs = model(**inputs, shift_labels=labels[None], fused_lm_head=True)
+        yield
     finally:
         handle.remove()
-    return outputs.log_probs[0], None if outputs.entropy is None else outputs.entropy[0]
 
 
 def expose_body(model: torch.nn.Module) -> None:
@@ -221,6 +252,13 @@ def set_sync_gradients(accelerator: Accelerator, sync: bool) -> None:
 def fsdp_plugin_of(accelerator: Accelerator) -> Any:
     """Return the plugin of FSDP, `None` without FSDP: the state has the attribute only with it."""
     return getattr(accelerator.state, "fsdp_plugin", None)
+
+
+def is_sharded(trainer: Trainer) -> bool:
+    """Return whether each process has a part of each weight: FSDP, or ZeRO-3 (`ds_id`)."""
+    models = (trainer.model, getattr(trainer, "ref_model", None))
+    weights = (weight for model in models if model is not None for weight in model.parameters())
+    return trainer.is_fsdp_enabled or any(hasattr(weight, "ds_id") for weight in weights)
 
 
 def is_any_model_prepared(accelerator: Accelerator) -> bool:

@@ -1,0 +1,289 @@
+"""Check by numbers, before training, that one policy plays, trains, and is the one it is compared with.
+
+Log-probabilities of a short conversation are computed as the trainer does (layout, fused LM head), by the model's own
+`forward`, and by the reference; those of the first rollout's completions also by the engine that sampled them. Where
+they differ by more than rounding, a slower path that agrees is taken, or training is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from ..engines.base import Engine
+from ..prompts.conversation import Message
+from ..prompts.tokenization import ChatEncoder
+from ..trajectory import Step, Trajectory
+from ..utils.trl_compat import name_or_path_of
+from .batch import StepBatch
+from .update import Update
+
+logger = logging.getLogger(__name__)
+
+# Mean difference in nats that two computations of the same log-probabilities may have: the dtype's rounding of each
+# token's largest logit, and so much besides.
+_NATS = 5e-5
+_TOKENS = 64  # of the conversation
+_ROWS = 4  # of the first rollout
+_WEIGHTS = 256  # of each parameter that are watched in the first optimizer step
+NEARLY_ALL = 0.9  # of completions
+
+
+def sample_conversation(encode: ChatEncoder, messages: Sequence[Message]) -> StepBatch:
+    """Return two step samples of equal length: the end of a conversation as the chat template writes it.
+
+    They have the first half of the tokens in common, and the second half counts as the completion.
+    """
+    asked = list(messages)
+    try:
+        text = encode.text([*asked, {"role": "assistant", "content": "go to the hall"}], add_generation_prompt=False)
+    except Exception:  # templates raise errors of any class
+        text = encode.text(asked)
+    ids = np.array(encode.ids([text])[0][-_TOKENS:], dtype=np.int32)
+    prompt, completion = np.split(ids, [max(1, len(ids) // 2)])
+    return StepBatch([prompt] * 2, [completion, np.roll(completion, 1)], np.ones(2, np.float32), np.ones(2, bool))
+
+
+class StartCheck(TrainerCallback):
+    """Comparison of the policies of a run before its first optimizer step; all ranks make it together.
+
+    Args:
+        update: scores step samples as in training.
+        reference: the reference model; `None` if it is the model without its adapter, or if there is none.
+        sample: a short conversation, as step samples.
+        temperature: of log-probabilities.
+        max_completion_length: of completions, for a warning.
+        comparable: the engine samples from the whole distribution.
+    """
+
+    def __init__(
+        self,
+        update: Update,
+        reference: torch.nn.Module | None,
+        sample: StepBatch,
+        temperature: float,
+        max_completion_length: int,
+        comparable: bool = True,
+    ):
+        self.update, self.reference, self.sample, self.temperature = update, reference, sample, temperature
+        self.max_completion_length, self.comparable = max_completion_length, comparable
+        self.accelerator, self.layout = update.accelerator, update.layout
+        self._largest_logit: float | None = None  # mean over the conversation's tokens
+        self._has_stepped = self._has_seen_engine = self._keeps_log_probs = False
+        self._before: list[torch.Tensor] | None = None
+
+    # -- before training -----------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        """Compare trainer, model and reference; a model that continues differs from its reference."""
+        begins = state.global_step == 0 and not self._has_stepped
+        self.compare(model, with_reference=begins and self.update.log_probs.beta != 0.0)
+
+    @torch.no_grad()
+    def compare(self, model: torch.nn.Module, with_reference: bool = True) -> None:
+        """Choose the path of log-probabilities that agrees with `model`, and compare the reference.
+
+        Raises:
+            ValueError: if no path agrees with the model's own forward pass, or the reference is not the model.
+        """
+        was_training = model.training
+        model.eval()  # dropout would differ
+        try:
+            scored = self._choose_path(model)
+            if with_reference:
+                self._compare_reference(model, scored)
+        finally:
+            model.train(was_training)
+
+    def _choose_path(self, model: torch.nn.Module) -> torch.Tensor:
+        """Return the trainer's log-probabilities (rows, C), by the first path that agrees with `forward`."""
+        wanted = self._forward(model)
+        layout, tried = self.layout, []
+        configured = layout.kind
+        for kind, fused in product(dict.fromkeys((configured, "padded")), (True, False)[not layout.fused :]):
+            layout.kind, layout.fused = kind, fused
+            error = None
+            try:
+                scored = self._score(model, self.sample)
+                off = self._difference(scored, wanted)
+            except Exception as raised:  # models that have no such head raise errors of any class
+                error, off = raised, float("inf")
+            if off <= self._tolerance(model):
+                if tried:
+                    self._warn_of_path(configured, tried[0])
+                return scored
+            tried.append(f"{off:.2g} nats on average" if error is None else f"{type(error).__name__}: {error}")
+        layout.kind, layout.fused = configured, True
+        raise ValueError(
+            f"the model is a {type(layout.language_model(model)).__name__}, and no log-probabilities of training "
+            f"agree with its own forward pass: they differ by {'; '.join(tried)}, where rounding explains "
+            f"{self._tolerance(model):.2g}. The gradient would be that of another model: train one of another family"
+        )
+
+    def _warn_of_path(self, configured: str, difference: str) -> None:
+        if self.accelerator.is_main_process:
+            instead = [] if self.layout.kind == configured else [f"token_layout {self.layout.kind!r}"]
+            instead += [] if self.layout.fused else ["the model's own LM head, which needs memory for all logits"]
+            logger.warning(
+                f"log-probabilities by token_layout {configured!r} and TRL's fused LM head differ from those of the "
+                f"model's own forward pass ({difference}): training uses {' and '.join(instead)}"
+            )
+
+    def _compare_reference(self, model: torch.nn.Module, scored: torch.Tensor) -> None:
+        unwrapped, log_probs = self.accelerator.unwrap_model(model), self.update.log_probs
+        wanted = log_probs.of_reference(
+            model, self.reference, self.update.micro_batch(self.sample), unwrapped=unwrapped
+        )
+        off, tolerance = self._difference(scored, wanted), self._tolerance(model)
+        if off <= tolerance:
+            return
+        if self.reference is None:
+            whose = "the model without its adapter, which changes the base model from the start: merge the adapter "
+            whose += "(merge_and_unload), save the model, and pass the folder"
+        else:
+            origin = name_or_path_of(self.accelerator.unwrap_model(self.reference).config)
+            whose = f"loaded from {origin!r}: save the model with save_pretrained, and pass the folder"
+        raise ValueError(
+            f"beta is {log_probs.beta} and the reference is not the model that begins: their log-probabilities differ "
+            f"by {off:.2g} nats on average before the first step, where rounding explains {tolerance:.2g}. The "
+            f"reference is {whose}; or set beta=0"
+        )
+
+    # -- the first rollout ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def watching(self, engine: Engine) -> Iterator[None]:
+        """Have the engine report log-probabilities of the first rollout inside, if it can."""
+        self._keeps_log_probs = engine.logprobs
+        engine.logprobs = engine.logprobs or not self._has_seen_engine
+        try:
+            yield
+        finally:
+            engine.logprobs = self._keeps_log_probs
+
+    def compare_engine(self, model: torch.nn.Module, trajectories: Sequence[Trajectory], version: int) -> None:
+        """Compare the engine's log-probabilities of the first rollout with the trainer's; warn of cut completions.
+
+        Args:
+            model: the model.
+            trajectories: of this rank.
+            version: number of the iteration, whose policy the model is.
+
+        Raises:
+            ValueError: if they differ by more than rounding.
+        """
+        if self._has_seen_engine:
+            return
+        self._has_seen_engine = True
+        steps = [step for trajectory in trajectories if trajectory.counted for step in trajectory.steps]
+        self._warn_of_cut(steps)
+        known = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
+        batch = _some_samples(known) if known and self.comparable else None
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():  # on every rank, since a sharded model computes on all of them
+                scored = self._score(model, batch or self.sample)
+        finally:
+            model.train(was_training)
+        sampled = torch.full_like(scored, torch.nan)
+        for row, values in enumerate(batch.logprobs if batch else []):
+            sampled[row, : len(values)] = torch.from_numpy(values)
+        off, tolerance = self._difference(scored, sampled), self._tolerance(model, torch.bfloat16)
+        for step in [] if self._keeps_log_probs else steps:
+            step.logprobs = None
+        if not off <= tolerance:
+            raise ValueError(
+                "the engine does not play the policy that is trained: its log-probabilities of the first rollout "
+                f"differ from the trainer's by {off:.2g} nats on average, where rounding explains {tolerance:.2g}. "
+                "Compare its weights, dtype, quantization and context length with the model's, or generate without it"
+            )
+
+    def _warn_of_cut(self, steps: Sequence[Step]) -> None:
+        cut = sum(step.completion_truncated for step in steps)
+        if self.accelerator.is_main_process and cut > NEARLY_ALL * len(steps):
+            logger.warning(
+                f"{cut:,} of the first {len(steps):,} completions reached max_completion_length="
+                f"{self.max_completion_length}: raise it, or have completions end earlier (stop_sequences, the "
+                "tokenizer's eos_token)"
+            )
+
+    # -- the first optimizer step --------------------------------------------------------------------------------
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if not self._has_stepped:
+            self._before = _some_weights(model)
+
+    def on_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
+        """Refuse to go on if a step with a gradient changes no weight."""
+        if self._before is None or self._has_stepped:
+            return
+        before, self._before = self._before, None
+        moved = any(not torch.equal(a, b) for a, b in zip(before, _some_weights(model), strict=True))
+        had_gradient = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+        rate = max((group["lr"] for group in optimizer.param_groups), default=0.0)
+        flags = torch.tensor([moved, had_gradient], device=self.accelerator.device).float()
+        moved, had_gradient = (self.accelerator.reduce(flags, reduction="sum") > 0).tolist()
+        if moved:
+            self._has_stepped = True
+        elif had_gradient and rate > 0 and not getattr(optimizer, "step_was_skipped", False):
+            dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
+            raise ValueError(
+                f"learning_rate is {rate:.2g}, the gradient is not zero, and the optimizer's step changed no weight "
+                f"({', '.join(sorted(dtypes))}): raise the rate, load the weights in float32 (model_init_kwargs="
+                "{'dtype': 'float32'}), or pass an optimizer of the model's own parameters"
+            )
+
+    # -- log-probabilities ---------------------------------------------------------------------------------------
+
+    def _score(self, model: torch.nn.Module, batch: StepBatch) -> torch.Tensor:
+        return self.update.score(model, self.update.micro_batch(batch))
+
+    def _forward(self, model: torch.nn.Module) -> torch.Tensor:
+        """Return log-probabilities of the conversation by the model's own forward pass, (rows, C)."""
+        device = self.accelerator.device
+        ids = torch.from_numpy(np.stack(self.sample.sequences())).long().to(device)
+        length = len(self.sample.completion_ids[0])
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        logits = logits[:, -length - 1 : -1].float() / self.temperature
+        self._largest_logit = float(logits.abs().amax(-1).mean())
+        return logits.log_softmax(-1).gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
+
+    def _difference(self, found: torch.Tensor, wanted: torch.Tensor) -> float:
+        """Return the mean absolute difference over all ranks, where `wanted` is known."""
+        known = ~wanted.isnan()
+        off = (found.to(wanted.device)[:, : wanted.shape[1]] - wanted).abs()[known].nan_to_num(torch.inf)
+        sums = torch.stack([off.sum().double(), known.sum().double()]).float().to(self.accelerator.device)
+        total, number = self.accelerator.reduce(sums, reduction="sum").tolist()
+        return total / max(number, 1)
+
+    def _tolerance(self, model: torch.nn.Module, least: torch.dtype = torch.float32) -> float:
+        dtypes = [self.layout.arithmetic(model), least]
+        if getattr(self.layout.language_model(model), "is_quantized", False):
+            dtypes.append(torch.bfloat16)
+        return _NATS + max(torch.finfo(dtype).eps for dtype in dtypes) * self._largest_logit
+
+
+def _some_samples(steps: Sequence[Step]) -> StepBatch:
+    """Return the longest step and others spread over the rollout, as step samples."""
+    longest = max(range(len(steps)), key=lambda i: len(steps[i].prompt_ids) + len(steps[i].completion_ids))
+    spread = np.linspace(0, len(steps) - 1, _ROWS - 1).round().astype(int).tolist()
+    chosen = [steps[place] for place in dict.fromkeys([longest, *spread])]
+    return StepBatch.from_trajectories([Trajectory("", chosen, 0.0, "failure")], [1.0] * len(chosen))
+
+
+def _some_weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return a copy of the first weights of each parameter that trains, of this rank's shard."""
+    found = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            held = getattr(parameter, "ds_tensor", parameter).detach()  # under ZeRO-3 the parameter itself is empty
+            held = held.to_local() if hasattr(held, "to_local") else held
+            found.append(held.flatten()[:_WEIGHTS].clone())
+    return found
