@@ -15,7 +15,7 @@ from ..engines.sampling import Sampling
 from ..prompts.conversation import ChatRequest, Message
 from ..prompts.tokenization import ChatEncoder
 from ..utils.json import write_json
-from .checkpoints import load_model
+from .checkpoints import load_model, load_tokenizer
 
 Conversation = list[Message]
 
@@ -218,7 +218,7 @@ class EngineChat(ChatModel):
         asked, their_seeds = [prompts[i] for i in fitting], [seeds[i] for i in fitting]
         for i, generated in zip(fitting, self.engine.generate(asked, settings.sampling(), their_seeds)):
             last = bool(generated.ids) and generated.ids[-1] in self.engine.stop_token_ids
-            text = self.encode.decode(generated.ids[:-1] if last else generated.ids)
+            text = self.encode.decode(generated.ids, self.engine.stop_token_ids)
             cut = before.cut(text)
             complete = generated.complete or cut != text
             completions[i] = ChatCompletion(cut, len(prompts[i]), len(generated.ids) - last, complete, texts[i][-64:])
@@ -242,7 +242,6 @@ def load_local(
     of the forward pass, e.g. "bfloat16", as in mixed-precision training; `None`: that of the weights.
     """
     import torch
-    from transformers import AutoTokenizer
 
     from ..engines.transformers import TransformersEngine
 
@@ -250,11 +249,7 @@ def load_local(
         model, **{"device_map": "auto" if torch.cuda.is_available() else None, "dtype": "auto", **model_kwargs}
     )
     loaded.eval()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    except (OSError, ValueError):  # an adapter without its tokenizer
-        base = loaded.peft_config["default"].base_model_name_or_path
-        tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
+    tokenizer = load_tokenizer(model, loaded)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     longest = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)

@@ -15,6 +15,7 @@ from typing import Any
 from .conversation import Message
 
 _SYSTEM, _USER, _SECOND, _LATE = "Qsystemq", "Quserq", "Qmoreq", "Qlateq"  # probe words, which no template trims
+MARK = "\ufdd0\ufdd1"  # inside a special token's name that is only text; Unicode assigns these to no character
 
 
 def get_tokenizer(processing_class):
@@ -38,6 +39,8 @@ class ChatTemplate:
 
     Attributes:
         template: what it renders.
+        reserved: special tokens that only the template may write. In messages they are text, and get a `MARK` after
+            their first character, where `ChatEncoder` cuts them: an environment's text cannot end a turn.
 
     Raises:
         ValueError: if the template lacks one of the variables; when called, if it omits the user's message.
@@ -49,6 +52,7 @@ class ChatTemplate:
         template = self.template = replacement or get_chat_template(processing_class)
         passed = replacement or (processing_class is not self.tokenizer and isinstance(template, str))
         self._passed_template = template if passed else None
+        self.reserved: list[str] = []
         source = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
         options = inspect.signature(self.tokenizer.apply_chat_template).parameters if kwargs else ()
         for name in self.kwargs:
@@ -65,7 +69,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """Return a conversation's text, up to the beginning of the next answer if `add_generation_prompt`."""
-        messages = list(messages)
+        messages = [self._as_text(message) for message in messages]
         late = 1 if any(message["role"] == "user" for message in messages) else 0
         if any(message["role"] == "system" for message in messages[late:]) and not self._accepts_late_system[late]:
             messages = [*messages[:late], *map(_as_user, messages[late:])]
@@ -118,6 +122,28 @@ class ChatTemplate:
             return self(messages, add_generation_prompt=False).rpartition(_SECOND)[2]
         except Exception:  # templates raise errors of any class
             return ""
+
+    @cached_property
+    def sample(self) -> str:
+        """A short conversation as the template writes it, "" if it cannot."""
+        messages = [_message("user", _USER), _message("assistant", _SECOND), _message("user", _LATE)]
+        for some in ([_message("system", _SYSTEM), *messages], messages, messages[:1]):
+            try:
+                return self(some)
+            except Exception:  # templates raise errors of any class
+                continue
+        return ""
+
+    def _as_text(self, value: Any) -> Any:
+        """Return a message, or a part of it, with marks in the reserved tokens of its texts."""
+        if isinstance(value, str):
+            for token in self.reserved:
+                value = value.replace(token, f"{token[:1]}{MARK}{token[1:]}") if token in value else value
+        elif isinstance(value, Mapping):
+            return {name: self._as_text(part) for name, part in value.items()}
+        elif isinstance(value, list):
+            return [self._as_text(part) for part in value]
+        return value
 
     def _shows(self, messages: list[Message]) -> bool:
         try:

@@ -80,6 +80,10 @@ class ConversationEncoder:
                 "changes earlier turns; the model is saved with it"
             )
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of a completion; see `ChatEncoder.decode`."""
+        return self.encode.decode(ids, self.stops)
+
     @contextmanager
     def saved(self) -> Iterator[None]:
         """Have the tokenizer, while it is saved, the template that writes conversations, and what reads its calls."""

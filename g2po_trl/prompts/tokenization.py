@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
-from .chat_template import ChatTemplate, get_tokenizer
-
-# Tags that parsers read: kept in decoded text even if the tokenizer has them as special tokens.
-_TAGS = {f"<{end}{name}>" for name in ("think", "action", "code", "tool_call") for end in ("", "/")}
+from .chat_template import MARK, ChatTemplate, get_tokenizer
 
 
 class ChatEncoder:
@@ -19,22 +18,24 @@ class ChatEncoder:
     ):
         self.processing_class, self.tokenizer = processing_class, get_tokenizer(processing_class)
         self.text = ChatTemplate(processing_class, chat_template_kwargs, chat_template)
-        added = getattr(self.tokenizer, "added_tokens_decoder", {})
-        special = {number: token.content for number, token in added.items() if token.special}
-        # Special tokens to skip one by one when decoding; `None`: the tokenizer skips all of them.
-        self._skipped = special.keys() - {n for n, text in special.items() if text in _TAGS}
-        self._skipped = None if len(self._skipped) == len(special) else self._skipped
+        self._rendered = self._special_tokens_of(self.text.sample)
+        self.text.reserved = [self._added[number] for number in sorted(self._rendered)]
 
     def __call__(self, messages: list[dict[str, str]]) -> tuple[list[int], str]:
         text = self.text(messages)
         return self.ids([text])[0], text
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, from one call of the tokenizer: much faster than one call per text."""
+        """Return the token ids of each text, from one call of the tokenizer: much faster than one call per text.
+
+        Texts are encoded in parts where `ChatTemplate` has marked that a special token's name is only text.
+        """
         if not texts:
             return []
+        parts = [text.split(MARK) for text in texts]
         # Not verbose: the caller shortens prompts beyond the tokenizer's maximum.
-        return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        of_parts = iter(self.tokenizer(list(chain(*parts)), add_special_tokens=False, verbose=False)["input_ids"])
+        return [list(chain(*islice(of_parts, len(of_text)))) for of_text in parts]
 
     def end_of_turn(self, stop_token_ids: Collection[int] = ()) -> int | None:
         """Return the token that ends an assistant's turn in the template, `None` if one of `stop_token_ids` does.
@@ -47,8 +48,32 @@ class ChatEncoder:
         ends = [number for number, token in added.items() if token.content and tail.startswith(token.content)]
         return max(ends, key=lambda number: len(added[number].content), default=None)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a completion without special tokens, except the tags that parsers read."""
-        if self._skipped is None:
-            return self.tokenizer.decode(ids, skip_special_tokens=True)
-        return self.tokenizer.decode([number for number in ids if number not in self._skipped])
+    def decode(self, ids: Sequence[int], stop_token_ids: Collection[int] = ()) -> str:
+        """Return the text of a completion as it was written, without tokens that only give a turn its form.
+
+        These are end of sequence and padding, `stop_token_ids`, and special tokens that the chat template writes
+        around messages. Others are text: tags of one's own that were added as special tokens stay.
+        """
+        ends = {*stop_token_ids, self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} & self._added.keys()
+        dropped = self._rendered | {number for number in ends if self._added[number] not in self._tags}
+        return self.tokenizer.decode([number for number in ids if number not in dropped])
+
+    @cached_property
+    def _added(self) -> dict[int, str]:
+        """Tokens beside the vocabulary's own, by id, special or not."""
+        tokenizer = self.tokenizer
+        added = {number: token.content for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+        return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens)) | added
+
+    @cached_property
+    def _tags(self) -> set[str]:
+        """Added tokens that are tags, `<name>` with `</name>`: parsers read them, also if the template writes them."""
+        names = {self.tokenizer.eos_token, self.tokenizer.pad_token, self.tokenizer.bos_token}
+        opened = {text for text in self._added.values() if text.startswith("<")} - names
+        return {tag for text in opened if (end := f"</{text[1:]}") in opened for tag in (text, end)}
+
+    def _special_tokens_of(self, text: str) -> set[int]:
+        """Return the special tokens in a text, without tags."""
+        tokenizer, added = self.tokenizer, getattr(self.tokenizer, "added_tokens_decoder", {})
+        special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+        return {number for number in special.intersection(*self.ids([text])) if self._added[number] not in self._tags}

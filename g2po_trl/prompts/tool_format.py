@@ -87,7 +87,8 @@ class NativeTools:
         if calls and not tools:  # the agent asked for a text, and reads nothing else
             return _without_thought(text), True
         message: Message = {"role": "assistant", "content": read.get("content") or ""}
-        message |= {"reasoning_content": read["reasoning_content"]} if read.get("reasoning_content") else {}
+        if thought := (read.get("reasoning_content") or "").removesuffix(self.tokenizer.eos_token or ""):
+            message["reasoning_content"] = thought
         message |= {"tool_calls": calls} if calls else {}
         unread = self._opening is not None and self._opening in message["content"]
         return message, "tool_calls" in message or not unread or not tools

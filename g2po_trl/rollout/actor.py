@@ -260,7 +260,8 @@ class PromptSession:
         episode, prompt = one.episode, one.prompt
         if one.request is not None:
             return self.conversations.step(episode, one.request, prompt, completion)
-        text = cut_before(self.actor.encode.decode(completion.ids), self.actor.stop)
+        text = self.actor.encode.decode(completion.ids, self.actor.engine.stop_token_ids)
+        text = cut_before(text, self.actor.stop)
         admissible = episode.observation.admissible_actions
         action, valid = self.actor.template.read(text, prompt.text[-64:], admissible)
         return episode.step(

@@ -40,7 +40,7 @@ class Conversations:
 
     def step(self, episode: Episode, request: ChatRequest, prompt: ConversationPrompt, completion: Completion) -> Step:
         """Return the step that a completion makes."""
-        text = self.encoder.encode.decode(completion.ids)
+        text = self.encoder.decode(completion.ids)
         fields = {
             "prompt_ids": prompt.ids,
             "completion_ids": completion.ids,
@@ -69,7 +69,7 @@ class Conversations:
 
         `None`: the stop begins inside a token.
         """
-        decode = self.encoder.encode.decode
+        decode = self.encoder.decode
         text = decode(ids)
         shown = cut_before(text, stops)
         if shown == text:

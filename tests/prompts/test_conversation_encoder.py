@@ -107,6 +107,20 @@ def test_calls_in_a_completion_are_read_as_trl_reads_them(family):
     assert [call["function"] for call in message["tool_calls"]] == [CALL["function"]] and valid
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "gemma4", "llama3_1", "glm4moe"])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_an_agent_reads_tags_that_are_special_tokens(name, tools):
+    tokenizer = tokenizer_of(name)
+    tokenizer.add_tokens(["<answer>", "</answer>"], special_tokens=True)
+    encoder = ConversationEncoder(ChatEncoder(tokenizer), stop_ids(tokenizer))
+    prompt = encoder.prompt(ChatRequest([TASK[1]]), Transcript()).ids
+    end = tokenizer.convert_ids_to_tokens(stop_ids(tokenizer))[0]
+    ids = tokenizer(f"<answer>7</answer>{end}", add_special_tokens=False)["input_ids"]
+    message, valid = encoder.tools.parse(encoder.decode(ids), ids, prompt, tools)
+    read = message.get("reasoning_content") or message["content"]  # the prompt may have opened a thought
+    assert read == encoder.decode(ids) == "<answer>7</answer>" and valid
+
+
 USER, SYSTEM = {"role": "user", "content": "ask"}, {"role": "system", "content": "rule"}
 ANSWER = {"role": "assistant", "content": "hm"}
 

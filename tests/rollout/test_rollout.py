@@ -8,6 +8,7 @@ from toy_environments import Countdown, Overwhelming
 
 from g2po_trl import EnvironmentPool, PromptTemplate, StepResult, Trajectory
 from g2po_trl.engines.base import Completion
+from g2po_trl.evaluation.chat_models import ChatSettings, EngineChat
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
 from g2po_trl.rollout.actor import PromptActor
@@ -59,6 +60,23 @@ def test_only_live_episodes_are_generated_and_stepped(play, request):
     assert [t.reward for t in trajectories] == [10, 10, 10, 0]
     assert stats.num_steps == 10 and stats.turns == 4 and stats.active_fraction == 10 / 16
     assert trajectories[1].final_observation == "left 0"
+
+
+def test_a_parser_gets_tags_that_are_special_tokens_and_no_end_of_turn():
+    """The end is one of the engine's, by the checkpoint's generation_config, and neither template nor eos."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>", "<|call ends|>"]})
+    ids = tokenizer("<answer>go</answer><|call ends|>")["input_ids"]
+    for history in ("window", "conversation"):
+        engine = ScriptedEngine(tokenizer, lambda prompts: [Completion(ids) for _ in prompts])
+        engine.stop_token_ids.add(ids[-1])
+        with EnvironmentPool(Countdown, num_workers=1) as pool:
+            actor = PromptActor(engine, ChatEncoder(tokenizer), TEMPLATE, history=history)
+            (trajectory,), _ = Player(pool, actor, 1).play([{"turns": 1}])
+        assert [step.completion for step in trajectory.steps] == ["<answer>go</answer>"], history
+        assert trajectory.steps[0].completion_ids == ids
+    (answer,) = EngineChat(engine).generate([[{"role": "user", "content": "go"}]], ChatSettings(), [0])
+    assert answer.text == "<answer>go</answer>", "as in training"
 
 
 @pytest.mark.parametrize("number", [0, 2, 4])
