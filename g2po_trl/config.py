@@ -26,6 +26,7 @@ from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
 from .engines.sampling import Sampling
 from .update.packing import LAYOUTS
+from .utils.dependent_options import set_best_metric
 from .utils.masking import masked
 from .utils.options import as_mapping, without_numpy
 from .utils.trl_compat import ignore_deprecations
@@ -259,7 +260,7 @@ class G2POConfig(GRPOConfig):
     def __post_init__(self):
         for name, value in vars(self).items():
             setattr(self, name, without_numpy(value))
-        for name in ("estimator_kwargs", "environment_pool_kwargs", "rollout_strategy_kwargs"):
+        for name in ("estimator_kwargs", "environment_pool_kwargs", "rollout_strategy_kwargs", "lr_scheduler_kwargs"):
             setattr(self, name, as_mapping(name, getattr(self, name)))
         self.top_p = 1.0 if self.top_p is None else self.top_p  # so do scripts of TRL leave it out
         self.top_k = 0 if self.top_k is None else self.top_k  # transformers would make it 50
@@ -278,9 +279,8 @@ class G2POConfig(GRPOConfig):
         save_steps, self.save_steps = self.save_steps, self.save_steps or 1
         eval_steps = self.eval_steps  # without one, the parent takes that of logging
         # The parent wants the best model's checkpoints at evaluations only; they may come more often.
+        set_best_metric(self)
         load_best, self.load_best_model_at_end = self.load_best_model_at_end, False
-        if load_best:
-            self.metric_for_best_model = self.metric_for_best_model or "success_rate"
         super().__post_init__()
         self.load_best_model_at_end = load_best
         if logging_steps is None:

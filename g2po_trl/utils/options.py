@@ -25,6 +25,17 @@ def is_of_kind(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
+def option_text(value: Any) -> str:
+    """Return an option that transformers keeps as a text or as an enumeration, such as `optim`, as a text."""
+    return str(getattr(value, "value", value))
+
+
+def require(condition: bool, name: str, value: Any, remedy: str) -> None:
+    """Refuse the value of an option unless the condition is met."""
+    if not condition:
+        raise ValueError(f"{name} is {value!r}: {remedy}.")
+
+
 def as_mapping(name: str, value: Any) -> dict[str, Any] | None:
     """Return the value of a field that is an object, or JSON text of one. An empty one is `None`."""
     try:
