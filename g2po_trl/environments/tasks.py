@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The one column of a `tasks_dataset`.
-COLUMN = "g2po_task"
+# The one column of a `tasks_dataset`, and the format that decodes it.
+COLUMN, FORMAT = "g2po_task", "g2po_tasks"
 
 
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
@@ -80,7 +81,7 @@ def tasks_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
 
     `Dataset.from_list` stores rows as a table: it drops columns that the first row lacks, fills missing values with
     `None`, merges the keys of nested dictionaries, and converts integers to floats in mixed columns. This dataset
-    stores each row as JSON text and decodes it on access. Select and shuffle as usual; `map` the rows before.
+    stores each row as JSON text and decodes it on access. Select, shuffle and save as usual; `map` the rows before.
 
     Args:
         rows: keyword arguments of the environment's `reset`, as plain JSON data.
@@ -91,8 +92,44 @@ def tasks_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
     from datasets import Dataset, Features, Value  # slow to import, and not needed to read a tasks file
 
     texts = [_as_text(row, number) for number, row in enumerate(rows, 1)]
-    dataset = Dataset.from_dict({COLUMN: texts}, features=Features({COLUMN: Value("string")}))
-    return dataset.with_transform(_decoded)
+    _register_format()
+    return Dataset.from_dict({COLUMN: texts}, features=Features({COLUMN: Value("string")})).with_format(FORMAT)
+
+
+def _register_format() -> None:
+    """Make `FORMAT` known to `datasets`, which saves and loads a format by its name, but no function."""
+    from datasets import formatting
+
+    class TasksFormatter(formatting.CustomFormatter):
+        def __init__(self, **kwargs: Any):
+            super().__init__(_decoded, **kwargs)
+
+    if FORMAT not in formatting._FORMAT_TYPES:
+        formatting._register_formatter(TasksFormatter, FORMAT)
+
+
+if "datasets" in sys.modules:  # slow to import; `load_from_disk` may come next
+    _register_format()
+
+
+def plain(dataset: Any) -> Any:
+    """Return a dataset, or each of a dictionary, with rows of Python's own values instead of a `with_format`'s.
+
+    A `with_transform` stays: `own_columns` converts the arrays of its rows. What is no `Dataset` is returned as it is.
+    """
+    from datasets import Dataset
+
+    if isinstance(dataset, Mapping):
+        return {name: plain(one) for name, one in dataset.items()}
+    if not isinstance(dataset, Dataset):
+        return dataset
+    if COLUMN in dataset.column_names:
+        _register_format()
+        return dataset.with_format(FORMAT)
+    kind, columns, all_columns = (dataset.format[name] for name in ("type", "columns", "output_all_columns"))
+    if kind in (None, "custom"):
+        return dataset
+    return dataset.with_format(None, columns=None if all_columns else columns)
 
 
 def _as_text(row: Mapping[str, Any], number: int) -> str:
@@ -116,8 +153,17 @@ def _decoded(batch: Mapping[str, list[str]]) -> dict[str, list[Any]]:
 
 
 def own_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row without the columns that only other rows of its batch have."""
-    return {name: value for name, value in row.items() if value is not ABSENT}
+    """Return a row as plain data, without the columns that only other rows of its batch have."""
+    return {name: _plain_value(value) for name, value in row.items() if value is not ABSENT}
+
+
+def _plain_value(value: Any) -> Any:
+    """Return numbers and arrays of numpy or torch as Python's: panels are files, and `reset` must get the same."""
+    if isinstance(value, dict):
+        return {name: _plain_value(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain_value(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def task_id_of(task: Mapping[str, Any]) -> str:
@@ -130,7 +176,7 @@ def task_id_of(task: Mapping[str, Any]) -> str:
 
 def tasks_hash(tasks: Iterable[dict[str, Any]]) -> str:
     """Return a hash of a list of tasks that is independent of their order."""
-    names = sorted(json.dumps(task, sort_keys=True, default=str) for task in tasks)
+    names = sorted(json.dumps(task, sort_keys=True, default=lambda value: str(_plain_value(value))) for task in tasks)
     return hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
 
 

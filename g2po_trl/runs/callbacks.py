@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 
-from .verdict import Tally, verdict
+from .verdict import Tally, cut_off, verdict
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -138,6 +139,21 @@ class LogFile(TrainerCallback):
         return self.path.is_file() and self.path.read_bytes().endswith(f"{line}\n".encode())
 
 
+class OwnSchedule(TrainerCallback):
+    """Gives a resumed run the learning rate of its own schedule.
+
+    The checkpoint has the rate of the schedule that it was saved with: 0 at the end of a linear one, also if
+    `max_steps` has been raised since.
+    """
+
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        if isinstance(lr_scheduler, LambdaLR):
+            step, schedules = lr_scheduler.last_epoch, zip(lr_scheduler.base_lrs, lr_scheduler.lr_lambdas, strict=True)
+            lr_scheduler._last_lr = [rate * factor(step) for rate, factor in schedules]
+            for group, rate in zip(lr_scheduler.optimizer.param_groups, lr_scheduler._last_lr, strict=True):
+                group["lr"] = rate
+
+
 class CollapseStoppingCallback(TrainerCallback):
     """Ends a run whose agent has come apart: completions without the format, or success far below what it was.
 
@@ -188,7 +204,7 @@ class ClosingVerdict(TrainerCallback):
 
     def __init__(self, tally: Tally, estimator_name: str):
         self.tally, self.estimator_name, self.waits = tally, estimator_name, False
-        self._warned = False
+        self._warned = self._warned_of_cut = False
 
     @property
     def text(self) -> str | None:
@@ -197,6 +213,10 @@ class ClosingVerdict(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         played = state.global_step // args.optimizer_steps_per_iteration
+        if not self._warned_of_cut and (text := cut_off(self.tally)) and state.global_step < state.max_steps:
+            self._warned = self._warned_of_cut = True
+            if state.is_world_process_zero:
+                print_line(text)
         if self._warned or played < EARLY_VERDICT or state.global_step >= state.max_steps:
             return
         self._warned = True

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, load_model, save_file, save_model
 from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
@@ -206,6 +206,64 @@ class RunState:
         for part in self.kept_in_files:
             part.load(str(folder))
         return mini_batches
+
+
+class ReferenceState:
+    """The reference model in a checkpoint, so that a resumed run compares with the same one.
+
+    Args:
+        model: the reference.
+        moves: `sync_ref_model`; the checkpoint then has its weights. Otherwise they are those at the start, and the
+            checkpoint has sums of them.
+    """
+
+    _WEIGHTS = "reference/model.safetensors"  # apart from the model's: engines load all that is beside those
+
+    def __init__(self, model: torch.nn.Module, moves: bool):
+        self.model, self.moves = model, moves
+        self._sums: list[float] | None = None
+
+    def state_dict(self) -> list[float] | None:
+        """Return the sums by which a reference that does not move is recognized."""
+        if self._sums is None and not self.moves:
+            weights = [one.detach() for one in self.model.parameters() if one.is_floating_point() and not one.is_meta]
+            sums = [[float(of.sum(dtype=torch.float64)) for of in (one, one.abs())] for one in weights]
+            self._sums = [sum(column) for column in zip(*sums)]
+        return self._sums
+
+    def load_state_dict(self, state: list[float] | None) -> None:
+        """Refuse a reference that is not the checkpoint's."""
+        now = self.state_dict()
+        if state and now and any(abs(one - other) > 1e-6 * state[1] for one, other in zip(state, now)):
+            raise ValueError(
+                f"the reference model is not the one of the checkpoint: the sums of its weights are {now} and were "
+                f"{state}. Start with the model that the run began with, or a new run from the checkpoint's weights"
+            )
+
+    def save(self, folder: str) -> None:
+        """Write the weights, if they move."""
+        if self.moves:
+            path = Path(folder, self._WEIGHTS)
+            path.parent.mkdir(exist_ok=True)
+            save_model(self.model, str(path))
+
+    def load(self, folder: str) -> None:
+        """Restore the weights, if they move."""
+        path = Path(folder, self._WEIGHTS)
+        if self.moves and not path.is_file():
+            raise ValueError(
+                f"sync_ref_model is True, and {str(folder)!r} holds no {self._WEIGHTS}: the run's reference is lost. "
+                "Start a new run from its weights (model_name_or_path)"
+            )
+        if self.moves:
+            load_model(self.model, str(path))
+
+
+def without_tied(model: torch.nn.Module, names: Sequence[str]) -> list[str]:
+    """Return the parameters among `names` that are no other parameter's under another name, as a tied LM head is."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    others = {id(one) for name, one in parameters.items() if name not in names}
+    return [name for name in names if id(parameters.get(name)) not in others]
 
 
 class AtomicCheckpoint:

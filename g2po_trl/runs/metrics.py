@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,7 +71,14 @@ def gather_rollout(
 def _without_texts(trajectory: Trajectory) -> Trajectory:
     """Return a trajectory without its texts, for `summarize`."""
     steps = [
-        Step("", "", s.valid, admissible_actions=_SHORT[s.admissible], policy_version=s.policy_version)
+        Step(
+            "",
+            "",
+            s.valid,
+            admissible_actions=_SHORT[s.admissible],
+            completion_truncated=s.completion_truncated,
+            policy_version=s.policy_version,
+        )
         for s in trajectory.steps
     ]
     info = {name: value for name, value in trajectory.info.items() if is_score(name)}
@@ -93,3 +100,10 @@ def evaluation_metrics(summary: Mapping[str, Any], prefix: str) -> dict[str, flo
     metrics = {f"{prefix}_{name}": float(value) for name, value in numbers.items()}
     by_type = summary["success_rate_by_type"].items()
     return metrics | {f"{prefix}_success_rate/{kind}": value for kind, value in by_type}
+
+
+def has_metric(name: str, task_types: Collection[str]) -> bool:
+    """Return whether evaluations of tasks of these types can have a metric, named without the panel's prefix."""
+    numbers = {metric for metric, value in summarize([]).items() if not isinstance(value, dict)}
+    of_types = {f"success_rate/{kind}" for kind in task_types}
+    return is_score(name) or name in numbers | of_types | {"admissible_action_ratio", "runtime"}

@@ -172,7 +172,7 @@ class Update:
 
 
 def set_optimizer_mode(optimizer: Any, training: bool) -> None:
-    """Switch the weights to those that are trained or evaluated, if an optimizer has both, as schedule-free ones do."""
+    """Switch to the weights that are trained or evaluated, if an optimizer has both, as schedule-free ones do."""
     switch = getattr(optimizer, "train" if training else "eval", None)
     if callable(switch):
         switch()
