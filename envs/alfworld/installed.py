@@ -45,6 +45,9 @@ class InstalledEngine:
             [_fresh(s) for s in symbols] if isinstance(symbols, list) else _fresh(symbols)
         )
         textgen.copy_context = _copy_context
+        textgen.EvalSymbol.derive = lambda symbol, context=None: [
+            textgen.TerminalSymbol(_evaluated(symbol.expression, context or symbol.context, vars(textgen)))
+        ]
         query = functools.lru_cache(4096)(Rule.parse_conjunctive_query)
         Rule.parse_conjunctive_query = staticmethod(query)
 
@@ -135,3 +138,11 @@ def _fresh(symbol: Any) -> Any:
 def _copy_context(context: dict[str, Any]) -> dict[str, Any]:
     # Names and mappings are added to a context, never changed in place: shallow copies do.
     return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
+
+
+def _evaluated(expression: str, context: dict[str, Any], module: dict[str, Any]) -> Any:
+    """Return the value of a grammar's expression with the context's variables.
+
+    textworld 1.7 puts them into `locals()`, which `eval` does not see from Python 3.13 on (PEP 667).
+    """
+    return eval(expression, module, dict(context["variables"]))

@@ -22,8 +22,11 @@ needs_official_games = pytest.mark.skipif(not OFFICIAL.is_dir(), reason=f"no off
 REFERENCE = """
 import json, sys
 import textworld, textworld.envs
+from textworld.envs.pddl import textgen
 from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
 
+if sys.version_info >= (3, 13):  # where its `eval` does not see what it writes into `locals()`
+    textgen.eval = lambda text: eval(text, {}, sys._getframe(1).f_locals["context"]["variables"])
 infos = textworld.EnvInfos(won=True, admissible_commands=True, extras=["gamefile"])
 env = AlfredInfos(AlfredDemangler(textworld.envs.PddlEnv(infos)))
 answers = []
@@ -147,6 +150,15 @@ def test_a_game_that_cannot_be_loaded_does_not_disturb_one_that_is_played():
     for command in data["walkthrough"][1:]:
         session.step(command)
     assert session.won
+
+
+def test_a_grammars_expressions_get_their_variables_in_every_python():
+    """textworld writes them into `locals()`: without effect from Python 3.13 on, and before for a name of its own."""
+    code = "from g2po_envs.alfworld.installed import installed_engine; installed_engine()\n"
+    code += "from textworld.envs.pddl import textgen\n"
+    code += "print(textgen.EvalSymbol('value + r').derive({'variables': {'value': 'a ', 'r': 'fridge'}})[0])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "a fridge", done.stderr
 
 
 def test_nothing_of_the_engine_is_imported_before_it_is_used():
