@@ -3,3 +3,5 @@
 `pool` runs environments in worker processes; `adapters` wrap environments of other libraries. Only `prompts` and
 `utils` are imported.
 """
+
+from . import file_modules  # noqa: F401  (workers, which get classes of such modules, find them)

@@ -9,7 +9,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from .file_modules import import_file
 
 
 def load(name: str) -> Any:
@@ -32,16 +35,18 @@ def load(name: str) -> Any:
         raise SystemExit(str(error)) from error
     if not module:
         raise SystemExit(f"{name!r} is not the name of an environment: write module:Class, e.g. my_game:MyEnvironment")
-    if module.endswith(".py"):
-        sys.path.insert(0, str(Path(module).resolve().parent))
-        module = Path(module).stem
-    else:
-        sys.path.insert(0, os.getcwd())  # not "": workers get this path, and may run in another folder
     try:
-        loaded = importlib.import_module(module)
-        return getattr(loaded, attribute)
+        return getattr(import_named(module), attribute)
     except (ImportError, AttributeError) as error:
         raise SystemExit(f"{name!r} cannot be loaded: {error}") from error
+
+
+def import_named(module: str) -> ModuleType:
+    """Return the module of a file, `file.py`, or the one of that name."""
+    if module.endswith(".py"):
+        return import_file(module)
+    sys.path.insert(0, os.getcwd())  # not "": workers get this path, and may run in another folder
+    return importlib.import_module(module)
 
 
 def resolve_environment_name(name: str) -> str:

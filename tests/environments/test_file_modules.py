@@ -1,0 +1,77 @@
+"""Files of one name in two folders: each name means its own file, in this process and in workers."""
+
+import importlib
+import sys
+
+import pytest
+
+from g2po_trl.environments.loading import load
+from g2po_trl.environments.pool.pool import EnvironmentPool
+
+GAME = """
+from pathlib import Path
+
+import calculus.rules, json, random
+import helpers
+from words.more import MORE
+from g2po_trl import Observation, TextEnvironment
+
+
+class Game(TextEnvironment):
+    def reset(self):
+        import helpers as later
+        data = Path(__file__).with_name("data.txt").read_text()
+        return Observation(" ".join([helpers.WHO, later.WHO, calculus.rules.WHO, MORE, data, random.choice("x")]))
+"""
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Two projects with the same names of files, of which each says whose it is."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    for who in ("a", "b"):
+        folder = tmp_path / f"{who}.project%"
+        for name, text in {
+            "environment.py": GAME,
+            "helpers.py": "from calculus.rules import WHO",
+            "calculus/__init__.py": "",
+            "calculus/rules.py": f"import calculus\nWHO = {who!r}",
+            "words/more.py": "import helpers\nMORE = helpers.WHO",
+            "data.txt": who,
+            "experts.py": "import environment\nGame = environment.Game",
+            "random.py": "from environment import Game\nfrom random import choice",
+            "datasets.py": "from datasets import Dataset\nfrom environment import Game",
+            "json.py": "raise RuntimeError('not the standard library')",
+        }.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    yield tmp_path / "a.project%", tmp_path / "b.project%"
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_each_folder_has_its_own_modules_here_and_in_workers(folders):
+    a, b = folders
+    games = {"a": load(f"{a}/environment.py:Game"), "b": load(f"{b}/environment.py:Game")}
+    assert load(f"{a}/experts.py:Game") is games["a"], "a file beside it is imported once"
+    for who, game in reversed(games.items()):
+        assert game().reset().text == f"{who} {who} {who} {who} {who} x"
+        with EnvironmentPool(game, num_workers=1) as pool:
+            assert pool.reset([{}])[0].text == f"{who} {who} {who} {who} {who} x"
+    assert "json.py" not in str(importlib.import_module("json").__file__)
+
+
+@pytest.mark.parametrize("name", ["random", "datasets"])
+def test_a_file_may_have_the_name_of_another_module(folders, name):
+    for folder in folders:
+        assert load(f"{folder}/{name}.py:Game") is load(f"{folder}/environment.py:Game")
+    assert importlib.import_module(name).__file__ != str(folders[0] / f"{name}.py")
+
+
+def test_a_module_that_a_script_has_imported_is_not_imported_twice(folders):
+    sys.path.insert(0, str(folders[0]))
+    import environment
+
+    assert load(f"{folders[0]}/environment.py:Game") is environment.Game
+    assert load(f"{folders[1]}/environment.py:Game") is not environment.Game
