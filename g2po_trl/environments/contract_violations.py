@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.show import show
+from .causes import inner
 from .contract import TextEnvironment
 from .validation import EnvironmentContractError, check_task_columns, factory_name, validate_observation, validate_step
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
+_FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in ', re.MULTILINE)  # also in the traceback of a group
 IMPOSSIBLE = ("\x00 no such action", "", "行动 ход 🚪", "go\nto", "look " * 2000)
 
 
@@ -38,7 +39,8 @@ def where_raised(error: BaseException | str) -> str:
     if isinstance(error, str):
         frames = _FRAME.findall(error)
     else:
-        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        traces = [one.__traceback__ for one in (error, *inner(error))]
+        frames = [(frame.filename, frame.lineno) for trace in traces for frame in traceback.extract_tb(trace)]
     for file, line in reversed(frames):
         path = Path(file)
         if path.is_file() and not path.is_relative_to(_PACKAGE) and not file.startswith(_LIBRARIES):
@@ -148,7 +150,7 @@ class _Probe:
             problem, text = _one_line(str(error)), _one_line(str(error))
         else:
             where = where_raised(error)
-            problem = f"{type(error).__name__}{where}"
+            problem = f"{', '.join(type(one).__name__ for one in inner(error))}{where}"
             text = f"{self.name} raised {_short(error)} {when}{where}. {remedy}"
         if problem not in self.reported:
             self.reported.add(problem)
@@ -156,7 +158,7 @@ class _Probe:
 
 
 def _short(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {_one_line(str(error))}"
+    text = "; ".join(f"{type(one).__name__}: {_one_line(str(one))}" for one in inner(error))
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 

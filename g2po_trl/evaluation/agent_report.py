@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 TEXTS = ("yes", "no", "1", "2", "I do not know.")
 SHOWN_FAILURES = 3
 TEXT_SHARE = 0.1  # of the responses to requests with tools
+_IN_ANOTHER = "when the same task gets the same responses in another process"
 MANY = 0.2  # of a model's completions
 
 
@@ -206,12 +207,23 @@ def _failure_findings(failures: Sequence[EnvironmentFailure]) -> list[Finding]:
     """Return findings about the most frequent failures: episodes that are errors, and teach nothing."""
     texts: Counter[str] = Counter()
     for failure in failures:
-        text = describe_failure(failure).removeprefix("the agent ").partition(" ('{")[0]  # without the response
-        texts[f"the agent {text}"] += 1
+        texts[f"the agent {_without_response(failure)}"] += 1
     return [
         Finding("error", f"{text} ({count} of {len(failures)} failed episodes)")
         for text, count in texts.most_common(SHOWN_FAILURES)
     ]
+
+
+def _without_response(failure: EnvironmentFailure) -> str:
+    return describe_failure(failure).removeprefix("the agent ").partition(" ('{")[0]
+
+
+def _raised(info: Mapping[str, Any]) -> str:
+    """Return what an agent raised after its first request, and where, or an empty text."""
+    reason = str(info.get("failure_reason", ""))
+    if not reason.startswith("agent error: "):
+        return ""
+    return f"{reason.removeprefix('agent error: ')}{where_raised(info.get('traceback', ''))}"
 
 
 def _findings(played: Played, episodes: int, turns: int, texts: Sequence[str]) -> list[Finding]:
@@ -242,11 +254,7 @@ def _call_findings(played: Played) -> list[Finding]:
 
 def _exception_findings(played: Played, answered: str = ", regardless of the model's answers") -> list[Finding]:
     """Return a finding per distinct exception of the agent after its first request. `answered`: end of a sentence."""
-    raised = Counter(
-        f"{info['failure_reason'].removeprefix('agent error: ')}{where_raised(info.get('traceback', ''))}"
-        for info in played.infos
-        if str(info.get("failure_reason", "")).startswith("agent error: ")
-    )
+    raised = Counter(filter(None, map(_raised, played.infos)))
     if not raised:
         return [Finding("ok", f"returns a valid reward, or runs out of turns{answered}.")]
     level = "error" if sum(raised.values()) == len(played.episodes) else "warning"
@@ -326,14 +334,17 @@ def _repeated(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], played: Pl
         for number, (step, digest) in enumerate(zip(trajectory.steps, asked), 1):
             observation = getattr(seen, "observation", seen)
             request = getattr(observation, "request", None)
+            if isinstance(seen, EnvironmentFailure):
+                return [Finding("error", f"{_IN_ANOTHER}, the agent {_without_response(seen)}")]
+            if request is None and (raised := _raised(seen.info)) and not _raised(trajectory.info):
+                return [Finding("error", f"{_IN_ANOTHER}, the agent raised {raised}")]
             if request is None or _digest(request) != digest:
-                shown = f"{seen.message.strip()}" if isinstance(seen, EnvironmentFailure) else f"{observation.text!r}"
                 return [
                     Finding(
                         "error" if number == 1 else "warning",
                         f"request {number} differs when the same task gets the same responses in another process: "
-                        f"{shown[:80]} and {step.observation[:80]!r}. An episode that loses its worker then "
-                        "ends as lost. Seed all randomness from the task, and keep clocks out of messages.",
+                        f"{observation.text[:80]!r} and {step.observation[:80]!r}. An episode that loses its worker "
+                        "then ends as lost. Seed all randomness from the task, and keep clocks out of messages.",
                     )
                 ]
             seen = pool.step({0: step.action})[0]

@@ -127,6 +127,10 @@ def test_a_folder_of_init_trains(folder, tiny_model_dir):
     assert described["kwargs"] == {"agent": f"{folder.resolve()}/agent.py:tidy", "max_turns": 7}
 
 
+PORT = (  # as one that is fixed, of this file alone
+    "import socket\nserver = socket.socket(socket.AF_UNIX)\ndef bind():\n"
+    "    server.getsockname() or server.bind(chr(0) + __file__[-80:])\n"
+)
 FINDINGS = {
     "returns without a call": (
         "def agent(task, client): return 1.0",
@@ -147,6 +151,27 @@ FINDINGS = {
         "def agent(task, client):\n    return int(ask(client, 'a')) + int(ask(client, 'b'))",
         "warning",
         "raises ValueError: invalid literal for int() with base 10: 'yes', agent.py, line 14 in ",
+    ),
+    "a group before its first call": (
+        "def agent(task, client): raise ExceptionGroup('tasks', [FileNotFoundError('no my-server')])",
+        "error",
+        "the agent raised FileNotFoundError: no my-server, agent.py, line 13 (8 of 8 failed episodes)",
+    ),
+    "a group after it": (
+        "def agent(task, client):\n    ask(client, 'a')\n    raise ExceptionGroup('tasks', [KeyError('city')])",
+        "error",
+        "raises KeyError: 'city', agent.py, line 15 in 8 of 8 episodes",
+    ),
+    "has a fixed port": (
+        PORT + "def agent(task, client):\n    bind()\n    return ask(client, 'a') == ask(client, 'b')",
+        "error",
+        "in another process, the agent raised OSError: [Errno 98] Address already in use, agent.py, line 16",
+    ),
+    "has a fixed port after its first call": (
+        PORT
+        + "def agent(task, client):\n    said = ask(client, 'a')\n    bind()\n    return said == ask(client, 'b')",
+        "error",
+        "in another process, the agent raised OSError: [Errno 98] Address already in use, agent.py, line 16",
     ),
     "asks once": (
         "def agent(task, client): return ask(client, 'a') == 'yes'",

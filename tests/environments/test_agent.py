@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -219,6 +220,34 @@ def test_an_agent_that_raises():
         play(raise_(BrokenEnvironmentError("in pieces"), "x"), [says("y")])
 
 
+def test_a_pipe_to_a_process_that_the_model_ended():
+    """`exit` in its shell is the model's failure, of a service the environment's; both are `ConnectionError`s."""
+
+    def shell(task, client):
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+            ask(client, "x")
+            process.kill()
+            process.wait()
+            process.stdin.write(b"x")
+            process.stdin.flush()
+
+    async def async_shell(task, client):
+        process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+        await asyncio.to_thread(ask, client, "x")
+        process.kill()
+        await process.wait()
+        process.stdin.write(b"x")
+        await process.stdin.drain()
+        await asyncio.sleep(0.1)
+        process.stdin.write(b"x")
+        await process.stdin.drain()
+
+    for agent in (shell, async_shell):
+        _, end = play(agent, [says("y")])
+        assert end.terminated and not end.info["success"]
+        assert re.match("agent error: (BrokenPipeError|ConnectionResetError)", end.info["failure_reason"]), end.info
+
+
 def test_exceptions_in_a_circle():
     """crewai raises an exception again while it handles the next one."""
 
@@ -229,7 +258,92 @@ def test_exceptions_in_a_circle():
         raise ExceptionGroup("both", [first, second]) from first
 
     _, end = play(agent, [says("y")])
-    assert end.info["failure_reason"] == "agent error: ExceptionGroup: both (2 sub-exceptions)"
+    assert end.info["failure_reason"] == "agent error: ValueError: first; ValueError: second"
+
+
+def test_groups_name_what_is_inside():
+    def agent(task, client):
+        ask(client, "x")
+        raise ExceptionGroup("tasks", [ExceptionGroup("inner", [KeyError("city")])])
+
+    _, end = play(agent, [says("y")])
+    assert end.info["failure_reason"] == "agent error: KeyError: 'city'"
+    with EnvironmentPool(partial(AgentEnvironment, raise_(ExceptionGroup("a", [KeyError("b")])), 3), 1) as pool:
+        assert "\nKeyError: 'b'\n" in pool.reset([{}])[0].message
+
+
+def impatient(task, client):
+    """Ask with a time limit of its own, and end as the task says."""
+    ask(client, "x")
+    model = client.openai(timeout=0.3, max_retries=task.get("retries", 0))
+    try:
+        answer = model.chat.completions.create(model=client.model, messages=[{"role": "user", "content": "y"}])
+        return float(answer.choices[0].message.content == "late")
+    except Exception as error:
+        if task["then"] == "raises":
+            raise
+        if task["then"] == "wraps":
+            raise RuntimeError("no answer") from None
+        return float(task["then"] == "returns 1") if error else None
+
+
+async def waiting(task, client):
+    model, messages = client.async_openai(max_retries=0), [{"role": "user", "content": "y"}]
+    create = partial(model.chat.completions.create, model=client.model, stream=task["stream"])
+    await create(messages=[*messages, *messages])
+    await asyncio.wait_for(create(messages=messages), 0.3)
+    return 1.0
+
+
+def late(agent, seconds=1.0, **task):
+    """Return the last result of an episode whose second answer comes late."""
+    environment = AgentEnvironment(agent, 5)
+    try:
+        environment.reset(**task)
+        environment.step(says("now"))
+        time.sleep(seconds)
+        return environment.step(says("late"))
+    finally:
+        environment.close()
+
+
+@pytest.mark.parametrize("then", ["raises", "wraps", "returns 0", "returns 1"])
+def test_a_request_that_the_agent_gave_up_is_no_failure_of_the_model(then):
+    with pytest.raises(EnvironmentContractError, match="^the agent gave up a request before the model's answer and r"):
+        late(impatient, then=then)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_async_request_that_was_given_up(stream):
+    with pytest.raises(EnvironmentContractError, match="gave up a request .* and raised TimeoutError: the model"):
+        late(waiting, stream=stream)
+
+
+def test_a_request_that_is_repeated_after_a_time_limit_is_one_step():
+    end = late(impatient, then="raises", retries=9)
+    assert (end.reward, end.info) == (1.0, {})
+
+
+def test_requests_that_are_cancelled_since_another_ones_answer_made_the_agent_raise():
+    """The model led there, as in a loop without parallel requests."""
+
+    async def agent(task, client):
+        model = client.async_openai(max_retries=0)
+
+        async def part(text):
+            await model.chat.completions.create(model=client.model, messages=[{"role": "user", "content": text}])
+            return {}["city"]
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(part("a"))
+            group.create_task(part("b"))
+
+    environment = AgentEnvironment(agent, 5)
+    environment.reset()
+    first = environment.step(says("x"))
+    end = first if first.terminated else environment.step(says("x"))
+    environment.close()
+    assert end.info["failure_reason"].startswith("agent error: KeyError: 'city'")
 
 
 def test_an_async_client_that_episodes_share():

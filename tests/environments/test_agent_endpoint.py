@@ -1,13 +1,17 @@
 """The endpoint of agents: what of OpenAI's protocol it takes, refuses and ignores, and what is a second request."""
 
+import gzip
 import http.client
 import json
 import socket
 import threading
+import zlib
+from functools import partial
 
 import pytest
 from scripted_agents import ADD, calls, says
 
+from g2po_trl.environments.adapters import request_body
 from g2po_trl.environments.adapters.chat_protocol import RefusedRequestError, read_request
 from g2po_trl.environments.adapters.endpoint import AgentEnd, running_endpoint
 from g2po_trl.prompts.conversation import ChatResponse
@@ -280,6 +284,66 @@ def test_bodies_without_a_length_or_too_long(session):
         assert "send the length" in json.loads(response.read())["error"]["message"] or status == 413
 
 
+class Chunked:
+    """A body in chunks of some bytes, as Node and .NET send it; `result()` is the answer's status and body."""
+
+    def __init__(self, session, body, size=7, after=b"0\r\nChecksum: x\r\n\r\n", **headers):
+        chunks = [body[place : place + size] for place in range(0, len(body), size)]
+        sent = b"".join(b"%x;note=1\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + after
+        port = int(running_endpoint().base_url.split(":")[2].removesuffix("/v1"))
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.putrequest("POST", "/v1/chat/completions")
+        headers = {"Authorization": f"Bearer {session.key}", "Transfer-Encoding": "chunked", **headers}
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders(sent)
+        self.connection = connection
+
+    def result(self):
+        response = self.connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def test_bodies_in_chunks_and_compressed(session):
+    plain = json.dumps(HELLO).encode()
+    raw = zlib.compressobj(wbits=-15)
+    packed = {
+        "gzip": gzip.compress(plain),
+        "deflate": zlib.compress(plain),
+        "Deflate": raw.compress(plain) + raw.flush(),
+        "deflate, gzip": gzip.compress(zlib.compress(plain)),
+        "identity": plain,
+    }
+    for encoding, body in packed.items():
+        for kind in (Asking, Chunked):
+            asking = kind(session, body, **{"Content-Encoding": encoding})
+            assert respond(session, says("hi")).request.chat.messages == HELLO["messages"], encoding
+            status, answer = asking.result()
+            assert status == 200 and answer["choices"][0]["message"]["content"] == "hi"
+    assert not session.refused
+
+
+def test_bodies_that_cannot_be_read_are_refused_in_their_session(session, monkeypatch):
+    monkeypatch.setattr(request_body, "MAX_BODY_BYTES", 1000)
+    bomb = gzip.compress(b" " * 10_000)
+    cases = [
+        (415, "Content-Encoding is 'br'", partial(Asking, session, b"{}", **{"Content-Encoding": "br"})),
+        (400, "not compressed by gzip", partial(Asking, session, b"{}", **{"Content-Encoding": "gzip"})),
+        (400, "is cut off", partial(Asking, session, gzip.compress(b"{}")[:-9], **{"Content-Encoding": "gzip"})),
+        (413, "without compression", partial(Asking, session, bomb, **{"Content-Encoding": "gzip"})),
+        (413, "bytes in chunks", partial(Chunked, session, b" " * 1100, size=600)),
+        (400, "size of a chunk is b'-1'", partial(Chunked, session, b"", after=b"-1\r\n")),
+        (400, "where its size says", partial(Chunked, session, b"", after=b"1\r\nab\r\n0\r\n\r\n")),
+        (413, "a length of many digits", partial(Asking, session, b"{}", **{"Content-Length": "9" * 5000})),
+        (501, "Transfer-Encoding is 'gzip'", partial(Asking, session, b"{}", **{"Transfer-Encoding": "gzip"})),
+    ]
+    for expected, words, asked in cases:
+        status, body = asked().result()
+        assert (status, words in body["error"]["message"]) == (expected, True), (words, body)
+        assert words in session.refused[-1], "the finding names it"
+    assert len(session.refused) == len(cases)
+
+
 def in_the_session(session, number):
     """Wait until so many requests have arrived."""
     for _ in range(3000):
@@ -348,6 +412,10 @@ def test_a_request_whose_client_has_gone_before_its_turn_is_no_step(session):
     first.hang_up()
     session.end(AgentEnd(1.0))
     assert session.next() == AgentEnd(1.0) and session._calls == []
+    assert len(session.given_up()) == 1
+    again = Asking(session)
+    respond(session, says("one"))
+    assert again.result()[0] == 200 and not session.given_up(), "it came again, and got its answer"
 
 
 def test_the_end_of_a_session(session):

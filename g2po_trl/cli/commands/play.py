@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...environments.adapters.trl_tools import text_environment_factory
+from ...environments.causes import in_words
 from ...environments.contract import Observation
+from ...environments.causes import in_words
 from ...environments.contract_violations import where_raised
 from ...environments.validation import (
     EnvironmentContractError,
@@ -30,7 +32,7 @@ def play(environment_factory: Callable[[], Any], task: dict[str, Any], turns: in
     except EnvironmentContractError:
         raise
     except Exception as error:
-        text = f"{type(error).__name__}: {error}{where_raised(error)}"
+        text = f"{in_words(error)}{where_raised(error)}"
         raise EnvironmentContractError(f"the environment raised {text}") from error
 
 

@@ -16,7 +16,8 @@ How an episode ends:
 | --- | --- |
 | returns a reward | success or failure |
 | raises after its first request | failure, "agent error: TypeError: …": the model's completions led there |
-| raises before its first request; `BrokenEnvironmentError` or `ConnectionError`, also wrapped, at any time | error |
+| raises before its first request; an exception of its environment (`causes`), also wrapped, at any time | error |
+| has given up a request before the answer, by a time limit of its own | error |
 | returns without a request, or something that is no reward | error |
 | raises after a request beyond the last turn was refused (HTTP 404, code `turn_limit`) | truncated, reward 0 |
 | does not go on | time-out of the pool, which ends the worker |
@@ -51,13 +52,14 @@ from ...prompts.conversation import (
     state_key_text,
 )
 from ...utils.show import show
+from ..causes import in_words, is_of_environment, is_of_time
 from ..contract import Observation, StepResult, TextEnvironment
 from ..loading import load, resolve_agent_name
 from ..validation import EnvironmentContractError, UnusableWorkerError
 from .chat_protocol import MODEL, RefusedRequestError
 from .common import import_extra
 from .endpoint import AgentEnd, Call, Session, running_endpoint
-from .trl_tools import BrokenEnvironmentError, awaited
+from .trl_tools import awaited
 
 LONGEST_TEXT = 1_000_000  # characters of an observation's text; its request, which prompts are made of, is whole
 MAX_REFUSALS = 100  # of requests beyond the last turn; then the agent is not waited for
@@ -168,15 +170,19 @@ class AgentEnvironment(TextEnvironment):
         self._thread.start()
         seen = session.next()
         if isinstance(seen, AgentEnd):
-            refused = f"; its requests were refused: {session.refused[-1]}" if session.refused else ""
+            given_up = bool(session.given_up())
             self._abandon()
             if isinstance(seen.error, Exception):
                 raise seen.error
             if seen.error is not None:  # SystemExit would end the worker
                 raise RuntimeError(f"the agent raised {_describe(seen.error)}") from seen.error
+            if given_up:
+                raise _gave_up(seen)
+            returned = f"the agent returned {show(seen.value)} without calling the model"
+            if session.refused:
+                raise EnvironmentContractError(f"{returned}: its requests were refused: {session.refused[-1]}")
             raise EnvironmentContractError(
-                f"the agent returned {show(seen.value)} without calling the model{refused}: ask the model with the "
-                "client's base_url and api_key, and switch off caches of answers"
+                f"{returned}: ask the model with the client's base_url and api_key, and switch off caches of answers"
             )
         words = (task.get(column) for column in _TASK_COLUMNS)
         return self._observe(seen, next((text for text in words if isinstance(text, str)), None))
@@ -200,7 +206,10 @@ class AgentEnvironment(TextEnvironment):
                 return StepResult(self._observe(event), info=self._facts())
             self._out_of_turns += 1
             if self._out_of_turns > MAX_REFUSALS:
+                lost = self._session.given_up()
                 self._abandon()
+                if lost:
+                    raise _gave_up(None)
                 return self._truncated(f"it asked {MAX_REFUSALS} times after its last turn")
             self._session.answer(event, self._turn_limit())
 
@@ -222,13 +231,16 @@ class AgentEnvironment(TextEnvironment):
 
     def _result(self, end: AgentEnd) -> StepResult:
         """Return the last step's result. An agent that returned no reward violates its contract."""
-        facts = self._facts()
+        facts, lost = self._facts(), self._session.given_up()
         self._abandon()
+        # An agent that cancels its other requests since one of them made it raise has not reached a time limit.
+        if lost and (end.error is None or is_of_time(end.error) or not all(call.beside_another for call in lost)):
+            raise _gave_up(end) from end.error
         if end.error is None:
             reward, success, info = read_return_value(end.value)
             said = {} if success is None else {"success": success}
             return StepResult("The agent returned.", reward, terminated=True, info={**facts, **info, **said})
-        if _is_of_environment(end.error):
+        if is_of_environment(end.error):
             raise end.error
         shown = _describe(end.error)
         if self._out_of_turns:
@@ -348,31 +360,20 @@ def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
     )
 
 
-def _is_of_environment(error: BaseException | None) -> bool:
-    """Return whether an exception is the environment's failure, also if a library or a task group has wrapped it.
-
-    Of libraries for HTTP, some raise their exception without `from`, and some with `from None`. One that raises an
-    exception again, while it handles a later one, makes a circle of them.
-    """
-    chain, seen = [error], set()
-    while chain:
-        error = chain.pop()
-        if error is None or id(error) in seen:
-            continue
-        if isinstance(error, (BrokenEnvironmentError, ConnectionError)):
-            return True
-        seen.add(id(error))
-        chain.append(error.__cause__ or error.__context__)
-        chain += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return False
+def _gave_up(end: AgentEnd | None) -> EnvironmentContractError:
+    then = ""
+    if end is not None:
+        then = f" and returned {show(end.value)}" if end.error is None else f" and raised {_describe(end.error)}"
+    return EnvironmentContractError(
+        f"the agent gave up a request before the model's answer{then}: the model answers when its turn comes; "
+        "set no time limit for requests, as client.openai() has none, or a long one"
+    )
 
 
 def _describe(error: BaseException) -> str:
-    """Return an exception in one line: its type, unless a program failed, and its message's first line."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
-    name = "" if isinstance(error, CommandError) else type(error).__name__
-    return ": ".join(filter(None, [name, text]))[:300]
+    """Return an exception in one line; a program's failure without its type."""
+    lines = str(error).strip().splitlines()[:1]
+    return ("".join(lines) if isinstance(error, CommandError) else in_words(error))[:300]
 
 
 def agent_factory(

@@ -8,7 +8,8 @@ A request that repeats another one gets the same answer, and is no second step. 
 - its client says so, by the same `Idempotency-Key` or by an `x-stainless-retry-count` above 0, as `openai` does, or
 - the client of the other one closed its connection before the answer.
 
-Equal requests without such a sign are steps of their own.
+Equal requests without such a sign are steps of their own. A request whose client has gone before the answer, and does
+not come again, is given up (`Session.given_up`).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from .chat_protocol import (
     read_request,
     write_completion,
 )
+from .request_body import read_body
 
-MAX_BODY_BYTES = 2**26
 _LOOPBACK = "127.0.0.1"
 
 
@@ -65,6 +66,7 @@ class Call:
         self.request, self.digest, self.name = request, digest, name
         self.connections = [connection]
         self.delivered = False
+        self.beside_another = False  # which was answered while this one waited
         self.answer: dict[str, Any] | RefusedRequestError | None = None
         self.answered = threading.Event()
 
@@ -89,6 +91,7 @@ class Session:
         self.closed = False
         self._events: queue.SimpleQueue[Call | AgentEnd] = queue.SimpleQueue()
         self._calls: list[Call] = []
+        self._lost: list[Call] = []  # whose clients had gone before their turn
         self._responses = self._tool_calls = 0
         self._waiting, self._own_seconds, self._since = 0, 0.0, time.monotonic()
         self._at_end: list[Callable[[], Any]] = []
@@ -103,6 +106,7 @@ class Session:
                 if earlier.is_repeated_by(call, said):
                     earlier.connections += call.connections
                     return earlier
+            self._lost = [lost for lost in self._lost if lost.digest != call.digest]
             self._calls.append(call)
             self.ignored.update(call.request.ignored)
             self._count(+1)
@@ -123,6 +127,7 @@ class Session:
                 if not event.is_lost():
                     return event
                 self._calls.remove(event)  # if it is sent again, it is new
+                self._lost.append(event)
                 self._answer(event, _episode_ended())
 
     def answer(self, call: Call, response: ChatResponse | RefusedRequestError) -> None:
@@ -137,7 +142,14 @@ class Session:
 
     def end(self, end: AgentEnd) -> None:
         """Report the end of the agent."""
+        with self._lock:  # an agent in one thread has given up what is not answered now
+            self._lost += [call for call in self._calls if call.answer is None and not call.beside_another]
         self._events.put(end)
+
+    def given_up(self) -> list[Call]:
+        """Return the requests whose clients have gone before the answer, and have not asked again."""
+        with self._lock:
+            return list(dict.fromkeys([*self._lost, *(call for call in self._calls if call.is_lost())]))
 
     def at_end(self, function: Callable[[], Any]) -> None:
         """Have a function called when the episode ends; at once if it has ended."""
@@ -167,6 +179,8 @@ class Session:
 
     def _answer(self, call: Call, answer: dict[str, Any] | RefusedRequestError) -> None:
         call.answer = answer
+        for other in self._calls:
+            other.beside_another |= other.answer is None
         self._count(-1)
         call.answered.set()
 
@@ -213,6 +227,11 @@ class Endpoint:
                 status=401,
             )
         return session
+
+    def refuse(self, authorization: str | None, error: RefusedRequestError) -> None:
+        """Record a request that cannot be read with the session whose key a header contains, if there is one."""
+        with contextlib.suppress(RefusedRequestError):
+            self.session_of(authorization).refuse(error)
 
 
 _endpoint: Endpoint | None = None
@@ -277,14 +296,15 @@ class _Handler(BaseHTTPRequestHandler):
         return models_body(path), "application/json"
 
     def _complete(self, path: str) -> tuple[bytes, str]:
-        body = self._read_body()
-        session = self.server.endpoint.session_of(self.headers.get("Authorization"))
+        authorization = self.headers.get("Authorization")
         try:
+            body = read_body(self.headers, self.rfile)  # first: clients read no answer before they have sent all
+            session = self.server.endpoint.session_of(authorization)
             if path != "/v1/chat/completions":
                 raise _unknown_path("POST", path)
             request = read_request(body)
         except RefusedRequestError as error:
-            session.refuse(error)
+            self.server.endpoint.refuse(authorization, error)
             raise
         retries, name = self.headers.get("x-stainless-retry-count", "0"), self.headers.get("Idempotency-Key")
         call = Call(request, hashlib.blake2b(body, digest_size=16).digest(), name, self.connection)
@@ -299,16 +319,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     _delivers: Call | None = None
 
-    def _read_body(self) -> bytes:
-        """Return the body. If its length is unknown or too large, it is refused."""
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            raise RefusedRequestError("the request has no Content-Length: send the length of its body", status=411)
-        if int(length) > MAX_BODY_BYTES:
-            raise RefusedRequestError(
-                f"the body has {int(length):,} bytes, more than {MAX_BODY_BYTES:,}: shorten the messages", status=413
-            )
-        return self.rfile.read(int(length))
+    def handle_expect_100(self) -> bool:
+        """Ask for the body at once: the response is buffered."""
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
 
     def _send(self, status: int, content: bytes, kind: str) -> None:
         call, self._delivers = self._delivers, None

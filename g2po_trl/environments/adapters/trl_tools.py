@@ -13,8 +13,8 @@ conversations (`ChatToolEnvironment`) or, with a wording of their own, prompts w
 `trl_rewards` adds TRL's `reward_funcs` and `tools`.
 
 `reset`, tools, `get_reward` and `close` may be `async` and share one event loop per environment. The model sees an
-exception of a tool as its result, except `BrokenEnvironmentError` and `ConnectionError`, which end the episode as an
-error.
+exception of a tool as its result, except those of the environment (`causes`), as `BrokenEnvironmentError`, which end
+the episode as an error. If `get_reward` finds that a process or a file has gone, the model broke it: a failure.
 """
 
 from __future__ import annotations
@@ -31,17 +31,11 @@ from typing import Any
 from ...prompts.conversation import ChatRequest, ChatResponse, Message, as_text, normalize_messages, request_key
 from ...prompts.template import DEFAULT_PROMPT, PromptTemplate
 from ...prompts.tool_calls import HOW_TO_CALL, OPEN_CALL, TOOL_PROMPT, read_calls
+from ..causes import BrokenEnvironmentError as BrokenEnvironmentError
+from ..causes import has_gone, in_words, is_of_environment, message_of
 from ..contract import Observation, StepResult, TextEnvironment
 from ..validation import EnvironmentContractError, unwrap_factory
 from .trl_rewards import TRLEnvironment, bound_environment, class_tools
-
-
-class BrokenEnvironmentError(RuntimeError):
-    """Raise this in a tool if the environment failed, not the call: the episode ends as an error."""
-
-
-# What ends an episode as an error if a tool raises it. The model sees all other exceptions.
-_OF_ENVIRONMENT = (BrokenEnvironmentError, ConnectionError, EnvironmentContractError)
 
 
 def is_tool_environment(environment_factory: Callable) -> bool:
@@ -150,7 +144,13 @@ class ToolEnvironment(TextEnvironment):
 
     def _end(self, text: str, has_calls: bool, prompt: list[Message], completion: list[Message]) -> StepResult:
         """Return the end of an episode, with its reward."""
-        reward, parts = self._await(self._rewarded.reward(prompt, completion))
+        try:
+            reward, parts = self._await(self._rewarded.reward(prompt, completion))
+        except Exception as error:
+            if not has_gone(error):
+                raise
+            info = {"success": False, "failure_reason": f"environment broken: get_reward raised {in_words(error)}"}
+            return StepResult(text, terminated=True, info={**info, "out_of_turns": has_calls})
         info = {f"score_{name}": part for name, part in parts.items()}
         said = getattr(self.inner, "success", None)  # rewards for the format alone are above 0, too
         success = reward > 0 if said is None or callable(said) else bool(said)
@@ -178,10 +178,10 @@ class ToolEnvironment(TextEnvironment):
             return _error(f"there is no function {name!r}; there are {', '.join(self.tools)}")
         try:
             return _text(self._await(self.tools[name](**arguments)), name)
-        except _OF_ENVIRONMENT:
-            raise
         except Exception as error:
-            return _error(str(error) or type(error).__name__)
+            if is_of_environment(error, wrapped=False):
+                raise
+            return _error(message_of(error) or type(error).__name__)
 
 
 class ChatToolEnvironment(ToolEnvironment):
@@ -236,10 +236,10 @@ class ChatToolEnvironment(ToolEnvironment):
             if name not in self.tools:
                 raise ValueError(f"Tool {name} not found.")
             return _text(self._await(self.tools[name](**arguments)), name)
-        except _OF_ENVIRONMENT:
-            raise
         except Exception as error:
-            return str({"error": str(error)})
+            if is_of_environment(error, wrapped=False):
+                raise
+            return str({"error": message_of(error)})
 
 
 def describe_tools(tools: Mapping[str, Callable]) -> str:

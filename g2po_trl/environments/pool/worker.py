@@ -29,6 +29,7 @@ from typing import Any
 import cloudpickle
 
 from ...prompts.conversation import prefix_digests
+from ..causes import in_words
 from ..contract import Observation, StepResult
 from ..validation import (
     EnvironmentContractError,
@@ -165,7 +166,7 @@ def run_job(
             return None, ("timeout", f"{call}: {error}")
         if isinstance(error, EnvironmentContractError):
             return None, ("invalid", f"{error} {shown}".rstrip())
-        return None, ("exception", f"{call}{shown} raised\n{traceback.format_exc()}")
+        return None, ("exception", f"{call}{shown} raised\n{_traceback(error)}")
     if isinstance(answer, StepResult) and (answer.terminated or answer.truncated):
         loop.end(episode)
     if expected is None:
@@ -175,6 +176,12 @@ def run_job(
     loop.end(episode)
     text = (answer.observation if isinstance(answer, StepResult) else answer).text
     return None, ("lost", f"{call} answers otherwise than before: {text[:200]!r}")
+
+
+def _traceback(error: Exception) -> str:
+    """Return an exception's traceback; its last line names the exception, of a group those inside."""
+    text, last = "".join(traceback.format_exception(error)), in_words(error)
+    return text if text.rstrip().rpartition("\n")[2].endswith(last) else f"{text}{last}\n"
 
 
 def encode_answer(number: int, seconds: float, digest: str | None, result: Any) -> bytes:
@@ -193,8 +200,8 @@ def serve(pool: WorkerChannel) -> bool:
         loop = WorkerLoop(*cloudpickle.loads(pool.receive()))
     except EOFError:
         return False
-    except Exception:  # reported to every episode, else the pool would start a worker for each
-        unusable = "exception", f"the environment_factory cannot be loaded in a worker\n{traceback.format_exc()}"
+    except Exception as error:  # reported to every episode, else the pool would start a worker for each
+        unusable = "exception", f"the environment_factory cannot be loaded in a worker\n{_traceback(error)}"
     queue: deque[tuple] = deque()
     ended: set[int] = set()  # which may have jobs in the queue
     checked_at = 0.0

@@ -1,0 +1,198 @@
+"""Who caused an exception: the model, which broke its shell, or the environment, whose service is down."""
+
+import asyncio
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+
+from g2po_trl.environments.adapters.trl_tools import BrokenEnvironmentError, ChatToolEnvironment, ToolEnvironment
+from g2po_trl.environments.causes import has_gone, in_words, is_of_environment
+from g2po_trl.environments.pool.pool import EnvironmentFailure, EnvironmentPool
+from g2po_trl.prompts.conversation import ChatResponse
+
+
+def raised(function):
+    """Return the exception that a function raises, with its traceback."""
+    try:
+        function() if not asyncio.iscoroutinefunction(function) else asyncio.run(function())
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def silent(function):
+    """Call a function with the port of a service that does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return function(server.getsockname()[1])
+
+
+def dead_shell(text=b"x"):
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as process:
+        process.wait()
+        process.stdin.write(text)
+        process.stdin.flush()
+
+
+async def dead_async_shell():
+    process = await asyncio.create_subprocess_exec("true", stdin=asyncio.subprocess.PIPE)
+    await process.wait()
+    for _ in range(3):
+        process.stdin.write(b"x")
+        await process.stdin.drain()
+        await asyncio.sleep(0.01)
+
+
+def closed_file():
+    with open(__file__) as file:
+        pass
+    file.read()
+
+
+def slow_service(port):
+    urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=0.05)
+
+
+async def slow_connection(port):
+    reader, _ = await asyncio.open_connection("127.0.0.1", port)
+    await asyncio.wait_for(reader.read(), 0.05)
+
+
+def hanging_up():
+    """The service closes the connection; writing to it is a broken pipe, too."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, ours.makefile("wb", buffering=0) as stream:
+        stream.write(b"x")
+
+
+def httpx_get(port, **options):
+    return pytest.importorskip("httpx").get(f"http://127.0.0.1:{port}", trust_env=False, **options)
+
+
+MODELS = {
+    "exit in its shell": dead_shell,
+    "exit in its asynchronous shell": dead_async_shell,
+    "a closed file": closed_file,
+    "a command that fails": lambda: subprocess.run(["false"], check=True),
+    "a command that takes too long": lambda: subprocess.run(["sleep", "9"], timeout=0.01),
+    "a coroutine that takes too long": lambda: asyncio.run(asyncio.wait_for(asyncio.sleep(9), 0.01)),
+    "an end of a file": lambda: exec("raise EOFError"),
+    "an address that is none": lambda: urllib.request.urlopen("nothing://"),
+    "a protocol that is none": lambda: pytest.importorskip("httpx").get("nothing://x"),
+}
+ENVIRONMENTS = {
+    "a service is down": lambda: socket.create_connection(("127.0.0.1", closed_port())),
+    "urllib": lambda: urllib.request.urlopen(f"http://127.0.0.1:{closed_port()}"),
+    "httpx": lambda: httpx_get(closed_port()),
+    "httpx waits": lambda: silent(lambda port: httpx_get(port, timeout=0.05)),
+    "urllib waits": lambda: silent(slow_service),
+    "hung up": hanging_up,
+    "its own word": lambda: (_ for _ in ()).throw(BrokenEnvironmentError("x")),
+    "a group": lambda: exec("raise ExceptionGroup('a', [ExceptionGroup('b', [KeyError(), ConnectionResetError()])])"),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_what_the_model_broke(case):
+    error = raised(MODELS[case])
+    assert not is_of_environment(error) and not is_of_environment(error, wrapped=False), repr(error)
+
+
+@pytest.mark.parametrize("case", ENVIRONMENTS)
+def test_what_the_environment_failed_in(case):
+    error = raised(ENVIRONMENTS[case])
+    assert is_of_environment(error) and is_of_environment(error, wrapped=False), repr(error)
+
+
+def test_an_exception_that_is_raised_in_place_of_another():
+    def translated():
+        try:
+            ENVIRONMENTS["urllib"]()
+        except urllib.error.URLError as error:
+            raise ValueError("there is no such page") from error
+
+    error = raised(translated)
+    assert is_of_environment(error) and not is_of_environment(error, wrapped=False), "the tool tells the model"
+    assert in_words(error) == "ValueError: there is no such page"
+
+
+def test_what_has_gone():
+    for case in ("exit in its shell", "exit in its asynchronous shell", "a closed file", "an end of a file"):
+        assert has_gone(raised(MODELS[case])), case
+    for error in (*map(raised, ENVIRONMENTS.values()), KeyError("x"), FileNotFoundError(2, "x")):
+        assert not has_gone(error), repr(error)
+
+
+class Shell:
+    """A shell that the reward looks into, too."""
+
+    def reset(self, **row):
+        self.shell = subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    def run(self, command: str) -> str:
+        """Run a command.
+
+        Args:
+            command: the command.
+        """
+        self.shell.stdin.write(f"{command}\necho END\n")
+        self.shell.stdin.flush()
+        return "".join(iter(lambda: self.shell.stdout.readline().replace("END\n", ""), ""))
+
+    async def fetch(self) -> str:
+        """Ask a service that is down."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.open_connection("127.0.0.1", closed_port()))
+
+    async def find(self) -> str:
+        """Look for a page that is missing."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._missing())
+
+    async def _missing(self):
+        raise KeyError("page")
+
+    def get_reward(self) -> float:
+        return float(self.run("echo paid") == "paid\n")
+
+
+def call(name, **arguments):
+    made = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return ChatResponse("", (made,), "tool_calls").to_action()
+
+
+@pytest.mark.parametrize("command", ["exit", "kill $$", "exec true"])
+def test_exit_in_a_shell_is_seen_and_is_a_failure(command):
+    shell = ChatToolEnvironment(Shell, 9, tool_schemas="")
+    shell.reset(prompt="Use the shell.")
+    assert shell.step(call("run", command="echo hi")).observation.text == "tool: hi\n"
+    shell.step(call("run", command=command))
+    shell.inner.shell.wait()
+    assert "Broken pipe" in shell.step(call("run", command="ls")).observation.text
+    end = shell.step(ChatResponse("done").to_action())
+    assert (end.reward, end.terminated, end.info["success"]) == (0, True, False)
+    assert end.info["failure_reason"].startswith("environment broken: get_reward raised BrokenPipeError")
+    shell.close()
+
+
+@pytest.mark.parametrize("kind", [ChatToolEnvironment, ToolEnvironment])
+def test_a_group_of_a_tool_is_named_and_a_service_that_is_down_is_an_error(kind):
+    environment = kind(Shell, 9, tool_schemas="")
+    environment.reset(prompt="x")
+    find = call("find") if kind is ChatToolEnvironment else '<tool_call>{"name": "find", "arguments": {}}</tool_call>'
+    seen = environment.step(find).observation
+    assert "page" in getattr(seen, "text", seen) and "TaskGroup" not in getattr(seen, "text", seen)
+    environment.inner.shell.kill()
+    environment.close()
+    with EnvironmentPool(lambda: ChatToolEnvironment(Shell, 9, tool_schemas=""), num_workers=1) as pool:
+        pool.reset([{"prompt": "x"}])
+        failure = pool.step({0: call("fetch")})[0]
+    assert isinstance(failure, EnvironmentFailure) and "\nConnectionRefusedError: " in failure.message
