@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import sys
@@ -11,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..utils.json import numbered_lines
+from ..utils.json import json_values
 from ..utils.show import show
 from .validation import check_task_columns
 
@@ -25,19 +26,20 @@ COLUMN, FORMAT = "g2po_task", "g2po_tasks"
 
 
 def read_tasks(path: str | Path) -> list[dict[str, Any]]:
-    """Return the tasks of a file with one JSON object per line. Raises `ValueError`, naming file and line."""
+    """Return the tasks of a file, one JSON object per line or an array. Raises `ValueError`, naming file and line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"tasks is {str(path)!r}, which cannot be read: {error}") from error
     rows = []
-    for number, line in numbered_lines(text):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f'{path}, line {number}, is not valid JSON ({error}): write {{"seed": 1}}') from error
+    for number, row in json_values(io.BytesIO(text.encode())):
+        if isinstance(row, bytes):
+            try:
+                json.loads(row)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f'{path}, line {number}, is not valid JSON ({error}): write {{"seed": 1}}') from error
         if not isinstance(row, dict):
-            raise ValueError(f'{path}, line {number}, is {line.strip()[:40]}: write an object, like {{"seed": 1}}')
+            raise ValueError(f'{path}, line {number}, is {json.dumps(row)[:40]}: write an object, like {{"seed": 1}}')
         rows.append(row)
     return rows
 

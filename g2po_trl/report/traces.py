@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..prompts.conversation import (
@@ -32,6 +33,7 @@ from ..prompts.conversation import (
     state_key_text,
 )
 from ..trajectory import Step, Trajectory
+from ..utils.json import json_values
 from ..utils.show import show
 
 StateKey = Callable[[list[Message]], Any]
@@ -81,8 +83,21 @@ def trajectories_of_traces(
         ValueError: for a line in none of the forms, and if `state_key` raises an error or returns `None`; the message
             names line, field and remedy.
     """
+    return _read(enumerate(lines, 1), state_key)
+
+
+def trajectories_of_file(path: str | Path, state_key: StateKey | None = None) -> Traces:
+    """Return the trajectories of a log in a file: JSON Lines, an array, or objects over several lines.
+
+    For arguments and errors see `trajectories_of_traces`.
+    """
+    with Path(path).open("rb") as file:
+        return _read(json_values(file), state_key)
+
+
+def _read(numbered: Iterable[tuple[int, Any]], state_key: StateKey | None) -> Traces:
     reader = _Reader(state_key)
-    for number, line in enumerate(lines, 1):
+    for number, line in numbered:
         if isinstance(line, (str, bytes)) and not line.strip():
             continue
         try:
@@ -211,9 +226,9 @@ class _Reader:
         return self.found
 
 
-def _parse(line: str | bytes) -> Mapping[str, Any]:
+def _parse(line: Any) -> Mapping[str, Any]:
     try:
-        data = json.loads(line)
+        data = json.loads(line) if isinstance(line, (str, bytes)) else line
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({error}); write one object a line") from error
     if not isinstance(data, dict):

@@ -54,12 +54,50 @@ def write_json(path: str | Path, data: Any, **options: Any) -> None:
         file.write(to_json(data, **options) + "\n")
 
 
-def numbered_lines(text: str) -> list[tuple[int, str]]:
-    """Return the lines that are not blank, with their numbers from 1.
+def json_values(file: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+    """Yield the values in the lines of a file, each with the number of its first line.
 
-    Unlike `str.splitlines`, this does not split at U+2028, U+2029 and U+0085, which JSON text may contain.
+    A file is JSON Lines, values over several lines, or one array of objects, which are the values. A byte order mark
+    and blank lines are skipped. What is not valid JSON is yielded as bytes, so that `json.loads` says why.
     """
-    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    lines = iter(file)
+    for number, line in enumerate(lines, 1):
+        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            yield from _values_over_lines(line + b"".join(lines), number)
+            return
+        yield from ((number, part) for part in (value if _is_table(value) else [value]))
+
+
+def _values_over_lines(data: bytes, number: int) -> Iterator[tuple[int, Any]]:
+    text, place, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
+    if is_array := text.lstrip().startswith("["):
+        try:
+            is_table = _is_table(json.loads(data))
+        except (ValueError, RecursionError):
+            is_table = False
+        if not is_table:
+            yield number, data
+            return
+    between = " \t\r\n[,]" if is_array else " \t\r\n"
+    while rest := text[place:].lstrip(between):
+        start = len(text) - len(rest)
+        number += text.count("\n", place, start)
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            yield number, rest.partition("\n")[0].encode("utf-8", "surrogateescape")
+            return
+        yield number, value
+        number, place = number + text.count("\n", start, end), end
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
 def read_json_lines(path: str | Path) -> list[Any]:

@@ -319,6 +319,15 @@ def test_the_command_from_a_log_to_the_page(tmp_path, capsys):
     assert described["estimator"]["estimator_name"] == "grpo"
 
 
+def test_the_command_reads_an_array(tmp_path, capsys):
+    file = tmp_path / "log.json"
+    file.write_text(json.dumps(conversations(), indent=2), encoding="utf-8-sig")
+    code, text, errors = outcome(capsys, "credit", str(file))
+    assert code == 0 and "2 episodes of 1 task (2 a task), 4 calls" in text, errors
+    file.write_text(json.dumps([{**LINE, "reward": "high"}], indent=2))
+    assert "log.json, line 2: reward is 'high'; give a finite number" in outcome(capsys, "credit", str(file))[2]
+
+
 def test_the_report_of_a_log_says_so_and_takes_its_gamma(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     file = write(tmp_path / "runs.jsonl", conversations())

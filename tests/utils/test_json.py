@@ -8,7 +8,7 @@ from g2po_trl import read_jsonl, write_jsonl
 from g2po_trl.cli.commands.check import main as check
 from g2po_trl.environments.tasks import read_tasks, tasks_hash
 from g2po_trl.trajectory import Step, Trajectory, read_unfinished
-from g2po_trl.utils.json import atomic_write, read_json_lines, write_json, write_json_lines
+from g2po_trl.utils.json import atomic_write, json_values, read_json_lines, write_json, write_json_lines
 
 TEXT = "c\u2028d \u2029 e\x85f"
 
@@ -35,6 +35,51 @@ def test_line_separators_of_unicode_are_no_ends_of_lines(tmp_path, capsys):
     assert "not valid JSON" not in capsys.readouterr().out
     path.write_text('{"seed": 1}\n\n{"seed": \n')
     with pytest.raises(ValueError, match="line 3, is not valid JSON"):
+        read_tasks(path)
+
+
+ROWS = [{"seed": 1, "goal": "a\nb [1,2]"}, {"seed": 2}, {"seed": 3, "goal": "ü"}]
+FORMS = {
+    "lines": "\n".join(map(json.dumps, ROWS)),
+    "lines that are blank": "\n\n".join(map(json.dumps, ROWS)) + "\r\n \n",
+    "an array": json.dumps(ROWS),
+    "an array over lines": json.dumps(ROWS, indent=1, ensure_ascii=False),
+    "an array, an element a line": "[" + ",\n".join(map(json.dumps, ROWS)) + "]\n",
+    "objects over lines": "\n".join(json.dumps(row, indent=2) for row in ROWS),
+    "objects one after the other": "".join(json.dumps(row, indent=2) for row in ROWS),
+    "lines, then an object over lines": json.dumps(ROWS[0])
+    + "\n"
+    + json.dumps(ROWS[1:][0])
+    + json.dumps(ROWS[2], indent=1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_rows_are_read_in_any_form(form, mark, tmp_path):
+    path = tmp_path / "tasks.json"
+    path.write_text(mark + FORMS[form], encoding="utf-8")
+    assert read_tasks(path) == ROWS
+    with path.open("rb") as file:
+        numbers = [number for number, _ in json_values(file)]
+    first = [FORMS[form].count("\n", 0, FORMS[form].index(f'"seed": {n}')) + 1 for n in (1, 2, 3)]
+    assert all(number in (line, line - 1) for number, line in zip(numbers, first)), (numbers, first)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"seed": 1},\n {"seed": 2}', "line 1, is not valid JSON .*line 2 column"),
+        ('{"seed": 1}\n{\n"seed": \n}', "line 2, is not valid JSON"),
+        ('{"seed": 1}\n[1, 2]\n', r"line 2, is \[1, 2\]: write an object"),
+        ("3", "line 1, is 3: write an object"),
+        ("[" * 100_000, "line 1, is not valid JSON"),
+    ],
+)
+def test_what_is_no_row_is_named(text, message, tmp_path):
+    path = tmp_path / "tasks.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
         read_tasks(path)
 
 

@@ -4,9 +4,10 @@
     g2po credit FILE.jsonl --estimator grpo --output FOLDER
     g2po credit FILE.jsonl --state-key keys.py:page      # def page(messages): the key of a request
 
-Each line of FILE is an episode, as {"task_id", "reward", "messages"} or {"task_id", "reward", "calls": [{"messages",
-"response"}, ...]}, or a call, as {"task_id", "episode_id", "messages", "response"} with the reward on one line of the
-episode. Messages are those of OpenAI's chat completions. Episodes of one task are compared.
+Each line of FILE (or element, of a JSON array) is an episode, as {"task_id", "reward", "messages"} or {"task_id",
+"reward", "calls": [{"messages", "response"}, ...]}, or a call, as {"task_id", "episode_id", "messages", "response"}
+with the reward on one line of the episode. Messages and tools are those of OpenAI's chat completions. Episodes of one
+task are compared.
 
 Writes FOLDER/credit.jsonl, one line for each call, and trajectories for `g2po view FOLDER` and `g2po report FOLDER`.
 """
@@ -22,7 +23,7 @@ from ...credit.estimators.registry import ESTIMATORS, compares_steps, estimator_
 from ...credit.state_keys import merge_similar_keys, similarity_threshold
 from ...environments.loading import load
 from ...report.trace_credit import TraceCredit, counts, credit_traces, extremes, rows, states
-from ...report.traces import Traces, trajectories_of_traces
+from ...report.traces import Traces, trajectories_of_file
 from ...trajectory import write_jsonl
 from ...utils.json import write_json, write_json_lines
 from ...utils.parser import Parser, json_object
@@ -76,8 +77,7 @@ def _read(file: Path, state_key: str | None) -> Traces:
     threshold = similarity_threshold(state_key) if similar else None
     function = None if similar or state_key is None else _load_key(state_key)
     try:
-        with file.open("rb") as lines:
-            traces = trajectories_of_traces(lines, function)
+        traces = trajectories_of_file(file, function)
     except ValueError as error:
         raise ValueError(f"{file}, {error}") from error
     if threshold is not None:

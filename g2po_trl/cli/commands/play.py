@@ -11,7 +11,6 @@ from typing import Any
 from ...environments.adapters.trl_tools import text_environment_factory
 from ...environments.causes import in_words
 from ...environments.contract import Observation
-from ...environments.causes import in_words
 from ...environments.contract_violations import where_raised
 from ...environments.validation import (
     EnvironmentContractError,
