@@ -33,7 +33,7 @@ from g2po_envs.alfworld.games import report_games
 from g2po_envs.alfworld.official import PREFIX, official_games
 from g2po_envs.alfworld.tiny import tiny_model_path
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import kept_path, parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "alfworld" / "tiny.yaml"
 PROMPTS = {"full": ALFWORLD_PROMPT, "compact": ALFWORLD_COMPACT_PROMPT}
@@ -116,7 +116,7 @@ def describe_panel(script_args: ScriptArguments, reported: Manifest | None) -> d
         directory = f"{PREFIX}valid_unseen"
     if directory is None:
         options |= {"number": script_args.num_eval_games, "seed": script_args.game_seed, "size": script_args.game_size}
-        options |= {"cache_dir": str(Path(script_args.cache_dir).expanduser().absolute())}
+        options |= {"cache_dir": kept_path(script_args.cache_dir)}
         directory = "generated" if reported is None else "generated-report"
     elif not directory.startswith(PREFIX):
         directory = str(Path(directory).expanduser().absolute())

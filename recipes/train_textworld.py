@@ -19,7 +19,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from g2po_envs.textworld import KINDS, TEXTWORLD_PROMPT, TextWorldEnvironment, game_rows
 from g2po_trl import G2POConfig, G2POTrainer, tasks_dataset
-from g2po_trl.cli.recipe import parse_arguments, run_recipe, starting_point, use_model_arguments
+from g2po_trl.cli.recipe import kept_path, parse_arguments, run_recipe, starting_point, use_model_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "textworld" / "qwen2.5-1.5b.yaml"
 
@@ -82,7 +82,7 @@ def main() -> None:
         "panel": kind,
         "panel_options": {
             **{"number": len(reported) or chosen, "skip": chosen if reported else 0},
-            "cache_dir": str(Path(script_args.cache_dir).expanduser().absolute()),
+            "cache_dir": kept_path(script_args.cache_dir),
         },
     }
     report_dataset = tasks_dataset(reported) if reported else None

@@ -72,7 +72,7 @@ def load_panel(
     options |= {} if hidden_actions is None else {"hidden_actions": tuple(hidden_actions)}
     options |= {} if intro is None else {"intro": intro}
     return Panel(
-        name=f"ALFWorld {name}",
+        name=f"ALFWorld {Path(name).name}",
         rows=games.rows(),
         environment_factory=partial(AlfworldEnvironment, games, key=key, **options),
         prompt_template=ALFWORLD_COMPACT_PROMPT if compact else ALFWORLD_PROMPT,

