@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import gather_object, is_peft_model, send_to_device
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer
@@ -93,9 +93,17 @@ from .update.batch import StepBatch
 from .update.fsdp_precision import keep_outputs_exact
 from .update.iteration import Timer
 from .update.update import MiniBatches, set_optimizer_mode
+from .utils.adapter_files import find_adapter
+from .utils.adapters import load_adapter_to_train, only_active_adapter
 from .utils.json import atomic_write
 from .utils.ranks import on_main
-from .utils.trl_compat import fsdp_plugin_of, is_any_model_prepared, name_or_path_of, reference_copied_from
+from .utils.trl_compat import (
+    fsdp_plugin_of,
+    is_any_model_prepared,
+    name_or_path_of,
+    no_adapter_copied_from,
+    reference_copied_from,
+)
 
 
 class G2POTrainer(GRPOTrainer):
@@ -176,9 +184,12 @@ class G2POTrainer(GRPOTrainer):
             check_panel_name(name, "the name of a panel in eval_dataset")
             check_other_panels(name, args.other_eval_temperatures, panels)
         self._staging = AtomicCheckpoint()
+        name = model
+        model, processing_class = load_adapter_to_train(name, args, kwargs, processing_class)
         with (
             starting_vllm(args.use_vllm and args.vllm_mode == "colocate", args.vllm_merge_adapter),
             reference_copied_from(model),
+            no_adapter_copied_from(model, args, loaded=model is not name),
         ):
             super().__init__(
                 model=model,
@@ -189,6 +200,7 @@ class G2POTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **kwargs,
             )
+        self.beta = args.beta
         self.use_vllm = args.corrects_sampling  # without it TRL's loss ignores importance weights
         check_trainer(self)
         end_completions(self)
@@ -606,13 +618,14 @@ class G2POTrainer(GRPOTrainer):
         """
         set_optimizer_mode(self.optimizer, training=False)  # what is saved is what evaluations play
         if self._staging.is_open:
-            with self.player.actor.saved_template():
+            with self.player.actor.saved_template(), only_active_adapter(self.accelerator.unwrap_model(self.model)):
                 super().save_model(output_dir, _internal_call=True)
             return
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         wait = self.accelerator.wait_for_everyone if sharded else None  # of others, one rank alone may save
         moved = files_moved_in(output_dir or self.args.output_dir, self.args.should_save, wait)
-        with moved as apart, self.player.actor.saved_template():
+        alone = only_active_adapter(self.accelerator.unwrap_model(self.model))
+        with moved as apart, self.player.actor.saved_template(), alone:
             super().save_model(str(apart), _internal_call=True)
 
     def _load_best_model(self) -> None:
@@ -625,6 +638,14 @@ class G2POTrainer(GRPOTrainer):
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         """Do nothing: `_log_rollout` counts them."""
+
+    def _load_best_model(self) -> None:
+        """Load the best checkpoint; transformers finds an adapter only if it is called "default"."""
+        if not is_peft_model(self.model) or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            super()._load_best_model()
+            return
+        folder = find_adapter(self.state.best_model_checkpoint)
+        self.model.load_adapter(str(folder), self.model.active_adapter, is_trainable=True)
 
     def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:
         with hub.repository_made(self.args.hub_model_id, self.args.output_dir):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from transformers import GenerationConfig, PrinterCallback
@@ -25,6 +26,7 @@ from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
 from .experimental.strategies import STRATEGIES
 from .prompts.chat_template import get_tokenizer
+from .prompts.conversation import Message
 from .prompts.template import PromptTemplate
 from .prompts.tokenization import ChatEncoder
 from .rollout.actor import PromptActor
@@ -35,16 +37,24 @@ from .runs.callbacks import LogFile, OwnSchedule, RolloutBar, callbacks_of
 from .runs.checkpoint import ReferenceState
 from .runs.run_json import describe_run
 from .trajectory import Step
-from .update.batch import BatchingConfig
+from .update.adapter_reference import AdapterReference
+from .update.batch import BatchingConfig, StepBatch
 from .update.iteration import Iteration
 from .update.layout import Layout
 from .update.log_probs import Correction
-from .update.start_check import StartCheck, sample_conversation
+from .update.start_check import StartCheck
 from .update.update import Update
 from .utils.sdpa import without_cudnn_attention
-from .utils.trl_compat import gather_params_of, is_sharded, name_or_path_of, train_metrics_of, unwrap_model_for_generation
+from .utils.trl_compat import (
+    gather_params_of,
+    is_sharded,
+    name_or_path_of,
+    train_metrics_of,
+    unwrap_model_for_generation,
+)
 
 logger = logging.getLogger(__name__)
+_SAMPLE_TOKENS = 64  # of the conversation that is scored before training
 
 
 def no_reward_function(**kwargs):
@@ -249,7 +259,7 @@ def make_update(trainer: GRPOTrainer) -> Update:
             trainer.vllm_importance_sampling_clip_min,
             trainer.vllm_importance_sampling_clip_max,
         )
-    return Update(
+    update = Update(
         layout,
         trainer.accelerator,
         trainer._get_per_token_logps_and_entropies,
@@ -268,6 +278,24 @@ def make_update(trainer: GRPOTrainer) -> Update:
         correction=correction,
         checkpointing=args.gradient_checkpointing_kwargs,
     )
+    if trainer.beta != 0.0 and is_peft_model(trainer.model):
+        update.log_probs.adapter_reference = AdapterReference(trainer.model, gather_params_of(trainer))
+    return update
+
+
+def sample_conversation(encode: ChatEncoder, messages: Sequence[Message]) -> StepBatch:
+    """Return two step samples of equal length: the end of a conversation as the chat template writes it.
+
+    They have the first half of the tokens in common, and the second half counts as the completion.
+    """
+    asked = list(messages)
+    try:
+        text = encode.text([*asked, {"role": "assistant", "content": "go to the hall"}], add_generation_prompt=False)
+    except Exception:  # templates raise errors of any class
+        text = encode.text(asked)
+    ids = np.array(encode.ids([text])[0][-_SAMPLE_TOKENS:], dtype=np.int32)
+    prompt, completion = np.split(ids, [max(1, len(ids) // 2)])
+    return StepBatch([prompt] * 2, [completion, np.roll(completion, 1)], np.ones(2, np.float32), np.ones(2, bool))
 
 
 def make_start_check(trainer: GRPOTrainer) -> StartCheck:
@@ -282,14 +310,15 @@ def make_start_check(trainer: GRPOTrainer) -> StartCheck:
         trainer.ref_model,
         sample_conversation(encode, trainer.prompt_template.messages("observation", "task")),
         trainer.temperature,
-        args.max_completion_length,
         comparable=not reshaping_options({**filters, **(args.generation_kwargs or {})}),
     )
 
 
 def keep_reference(trainer: GRPOTrainer) -> None:
-    """Let checkpoints keep the reference model, if it is one of its own and not sharded."""
-    model = trainer.ref_model
+    """Let checkpoints keep the reference: an adapter's, or a model of its own that is not sharded."""
+    model, adapter = trainer.ref_model, trainer.update.log_probs.adapter_reference
+    if adapter is not None:
+        trainer.resumption.kept_in_files.append(adapter)
     if model is None or is_sharded(trainer):
         return
     state = ReferenceState(trainer.accelerator.unwrap_model(model), trainer.args.sync_ref_model)

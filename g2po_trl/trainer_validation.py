@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import EarlyStoppingCallback, TrainingArguments
@@ -27,6 +27,7 @@ from .runs.metrics import has_metric
 from .runs.summary import at_temperature
 from .trajectory import Trajectory
 from .update.batch import loss_scale
+from .utils.adapters import check_adapter, check_adapter_config
 from .utils.options import KINDS, check_options, is_of_kind
 from .utils.trl_compat import is_sharded, name_or_path_of
 
@@ -75,6 +76,16 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
             "use_vllm is True and the model is quantized to 4 or 8 bits: every weight sync would merge the "
             "adapter into rounded weights and round again. Use LoRA on bfloat16 weights, or use_vllm=False."
         )
+    has_adapter = options.get("peft_config") is not None or (not isinstance(model, str) and is_peft_model(model))
+    if args.sync_ref_model and has_adapter:
+        raise ValueError(
+            "sync_ref_model is True and the model has an adapter, whose reference is the adapter at the start: set "
+            "sync_ref_model=False, or train all weights"
+        )
+    if hasattr(options.get("peft_config"), "peft_type"):  # else TRL says what it is
+        check_adapter_config(options["peft_config"])
+    if isinstance(model, torch.nn.Module):
+        check_adapter(model)
     _check_pool_kwargs(args.environment_pool_kwargs or {})
     _check_writable(Path(args.output_dir))
 
@@ -168,6 +179,7 @@ def check_trainer(trainer: GRPOTrainer) -> None:
             "instruction-tuned model, or set `tokenizer.chat_template` and pass it as `processing_class` "
             "(`g2po train environment.py`: --chat_template FILE)"
         )
+    check_adapter(trainer.model)
     if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
         raise ValueError(
             "no parameter of the model trains (requires_grad is False for all): load an adapter with "
@@ -232,15 +244,15 @@ def check_best_metric(args: G2POConfig, eval_dataset: Dataset | Mapping[str, Dat
 
 
 def _check_comparisons(trainer: GRPOTrainer) -> None:
-    args = trainer.args
-    callbacks, plateau = trainer.callback_handler.callbacks, isinstance(trainer.lr_scheduler, ReduceLROnPlateau)
-    if plateau or any(isinstance(one, EarlyStoppingCallback) for one in callbacks):
-        for name, missing in (("metric_for_best_model", None), ("eval_strategy", "no")):
-            if getattr(args, name) == missing:
-                raise ValueError(
-                    f"{name} is {missing!r}: {'ReduceLROnPlateau' if plateau else 'EarlyStoppingCallback'} compares evaluations. Set eval_strategy and "
-                    "metric_for_best_model, e.g. 'success_rate'"
-                )
+    """Refuse callbacks and schedules that compare evaluations, if there are none or nothing to compare them by."""
+    parts = (*trainer.callback_handler.callbacks, trainer.lr_scheduler)
+    comparing = [type(one).__name__ for one in parts if isinstance(one, (EarlyStoppingCallback, ReduceLROnPlateau))]
+    for name, missing in (("metric_for_best_model", None), ("eval_strategy", "no")) if comparing else ():
+        if getattr(trainer.args, name) == missing:
+            raise ValueError(
+                f"{name} is {missing!r}, and {comparing[0]} compares evaluations: set eval_strategy, and "
+                "metric_for_best_model, e.g. to 'success_rate'"
+            )
 
 
 def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from ..environments.loading import resolve_agent_name
 from ..environments.tasks import split_tasks
 from ..runs.ownership import check_free
+from ..utils.adapter_files import find_adapter
 from ..utils.dependent_options import check_given
 from ..utils.extras import MODULE_EXTRAS, install_command
 from ..utils.options import as_mapping
@@ -151,7 +152,11 @@ def check_model(field: str, name: str) -> None:
     """Check that a name is a folder with a model or can be a Hub id. Raises `ValueError` if it is neither."""
     path = Path(name)
     if path.is_dir():
-        if not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+        try:
+            has_model = (path / "config.json").is_file() or find_adapter(path) is not None
+        except ValueError as error:
+            raise ValueError(f"{field} is {name!r}: {error}") from error
+        if not has_model:
             inside = sorted(one.name for one in path.glob("checkpoint-*") if (one / "trainer_state.json").is_file())
             remedy = f"it has {', '.join(inside)}: pass one of these" if inside else "pass a model's folder"
             raise ValueError(f"{field} is {name!r}, a folder without a model (no config.json): {remedy}")

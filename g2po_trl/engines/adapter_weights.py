@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import ModulesToSaveWrapper
 
 
 @torch.no_grad()
@@ -34,12 +35,12 @@ def merged_parameters(
     for module in model.modules() if merges else ():
         if isinstance(module, BaseTunerLayer):  # one may wrap another: each of the experts' parameters has its own
             tuners[module.get_base_layer()].append(module)
-    seen = set()
+    seen, wrappers = set(), _wrappers(model)
     for path, module in model.named_modules(remove_duplicate=False):
         layers = tuners.get(module, [])
         names = {}
         for name, parameter in module.named_parameters(path, recurse=bool(layers)):
-            base_name = _base_name(name, model.prefix)
+            base_name = _base_name(name, wrappers, model.prefix)
             if base_name is not None and parameter not in seen:
                 names[name] = base_name
                 seen.add(parameter)
@@ -103,13 +104,32 @@ def _merged(module: torch.nn.Module, layers: Sequence[BaseTunerLayer]) -> Iterat
             owner._parameters[name] = parameter
 
 
-def _base_name(name: str, prefix: str) -> str | None:
-    """Return the base model's name of a parameter; `None` for parameters of adapters, or replaced by them."""
-    if any(part in name for part in (prefix, "original_module", "trainable_tokens_")):
+def _base_name(name: str, wrappers: dict[str, str], prefix: str) -> str | None:
+    """Return the base model's name of a parameter; `None` for parameters of adapters, or replaced by them.
+
+    `wrappers`: path of each module with copies of its own in adapters -> the part of it that is active.
+    """
+    for path, active in wrappers.items():
+        if name.startswith(f"{path}."):
+            inside = name.removeprefix(f"{path}.")
+            if not inside.startswith(f"{active}."):
+                return None
+            name = f"{path}.{inside.removeprefix(f'{active}.')}"
+    if prefix in name or "trainable_tokens_" in name:
         return None
-    for part in ("base_model.model.", ".base_layer", ".token_adapter", "modules_to_save.default."):
+    for part in ("base_model.model.", ".base_layer", ".token_adapter"):
         name = name.replace(part, "")
     return _plain(name)
+
+
+def _wrappers(model: PeftModel) -> dict[str, str]:
+    """Return modules of `modules_to_save` by their paths, with the part of each that the active adapter uses."""
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            adapter = model.active_adapter
+            found[path] = f"modules_to_save.{adapter}" if adapter in module.modules_to_save else "original_module"
+    return found
 
 
 def _plain(name: str) -> str:

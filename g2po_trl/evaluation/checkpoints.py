@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from ..utils.adapters import adapter_of, load_adapter
 
 
 def load_model(model: str, **kwargs: Any):
@@ -17,30 +20,28 @@ def load_model(model: str, **kwargs: Any):
     Raises:
         ValueError: if an adapter does not name its base, or does not fit it.
     """
-    from transformers.utils import find_adapter_config_file
+    revision = kwargs.pop("revision", None)
+    adapter = adapter_of(model, revision)
+    if adapter is None:
+        return _load_checkpoint(model, revision=revision, **kwargs)
+    return load_adapter(adapter, partial(_load_checkpoint, **kwargs), revision)
 
-    revision = kwargs.get("revision")
-    if find_adapter_config_file(model, revision=revision) is None:
-        return _load_checkpoint(model, **kwargs)
-    from peft import PeftConfig, PeftModel
 
-    kwargs.pop("revision", None)
-    config = PeftConfig.from_pretrained(model, revision=revision)
-    name = config.base_model_name_or_path
-    if not name:
-        raise ValueError(f"{model}: base_model_name_or_path is {name!r} in adapter_config.json: write there its base")
-    base = _load_checkpoint(name, revision=config.revision, **kwargs)
-    with warnings.catch_warnings():
-        # With missing keys, the base or a mixture of base and adapter would be evaluated.
-        warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+def load_tokenizer(model: str, loaded: Any):
+    """Return the tokenizer of a model from `load_model`, padded on the left; of an adapter it may be its base's."""
+    from transformers import AutoTokenizer
+
+    places, adapter = [model], getattr(loaded, "active_peft_config", None)
+    if adapter is not None:
+        above = Path(model).parent  # the run's folder, if the model is a subfolder of it
+        places += [str(above)] if (above / "tokenizer_config.json").is_file() else []
+        places.append(adapter.base_model_name_or_path)
+    for place in places[:-1]:
         try:
-            return PeftModel.from_pretrained(base, model, revision=revision)
-        except UserWarning as error:
-            raise ValueError(
-                f"the adapter {model} does not fit {name}, loaded as {type(base).__name__}: it was trained on another "
-                "base, or with other versions of transformers and peft; merge it where it was trained, and evaluate "
-                f"the merged checkpoint ({str(error)[:200]}…)"
-            ) from error
+            return AutoTokenizer.from_pretrained(place, padding_side="left")
+        except (OSError, ValueError):  # it has none
+            continue
+    return AutoTokenizer.from_pretrained(places[-1], padding_side="left")
 
 
 def _load_checkpoint(model: str, **kwargs: Any):

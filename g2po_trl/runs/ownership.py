@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..utils.adapter_files import ADAPTER_CONFIG, adapters_below
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -28,7 +30,7 @@ THREE_WAYS = (
 # written it; a run's model card takes its place at the end.
 _FILES = ("evaluations.jsonl", "log.jsonl", "trainer_state.json", "training_args.bin", "config.json")
 _FILES += ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_FILES += ("chat_template.jinja", "adapter_config.json", "model.safetensors.index.json")
+_FILES += ("chat_template.jinja", ADAPTER_CONFIG, "model.safetensors.index.json")
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors")
 _TRAJECTORIES = re.compile(r".+-\d{6,}(-rank\d+)?\.jsonl")
 _OTHERS = {"settings.json": "an evaluation of `g2po evaluate`", "teaching.json": "a model of `g2po teach`"}
@@ -167,7 +169,8 @@ def check_free(folder: str | Path, resume_from_checkpoint: str | bool | None, ov
 
 def has_weights(folder: str | Path) -> bool:
     """Whether a model is in it: the one a run saves at its end."""
-    return any(path for pattern in _WEIGHTS for path in Path(folder).glob(pattern))
+    found = [path for pattern in _WEIGHTS for path in Path(folder).glob(pattern)]
+    return bool(found or adapters_below(folder))
 
 
 def _written_by_a_run(folder: Path) -> Iterator[Path]:
@@ -179,8 +182,9 @@ def _written_by_a_run(folder: Path) -> Iterator[Path]:
     yield from (path for path in folder.glob(f"{SUPERSEDED}checkpoint-*") if path.is_dir())
     yield from (path for path in folder.glob("trajectories/*.jsonl") if _TRAJECTORIES.fullmatch(path.name))
     yield from folder.glob("panels/*.jsonl")
-    yield from (path for pattern in _WEIGHTS for path in folder.glob(pattern))
-    yield from (path for name in _FILES if (path := folder / name).is_file())
+    for place in (folder, *adapters_below(folder)):
+        yield from (path for pattern in _WEIGHTS for path in place.glob(pattern))
+        yield from (path for name in _FILES if (path := place / name).is_file())
     if (folder / "run.json").is_file() and _describes_a_run(folder / "run.json"):
         yield folder / "run.json"
 
@@ -207,11 +211,12 @@ def delete_run(folder: str | Path) -> None:
             f"output_dir is {str(folder)!r}, where {', '.join(foreign)} was not written by a run, and is not deleted: "
             "pass another --output_dir"
         )
+    emptied = [folder / "trajectories", folder / "panels", *adapters_below(folder)]
     for path in written:
         remove(path)
-    for name in ("trajectories", "panels"):
+    for path in emptied:
         with suppress(OSError):  # it is not there, or holds another's files
-            (folder / name).rmdir()
+            path.rmdir()
 
 
 def remove(path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from ..utils.trl_compat import disable_gradient_checkpointing, use_adapter
+from ..utils.trl_compat import disable_gradient_checkpointing
+from .adapter_reference import AdapterReference
 from .importance import SamplingStatistics, importance_ratio
 from .layout import Score
 
@@ -37,6 +38,9 @@ class LogProbs:
         needs_old_log_probs: whether some rows are trained after an optimizer step on others of the same rollout.
         correction: `None` for engines without one.
         checkpointing: `gradient_checkpointing_kwargs`, switched off meanwhile.
+
+    Attributes:
+        adapter_reference: of a model with an adapter, if `beta` is not 0.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class LogProbs:
     ):
         self.score, self.beta, self.needs_old_log_probs = score, beta, needs_old_log_probs
         self.correction, self.checkpointing = correction, checkpointing
+        self.adapter_reference: AdapterReference | None = None
         self._statistics = SamplingStatistics()
         self._updating: dict[str, Any] | None = None
 
@@ -61,8 +66,8 @@ class LogProbs:
     ) -> None:
         """Add `ref_per_token_logps` and, if needed, `old_per_token_logps` to the micro-batches of a rollout.
 
-        Without a `reference` it is the model without its adapter. `unwrapped` is the model, if `model` is a
-        wrapper.
+        Without a `reference` it is the model with its adapter as it was, see `AdapterReference`. `unwrapped` is the
+        model, if `model` is a wrapper.
         """
         self._statistics = SamplingStatistics()
         unwrapped = model if unwrapped is None else unwrapped
@@ -84,8 +89,7 @@ class LogProbs:
         """Return the reference's log-probabilities of a micro-batch; see `add`."""
         if reference is not None:
             return self.score(reference, micro_batch)
-        # The adapter switched off, or its copy from before training.
-        with use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None):
+        with self.adapter_reference.in_place(unwrapped):
             return self.score(model, micro_batch)
 
     @contextmanager

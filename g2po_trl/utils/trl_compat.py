@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from transformers import PretrainedConfig, Trainer
+from accelerate.utils import is_peft_model
+from transformers import PretrainedConfig, Trainer, TrainingArguments
 from trl.chat_template_utils import (
     add_response_schema,
     get_training_chat_template,
@@ -28,12 +29,13 @@ from trl.chat_template_utils import (
 )
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import RepeatSampler, get_config_model_id, use_adapter
+from trl.trainer.utils import RepeatSampler, create_model_from_path, get_config_model_id
 
 __all__ = [
     "RepeatSampler",
     "add_response_schema",
     "attention_of",
+    "create_model_from_path",
     "disable_gradient_checkpointing",
     "expose_body",
     "fsdp_plugin_of",
@@ -47,6 +49,7 @@ __all__ = [
     "is_sharded",
     "is_stateful",
     "name_or_path_of",
+    "no_adapter_copied_from",
     "own_log_probs",
     "parse_response",
     "reference_copied_from",
@@ -54,7 +57,6 @@ __all__ = [
     "supports_tool_calling",
     "train_metrics_of",
     "unwrap_model_for_generation",
-    "use_adapter",
     "vllm_engine_options",
     "vllm_generation_class",
 ]
@@ -190,6 +192,26 @@ def reference_copied_from(model: torch.nn.Module | str) -> Iterator[None]:
         yield
     finally:
         grpo_trainer.create_model_from_path = original
+
+
+@contextmanager
+def no_adapter_copied_from(
+    model: torch.nn.Module | str, args: TrainingArguments, loaded: bool = False
+) -> Iterator[None]:
+    """Keep a `GRPOTrainer` created inside from adding to the model a copy "ref" of its adapter "default".
+
+    If the model was `loaded` with `model_init_kwargs`, it does not warn that it ignores them. Depends on its
+    constructor reading `args.beta` for the reference and as `trainer.beta`, which the caller sets, and nothing else.
+    """
+    kept = (args.beta, args.model_init_kwargs)
+    if not isinstance(model, str) and is_peft_model(model):
+        args.beta = 0.0
+    if loaded:
+        args.model_init_kwargs = None
+    try:
+        yield
+    finally:
+        args.beta, args.model_init_kwargs = kept
 
 
 @contextmanager

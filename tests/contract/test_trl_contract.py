@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from peft import LoraConfig, get_peft_model
 from transformers import PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_generation
@@ -17,7 +18,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer import grpo_trainer
-from trl.trainer.utils import RepeatSampler, add_fused_lm_head, get_config_model_id, use_adapter
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head, create_model_from_path, get_config_model_id
 
 from g2po_trl.engines.trl_vllm import REQUESTS_AT_A_TIME
 from g2po_trl.update.importance import MODES
@@ -154,13 +155,28 @@ def test_the_prefix_cache_of_trls_vllm_wrapper():
             ["gather_deepspeed3_params", "generation_kwargs", "gradient_checkpointing_kwargs"],
         ),
         (disable_gradient_checkpointing, ["model", "gradient_checkpointing_kwargs"]),
-        (use_adapter, ["model", "adapter_name"]),
         (get_config_model_id, ["config"]),
+        (create_model_from_path, ["model_id", "kwargs"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_helpers_we_call(function, parameters):
     assert set(parameters) <= set(inspect.signature(function).parameters)
+
+
+def test_no_adapter_is_copied_without_beta():
+    source = inspect.getsource(GRPOTrainer.__init__)
+    assert re.findall(r".*args\.beta.*", source) == [
+        "        elif is_peft_model(model) and args.beta != 0.0:",
+        "        self.beta = args.beta",
+    ]
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))
+    args = SimpleNamespace(beta=0.1, model_init_kwargs={"dtype": "float32"})
+    with trl_compat.no_adapter_copied_from(model, args):
+        assert args.beta == 0.0 and args.model_init_kwargs is not None
+    with trl_compat.no_adapter_copied_from(torch.nn.Linear(1, 1), args, loaded=True):
+        assert args.beta == 0.1 and args.model_init_kwargs is None
+    assert args.beta == 0.1 and args.model_init_kwargs == {"dtype": "float32"}
 
 
 def test_the_modes_of_the_importance_ratio():

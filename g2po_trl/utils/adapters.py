@@ -1,0 +1,167 @@
+"""Adapters of PEFT: load one on its base, and check that it can be trained, saved and loaded again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .adapter_files import find_adapter
+
+if TYPE_CHECKING:
+    import torch
+    from trl import GRPOConfig
+
+
+def adapter_of(model: str, revision: str | None = None) -> str | None:
+    """Return the folder or Hub id of the adapter of a model's name; `None` if it names a whole model."""
+    from transformers.utils import find_adapter_config_file
+
+    if Path(model).is_dir():
+        folder = find_adapter(model)
+        return None if folder is None else str(folder)
+    return None if find_adapter_config_file(model, revision=revision) is None else model
+
+
+def load_adapter(
+    adapter: str,
+    load_base: Callable[..., torch.nn.Module],
+    revision: str | None = None,
+    is_trainable: bool = False,
+) -> torch.nn.Module:
+    """Return an adapter on its base model.
+
+    Args:
+        adapter: see `adapter_of`.
+        load_base: `(name, revision=…) -> model`. The base's revision is in the adapter's configuration.
+        revision: the adapter's.
+        is_trainable: whether its weights train.
+
+    Raises:
+        ValueError: if the adapter does not name its base, or does not fit it.
+    """
+    from peft import PeftConfig, PeftModel
+
+    config = PeftConfig.from_pretrained(adapter, revision=revision)
+    name = config.base_model_name_or_path
+    if not name:
+        raise ValueError(
+            f"{adapter}: base_model_name_or_path is {name!r} in adapter_config.json: write there its base"
+        )
+    base = load_base(name, revision=config.revision)
+    with warnings.catch_warnings():
+        # With missing keys, the base or a mixture of base and adapter would be taken.
+        warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+        try:
+            return PeftModel.from_pretrained(base, adapter, revision=revision, is_trainable=is_trainable)
+        except UserWarning as error:
+            raise ValueError(
+                f"the adapter {adapter} does not fit {name}, loaded as {type(base).__name__}: it was trained on "
+                "another base, or with other versions of transformers and peft; merge it where it was trained, and "
+                f"pass the merged checkpoint ({str(error)[:200]}…)"
+            ) from error
+
+
+def load_adapter_to_train(
+    model: Any, args: GRPOConfig, options: dict[str, Any], processing_class: Any
+) -> tuple[Any, Any]:
+    """Return model and processing class, loaded here if `model` is the folder or id of an adapter to train further.
+
+    TRL loads whole models. `options` are arguments of the trainer; `quantization_config` is used up.
+    """
+    from transformers import AutoProcessor
+
+    from .trl_compat import create_model_from_path
+
+    settings = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+    revision = settings.pop("revision", None)
+    adapter = adapter_of(model, revision) if isinstance(model, str) else None
+    if adapter is None:
+        return model, processing_class
+    if options.get("peft_config") is not None:
+        raise ValueError(
+            f"model is {model!r}, an adapter, and peft_config adds another: remove peft_config (use_peft) to train it "
+            "further, or merge it into its base (merge_and_unload), save that, and pass its folder"
+        )
+    if (quantization := options.pop("quantization_config", None)) is not None:
+        settings["quantization_config"] = quantization
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        settings["device_map"] = None
+    loaded = load_adapter(adapter, partial(create_model_from_path, **settings), revision, is_trainable=True)
+    if processing_class is None and Path(model, "tokenizer_config.json").is_file():  # else TRL takes the base's
+        sides = {"truncation_side": "left", "padding_side": "left"}
+        processing_class = AutoProcessor.from_pretrained(model, trust_remote_code=args.trust_remote_code, **sides)
+    return loaded, processing_class
+
+
+def check_adapter_config(config: Any) -> None:
+    """Refuse kinds of adapters that this trainer does not train. `config` is PEFT's."""
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if config.is_prompt_learning or config.is_adaption_prompt:
+        raise ValueError(
+            f"the adapter is {kind}, which puts virtual tokens before the sampled ones: log-probabilities would be "
+            "read at other places, and engines do not load it. Use LoRA or another adapter of weights"
+        )
+    if kind == "ADALORA":
+        raise ValueError(
+            "the adapter is ADALORA, whose ranks are allocated only by calls of update_and_allocate, which no trainer "
+            "makes: use LoRA"
+        )
+
+
+def check_adapter(model: torch.nn.Module) -> None:
+    """Refuse a model with adapters unless one of them trains, and all that trains is saved with it."""
+    import torch
+    from accelerate.utils import is_peft_model
+    from peft import PeftMixedModel, get_peft_model_state_dict
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if isinstance(model, PeftMixedModel):
+        raise ValueError("the model is a PeftMixedModel, whose adapters cannot be saved: use PeftModel, with one kind")
+    if not is_peft_model(model):
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise ValueError(
+                "the model has an adapter that transformers added (add_adapter, or from_pretrained of an adapter's "
+                "folder), whose weights would not be told from the base's: use peft's get_peft_model, or "
+                "PeftModel.from_pretrained(base, folder, is_trainable=True), or pass the folder's name as model"
+            )
+        return
+    names = model.active_adapters
+    if len(names) != 1:
+        raise ValueError(
+            f"the model has {len(names)} active adapters ({', '.join(names)}): choose the one to train with "
+            "model.set_adapter(NAME), and merge the others before"
+        )
+    check_adapter_config(model.peft_config[names[0]])
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    if any(layer.merged for layer in layers):
+        raise ValueError("the adapter is merged into its base, and would not train: call model.unmerge_adapter()")
+    if any(layer.disable_adapters for layer in layers):
+        raise ValueError("the adapter is disabled, and would not train: call model.base_model.enable_adapter_layers()")
+    parameters = dict(model.named_parameters())
+    # PEFT is asked which it saves with numbers in place of the weights, which may be sharded.
+    numbers = {name: torch.tensor([float(i)]) for i, name in enumerate(parameters)}
+    saved = get_peft_model_state_dict(model, numbers, names[0], save_embedding_layers=False)
+    kept = {float(number) for number in saved.values()}
+    unsaved = [name for i, (name, one) in enumerate(parameters.items()) if one.requires_grad and float(i) not in kept]
+    if unsaved:
+        raise ValueError(
+            f"{len(unsaved)} parameters train and are not saved with the adapter {names[0]!r}, such as {unsaved[0]}: "
+            "freeze them (requires_grad_(False)), or name their modules in modules_to_save of its configuration"
+        )
+
+
+@contextmanager
+def only_active_adapter(model: torch.nn.Module) -> Iterator[None]:
+    """Let `save_pretrained` save inside, of a model with several adapters, only the one that trains."""
+    if len(getattr(model, "peft_config", ())) < 2:
+        yield
+        return
+    model.save_pretrained = partial(model.save_pretrained, selected_adapters=model.active_adapters)
+    try:
+        yield
+    finally:
+        del model.save_pretrained
