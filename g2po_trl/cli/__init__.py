@@ -82,9 +82,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         if debug:
             traceback.print_exception(exit_.__cause__ or exit_)
         _fail(f"g2po {name}", str(exit_.code))
-    except BrokenPipeError:  # `g2po … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Exception as error:
         if debug:
             raise

@@ -7,12 +7,18 @@ import os
 import sys
 import warnings
 
+from ..utils.streams import outlive_readers
+
 # What libraries write at every start, about something that no user has asked for: logger -> how the message begins.
 _NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community"}
 
 
 def set_up_process() -> None:
-    """Keep known noise out of the output, progress bars out of files, and torch off the environments' cores."""
+    """Keep known noise out of the output, progress bars out of files, and torch off the environments' cores.
+
+    The process also outlives the readers of its output.
+    """
+    outlive_readers()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads of torch must not spin
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")

@@ -6,6 +6,10 @@ import subprocess
 import sys
 import termios
 
+import pytest
+
+from g2po_trl import cli
+
 NOISE = "Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please make sure"
 CODE = f"""
 import logging, os, sys, warnings
@@ -52,3 +56,53 @@ def test_a_terminal_has_its_bars():
             written += part
     os.close(master)
     assert b"3/3" in written
+
+
+# As a training: it prints long after `head` has ended, and so does its environment.
+LONG = """
+import sys
+from g2po_trl.cli.process import set_up_process
+set_up_process()
+from pathlib import Path
+from g2po_trl import Observation, TextEnvironment
+from g2po_trl.environments.pool.pool import EnvironmentPool
+
+class Loud(TextEnvironment):
+    def reset(self):
+        print("reset", flush=True)
+        print("reset", file=sys.stderr, flush=True)
+        return Observation("played")
+
+print("started", flush=True)
+sys.stdin.read()
+with EnvironmentPool(Loud, num_workers=1) as pool:
+    played = pool.reset([{}])[0]
+    print("step 1", flush=True)
+    print("a warning", file=sys.stderr, flush=True)
+Path(sys.argv[1]).write_text(getattr(played, "text", str(played)))
+print("step 2")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_command_goes_on_when_the_reader_of_its_output_has_ended(tmp_path, unbuffered):
+    command = [sys.executable, "-c", LONG, tmp_path / "done"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}) as process:
+        assert process.stdout.readline() == b"started\n"
+        process.stdout.close()
+        process.stdin.close()
+        assert process.wait(60) == 3, "its own code"
+    assert (tmp_path / "done").read_text() == "played"
+
+
+def test_another_broken_pipe_is_an_error(monkeypatch, tmp_path, capsys):
+    """Of a worker or a connection: the command has not done its work."""
+    code = "import os\n\ndef main(argv):\n    reading, writing = os.pipe()\n    os.close(reading)\n"
+    (tmp_path / "command_of_this_test.py").write_text(code + "    os.write(writing, b'x')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "report", ("command_of_this_test", ""))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report"])
+    assert ended.value.code == 1 and "BrokenPipeError" in capsys.readouterr().err

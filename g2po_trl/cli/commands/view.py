@@ -84,8 +84,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{page} ({page.stat().st_size / 2**20:.1f} MB)", flush=True)
         if args.push_space:
             print(push_space(page, args.push_space))
-    except BrokenPipeError:  # of `| head`: the command ends as others do
-        raise
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:

@@ -29,6 +29,7 @@ from typing import Any
 import cloudpickle
 
 from ...prompts.conversation import prefix_digests
+from ...utils.streams import outlive_readers
 from ..causes import in_words
 from ..contract import Observation, StepResult
 from ..validation import (
@@ -256,6 +257,7 @@ def end_with_pool(descriptor: int, scratch: str, patience: float = 5.0) -> None:
 
 
 def main(descriptor: int, lock: int, scratch: str) -> None:
+    outlive_readers()  # an environment may print
     os.set_inheritable(lock, False)  # open until this process ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C and closes the channel
     threading.Thread(target=end_with_pool, args=(descriptor, scratch), daemon=True).start()
