@@ -1,0 +1,324 @@
+"""Hooks of transformers that the trainer overrides, and options that it inherits, behave as in transformers."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from datasets import Dataset, load_from_disk
+from letter_environment import LETTER_PROMPT, LetterEnvironment, ScoredLetterEnvironment
+from letter_trainer import TASKS, flat_weights, make_config
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback
+
+from g2po_trl import G2POTrainer, tasks_dataset
+from g2po_trl.environments.tasks import own_columns, plain
+from g2po_trl.trainer_validation import check_best_metric
+
+PANEL = TASKS.select(range(2))
+CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+
+
+def make_from_object(model_dir, output, model=None, optimizer=None, callbacks=None, **options):
+    """Return a trainer of a model object, with an optimizer or callbacks of the test's own."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir) if model is None else model
+    return G2POTrainer(
+        model,
+        make_config(output, **options),
+        train_dataset=TASKS,
+        eval_dataset=PANEL,
+        environment_factory=LetterEnvironment,
+        prompt_template=LETTER_PROMPT,
+        processing_class=AutoTokenizer.from_pretrained(model_dir),
+        optimizers=(None if optimizer is None else optimizer(model.parameters()), None),
+        callbacks=callbacks,
+    )
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+# -- optimizers with a mode -------------------------------------------------------------------------------------------
+
+
+class Averaging(torch.optim.SGD):
+    """SGD on weights y, evaluated at their running mean x: with `train` and `eval`, as schedule-free optimizers."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=1e-2)
+        self.param_groups[0] |= {"is_training": True, "steps": 0}
+
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        assert group["is_training"], "a step in evaluation mode"
+        super().step(closure)
+        group["steps"] += 1
+        for p in group["params"]:
+            mean = self.state[p].setdefault("mean", p.detach().clone())
+            mean.lerp_(p.detach(), 1 / group["steps"])
+
+    def _switch(self, training):
+        group = self.param_groups[0]
+        if group["is_training"] != training:
+            group["is_training"] = training
+            for p in group["params"]:
+                if "mean" in self.state[p]:
+                    was = p.detach().clone()
+                    p.data.copy_(self.state[p]["mean"])
+                    self.state[p]["mean"] = was
+
+    def train(self):
+        self._switch(True)
+
+    def eval(self):
+        self._switch(False)
+
+
+def test_an_optimizer_with_a_mode_evaluates_and_saves_other_weights_than_it_trains(tiny_model_dir, tmp_path):
+    played = {"rollout": [], "evaluation": []}
+
+    class Watching(G2POTrainer):
+        def play(self, *args, description="rollout", **kwargs):
+            played[description].append(flat_weights(self))
+            return super().play(*args, description=description, **kwargs)
+
+        def _roll_out(self, rows):
+            played["rollout"].append(flat_weights(self))
+            return super()._roll_out(rows)
+
+    options = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, "beta": 0.0, **CHECKPOINTS}
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    trainer = Watching(
+        model,
+        make_config(tmp_path / "out", **options),
+        TASKS,
+        PANEL,
+        LetterEnvironment,
+        LETTER_PROMPT,
+        processing_class=AutoTokenizer.from_pretrained(tiny_model_dir),
+        optimizers=(Averaging(model.parameters()), None),
+    )
+    trainer.train()
+    trainer.close()
+    trained = played["rollout"]  # y before steps 1, 2 and 3
+    assert not torch.equal(trained[1], trained[2])
+    y2 = trained[2]
+    x2 = played["evaluation"][1]  # the mean of y after steps 1 and 2
+    assert torch.allclose(x2, (trained[1] + y2) / 2, atol=1e-7) and not torch.allclose(x2, y2, atol=1e-7)
+    saved = load_file(tmp_path / "out" / "checkpoint-2" / "model.safetensors")
+    names = [name for name, _ in model.named_parameters()]
+    assert torch.equal(torch.cat([saved[name].flatten() for name in names]), x2)
+    assert torch.equal(flat_weights(trainer), played["evaluation"][2]), "after training: what was evaluated"
+
+
+def test_a_run_with_such_an_optimizer_is_resumed_to_the_bit(tiny_model_dir, tmp_path):
+    options = {"beta": 0.0, "lr_scheduler_type": "constant", **CHECKPOINTS}
+
+    def run(max_steps):
+        trainer = make_from_object(
+            tiny_model_dir, tmp_path / "out", optimizer=Averaging, max_steps=max_steps, **options
+        )
+        trainer.train(resume_from_checkpoint="auto")
+        trainer.close()
+        return trainer
+
+    whole = run(3)
+    (tmp_path / "out").rename(tmp_path / "whole")
+    run(2)
+    resumed = run(3)
+    assert torch.equal(flat_weights(whole), flat_weights(resumed))
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_a_longer_run_has_the_schedule_of_a_longer_run(make_trainer, tmp_path):
+    """transformers goes on with the last rate of the shorter run, which is 0, for one step."""
+    options = {"learning_rate": 1e-2, "lr_scheduler_type": "linear", "logging_steps": 1, **CHECKPOINTS}
+    make_trainer(max_steps=2, **options).train()
+    longer = make_trainer(max_steps=4, **options)
+    before = json.loads((tmp_path / "out" / "checkpoint-2" / "trainer_state.json").read_text())["log_history"]
+    longer.train(resume_from_checkpoint=True)
+    assert [entry["learning_rate"] for entry in before if "learning_rate" in entry] == [1e-2, 5e-3]
+    assert logged(longer, "learning_rate") == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
+
+
+def test_what_the_checkpoints_optimizer_would_override_is_refused(make_trainer):
+    make_trainer(max_steps=1, **CHECKPOINTS).train()
+    with pytest.raises(ValueError, match=r"weight_decay was 0.0 and is 0.1; adam_beta2 was 0.999 and is 0.95"):
+        make_trainer(max_steps=2, weight_decay=0.1, adam_beta2=0.95, **CHECKPOINTS).train(resume_from_checkpoint=True)
+
+
+# -- the reference and the weights at resumption ----------------------------------------------------------------------
+
+
+def test_a_reference_that_moves_is_in_the_checkpoint(make_trainer, tmp_path):
+    options = {"beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.7}
+    options |= {"learning_rate": 1e-2, "logging_steps": 1, "lr_scheduler_type": "constant", **CHECKPOINTS}
+    whole = make_trainer(max_steps=3, **options)
+    whole.train()
+    (tmp_path / "out").rename(tmp_path / "whole")
+    make_trainer(max_steps=2, **options).train()
+    resumed = make_trainer(max_steps=3, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert logged(resumed, "kl") == logged(whole, "kl") and logged(whole, "kl")[2] > 0
+    assert torch.equal(flat_weights(whole), flat_weights(resumed))
+    for ours, theirs in zip(resumed.ref_model.parameters(), whole.ref_model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match="sync_ref_model was True and is False"):
+        make_trainer(beta=0.5, learning_rate=1e-2, max_steps=4, **CHECKPOINTS).train(resume_from_checkpoint=True)
+    (tmp_path / "out" / "checkpoint-3" / "reference" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="holds no reference/model.safetensors: the run's reference is lost"):
+        resumed.train(resume_from_checkpoint=True)
+
+
+def test_another_reference_than_the_runs_is_refused(tiny_model_dir, tmp_path):
+    def run(model, max_steps):
+        trainer = make_from_object(tiny_model_dir, tmp_path / "out", model, max_steps=max_steps, **CHECKPOINTS)
+        try:
+            trainer.train(resume_from_checkpoint="auto")
+        finally:
+            trainer.close()
+
+    config = AutoModelForCausalLM.from_pretrained(tiny_model_dir).config
+    run(AutoModelForCausalLM.from_config(config), 1)
+    with pytest.raises(ValueError, match="the reference model is not the one of the checkpoint"):
+        run(AutoModelForCausalLM.from_config(config), 2)  # drawn anew
+
+
+def test_a_tied_head_is_not_missing_in_a_checkpoint(make_trainer, caplog):
+    make_trainer(max_steps=1, **CHECKPOINTS).train()
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    try:
+        make_trainer(max_steps=2, include_num_input_tokens_seen="all", **CHECKPOINTS).train("latest")
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "missing keys" not in said and "number of tokens" not in said
+
+
+# -- comparisons of evaluations ---------------------------------------------------------------------------------------
+
+BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, **CHECKPOINTS}
+PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1}
+PANELS = {"seen": PANEL, "unseen": PANEL}
+
+
+@pytest.mark.parametrize(
+    "options", [BEST, PLATEAU, {**BEST, "load_best_model_at_end": False, "save_strategy": "best"}]
+)
+def test_several_panels_need_a_choice_of_one(make_trainer, options):
+    with pytest.raises(ValueError, match="'success_rate', which no .* eval_seen_success_rate or eval_unseen_success"):
+        make_trainer(eval_dataset=PANELS, **options)
+
+
+@pytest.mark.parametrize(
+    "metric", ["loss", "eval_loss", "accuracy", "eval_success_rate/walk", "eval_seen_success_rate"]
+)
+def test_a_metric_that_no_evaluation_has_is_refused_before_any_work(make_trainer, metric):
+    with pytest.raises(ValueError, match=f"metric_for_best_model is '{metric}'.*: set it to eval_success_rate"):
+        make_trainer(eval_dataset=PANEL, metric_for_best_model=metric, **BEST)
+
+
+def test_metrics_that_evaluations_have_are_accepted(make_trainer):
+    rows = [{"seed": 0, "task_type": "walk"}, {"seed": 1, "task_type": None}]
+
+    class Typed(ScoredLetterEnvironment):
+        def reset(self, seed, task_type=None):
+            return super().reset(seed)
+
+    options = {"max_steps": 1, "environment": Typed, "other_eval_temperatures": [1.0], "logging_steps": 1, **BEST}
+    panels = {"a": tasks_dataset(rows)}
+    trainer = make_trainer(eval_dataset=panels, metric_for_best_model="eval_a_turns", **options)
+    assert trainer.args.greater_is_better is False
+    trainer.train()
+    assert trainer.state.best_metric == 2.0
+    for metric in trainer.evaluate():
+        trainer.args.metric_for_best_model = metric
+        check_best_metric(trainer.args, panels)
+
+
+@pytest.mark.parametrize(("metric", "mode"), [(None, "max"), ("reward", "max"), ("error_rate", "min")])
+def test_a_plateau_is_one_of_the_metric(make_trainer, metric, mode):
+    options = {"metric_for_best_model": metric, "max_steps": 2, **PLATEAU}
+    trainer = make_trainer(eval_dataset=PANEL, **options)
+    assert trainer.args.lr_scheduler_kwargs == {"mode": mode}
+    trainer.train()
+    assert trainer.lr_scheduler.mode == mode and trainer.lr_scheduler.last_epoch == 2
+
+
+def test_early_stopping_needs_evaluations_and_a_metric(tiny_model_dir, tmp_path):
+    for options, message in (
+        ({}, "metric_for_best_model is None, and EarlyStoppingCallback compares evaluations"),
+        ({"metric_for_best_model": "reward"}, "eval_strategy is 'no', and EarlyStoppingCallback"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_from_object(tiny_model_dir, tmp_path / "out", callbacks=[EarlyStoppingCallback()], **options)
+
+
+def test_arguments_of_predictions_are_refused_with_the_way_to_measure(tiny_model_dir, tmp_path):
+    for name in ("compute_metrics", "preprocess_logits_for_metrics", "model_init", "data_collator"):
+        with pytest.raises(TypeError, match=f"G2POTrainer does not accept {name}: "):
+            G2POTrainer(
+                str(tiny_model_dir),
+                make_config(tmp_path / "out"),
+                TASKS,
+                environment_factory=LetterEnvironment,
+                **{name: lambda *_: {}},
+            )
+
+
+# -- datasets with a format -------------------------------------------------------------------------------------------
+
+
+class Recording(LetterEnvironment):
+    """Says in its first observation what `reset` was given."""
+
+    def reset(self, seed, **row):
+        return replace(super().reset(seed), text=repr({"seed": seed, **row}))
+
+
+ROWS = [{"seed": n, "size": n / 2, "name": str(n), "places": [n, 1], "more": {"deep": [n]}} for n in range(4)]
+
+
+def formats():
+    table = Dataset.from_list(ROWS)
+    for name in ("pandas", "numpy", "torch", "arrow"):
+        yield name, table.with_format(name)
+    yield "columns", table.add_column("other", [0] * 4).with_format("numpy", columns=list(ROWS[0]))
+    yield "tasks", tasks_dataset(ROWS).with_format("pandas")
+    yield "unformatted tasks", tasks_dataset(ROWS).with_format(None)
+    yield (
+        "transform",
+        table.with_transform(lambda batch: {**batch, "places": [torch.tensor(p) for p in batch["places"]]}),
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, _ in formats()])
+def test_rows_of_any_format_are_plain_data(name):
+    data = dict(formats())[name]
+    for rows in (list(plain(data)), [plain(data)[place] for place in range(len(data))]):
+        assert repr([own_columns(row) for row in rows]) == repr(ROWS), "types too"
+    assert list(map(own_columns, plain({"a": data})["a"])) == ROWS
+
+
+@pytest.mark.parametrize("name", ["pandas", "transform"])
+def test_reset_gets_the_same_in_training_and_in_evaluations_as_files_have(make_trainer, tmp_path, name):
+    data = dict(formats())[name]
+    trainer = make_trainer(Recording, dataset=data, eval_dataset=data, max_steps=1, beta=0.0)
+    trainer.train()
+    trainer.evaluate()
+    trainer.evaluate(data, metric_key_prefix="again")
+    assert [json.loads(line) for line in (tmp_path / "out" / "panels" / "eval.jsonl").open()] == ROWS
+    for kind in ("train-000001", "eval-000001", "again-000001"):
+        lines = [json.loads(line) for line in (tmp_path / "out" / "trajectories" / f"{kind}.jsonl").open()]
+        seen = {line["steps"][0]["observation"] for line in lines}
+        assert seen and seen <= {repr(row) for row in ROWS}, kind
+
+
+def test_a_tasks_dataset_is_saved_and_loaded(tmp_path):
+    rows = [{"seed": 1}, {"seed": 2, "options": {"a": None}}]
+    tasks_dataset(rows).select([1, 0]).save_to_disk(tmp_path / "tasks")
+    assert [dict(row) for row in load_from_disk(tmp_path / "tasks")] == rows[::-1]
