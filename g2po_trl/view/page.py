@@ -84,9 +84,9 @@ class InlinePage:
         self.page, self.height = page_of(sources, iterations or sources.numbers[-1:]), height
 
     def _repr_html_(self) -> str:
-        return (
-            f'<iframe srcdoc="{html.escape(self.page)}" width="100%" height="{self.height}" style="border:0"></iframe>'
-        )
+        # Without `allow-same-origin`: a script in the page has no part in the notebook and its server.
+        attributes = f'sandbox="allow-scripts" width="100%" height="{self.height}" style="border:0"'
+        return f'<iframe srcdoc="{html.escape(self.page)}" {attributes}></iframe>'
 
 
 def write_page(
@@ -114,4 +114,4 @@ def _block(name: str, data: Any, public: bool) -> str:
     if public and len(home) > 1:
         text = text.replace(home, "~")
     packed = gzip.compress(text.encode(), 6, mtime=0)
-    return f'<script type="text/plain" id="{name}">{base64.b64encode(packed).decode()}</script>'
+    return f'<script type="text/plain" id="{html.escape(name)}">{base64.b64encode(packed).decode()}</script>'

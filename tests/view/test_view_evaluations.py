@@ -1,7 +1,9 @@
 """The viewer of evaluations: what it takes from runs and evaluation folders, and two side by side in a browser."""
 
 import json
+import re
 import threading
+from html.parser import HTMLParser
 
 import pytest
 from viewing import BAD_TEXT, opened, press, trajectory, until
@@ -10,6 +12,7 @@ from g2po_trl import write_jsonl
 from g2po_trl.cli.commands.view import main
 from g2po_trl.utils.json import to_json, write_json
 from g2po_trl.view import Evaluation, Run, Sources, open_folder, write_page
+from g2po_trl.view.page import InlinePage
 from g2po_trl.view.server import make_server
 
 SENTENCES = {
@@ -296,3 +299,18 @@ def test_a_run_with_iterations_and_evaluations_in_a_browser(trained, browser, se
     assert "Task three" in texts(browser, "#episodes")[0], "a link opens the episode"
     if served:
         server.shutdown()
+
+
+def test_names_of_files_are_texts_in_the_page(trained):
+    """A run may come from somebody else."""
+    name = "'\"><img src=x onerror=alert(1)>&quot;<script>alert(2)"
+    (trained / "trajectories" / "eval-000004.jsonl").rename(trained / "trajectories" / f"{name}-000004.jsonl")
+    page = InlinePage(trained)
+    elements = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: elements.append((tag, dict(attributes)))
+    parser.feed(page.page)
+    assert f"set-0-{name}-4" in [found.get("id") for tag, found in elements if tag == "script"]
+    assert not [found for tag, found in elements if tag == "img" or any(one.startswith("on") for one in found)]
+    (frame,) = re.findall(r"<iframe[^>]*>", page._repr_html_())
+    assert 'sandbox="allow-scripts"' in frame, "its scripts have no part in the notebook"
