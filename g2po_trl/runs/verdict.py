@@ -14,6 +14,7 @@ from ..credit.graph import TrajectoryRecord
 from ..trajectory import Trajectory
 
 ALMOST_NONE = 0.01  # of completions or actions
+NEARLY_ALL = 0.9  # of completions
 # What estimators compare within a group. Others, e.g. a critic, may learn from equal rewards of a group, too.
 _COMPARES = {name: "episodes" if name in COMPARE_EPISODES else "states" for name in ESTIMATORS}
 _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric": False})
@@ -29,7 +30,8 @@ class Tally:
         lost_groups, won_groups: those in which every episode failed, or succeeded;
         unequal_groups: those with unequal rewards. With dynamic sampling, replaced groups are not among `groups`:
         replaced_won, replaced_lost: number of their episodes that succeeded, and that failed.
-        completions, valid: number of completions, and of those with the required format.
+        completions, valid, cut: number of completions, of those with the required format, and of those that reached
+            `max_completion_length`.
         listed, admissible: number of steps for which actions were listed, and of those with an action among them.
         later_steps, shared_steps: number of steps after the first of an episode, and of those in a state that was
             visited more than once in its group.
@@ -46,6 +48,7 @@ class Tally:
     replaced_lost: int = 0
     completions: int = 0
     valid: int = 0
+    cut: int = 0
     listed: int = 0
     admissible: int = 0
     later_steps: int = 0
@@ -68,6 +71,7 @@ class Tally:
         for step in (step for played in trajectories if played.counted for step in played.steps):
             self.completions += 1
             self.valid += step.valid
+            self.cut += step.completion_truncated
             if step.admissible is not None:
                 self.listed += 1
                 self.admissible += step.admissible
@@ -117,6 +121,8 @@ def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
             f"Nothing was learned: {_all(tally.episodes, 'episode')} ended in an environment error. Their `error` in "
             "trajectories/ has the reasons; `g2po check` plays the environment without a model."
         )
+    if (text := cut_off(tally)) is not None:
+        return text
     if tally.unequal_groups:
         if compares != "states" or not tally.later_steps or tally.shared_steps:
             return None
@@ -136,6 +142,17 @@ def verdict(tally: Tally, estimator: str = "g2po") -> str | None:
         f"Nothing to compare: in {groups} rewards were equal ({tally.lost_groups:,} lost and "
         f"{tally.won_groups:,} won every episode). Use tasks that the model solves sometimes, or larger groups "
         "(num_generations)."
+    )
+
+
+def cut_off(tally: Tally) -> str | None:
+    """Return that nearly all completions were cut off and what to do, if they were."""
+    if tally.cut <= NEARLY_ALL * tally.completions:
+        return None
+    return (
+        f"Completions do not end: {tally.cut:,} of {tally.completions:,} reached max_completion_length, so what "
+        "follows an answer is trained like the answer. Raise max_completion_length, or have completions end earlier "
+        "(stop_sequences, the tokenizer's eos_token)."
     )
 
 

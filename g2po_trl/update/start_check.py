@@ -11,14 +11,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from ..engines.base import Engine
-from ..prompts.conversation import Message
-from ..prompts.tokenization import ChatEncoder
 from ..trajectory import Step, Trajectory
 from ..utils.trl_compat import name_or_path_of
 from .batch import StepBatch
@@ -29,25 +27,9 @@ logger = logging.getLogger(__name__)
 # Mean difference in nats that two computations of the same log-probabilities may have: the dtype's rounding of each
 # token's largest logit, and so much besides.
 _NATS = 5e-5
-_TOKENS = 64  # of the conversation
+_CORRECTED_NATS = 2.0  # of an engine whose samples have importance weights: larger ones are bounded at 3
 _ROWS = 4  # of the first rollout
 _WEIGHTS = 256  # of each parameter that are watched in the first optimizer step
-NEARLY_ALL = 0.9  # of completions
-
-
-def sample_conversation(encode: ChatEncoder, messages: Sequence[Message]) -> StepBatch:
-    """Return two step samples of equal length: the end of a conversation as the chat template writes it.
-
-    They have the first half of the tokens in common, and the second half counts as the completion.
-    """
-    asked = list(messages)
-    try:
-        text = encode.text([*asked, {"role": "assistant", "content": "go to the hall"}], add_generation_prompt=False)
-    except Exception:  # templates raise errors of any class
-        text = encode.text(asked)
-    ids = np.array(encode.ids([text])[0][-_TOKENS:], dtype=np.int32)
-    prompt, completion = np.split(ids, [max(1, len(ids) // 2)])
-    return StepBatch([prompt] * 2, [completion, np.roll(completion, 1)], np.ones(2, np.float32), np.ones(2, bool))
 
 
 class StartCheck(TrainerCallback):
@@ -58,7 +40,6 @@ class StartCheck(TrainerCallback):
         reference: the reference model; `None` if it is the model without its adapter, or if there is none.
         sample: a short conversation, as step samples.
         temperature: of log-probabilities.
-        max_completion_length: of completions, for a warning.
         comparable: the engine samples from the whole distribution.
     """
 
@@ -68,11 +49,10 @@ class StartCheck(TrainerCallback):
         reference: torch.nn.Module | None,
         sample: StepBatch,
         temperature: float,
-        max_completion_length: int,
         comparable: bool = True,
     ):
         self.update, self.reference, self.sample, self.temperature = update, reference, sample, temperature
-        self.max_completion_length, self.comparable = max_completion_length, comparable
+        self.comparable = comparable
         self.accelerator, self.layout = update.accelerator, update.layout
         self._largest_logit: float | None = None  # mean over the conversation's tokens
         self._has_stepped = self._has_seen_engine = self._keeps_log_probs = False
@@ -158,7 +138,7 @@ class StartCheck(TrainerCallback):
     # -- the first rollout ---------------------------------------------------------------------------------------
 
     @contextmanager
-    def watching(self, engine: Engine) -> Iterator[None]:
+    def watching(self, engine: Any) -> Iterator[None]:
         """Have the engine report log-probabilities of the first rollout inside, if it can."""
         self._keeps_log_probs = engine.logprobs
         engine.logprobs = engine.logprobs or not self._has_seen_engine
@@ -168,7 +148,7 @@ class StartCheck(TrainerCallback):
             engine.logprobs = self._keeps_log_probs
 
     def compare_engine(self, model: torch.nn.Module, trajectories: Sequence[Trajectory], version: int) -> None:
-        """Compare the engine's log-probabilities of the first rollout with the trainer's; warn of cut completions.
+        """Compare the engine's log-probabilities of the first rollout with the trainer's.
 
         Args:
             model: the model.
@@ -182,7 +162,6 @@ class StartCheck(TrainerCallback):
             return
         self._has_seen_engine = True
         steps = [step for trajectory in trajectories if trajectory.counted for step in trajectory.steps]
-        self._warn_of_cut(steps)
         known = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
         batch = _some_samples(known) if known and self.comparable else None
         was_training = model.training
@@ -198,21 +177,17 @@ class StartCheck(TrainerCallback):
         off, tolerance = self._difference(scored, sampled), self._tolerance(model, torch.bfloat16)
         for step in [] if self._keeps_log_probs else steps:
             step.logprobs = None
-        if not off <= tolerance:
-            raise ValueError(
-                "the engine does not play the policy that is trained: its log-probabilities of the first rollout "
-                f"differ from the trainer's by {off:.2g} nats on average, where rounding explains {tolerance:.2g}. "
-                "Compare its weights, dtype, quantization and context length with the model's, or generate without it"
-            )
-
-    def _warn_of_cut(self, steps: Sequence[Step]) -> None:
-        cut = sum(step.completion_truncated for step in steps)
-        if self.accelerator.is_main_process and cut > NEARLY_ALL * len(steps):
-            logger.warning(
-                f"{cut:,} of the first {len(steps):,} completions reached max_completion_length="
-                f"{self.max_completion_length}: raise it, or have completions end earlier (stop_sequences, the "
-                "tokenizer's eos_token)"
-            )
+        if off <= tolerance:
+            return
+        differs = (
+            "the engine does not play the policy that is trained: its log-probabilities of the first rollout differ "
+            f"from the trainer's by {off:.2g} nats on average, where rounding explains {tolerance:.2g}. Compare its "
+            "weights, dtype, quantization and context length with the model's, or generate without it"
+        )
+        if self.update.log_probs.correction is None or not off <= _CORRECTED_NATS:
+            raise ValueError(differs)
+        if self.accelerator.is_main_process:
+            logger.warning(f"{differs}. Importance weights correct for it, at the cost of noise")
 
     # -- the first optimizer step --------------------------------------------------------------------------------
 
@@ -252,7 +227,8 @@ class StartCheck(TrainerCallback):
         length = len(self.sample.completion_ids[0])
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
         logits = logits[:, -length - 1 : -1].float() / self.temperature
-        self._largest_logit = float(logits.abs().amax(-1).mean())
+        largest = logits.abs().amax(-1).mean().reshape(1).to(device)
+        self._largest_logit = self.accelerator.reduce(largest, reduction="mean").item()  # one tolerance on all ranks
         return logits.log_softmax(-1).gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
 
     def _difference(self, found: torch.Tensor, wanted: torch.Tensor) -> float:
