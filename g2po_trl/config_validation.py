@@ -23,7 +23,7 @@ from .utils.dependent_options import (
     REFUSED,
     WITHOUT_EFFECT,
     check_best_model,
-    check_schedule,
+    check_training_loop,
     used,
     without_effect,
 )
@@ -83,6 +83,8 @@ _RANGES = {
     **dict.fromkeys(("environment_reset_timeout", "environment_step_timeout", "vllm_request_timeout"), _ABOVE_0),
     **dict.fromkeys((*_STEPS, "num_environment_workers"), _ABOVE_0_OR_NONE),
     **dict.fromkeys(("mini_batch_size", "max_prompt_length", "packed_row_tokens"), _AT_LEAST_1),
+    "max_steps": (lambda value: value != 0, "set it to 1 or more, or to -1 for num_train_epochs"),
+    "num_train_epochs": _ABOVE_0,
     **dict.fromkeys(("max_turns", "task_error_patience", "collapse_patience"), _AT_LEAST_1),
     **dict.fromkeys(("max_completion_length", "max_tokens_per_micro_batch", "generation_batch_tokens"), _AT_LEAST_1),
 }
@@ -224,7 +226,7 @@ def check_afterwards(args: GRPOConfig) -> None:
             f"scale_rewards is {args.scale_rewards!r}: G2PO scales the advantages of each group separately. Set it to "
             "'group' (divide advantages by their standard deviation) or 'none'."
         )
-    check_schedule(args)
+    check_training_loop(args)
     check_best_model(args)
 
 

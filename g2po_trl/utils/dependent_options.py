@@ -237,8 +237,8 @@ def set_best_metric(args: GRPOConfig) -> None:
         )
 
 
-def check_schedule(args: GRPOConfig) -> None:
-    """Refuse what a schedule or an optimizer would ignore or do wrongly."""
+def check_training_loop(args: GRPOConfig) -> None:
+    """Refuse what transformers' training loop would ignore, or do wrongly with rollouts and micro-batches."""
     schedule, optimizer = option_text(args.lr_scheduler_type), option_text(args.optim)
     require(
         not args.warmup_steps or schedule not in ("constant", "reduce_lr_on_plateau", "greedy"),
@@ -262,6 +262,13 @@ def check_schedule(args: GRPOConfig) -> None:
             args.learning_rate,
             f"lr_scheduler_type='greedy' would move it between min_lr={low} and max_lr={high}; set both in "
             'lr_scheduler_kwargs, e.g. {"min_lr": 1e-8, "max_lr": 1e-4}',
+        )
+    for name in ("every_n_layers", "offload"):
+        require(
+            name not in (args.activation_checkpointing_kwargs or {}),
+            "activation_checkpointing_kwargs",
+            args.activation_checkpointing_kwargs,
+            f"TRL switches checkpointing off in rollouts, and on again without {name}; leave it out",
         )
     for name in ("dispatch_batches", "split_batches"):
         require(

@@ -240,6 +240,46 @@ def test_refused_options_still_exist():
         assert name in GRPOConfig.__dataclass_fields__ or hasattr(GRPOConfig, name), name
 
 
+# Inherited options whose effect was seen, or read in the code: as documented by TRL and transformers, or refused for
+# certain values.
+WORKING = """
+accelerator_config activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2 adam_epsilon
+auto_find_batch_size beta bf16 cache_implementation cast_lm_head_to_fp32 chat_template_kwargs dataloader_drop_last
+dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers
+dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
+ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed delta disable_dropout disable_tqdm do_eval
+do_predict do_train ds3_gather_for_generation epsilon epsilon_high eval_delay eval_on_start eval_steps eval_strategy
+fp16 fsdp fsdp_config full_determinism generation_batch_size generation_kwargs gradient_accumulation_steps
+gradient_checkpointing gradient_checkpointing_kwargs greater_is_better hub_always_push hub_model_id hub_private_repo
+hub_revision hub_strategy hub_token ignore_data_skip importance_sampling_level include_num_input_tokens_seen
+learning_rate load_best_model_at_end local_rank log_level log_level_replica log_on_each_node logging_first_step
+logging_nan_inf_filter logging_steps logging_strategy loss_type lr_scheduler_kwargs lr_scheduler_type
+mask_truncated_completions max_completion_length max_grad_norm max_steps metric_for_best_model min_p model_init_kwargs
+num_generations num_generations_eval num_iterations num_train_epochs off_policy_mask_threshold optim optim_args
+optim_target_modules output_dir pad_to_multiple_of parallelism_config per_device_eval_batch_size
+per_device_train_batch_size project push_to_hub ref_model_mixup_alpha ref_model_sync_steps repetition_penalty report_to
+restore_callback_states_from_checkpoint resume_from_checkpoint reward_weights router_aux_loss_coef run_name
+sapo_temperature_neg sapo_temperature_pos save_on_each_node save_only_model save_steps save_strategy save_total_limit
+scale_rewards seed shuffle_dataset skip_memory_metrics steps_per_generation sync_ref_model temperature tf32 top_k top_p
+torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id
+trackio_static_space_id trust_remote_code use_bias_correction_kl use_cache use_cpu use_vllm vespo_k_neg vespo_k_pos
+vespo_lambda_neg vespo_lambda_pos vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port
+vllm_importance_sampling_cap vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min
+vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_max_model_length vllm_mode vllm_model_impl
+vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex
+vllm_tensor_parallel_size warmup_steps weight_decay
+"""
+
+
+def test_every_inherited_option_works_or_is_refused_or_warned_about():
+    """An option that is new in TRL or transformers has to be decided on before its version is allowed."""
+    from g2po_trl.utils.dependent_options import REFUSED, WITHOUT_EFFECT
+
+    decided = [*WORKING.split(), *REFUSED, *WITHOUT_EFFECT]
+    assert len(decided) == len(set(decided)), "decided twice"
+    assert set(decided) == set(GRPOConfig.__dataclass_fields__)
+
+
 # -- g2po_trl.utils.trl_compat ---------------------------------------------------------------------------------------
 
 

@@ -424,3 +424,59 @@ def test_environment_pool_kwargs_are_the_options_of_an_evaluation(tmp_path):
     )["play"]
     assert (play["environment_load_timeout"], play["environment_worker_memory_mb"]) == (9, 2.0)
     assert play["environment_worker_resets"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_steps": 0}, "max_steps is 0: set it to 1 or more, or to -1"),
+        ({"num_train_epochs": 0}, "num_train_epochs is 0: set it above 0"),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "warmup_steps is 5: .* 'constant_with_warmup'"),
+        ({"optim": "adalomo"}, "optim is 'adalomo': it steps in the backward pass"),
+        (
+            {"optim": "galore_adamw_layerwise", "optim_target_modules": "all-linear"},
+            "optim is 'galore_adamw_layerwise'",
+        ),
+        ({"accelerator_config": {"split_batches": True}}, "accelerator_config is {'split_batches': True}"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "accelerator_config is {'dispatch_batches': True}"),
+        ({"activation_checkpointing_kwargs": {"every_n_layers": 2}}, "and on again without every_n_layers"),
+        ({"save_strategy": "best"}, "save_strategy is 'best': without evaluations no checkpoint would be saved"),
+        ({"lr_scheduler_type": "greedy", "eval_strategy": "steps"}, "learning_rate is 1e-06: .*min_lr=0.001"),
+        (
+            {
+                "lr_scheduler_type": "reduce_lr_on_plateau",
+                "eval_strategy": "steps",
+                "lr_scheduler_kwargs": {"mode": "min"},
+            },
+            "lr_scheduler_kwargs is {'mode': 'min'}: greater_is_better is True for success_rate; set mode to 'max'",
+        ),
+    ],
+)
+def test_what_the_training_loop_would_ignore_or_do_wrongly_is_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path, **options)
+
+
+def test_options_that_would_have_a_wrong_effect_are_not_said_to_have_none(tmp_path):
+    with pytest.raises(ValueError, match=r"neftune_noise_alpha=5.0 cannot be used with G2PO: with noise in"):
+        make(tmp_path, neftune_noise_alpha=5.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("log_multimodal", False), ("entropy_target", 0.3), ("eval_do_concat_batches", False), ("eval_delay", 3)],
+)
+def test_harmless_options_without_effect_are_warned_about(tmp_path, name, value):
+    with pytest.warns(UserWarning, match=f"{name}.* no effect"):
+        make(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("metric", "greater"),
+    [("success_rate", True), ("eval_turns", False), ("eval_b_error_rate", False), ("score", True)],
+)
+def test_fewer_turns_and_errors_are_better(tmp_path, metric, greater):
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "metric_for_best_model": metric}
+    args = make(tmp_path, **best)
+    assert args.greater_is_better is greater
+    assert make(tmp_path, **best, greater_is_better=not greater).greater_is_better is not greater
