@@ -14,7 +14,15 @@ from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.pool.single import EnvironmentFailedError, RemoteProcessEnvironment
 from ..environments.validation import check_task_columns
 from ..rollout.replay import replay_difference
-from .random_episodes import LEVELS, Finding, RandomRollouts, episode_findings, learning_findings, play_at_random
+from .random_episodes import (
+    LEVELS,
+    Finding,
+    RandomRollouts,
+    constant_findings,
+    episode_findings,
+    learning_findings,
+    play_at_random,
+)
 
 
 def examine(
@@ -106,8 +114,8 @@ def _check_learning(
         return findings  # the remaining checks would repeat the error
     findings += _check_replay(pool, tasks, rollouts)
     if rollouts.lists_actions:
-        findings += learning_findings(rollouts, episodes, turns)
-    return findings
+        return findings + learning_findings(rollouts, episodes, turns)
+    return findings + constant_findings(rollouts.groups)
 
 
 def _first_steps(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]]) -> tuple[list, list[EnvironmentFailure]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -19,6 +20,8 @@ from ..trajectory import Trajectory
 LEVELS = ("error", "warning", "ok")
 SLOW_STEP = 0.2  # seconds
 LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
+SHORT_TEXT = 60  # characters
+MANY_TURNS = 4  # at which a short text is seen in episodes of a task
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,22 @@ def learning_findings(rollouts: RandomRollouts, episodes: int, turns: int) -> li
     return [*graph_findings(rollouts.groups, episodes), *outcome_findings(trajectories, turns)]
 
 
+def constant_findings(groups: list[list[Trajectory]]) -> list[Finding]:
+    """Return a finding if all observations of each task are one, whose episodes played actions that are not listed."""
+    steps = [step for group in groups for trajectory in group for step in trajectory.steps]
+    starts = sum(len(group) for group in groups)
+    if len(steps) == starts or any(len({s.key for t in group for s in t.steps}) > 1 for group in groups):
+        return []
+    return [
+        Finding(
+            "warning",
+            f"all {len(steps)} observations of the random episodes are the same ({steps[0].observation[:60]!r}), and "
+            "one state. If an action that is played here can change anything, the model does not see it: show in the "
+            "observation what changes, and list the actions.",
+        )
+    ]
+
+
 def _after_the_end(rollouts: RandomRollouts) -> list[Finding]:
     if not rollouts.paid_after_the_end:
         return []
@@ -175,7 +194,48 @@ _KEYS_REMEDY = (
 def graph_findings(
     groups: list[list[Trajectory]], episodes: int, remedy: str = _KEYS_REMEDY, kind: str = "random "
 ) -> list[Finding]:
-    """Return a finding about how often states recur in groups of `episodes` of a kind. `remedy`: if they hardly do."""
+    """Return findings about how often states recur in groups of `episodes` of a kind, and what they hide.
+
+    `remedy`: if they hardly recur.
+    """
+    return [*_recurring(groups, episodes, remedy, kind), *_short_texts(groups)]
+
+
+def _short_texts(groups: list[list[Trajectory]]) -> list[Finding]:
+    """Return a finding about the short text that is the state of most turns, if it hides where an episode is.
+
+    It does if the same action leads from it to different states, or if no action was played twice in it.
+    """
+    worst: tuple[int, str, set[int], bool] = (0, "", set(), False)
+    for group in groups:
+        turns, nexts, texts = defaultdict(list), defaultdict(list), {}
+        for trajectory in group:
+            for turn, step in enumerate(trajectory.steps, 1):
+                after = trajectory.steps[turn].key if turn < len(trajectory.steps) else None
+                turns[step.key].append(turn)
+                texts[step.key] = step.observation
+                if after is not None or trajectory.outcome != "truncated":
+                    nexts[step.key, step.compared_action].append(after)
+        for key, seen in turns.items():
+            again = [set(after) for (state, _), after in nexts.items() if state == key and len(after) > 1]
+            hides = any(len(after) > 1 for after in again)
+            if len(texts[key]) <= SHORT_TEXT and len(set(seen)) >= MANY_TURNS and (hides or not again):
+                worst = max(worst, (len(seen), texts[key], set(seen), hides), key=lambda one: one[0])
+    visits, text, at, hides = worst
+    if not visits:
+        return []
+    which = ", ".join(map(str, sorted(at)[:5])) + (", …" if len(at) > 5 else "")
+    leads = ", and the same action leads from it to different states" if hides else ""
+    return [
+        Finding(
+            "warning",
+            f"the short text {text!r} is one state in {visits} steps, at turns {which}{leads}: if these are different "
+            "situations, they are compared as one. Add what is missing to the text or to the state_key.",
+        )
+    ]
+
+
+def _recurring(groups: list[list[Trajectory]], episodes: int, remedy: str, kind: str) -> list[Finding]:
     graph = StateGraph.from_groups(groups)
     statistics = graph.statistics()
     size, alone = statistics["mean_group_size"], statistics["singleton_step_fraction"]

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
 from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment, check_environment
 from g2po_trl.cli.commands.serve import main
+from g2po_trl.environments.adapters import openenv
 from g2po_trl.environments.adapters.openenv import RemoteEnvironment, make_app, read_observation
 from g2po_trl.environments.loading import load
 from g2po_trl.environments.pool.pool import EnvironmentFailure
@@ -34,12 +36,12 @@ def without_gradio():
         yield
 
 
-def start_server(name, port=None):
+def start_server(name, port=None, options=()):
     if port is None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-    process = programs.start("-m", "g2po_trl", "serve", name, "--port", port, cwd=TESTS, stdout="/dev/null")
+    process = programs.start("-m", "g2po_trl", "serve", name, "--port", port, *options, cwd=TESTS, stdout="/dev/null")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -246,10 +248,65 @@ def test_info_of_a_server_that_is_a_text_is_ignored():
     assert remote.step("look") == StepResult(Observation("x"), 1.0, terminated=True)
 
 
+def test_a_task_that_changes_is_shown():
+    from openenv.core.client_types import StepResult as Answer
+
+    def answers(prompt, text):
+        return Answer({"prompt": prompt, "text": text}, 0.0, False)
+
+    remote = RemoteEnvironment(["http://127.0.0.1:1"])
+    script = iter([answers("one", "b"), answers("two", "b"), answers("", "c")])
+    remote._client = SimpleNamespace(reset=lambda: answers("one", "a"), step=lambda action: next(script))
+    assert remote.reset() == Observation("a", task="one")
+    assert [remote.step("go").observation.text for _ in range(3)] == ["b", "two\n\nb", "c"]
+
+
+def test_a_full_server_is_passed_over(server, monkeypatch):
+    process, full = start_server("toy_environments.py:KeyDoorEnvironment", options=["--max_sessions", "1"])
+    try:
+        only = RemoteEnvironment([full])
+        only.reset(key_room="hall")
+        monkeypatch.setattr(openenv, "_SESSIONS", Counter())  # another worker does not know of this session
+        others = [RemoteEnvironment([full, server]) for _ in range(3)]
+        for other in others:
+            other.reset(key_room="hall")
+            assert other._url == server
+        with pytest.raises(ConnectionError, match="no server has room .*CAPACITY_REACHED.* or raise their limit"):
+            RemoteEnvironment([full]).reset(key_room="hall")
+        with pytest.raises(RuntimeError, match="EXECUTION_ERROR"):
+            others[0].reset(key_room="hall", no_such_column=1)
+        for one in (only, *others):
+            one.close()
+    finally:
+        stop(process)
+
+
 def test_read_observation_of_other_servers_finds_their_text():
     assert read_observation({"message": "hello", "done": False}) == Observation("hello")
     assert read_observation({"text": "t", "admissible_actions": ["a"], "task": None}) == Observation("t", None, ["a"])
     with pytest.raises(ValueError, match="fields board, legal"):
         read_observation({"board": [1], "legal": 2})
+    # Shapes of OpenEnv's own environments, one of each kind: what changes is shown, and what is a task is the task.
+    board = [{"sender_id": -1, "content": "x.\n.o", "category": "GAME_BOARD"}]
+    for fields, seen in (
+        (
+            {"prompt": "Chess", "messages": board, "info": {"score": 1}},
+            ("sender_id: -1\ncontent:\nx.\n.o\ncat", "Chess"),
+        ),
+        ({"x": 0, "y": 3, "message": "", "done": False}, ("x: 0\ny: 3", None)),
+        ({"success": False, "message": "", "output": "M a", "repos": []}, ("success: false\noutput: M a", None)),
+        ({"instruction": "Go.", "output": "", "success": True, "error": ""}, ("success: true", "Go.")),
+        ({"goal": "Click.", "text": "[1] OK", "screenshot": None}, ("[1] OK", "Click.")),
+        ({"question": "1 + 1?", "context": "Sums."}, ("Sums.", "1 + 1?")),
+        ({"question": "1 + 1?", "score": None}, ("1 + 1?", None)),
+        ({"task": "Win."}, ("Win.", "Win.")),
+        ({"fen": "8/8 w", "legal_moves": ["a1", "b2"]}, ('fen: 8/8 w\nlegal_moves: ["a1", "b2"]', None)),
+        ({"board": [[0, 1], [1, 0]], "said": "go"}, ("board:\n[0, 1]\n[1, 0]\nsaid: go", None)),
+        ({"result": {"stdout": "", "stderr": "no", "exit": 0}}, ("stderr: no\nexit: 0", None)),
+        ({"text": "t", "admissible_actions": ["a"], "inventory": "key"}, ("text: t\nadmissible_actions: [", None)),
+        ({"text": ""}, ("", None)),
+    ):
+        read = read_observation({**fields, "metadata": {"turn": 3}, "reward": 1.0})
+        assert read.text.startswith(seen[0]) and read.task == seen[1] and read.state_key is None, (fields, read)
     with pytest.raises(ValueError, match="base_urls is 'http"):
         RemoteEnvironment("http://127.0.0.1:8000")

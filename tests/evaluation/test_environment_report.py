@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -187,6 +188,45 @@ def test_nothing_is_wrong_with_a_good_environment():
 )
 def test_doubts(environment, text):
     assert any(text in doubt for doubt in doubts(environment)), doubts(environment)
+
+
+class Saying(TextEnvironment):
+    """A walk that shows nothing but "Saved.", whatever has been done; or where it is."""
+
+    def __init__(self, shown="Saved.", actions=("left", "right")):
+        self.shown, self.actions = shown, list(actions) if actions else None
+
+    def reset(self, seed):
+        self.at = 3
+        return Observation("room 3", admissible_actions=self.actions, task="Walk to room 9.")
+
+    def step(self, action):
+        self.at += 1 if action == "right" else -1
+        text = self.shown.format(at=self.at) if self.at % 4 else f"a door after room {self.at}"
+        return StepResult(
+            Observation(text, admissible_actions=self.actions), 10.0 * (self.at == 9), self.at in (-3, 9)
+        )
+
+
+def test_a_short_text_of_many_situations():
+    found = doubts(Saying)
+    assert any(
+        "the short text 'Saved.' is one state in " in text and "leads from it to different" in text for text in found
+    )
+    assert not any("short text" in text for text in doubts(partial(Saying, "room {at}")))
+
+
+def test_a_constant_observation_without_listed_actions():
+    assert any("observations of the random episodes are the same ('here')" in text for text in doubts(Still))
+    assert not any("are the same" in text for text in doubts(partial(Saying, "room {at}", None)))
+
+
+class Still(TextEnvironment):
+    def reset(self, seed):
+        return "here"
+
+    def step(self, action):
+        return StepResult("here")
 
 
 def test_a_class_in_trls_style():

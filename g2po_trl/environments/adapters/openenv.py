@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,39 +21,84 @@ from .trl_tools import is_tool_environment, text_environment_factory
 # Open sessions of this process by server: the least loaded server is used first.
 _SESSIONS: Counter[str] = Counter()
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_TEXT_FIELDS = ("text", "message", "output", "prompt", "content", "result", "observation")
+# What a server may begin to send when it is full, or cannot make an environment, in place of an observation.
+_NO_SESSION = ("CAPACITY_REACHED", "FACTORY_ERROR")
+# Fields of the protocol, and facts for the trainer, which the model does not see.
+_NOT_SHOWN = frozenset({"done", "info", "metadata", "reward", "terminated", "truncated"})
+_OURS = _NOT_SHOWN | {"admissible_actions", "request", "state_key", "task", "text"}  # of `g2po serve`
+_TASK_FIELDS = frozenset(
+    {"goal", "instruction", "instructions", "objective", "problem", "problem_description", "task", "task_description"}
+)
+_QUESTIONS = frozenset({"prompt", "question"})  # tasks beside other fields; without them the news
 
 
 def read_observation(fields: Mapping[str, Any]) -> Observation:
-    """Return the `Observation` in a server's response: all fields from `g2po serve`, the text from other servers.
+    """Return the `Observation` in a server's response.
+
+    From `g2po serve` it has all fields. From other servers `task` is what is named like one (`goal`, `instruction`,
+    …), and `text` all other fields with a value, as `name: value` if there are several.
 
     Raises:
         ValueError: if no field contains a text.
     """
-    if "admissible_actions" in fields:
+    if _is_ours(fields):
         texts = {name: fields.get(name) for name in ("text", "state_key", "admissible_actions", "task")}
         request = fields.get("request")
         return Observation(**texts, request=None if request is None else ChatRequest.from_dict(request))
-    for name in _TEXT_FIELDS:
-        if isinstance(fields.get(name), str):
-            return Observation(fields[name])
-    raise ValueError(
-        f"the server's observation has the fields {', '.join(fields)} and no text among them: pass a function as "
-        "read_observation"
-    )
+    if not _has_text(fields):
+        raise ValueError(
+            f"the server's observation has the fields {', '.join(fields)} and no text among them: pass a function as "
+            "read_observation"
+        )
+    shown = {name: value for name, value in _given(fields).items() if name not in _NOT_SHOWN}
+    texts = {name: value for name, value in shown.items() if isinstance(value, str)}
+    news = {name: value for name, value in shown.items() if not (name in texts and name in _TASK_FIELDS | _QUESTIONS)}
+    names = _TASK_FIELDS | _QUESTIONS if news else _TASK_FIELDS
+    task = "\n\n".join(text for name, text in texts.items() if name in names)
+    return Observation(_in_words(news or texts), task=task or None)
+
+
+def _is_ours(fields: Mapping[str, Any]) -> bool:
+    return "admissible_actions" in fields and isinstance(fields.get("text"), str) and fields.keys() <= _OURS
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that have a value; 0 and `False` are some."""
+    return {name: value for name, value in fields.items() if value is not None and value not in ("", [], {})}
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_text(part) for name, part in value.items() if name not in _NOT_SHOWN)
+    return any(map(_has_text, value)) if isinstance(value, (list, tuple)) else isinstance(value, str)
+
+
+def _in_words(value: Any) -> str:
+    """Return JSON data for a model to read: texts as they are, fields and rows in lines."""
+    if isinstance(value, Mapping):
+        parts = {name: _in_words(part) for name, part in _given(value).items()}
+        if len(parts) == 1 and _has_text(value):
+            return next(iter(parts.values()))
+        return "\n".join(f"{name}:{chr(10) if chr(10) in text else ' '}{text}" for name, text in parts.items())
+    if isinstance(value, (list, tuple)) and any(
+        isinstance(part, (Mapping, list)) or "\n" in str(part) for part in value
+    ):
+        return "\n".join(map(_in_words, value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class RemoteEnvironment(TextEnvironment):
     """An environment on an OpenEnv server.
 
-    Each `reset` uses the server with the fewest sessions of this process. If a server cannot be reached, the next one
-    is tried; if the connection is lost during an episode, the episode ends as an error.
+    Each `reset` uses the server with the fewest sessions of this process. If a server is full or cannot be reached,
+    the next one is tried; if the connection is lost during an episode, the episode ends as an error.
 
     Args:
         base_urls: servers of the same environment, e.g. `["http://127.0.0.1:8000"]`.
         make_action: turns the action's text into the fields of the server's action. `None`: `{"text": action}`, as
             `g2po serve` expects it.
-        read_observation: turns the fields of the server's observation into an `Observation`.
+        read_observation: turns the fields of the server's observation into an `Observation`. By default a task that
+            changes during an episode is shown in the text.
         timeout: seconds to wait for a response.
         connect_timeout: seconds to wait for a connection.
 
@@ -78,25 +124,33 @@ class RemoteEnvironment(TextEnvironment):
         self._client: Any = None
         self._url: str | None = None
         self._avoid: set[str] = set()  # servers that failed last
+        self._task: str | None = None
 
     def reset(self, **task) -> Observation:
-        """Start a task on the first server that can be reached; the row becomes the arguments of its `reset`.
+        """Start a task on the first server that takes it; the row becomes the arguments of its `reset`.
 
         Raises:
-            ConnectionError: if no server can be reached.
+            ConnectionError: if all servers are full or cannot be reached.
         """
         errors = []
         for _ in self.base_urls:
             try:
                 if self._client is None:
                     self._connect()
-                observation = self.read_observation(self._client.reset(**task).observation)
+                fields = self._client.reset(**task).observation
                 self._avoid.clear()
-                return observation
-            except _connection_errors() as error:
+                return self._observe(fields, first=True)
+            except (*_connection_errors(), RuntimeError) as error:
+                if isinstance(error, RuntimeError) and not any(code in str(error) for code in _NO_SESSION):
+                    raise
                 errors.append(f"{self._url}: {error!r}")
                 self._drop(failed=True)
-        raise ConnectionError(f"no server can be reached ({'; '.join(errors)}): start one with `g2po serve`")
+        tried = "; ".join(errors)
+        if "CAPACITY_REACHED" in tried:
+            raise ConnectionError(
+                f"no server has room ({tried}): start more, or raise their limit (max_concurrent_envs; --max_sessions)"
+            )
+        raise ConnectionError(f"no server can be reached ({tried}): start one with `g2po serve`")
 
     def step(self, action: str) -> StepResult:
         """Play an action on the server.
@@ -118,7 +172,7 @@ class RemoteEnvironment(TextEnvironment):
         info = fields.get("info")
         info = (info if isinstance(info, Mapping) else None) or response.metadata or {}
         return StepResult(
-            self.read_observation(fields),
+            self._observe(fields),
             float(response.reward or 0.0),
             terminated=bool(response.done) and not truncated if terminated is None else bool(terminated),
             truncated=truncated,
@@ -127,6 +181,16 @@ class RemoteEnvironment(TextEnvironment):
 
     def close(self) -> None:
         self._drop(failed=False)
+
+    def _observe(self, fields: Mapping[str, Any], first: bool = False) -> Observation:
+        seen = self.read_observation(fields)
+        if self.read_observation is not read_observation or _is_ours(fields):
+            return seen
+        if first:
+            self._task = seen.task
+        elif seen.task not in (None, self._task):
+            seen = replace(seen, text=f"{seen.task}\n\n{seen.text}")
+        return seen
 
     def _connect(self) -> None:
         from openenv.core.generic_client import GenericEnvClient
