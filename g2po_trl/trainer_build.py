@@ -21,6 +21,7 @@ from .config import G2POConfig
 from .credit.assignment import Credit
 from .engines.base import Engine
 from .engines.sampling import reshaping_options
+from .engines.stop_tokens import end_of_turn, turn_end
 from .engines.transformers import TransformersEngine
 from .environments.contract import TextEnvironment
 from .environments.pool.pool import EnvironmentPool
@@ -64,15 +65,15 @@ def no_reward_function(**kwargs):
 
 def end_completions(trainer: GRPOTrainer) -> None:
     """Let a completion end where the chat template ends a turn, in every engine and in the saved generation_config."""
-    encode = ChatEncoder(trainer.processing_class, trainer.args.chat_template_kwargs)
-    known = [encode.tokenizer.decode([number]) for number in trainer.eos_token_ids if number is not None]
-    end, text = encode.end_of_turn(trainer.eos_token_ids), encode.text.turn_end.strip()
+    kwargs, decode = trainer.args.chat_template_kwargs, get_tokenizer(trainer.processing_class).decode
+    known = [decode([number]) for number in trainer.eos_token_ids if number is not None]
+    end = end_of_turn(trainer.processing_class, trainer.eos_token_ids, kwargs)
+    text = turn_end(trainer.processing_class, kwargs).strip()
     named = f"the tokenizer and generation_config name {', '.join(known) or 'no token'}"
     if end is not None:
         trainer.eos_token_ids = [*trainer.eos_token_ids, end]
         trainer.model.generation_config.eos_token_id = trainer.eos_token_ids
-        ends = encode.tokenizer.decode([end])
-        logger.warning(f"the chat template ends a turn with {ends!r}, so completions end there, too; {named}")
+        logger.warning(f"the chat template ends a turn with {decode([end])!r}, so completions end there, too; {named}")
     elif text and not any(stop and stop in text for stop in (*known, *(trainer.args.stop_sequences or ()))):
         logger.warning(
             f"the chat template ends a turn with {text!r}, which is no token and ends no completion ({named}): set "

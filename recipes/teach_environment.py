@@ -45,7 +45,7 @@ from g2po_trl import EnvironmentPool, Player, PromptTemplate, TextEnvironment, T
 from g2po_trl.cli.recipe import parse_arguments, read_chat_template
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.sampling import derived_seed
-from g2po_trl.engines.transformers import get_stop_token_ids_of_checkpoint
+from g2po_trl.engines.stop_tokens import get_stop_token_ids_of_checkpoint
 from g2po_trl.environments.adapters.agent import agent_factory
 from g2po_trl.environments.adapters.trl_tools import (
     default_history,

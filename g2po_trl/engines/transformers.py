@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from transformers import (
-    AutoConfig,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
-    ProcessorMixin,
 )
 
-from ..prompts.chat_template import get_chat_template, get_tokenizer
-from ..prompts.tokenization import ChatEncoder
 from ..utils.sdpa import without_cudnn_attention
 from .base import Completion, Engine
 from .sampling import Sampling
+from .stop_tokens import get_stop_token_ids
 
 
 def generation_config(
@@ -264,33 +260,3 @@ def model_for_generation(model: torch.nn.Module, autocast: torch.dtype | None = 
             model.train(was_training)
 
     return generation_model
-
-
-def get_stop_token_ids(processing_class: PreTrainedTokenizerBase | ProcessorMixin, model: torch.nn.Module) -> set[int]:
-    """Return the tokens that end a completion: those of tokenizer and generation_config, and the template's.
-
-    The token with which the chat template ends an assistant's turn is added if none of the others does: checkpoints
-    that were fine-tuned from a base model often keep the base model's `eos_token`.
-
-    Args:
-        processing_class: tokenizer or processor.
-        model: anything with the checkpoint's `generation_config`.
-    """
-    named = model.generation_config.eos_token_id
-    stop_token_ids = {get_tokenizer(processing_class).eos_token_id, *(named if isinstance(named, list) else [named])}
-    stop_token_ids = {end for end in stop_token_ids if end is not None}
-    if get_chat_template(processing_class) is not None:
-        end = ChatEncoder(processing_class).end_of_turn(stop_token_ids)
-        stop_token_ids |= set() if end is None else {end}
-    return stop_token_ids
-
-
-def get_stop_token_ids_of_checkpoint(
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin, name: str, revision: str | None = None
-) -> set[int]:
-    """Return `get_stop_token_ids` of a checkpoint that is not loaded."""
-    try:
-        config = GenerationConfig.from_pretrained(name, revision=revision)
-    except OSError:  # the checkpoint has no such file, and transformers derives it from the model's configuration
-        config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(name, revision=revision))
-    return get_stop_token_ids(processing_class, SimpleNamespace(generation_config=config))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .transformers import get_stop_token_ids_of_checkpoint
+from .stop_tokens import get_stop_token_ids_of_checkpoint
 from .vllm_requests import RequestEngine, Requests, caches_prefixes
 
 

@@ -115,15 +115,6 @@ class ChatTemplate:
         return self._shows(first), self._shows([*others, _message("system", _LATE)])
 
     @cached_property
-    def turn_end(self) -> str:
-        """What the template writes after an assistant's last message, "" if that cannot be told."""
-        messages = [_message("user", _USER), _message("assistant", _SECOND)]
-        try:
-            return self(messages, add_generation_prompt=False).rpartition(_SECOND)[2]
-        except Exception:  # templates raise errors of any class
-            return ""
-
-    @cached_property
     def sample(self) -> str:
         """A short conversation as the template writes it, "" if it cannot."""
         messages = [_message("user", _USER), _message("assistant", _SECOND), _message("user", _LATE)]

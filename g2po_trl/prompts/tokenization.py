@@ -37,17 +37,6 @@ class ChatEncoder:
         of_parts = iter(self.tokenizer(list(chain(*parts)), add_special_tokens=False, verbose=False)["input_ids"])
         return [list(chain(*islice(of_parts, len(of_text)))) for of_text in parts]
 
-    def end_of_turn(self, stop_token_ids: Collection[int] = ()) -> int | None:
-        """Return the token that ends an assistant's turn in the template, `None` if one of `stop_token_ids` does.
-
-        Also `None` if a turn's end is no single token of the tokenizer.
-        """
-        tail, added = self.text.turn_end.lstrip(), getattr(self.tokenizer, "added_tokens_decoder", {})
-        if any(added[number].content in tail for number in stop_token_ids if number in added):
-            return None
-        ends = [number for number, token in added.items() if token.content and tail.startswith(token.content)]
-        return max(ends, key=lambda number: len(added[number].content), default=None)
-
     def decode(self, ids: Sequence[int], stop_token_ids: Collection[int] = ()) -> str:
         """Return the text of a completion as it was written, without tokens that only give a turn its form.
 

@@ -33,7 +33,7 @@ from g2po_recipes.cold_start.smollm2 import NAME as SMOLLM2
 from g2po_recipes.cold_start.smollm2 import smollm2_path
 from g2po_trl.cli.recipe import parse_arguments
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.engines.transformers import get_stop_token_ids
+from g2po_trl.engines.stop_tokens import get_stop_token_ids
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.runs.checkpoint import find_checkpoint

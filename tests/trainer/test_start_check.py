@@ -12,13 +12,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from g2po_trl import G2POTrainer
-from g2po_trl.engines.transformers import (
-    TransformersEngine,
-    get_stop_token_ids,
-    get_stop_token_ids_of_checkpoint,
-    model_for_generation,
-)
-from g2po_trl.prompts.tokenization import ChatEncoder
+from g2po_trl.engines.stop_tokens import end_of_turn, get_stop_token_ids, get_stop_token_ids_of_checkpoint
+from g2po_trl.engines.transformers import TransformersEngine, model_for_generation
 
 
 @pytest.fixture
@@ -212,7 +207,7 @@ def test_the_end_of_turn_of_the_template_ends_completions_everywhere(tiny_model_
 def test_an_end_of_turn_is_added_only_where_none_is_known(tiny_model_dir):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert ChatEncoder(tokenizer).end_of_turn([end]) is None and ChatEncoder(tokenizer).end_of_turn([0]) == end
+    assert end_of_turn(tokenizer, [end]) is None and end_of_turn(tokenizer, [0]) == end
     for written, expected in (
         ("{{ m.content }}<|im_end|>\n<|endoftext|>", None),  # a later token of the end is known
         ("{{ m.content }}\n <|im_end|>", end),
@@ -220,7 +215,7 @@ def test_an_end_of_turn_is_added_only_where_none_is_known(tiny_model_dir):
         ("{{ m.content }}", None),
     ):
         tokenizer.chat_template = "{% for m in messages %}" + written + "{% endfor %}"
-        assert ChatEncoder(tokenizer).end_of_turn([0]) == expected, written
+        assert end_of_turn(tokenizer, [0]) == expected, written
 
 
 def test_a_template_that_ends_turns_in_words_asks_for_a_stop_sequence(make, tiny_model_dir, caplog):

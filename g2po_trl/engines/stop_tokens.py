@@ -1,0 +1,78 @@
+"""Tokens that end a completion, the same for every engine: the tokenizer's, the checkpoint's, the chat template's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase, ProcessorMixin
+
+_PROBE = "Qanswerq"  # a word that no template trims
+
+
+def get_stop_token_ids(processing_class: PreTrainedTokenizerBase | ProcessorMixin, model: Any) -> set[int]:
+    """Return the tokens that end a completion: those of tokenizer and generation_config, and `end_of_turn`.
+
+    Args:
+        processing_class: tokenizer or processor.
+        model: anything with the checkpoint's `generation_config`.
+    """
+    named = model.generation_config.eos_token_id
+    ends = {_tokenizer(processing_class).eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+    end = end_of_turn(processing_class, ends)
+    return ends if end is None else {*ends, end}
+
+
+def get_stop_token_ids_of_checkpoint(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin, name: str, revision: str | None = None
+) -> set[int]:
+    """Return `get_stop_token_ids` of a checkpoint that is not loaded."""
+    try:
+        config = GenerationConfig.from_pretrained(name, revision=revision)
+    except OSError:  # the checkpoint has no such file, and transformers derives it from the model's configuration
+        config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(name, revision=revision))
+    return get_stop_token_ids(processing_class, SimpleNamespace(generation_config=config))
+
+
+def end_of_turn(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
+    stop_token_ids: Collection[int],
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> int | None:
+    """Return the token with which the chat template ends an assistant's turn, `None` if a stop token is in the end.
+
+    Checkpoints that were fine-tuned from a base model often keep the base model's `eos_token`. Also `None` if the end
+    does not begin with a token of its own.
+    """
+    tail = turn_end(processing_class, template_kwargs).lstrip()
+    added = getattr(_tokenizer(processing_class), "added_tokens_decoder", {})
+    if any(added[number].content in tail for number in stop_token_ids if number in added):
+        return None
+    ends = [number for number, token in added.items() if token.content and tail.startswith(token.content)]
+    return max(ends, key=lambda number: len(added[number].content), default=None)
+
+
+def turn_end(processing_class: Any, template_kwargs: Mapping[str, Any] | None = None) -> str:
+    """Return what the chat template writes after an assistant's last message, "" if that cannot be told."""
+    template = getattr(processing_class, "chat_template", None)
+    options = {"chat_template": template} if isinstance(template, str) else {}
+    for as_blocks, system in product((False, True), ((), (("system", "Q"),))):
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if as_blocks else text}
+            for role, text in (*system, ("user", "Q"), ("assistant", _PROBE))
+        ]
+        try:
+            text = _tokenizer(processing_class).apply_chat_template(
+                messages, tokenize=False, **options, **(template_kwargs or {})
+            )
+        except Exception:  # templates raise errors of any class
+            continue
+        if text.count(_PROBE) == 1 and "{'type'" not in text:
+            return text.partition(_PROBE)[2]
+    return ""
+
+
+def _tokenizer(processing_class: Any) -> PreTrainedTokenizerBase:
+    return getattr(processing_class, "tokenizer", processing_class)
