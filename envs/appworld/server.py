@@ -1,7 +1,7 @@
 """One AppWorld server: a process of its own, on loopback, that is replaced when it is old, big, silent or dead.
 
 AppWorld runs code that a model wrote, and pins libraries that others cannot live with. So it has its own virtual
-environment, and nothing of it is ever imported here: it is asked by HTTP.
+environment, and nothing of it is ever imported here: it is asked by HTTP, with a key (see `keyed_server.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import resource
+import secrets
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from typing import Any
 import psutil
 
 _APP = "appworld.serve.environment:app"
-_KEEP_ALIVE = 10**6  # seconds the connection may be silent: a model may think for long
+_PROGRAM = Path(__file__).with_name("keyed_server.py")
 _LAST_LINES = 2_000  # characters of the server's output in an error
 
 
@@ -131,16 +132,19 @@ class AppworldServer:
             # time it listens, and answers would come from there.
             bound.bind(("127.0.0.1", 0))
             self.port = bound.getsockname()[1]
-            command = [str(installation.python), "-m", "uvicorn", _APP, "--fd", str(bound.fileno())]
             self.process = subprocess.Popen(
-                [*command, "--timeout-keep-alive", str(_KEEP_ALIVE)],
+                [str(installation.python), "-P", str(_PROGRAM), _APP, "--fd", str(bound.fileno())],
                 pass_fds=[bound.fileno()],
                 cwd=self._root.name,
                 env={**installation.variables, "APPWORLD_ROOT": self._root.name},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
             )
+        # Not as an argument or a variable: code in an episode could read those of another episode's server.
+        self._key = secrets.token_urlsafe()
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:  # it has died: connecting will tell
+            stdin.write(f"{self._key}\n".encode())
         self._finalizer = weakref.finalize(self, _end, self.process, self._root)
         if hasattr(resource, "prlimit"):
             with contextlib.suppress(ProcessLookupError):  # it has died: connecting will tell
@@ -179,7 +183,8 @@ class AppworldServer:
             if self._connection.sock is None:
                 raise ConnectionError("the connection is closed")
             self._connection.sock.settimeout(timeout)
-            body, headers = json.dumps(arguments), {"Content-Type": "application/json"}
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
+            body = json.dumps(arguments)
             self._connection.request("POST", f"/{name}", body, headers)
             answer = self._connection.getresponse()
             content = answer.read()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from functools import partial
+from http.client import HTTPConnection
 from http.server import HTTPServer
 from pathlib import Path
 
@@ -169,6 +170,54 @@ def test_code_that_takes_all_memory_gets_an_error(stand_in):
     assert "MemoryError" in world.step("kept = bytearray(10**9)").observation.text
     assert world.step("print(1)").observation.text.strip() == "1"
     world.close()
+
+
+OPEN_APP = """
+import asyncio, json
+
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        body = (await receive())["body"]
+        headers = [(b"access-control-allow-origin", b"*"), (b"access-control-allow-credentials", b"true")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        answer = json.dumps({"output": eval(json.loads(body)["code"])})
+        await send({"type": "http.response.body", "body": answer.encode()})
+"""
+
+
+@pytest.fixture
+def open_app(tmp_path):
+    """An installation whose app executes code for everybody, as AppWorld's does."""
+    pytest.importorskip("uvicorn")
+    fake_appworld.install(tmp_path)
+    packages = tmp_path / "packages" / "appworld" / "serve"
+    packages.mkdir(parents=True)
+    (packages / "environment.py").write_text(OPEN_APP)
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "packages"} exec "{sys.executable}" "$@"\n')
+    return Installation(str(tmp_path))
+
+
+def ask(port, method="POST", **headers):
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, "/execute", json.dumps({"code": "6 * 7"}), headers)
+    answer = connection.getresponse()
+    return answer.status, {name.lower() for name, _ in answer.getheaders()}, answer.read()
+
+
+def test_code_is_executed_for_the_environment_alone(open_app):
+    """Not for another user of this machine, nor for a page in a browser, under whatever name it has this address."""
+    server = AppworldServer(open_app)
+    assert server.call("execute", code="6 * 7") == 42
+    key, page = f"Bearer {server._key}", {"Origin": "http://elsewhere.example"}
+    for headers in ({}, page, {"Authorization": "Bearer x"}, {"Authorization": key, "Host": "elsewhere.example"}):
+        for method in ("POST", "OPTIONS", "GET"):
+            status, names, body = ask(server.port, method, **headers)
+            assert status == 403 and b"42" not in body and not [one for one in names if one.startswith("access-")]
+    assert ask(server.port, Authorization=key)[0] == 200 == ask(server.port, Authorization=key, Host="localhost")[0]
+    process = psutil.Process(server.process.pid)
+    assert server._key not in str([process.cmdline(), process.environ()]), "code in an episode reads those of others"
+    server.close()
 
 
 # -- with AppWorld ----------------------------------------------------------------------------------------------------
