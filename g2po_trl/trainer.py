@@ -628,10 +628,6 @@ class G2POTrainer(GRPOTrainer):
         with moved as apart, self.player.actor.saved_template(), alone:
             super().save_model(str(apart), _internal_call=True)
 
-    def _load_best_model(self) -> None:
-        set_optimizer_mode(self.optimizer, training=False)  # before: it would change the weights that are loaded
-        super()._load_best_model()
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         missing = without_tied(self.model, load_result.missing_keys)
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
@@ -641,6 +637,7 @@ class G2POTrainer(GRPOTrainer):
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint; transformers finds an adapter only if it is called "default"."""
+        set_optimizer_mode(self.optimizer, training=False)  # before: it would change the weights that are loaded
         if not is_peft_model(self.model) or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             super()._load_best_model()
             return
