@@ -7,37 +7,48 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 HIDDEN = "<not written: it looks like a secret>"
-_WORDS = r"TOKENS?|KEYS?|SECRETS?|PASSWD|PASSPHRASE|CREDENTIALS?|PAT|AUTH"
-# Separate patterns, since arguments like `max_tokens`, `state_key` and `key_room` are ordinary.
-_VARIABLE = re.compile(rf"(^|_)({_WORDS})($|_)|PASSWORD|(API|ACCESS|SECRET)KEY", re.IGNORECASE)
-_ARGUMENT = re.compile(
-    rf"(^|[_-])({_WORDS}|AUTHORIZATION|COOKIES?)$|ACCESSTOKEN$|PASSWORD|SECRET|CREDENTIAL|(API|ACCESS|PRIVATE)[_-]?KEY",
-    re.IGNORECASE,
+# A name looks like a secret's with one of these in it …
+_PARTS = (
+    r"PASSWORD|PASSWD|PASSPHRASE|SECRET(?!AR)|CREDENTIAL|AUTHORIZATION|(API|ACCESS|PRIVATE)[_-]?KEY"
+    r"|(CONNECTION|CONN)[_-]?STR|(DATABASE|DB|REDIS|MONGO|MONGODB|POSTGRES|MYSQL|AMQP|BROKER|WEBHOOK)[_-]?UR[LI]$"
 )
-# A bare `key` is a state key in ALFWorld and AppWorld, and an object in other games.
+# … or with one of these words at its end; in upper case, as variables are written, anywhere.
+_WORDS = r"(?<![A-Z0-9])(TOKENS?|KEYS?|PAT|AUTH|COOKIES?|JWT|DSN)"
+_AT_END = r"(?<![A-Z0-9])PASS\d*$|(DB|PG|USER|SMTP|ROOT|ADMIN)PASS(FILE)?$|PWD$|\BTOKEN$"
+_ARGUMENT = re.compile(rf"{_PARTS}|{_WORDS}[_-]?\d*$|{_AT_END}", re.IGNORECASE)
+_VARIABLE = re.compile(rf"{_PARTS}|{_WORDS}(?![A-Z0-9])|{_AT_END}")
+# A bare `key` is a state key in ALFWorld and AppWorld, and an object in other games; PWD is the current folder.
 _ORDINARY = re.compile(
-    r"(^|_)(BOS|EOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|VIDEO|AUDIO|SPECIAL|STATE|TASK|SORT)_(TOKEN|KEY)S?$|^KEYS?$",
+    r"(?<![A-Z0-9])((BOS|EOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|VIDEO|AUDIO|SPECIAL|STATE|TASK|SORT|PRIMARY|FOREIGN|PUBLIC"
+    r"|CACHE|GROUP)_(TOKEN|KEY)S?|(MAX|MIN|NUM|N|NEW|TOTAL)_(\w+_)?TOKENS|(FIRST|SECOND|LAST|FORWARD|BACKWARD)_PASS)$"
+    r"|(?-i:^keys?$|^(OLD)?PWD$)",
     re.IGNORECASE,
 )
-_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]*:[^\s/]+(?=@)")  # a password may have an @
-_IN_QUERY = re.compile(r"([?&#][^=&\s]*(?:token|key|secret|password|signature|auth)=)[^&#\s]+", re.IGNORECASE)
-# Known credentials under any name: the Hub, OpenAI-style APIs, GitHub, AWS, Slack, Google, GitLab.
+_CAMEL = re.compile("(?<=[a-z0-9])(?=[A-Z])")
+# A password may have an @; what stands alone before a host of the web may be a token.
+_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]*:[^\s/]+(?=@)|((?<=http://)|(?<=https://))[^\s/@:?#]+(?=@)")
+_IN_QUERY = re.compile(r"([?&#][^=&\s]*(?:token|key|secret|password|signature|sig|auth)=)[^&#\s]+", re.IGNORECASE)
+# Known credentials under any name: the Hub, OpenAI-style APIs, Groq, xAI, NVIDIA, Replicate, Stripe, GitHub, GitLab,
+# AWS, Slack, Google, SendGrid, npm, PyPI, Docker; JSON Web Tokens, private keys. No folder's name in a path is one.
 _CREDENTIAL = re.compile(
-    r"\b(hf_\w{16,}|sk-[\w-]{16,}|gh[oprsu]_\w{20,}|github_pat_\w{20,}|AKIA[A-Z0-9]{16}|xox[abprs]-[\w-]{10,}"
-    r"|AIza[\w-]{30,}|glpat-[\w-]{16,}|(?<=Bearer )\S{8,})"
+    r"(?<![\w/-])(hf_\w{16,}|sk-[\w-]{16,}|gsk_\w{16,}|xai-\w{16,}|nvapi-[\w-]{16,}|r8_\w{16,}|[rs]k_(live|test)_\w{10,}"
+    r"|gh[oprsu]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|(AKIA|ASIA)[A-Z0-9]{16}|xox[abeprs]-[\w-]{10,}"
+    r"|AIza[\w-]{30,}|ya29\.[\w-]{16,}|SG\.[\w-]{16,}\.[\w-]{16,}|npm_\w{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{16,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?<=Bearer )\S{8,})"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*-----|\Z)"
 )
 
 
-def is_secret_variable(name: str) -> bool:
-    """Return whether an environment variable looks like a secret by its name."""
-    return bool(_VARIABLE.search(name))
+def is_secret_variable(name: str, value: str = "") -> bool:
+    """Return whether an environment variable looks like a secret, by its name or its value."""
+    return _is_secret(name) or masked(value) != value
 
 
 def masked(data: Any, name: str = "") -> Any:
     """Return the data with texts that look like secrets replaced by `HIDDEN`.
 
-    Masked are texts under a secret's name (`api_key`, `hub_token`), passwords in URLs, and words with the prefix
-    of a known credential. Mappings and lists are searched; numbers are never masked.
+    Masked are texts under a secret's name (`api_key`, `hub_token`), users and passwords in URLs, and words with the
+    prefix of a known credential. Mappings and lists are searched; numbers are never masked.
     """
     if isinstance(data, Mapping):
         return {key: masked(value, name if _is_secret(name) else str(key)) for key, value in data.items()}
@@ -63,4 +74,5 @@ def masked_names(data: Any, name: str) -> Iterator[str]:
 
 
 def _is_secret(name: str) -> bool:
-    return bool(_ARGUMENT.search(name)) and not _ORDINARY.search(name)
+    words = _CAMEL.sub("_", name)
+    return bool((_VARIABLE if name.isupper() else _ARGUMENT).search(words)) and not _ORDINARY.search(words)

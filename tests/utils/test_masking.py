@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import G2POConfig, PromptTemplate
+from g2po_trl.environments.pool.worker_process import withheld_variables
 from g2po_trl.evaluation.arguments import parse
 from g2po_trl.runs import hub
 from g2po_trl.runs.output_dir import RunFolder
@@ -55,6 +57,51 @@ def test_masked_hides_secrets(data, expected):
 )
 def test_masked_keeps_what_is_no_secret(data):
     assert masked(data) == data and not list(masked_names(data, "data"))
+
+
+SECRET_NAMES = (
+    "DB_PASS MYSQL_PWD HFTOKEN DATABASE_URL SESSION_COOKIE npm_config__authToken pwd pass dbPassword PGPASSFILE"
+)
+SECRET_NAMES += (
+    " accessToken HF_TOKEN_2 AWS_BEARER_TOKEN_BEDROCK SSH_AUTH_SOCK SENTRY_DSN REDIS_URL x-auth-token clientSecret"
+)
+SECRET_NAMES += (
+    " CI_JOB_JWT TF_VAR_db_pass Set-Cookie ENCRYPTION_KEY AZURE_STORAGE_CONNECTION_STRING KEY hub_token apikey"
+)
+ORDINARY_NAMES = (
+    "PWD OLDPWD TOKENIZERS_PARALLELISM max_tokens MAX_NEW_TOKENS num_tokens pad_token padToken PATH KEYBOARD"
+)
+ORDINARY_NAMES += (
+    " MONKEY tokenizer TOKENIZER key state_key key_room COMPASS bypass passes pass_rate secretary AUTHOR XAUTHORITY"
+)
+SECRET_VALUES = [
+    *("hf_abcdefghijklmnopqrst", "gsk_abcdefghij0123456789", "ghp_abcdefghij0123456789abcd", "AKIAIOSFODNN7EXAMPLE"),
+    *("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-def_123", "sk-ant-abcdefghij0123456789", "redis://:pw@there:6379"),
+    *("https://token@there/simple", "git+https://token@there/a/b", "postgres://me:pass@there/db"),
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+]
+ORDINARY_VALUES = [
+    "/home/me/sk-learn-experiments-2024:/bin",
+    "/data/hf_models_of_our_group",
+    "ssh://git@there/a",
+    "me@there",
+]
+
+
+def test_one_list_of_names_and_values_for_workers_and_for_files(monkeypatch):
+    """What a worker does not get is not written down either."""
+    secret = dict.fromkeys(SECRET_NAMES.split(), "x") | {f"S{i}": value for i, value in enumerate(SECRET_VALUES)}
+    ordinary = dict.fromkeys(ORDINARY_NAMES.split(), "x")
+    ordinary |= {f"O{i}": value for i, value in enumerate(ORDINARY_VALUES)}
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in (secret | ordinary).items():
+        monkeypatch.setenv(name, value)
+    assert set(withheld_variables()) == secret.keys()
+    assert withheld_variables(["DB_PASS", "S0"]) == sorted(secret.keys() - {"DB_PASS", "S0"})
+    written = masked(secret | ordinary)
+    assert {name for name, value in written.items() if HIDDEN in value} == secret.keys()
+    assert written["S8"] == f"git+https://{HIDDEN}@there/a/b"
 
 
 @pytest.mark.filterwarnings("ignore:.* has no effect without")

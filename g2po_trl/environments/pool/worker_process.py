@@ -37,7 +37,7 @@ def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
     unknown = sorted(set(passed) - set(os.environ))
     if unknown:
         raise ValueError(f"environment_variables names {', '.join(unknown)}, not set here: export it, or remove it")
-    return sorted(name for name in os.environ if is_secret_variable(name) and name not in passed)
+    return sorted(name for name, value in os.environ.items() if is_secret_variable(name, value) and name not in passed)
 
 
 @dataclass(frozen=True)
