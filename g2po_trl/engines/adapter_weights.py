@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import ModulesToSaveWrapper
+from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
 
 
 @torch.no_grad()
@@ -81,6 +81,67 @@ def adapter_parameters(
             with gather([parameter]):
                 values[_plain(name)] = _whole(parameter.data, device).clone()
     return get_peft_model_state_dict(model, values, model.active_adapter, save_embedding_layers=False)
+
+
+@torch.no_grad()
+def check_mergeable(model: PeftModel) -> None:
+    """Refuse an adapter that an engine cannot have merged into the base's weights, before the engine is started.
+
+    One layer of each kind is compared with its merged weight. All ranks call it before weights are sharded.
+    """
+    config = model.active_peft_config
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if getattr(config, "layer_replication", None):
+        raise ValueError("the adapter has layer_replication, and the engine's model has fewer layers: remove it")
+    if reason := _why_untied(model):
+        raise ValueError(
+            f"the model ties its LM head to its embeddings, and {reason}: an engine has one weight for both. Train "
+            "neither, train trainable_token_indices instead, or generate without the engine"
+        )
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in {(type(one), getattr(one.get_base_layer(), "bias", None) is None): one for one in layers}.values():
+        base = layer.get_base_layer()
+        if any(hasattr(parameter, "ds_id") for parameter in layer.parameters()):
+            continue  # ZeRO-3 holds a shard of each
+        inputs = None
+        if isinstance(base, torch.nn.Linear):
+            inputs = torch.ones(1, base.in_features, dtype=base.weight.dtype, device=base.weight.device)
+            training = layer.training
+            wanted = layer.eval()(inputs)  # without dropout
+            layer.train(training)
+        off = limit = 0.0
+        try:
+            with _merged(base, [layer]):
+                if in_place := layer.get_base_layer() is base:
+                    off = 0.0 if inputs is None else float((base(inputs) - wanted).abs().max())
+                else:
+                    layer.unmerge()
+        except (NotImplementedError, RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"the adapter ({kind}) cannot be merged into the weights of an engine: {error}"
+            ) from error
+        if inputs is not None:
+            limit = 64 * torch.finfo(wanted.dtype).eps * (1 + float(wanted.abs().max()))
+        if not in_place or not off <= limit:
+            raise ValueError(
+                f"the adapter ({kind}) cannot be merged into the weights of an engine: {type(layer).__name__} merged "
+                f"computes something else{f' (by {off:.2g})' if off else ''}. Use LoRA, or generate without the engine"
+            )
+
+
+def _why_untied(model: PeftModel) -> str | None:
+    """Return what trains apart of embeddings and LM head that the model's configuration ties, if anything does."""
+    if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        return None
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if isinstance(embeddings, TrainableTokensWrapper) and isinstance(head, TrainableTokensWrapper):
+        return None
+    for module, name in ((embeddings, "the embeddings"), (head, "the head")):
+        if isinstance(module, BaseTunerLayer):
+            return f"{name} alone have an adapter" if module is embeddings else f"{name} alone has an adapter"
+    if embeddings.weight is not head.weight:
+        return "they train apart (modules_to_save)"
+    return None
 
 
 @contextmanager

@@ -75,9 +75,11 @@ class VLLMEngine(RequestEngine):
         self.adapter: ServedAdapter | None = None
         self.lora: LoRARequest | None = None
         if is_peft_model(model):
-            from .adapter_weights import merged_parameters
+            from .adapter_weights import check_mergeable, merged_parameters
             from .vllm_adapter import ServedAdapter
 
+            if vllm.mode == "server":  # a colocated vLLM was started after it
+                check_mergeable(model)
             # TRL would merge the adapter into the base and take it off again.
             gather = gather_params_of(vllm)
             vllm._iter_named_params = partial(merged_parameters, model, gather, accelerator.device)

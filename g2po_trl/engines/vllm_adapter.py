@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model
-from peft import PeftModel, PeftType
+from peft import PeftConfig, PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..utils.trl_compat import vllm_engine_options, vllm_generation_class
-from .adapter_weights import adapter_parameters, merged_parameters
+from .adapter_weights import adapter_parameters, check_mergeable, merged_parameters
 from .weight_folder import WeightFolder
 
 if TYPE_CHECKING:
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
+_NOT_SERVED = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias")
+_NOT_SERVED += (
+    "alora_invocation_tokens",
+    "use_qalora",
+    "layer_replication",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+)
+_SAME_BASE = (True, False, None, "gaussian", "orthogonal", "eva")  # values of init_lora_weights that leave it alone
 _MUST_MERGE = "vllm_merge_adapter is False, and vLLM must have the adapter merged"
 Gather = Callable[[Sequence[torch.nn.Parameter]], AbstractContextManager]
 
@@ -51,6 +61,8 @@ class _AdapterGeneration(VLLMGeneration):
 
     def __init__(self, *args: Any, merge: bool | None, **kwargs: Any):
         self.merge = merge
+        if is_peft_model(kwargs["model"]):
+            check_mergeable(kwargs["model"])
         super().__init__(*args, **kwargs)
 
     def _init_vllm(self) -> None:
@@ -81,27 +93,43 @@ class _AdapterGeneration(VLLMGeneration):
         return reason is None
 
 
-def why_merged(model: PeftModel, sleeps: bool = False) -> str | None:
-    """Return the reason why vLLM cannot serve the adapter, or `None`."""
-    config = model.active_peft_config
-    if config.peft_type != PeftType.LORA or len(model.active_adapters) != 1:
+def why_merged(model: PeftModel, sleeps: bool = False, has_base: bool = True) -> str | None:
+    """Return the reason why vLLM cannot serve the adapter, or `None`.
+
+    Args:
+        model: with the adapter.
+        sleeps: vLLM sleeps between rollouts.
+        has_base: vLLM is given the trainer's base, instead of the one in files.
+    """
+    if len(model.active_adapters) != 1:
         return "it serves one LoRA adapter"
+    quantized = getattr(model, "quantization_method", None) is not None
+    if reason := why_not_served(model.active_peft_config, has_base and not quantized):
+        return reason
     if sleeps:
         return "vllm_enable_sleep_mode discards the adapter"
-    for name in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias"):
-        if getattr(config, name, None):
-            return f"it does not serve LoRA with {name}"
-    if getattr(config, "trainable_token_indices", None) or config.bias != "none":
-        return "it serves LoRA alone, and other weights are trained too"
-    quantized = getattr(model, "quantization_method", None) is not None
-    if quantized and config.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
-        return f"init_lora_weights={config.init_lora_weights!r} changes quantized weights"
-    if config.r > RANKS[-1]:
-        return f"lora_r is {config.r}, and it serves ranks of at most {RANKS[-1]}"
     for name, module in model.named_modules():
         if isinstance(module, BaseTunerLayer):
             if not isinstance(module.get_base_layer(), torch.nn.Linear) or name.endswith("lm_head"):
                 return f"it does not serve adapters of {name.removeprefix('base_model.model.')}"
+    return None
+
+
+def why_not_served(config: PeftConfig, has_base: bool = False) -> str | None:
+    """Return why vLLM cannot serve an adapter beside its base, as far as its configuration tells, or `None`."""
+    if config.peft_type != PeftType.LORA:
+        return "it serves one LoRA adapter"
+    for name in _NOT_SERVED:
+        if getattr(config, name, None):
+            return f"it does not serve LoRA with {name}"
+    if getattr(config, "trainable_token_indices", None) or config.bias != "none":
+        return "it serves LoRA alone, and other weights are trained too"
+    if not has_base and config.init_lora_weights not in _SAME_BASE:
+        return (
+            f"init_lora_weights={config.init_lora_weights!r} changes the base's weights, which it has from elsewhere"
+        )
+    if config.r > RANKS[-1]:
+        return f"lora_r is {config.r}, and it serves ranks of at most {RANKS[-1]}"
     return None
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from ..utils.adapter_files import find_adapter
 from .stop_tokens import get_stop_token_ids_of_checkpoint
 from .vllm_requests import RequestEngine, Requests, caches_prefixes
 
@@ -23,14 +23,24 @@ class OfflineVLLMEngine(RequestEngine):
         from vllm import LLM
 
         lora = None
-        adapter = Path(model, "adapter_config.json")
-        if adapter.is_file():
+        adapter = find_adapter(model) if Path(model).is_dir() else None
+        if adapter is not None:
+            from peft import PeftConfig
             from vllm.lora.request import LoRARequest
 
-            settings = json.loads(adapter.read_text())
-            lora = LoRARequest("adapter", 1, model)
-            vllm_options = {"enable_lora": True, "max_lora_rank": max(8, settings["r"]), **vllm_options}
-            model = settings["base_model_name_or_path"]
+            from .vllm_adapter import why_not_served
+
+            config = PeftConfig.from_pretrained(str(adapter))
+            if reason := why_not_served(config):
+                raise ValueError(
+                    f"model is {model!r}, an adapter that vLLM does not serve: {reason}. Use transformers as engine, "
+                    "or merge it into its base (merge_and_unload), save that, and pass its folder"
+                )
+            lora = LoRARequest("adapter", 1, str(adapter))
+            vllm_options = {"enable_lora": True, "max_lora_rank": max(8, config.r), **vllm_options}
+            if Path(model, "tokenizer_config.json").is_file():  # with the chat template of its training
+                vllm_options = {"tokenizer": model, **vllm_options}
+            model = config.base_model_name_or_path
         # vLLM would take temperature, top_p, … that a request leaves open from the checkpoint's generation_config.
         self.llm = LLM(model, **{"generation_config": "vllm", **vllm_options})
         try:

@@ -103,17 +103,28 @@ def visible(ends: torch.Tensor, positions: torch.Tensor | None = None, reach: Re
 
 
 def arithmetic(body: torch.nn.Module) -> torch.dtype:
-    """Return the dtype that the layers compute in: that of the first weight of neither embeddings nor an adapter.
+    """Return the dtype of the layers' inputs: that of the first weight of neither embeddings nor an adapter.
 
     The model's own `dtype` is that of the embeddings, which `cast_lm_head_to_fp32` makes float32 where the LM head
-    shares them, and bfloat16 layers stay what they are.
+    shares them, and bfloat16 layers stay what they are. A quantized layer tells nothing: its outputs have the dtype of
+    its inputs, and its bias that of its own arithmetic.
     """
-    embeddings = {id(parameter) for parameter in body.get_input_embeddings().parameters()}
-    for name, parameter in body.named_parameters():
-        is_layers = id(parameter) not in embeddings and "lora_" not in name
-        if is_layers and parameter.is_floating_point() and parameter.dtype.itemsize > 1:
+    skipped = set()
+    for module in body.modules():
+        adapters = [getattr(module, name, None) for name in getattr(module, "adapter_layer_names", ())]
+        parts = [part for part in adapters if isinstance(part, torch.nn.Module)]
+        skipped |= {id(parameter) for part in parts for parameter in part.parameters()}
+        own = list(module.parameters(recurse=False))
+        if isinstance(module, torch.nn.Embedding) or any(map(_is_quantized, own)):
+            skipped |= set(map(id, own))
+    for parameter in body.parameters():
+        if id(parameter) not in skipped and parameter.is_floating_point():
             return parameter.dtype
     return body.dtype
+
+
+def _is_quantized(parameter: torch.nn.Parameter) -> bool:
+    return parameter.dtype.itemsize == 1 or hasattr(parameter, "quant_state")
 
 
 def added_mask(sees: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

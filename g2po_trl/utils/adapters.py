@@ -141,12 +141,13 @@ def check_adapter(model: torch.nn.Module) -> None:
         raise ValueError("the adapter is merged into its base, and would not train: call model.unmerge_adapter()")
     if any(layer.disable_adapters for layer in layers):
         raise ValueError("the adapter is disabled, and would not train: call model.base_model.enable_adapter_layers()")
-    parameters = dict(model.named_parameters())
-    # PEFT is asked which it saves with numbers in place of the weights, which may be sharded.
-    numbers = {name: torch.tensor([float(i)]) for i, name in enumerate(parameters)}
-    saved = get_peft_model_state_dict(model, numbers, names[0], save_embedding_layers=False)
-    kept = {float(number) for number in saved.values()}
-    unsaved = [name for i, (name, one) in enumerate(parameters.items()) if one.requires_grad and float(i) not in kept]
+    # PEFT is asked which it saves with numbers in place of weights, which may be sharded. Tied ones have two names.
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    number_of = {id(one): float(i) for i, one in enumerate(dict.fromkeys(parameters.values()))}
+    numbers = {name: torch.tensor([number_of[id(one)]]) for name, one in parameters.items()}
+    saved = get_peft_model_state_dict(model, numbers, names[0], save_embedding_layers=False).values()
+    kept = {float(number) for number in saved}
+    unsaved = [name for name, one in model.named_parameters() if one.requires_grad and number_of[id(one)] not in kept]
     if unsaved:
         raise ValueError(
             f"{len(unsaved)} parameters train and are not saved with the adapter {names[0]!r}, such as {unsaved[0]}: "

@@ -15,8 +15,10 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
+from ...engines.adapter_weights import check_mergeable
 from ...engines.sampling import Sampling
 from ...engines.transformers import GenerationModel
+from ...engines.vllm_adapter import why_merged
 from ...engines.weight_folder import EMPTY, PREFIX
 from .client import LOADING, RequestRejected, Server, ServerUnavailable, run
 
@@ -115,15 +117,20 @@ class WeightSync:
         cards = {server.url: self._card(server, patience) for server in servers}
         for server in servers:
             self._check_model(server, cards[server.url])
-        self.takes_adapters = self.has_adapter and all(self._has(s, "/v1/load_lora_adapter") for s in servers)
         model = self.trainer.model()
+        # They have the base from files.
+        reason = why_merged(model, has_base=False) if self.has_adapter else "no adapter is trained"
+        self.takes_adapters = reason is None and all(self._has(s, "/v1/load_lora_adapter") for s in servers)
         if not self.takes_adapters:
             for server in servers:
                 if not self._has(server, "/weight_info"):
+                    why = f" ({reason}, so all weights are sent)" if self.has_adapter and reason else ""
                     raise ValueError(
-                        f"vllm_servers has {server.url}, which cannot be given weights: start it with vLLM's "
+                        f"vllm_servers has {server.url}, which cannot be given weights{why}: start it with vLLM's "
                         f"development mode, on a private network or loopback: {START}"
                     )
+            if self.has_adapter:
+                check_mergeable(model)
             if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None):
                 raise ValueError(
                     "vllm_servers and a model quantized to 4 or 8 bits: the adapter would be merged into rounded "
