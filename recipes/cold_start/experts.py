@@ -10,15 +10,13 @@ from __future__ import annotations
 import inspect
 import json
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from g2po_trl.environments.adapters.trl_tools import ToolEnvironment, is_tool_environment, random_arguments
 from g2po_trl.environments.contract import Observation, StepResult, TextEnvironment
-from g2po_trl.environments.loading import load
+from g2po_trl.environments.loading import import_named, load
 from g2po_trl.environments.validation import validate_observation
 from g2po_trl.rollout.episode import Episode
 from g2po_trl.trajectory import Trajectory
@@ -114,6 +112,5 @@ def find_expert(name: str) -> Callable[..., Answer] | None:
     """
     module, _, attribute = name.rpartition(":")
     made = load(name)
-    loaded = sys.modules[Path(module).stem if module.endswith(".py") else module]
     own = None if is_tool_environment(made) else getattr(made, "expert", None)  # there, a public method is a tool
-    return getattr(loaded, "expert", own)
+    return getattr(import_named(module), "expert", own)
