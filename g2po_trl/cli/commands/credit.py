@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--estimator-kwargs", metavar="JSON", type=json_object, default={}, help=options)
     add("--gamma", metavar="X", type=float, default=0.95, help="discount per call; default: 0.95")
     key = "file.py:function or module:function of a request's messages; or similar:0.9, which merges keys that share "
-    key += "90 %% of their word pairs. Default: the messages since the last completion"
+    key += "90 %% of their word pairs. Default: the messages since the last completion, and who is asked"
     add("--state-key", metavar="NAME", help=key)
     folder = "where to write; default: FILE-credit, without its suffix"
     add("--output", metavar="FOLDER", type=Path, help=folder)
