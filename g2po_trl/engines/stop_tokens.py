@@ -32,7 +32,10 @@ def get_stop_token_ids_of_checkpoint(
     try:
         config = GenerationConfig.from_pretrained(name, revision=revision)
     except OSError:  # the checkpoint has no such file, and transformers derives it from the model's configuration
-        config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(name, revision=revision))
+        try:
+            config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(name, revision=revision))
+        except (OSError, ValueError):  # a format that vLLM alone reads
+            config = GenerationConfig()
     return get_stop_token_ids(processing_class, SimpleNamespace(generation_config=config))
 
 
