@@ -21,7 +21,7 @@ LEVELS = ("error", "warning", "ok")
 SLOW_STEP = 0.2  # seconds
 LONG_TEXT = 8_000  # characters, about 2,000 tokens: the default max_prompt_length
 SHORT_TEXT = 60  # characters
-MANY_TURNS = 4  # at which a short text is seen in episodes of a task
+MANY_TURNS = 3  # at which a short text is seen in episodes of a task
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from g2po_trl.cli.recipe_files import recipes_folder
 from g2po_trl.environments.loading import resolve_agent_name
 
 ASKS = """
-import json, os, random, time, urllib.request
+import http.client, json, os, random, time, urllib.request
 
 def ask(client, text, **more):
     messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
@@ -209,6 +209,22 @@ FINDINGS = {
         "def agent(task, client): return ask(client, 'a', temperature=1) == ask(client, 'b')",
         "ok",
         "sets temperature, which has no effect",
+    ),
+    "says little": (
+        "def agent(task, client):\n    messages = [{'role': 'user', 'content': 'Write.'}]\n    for _ in range(4):\n"
+        "        messages.append({'role': 'assistant', 'content': ask(client, messages)})\n"
+        "        messages.append({'role': 'user', 'content': 'Saved.'})\n    return 1.0",
+        "warning",
+        "the short text 'user: Saved.' is one state in ",
+    ),
+    "has a time limit": (
+        "def agent(task, client):\n    said = ask(client, 'a')\n    connection = http.client.HTTPConnection("
+        "*client.base_url[7:-3].split(':'), timeout=1e-6)\n    try:\n        connection.request('POST', "
+        "'/v1/chat/completions', json.dumps({'messages': [{'role': 'user', 'content': 'b'}]}), "
+        "{'Authorization': f'Bearer {client.api_key}'})\n        connection.getresponse()\n    except OSError:\n"
+        "        connection.close()\n    return 0.0",
+        "error",
+        "the agent gave up a request before the model's answer and returned 0.0: ",
     ),
     "sends long messages": (
         "def agent(task, client): return ask(client, 'a' * 9000) == ask(client, 'b')",

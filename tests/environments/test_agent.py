@@ -1,6 +1,8 @@
 """Agents as environments: what they ask is observed, what they return is the reward, and each end has a name."""
 
 import asyncio
+import http.client
+import json
 import os
 import re
 import signal
@@ -13,6 +15,7 @@ import urllib.request
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -295,6 +298,20 @@ async def waiting(task, client):
     return 1.0
 
 
+def careless_of_its_connection(task, client):
+    """Its own client leaves the connection open after its time limit."""
+    ask(client, "x")
+    url = urlsplit(client.base_url)
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=0.3)
+    body = json.dumps({"messages": [{"role": "user", "content": "y"}]})
+    connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {client.api_key}"})
+    try:
+        connection.getresponse()
+    except TimeoutError:
+        client.at_end(connection.close)
+    return 0.0
+
+
 def late(agent, seconds=1.0, **task):
     """Return the last result of an episode whose second answer comes late."""
     environment = AgentEnvironment(agent, 5)
@@ -311,6 +328,11 @@ def late(agent, seconds=1.0, **task):
 def test_a_request_that_the_agent_gave_up_is_no_failure_of_the_model(then):
     with pytest.raises(EnvironmentContractError, match="^the agent gave up a request before the model's answer and r"):
         late(impatient, then=then)
+
+
+def test_a_request_that_is_given_up_on_an_open_connection():
+    with pytest.raises(EnvironmentContractError, match="the agent gave up a request"):
+        late(careless_of_its_connection)
 
 
 @pytest.mark.parametrize("stream", [False, True])

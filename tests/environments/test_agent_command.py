@@ -11,6 +11,7 @@ import pytest
 from scripted_agents import play, says
 
 from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool
+from g2po_trl.environments.validation import EnvironmentContractError
 
 SOLVE = """
 import json, os, sys, urllib.error, urllib.request
@@ -127,6 +128,22 @@ def test_a_program_that_takes_too_long(solve, tmp_path):
     end = environment.step(says("sleep"))
     assert end.info["failure_reason"] == "agent error: it took more than 3 s"
     wait_until(lambda: not any(map(is_running, (tmp_path / "pids").read_text().split())))
+
+
+@pytest.mark.parametrize("then", ["raise", "print('no answer') or sys.exit(0)"])
+def test_a_program_whose_request_reaches_its_time_limit(tmp_path, monkeypatch, then):
+    monkeypatch.chdir(tmp_path)
+    limited = SOLVE.replace("urlopen(request)", "urlopen(request, timeout=0.3)")
+    limited = limited.replace(
+        "    said = ask(sys.argv[1] + said)", f"    try: said = ask('x')\n    except OSError: {then}"
+    )
+    (tmp_path / "solve.py").write_text(limited)
+    environment = AgentEnvironment(AgentCommand("python solve.py", lambda: 0), 5)
+    environment.reset()
+    time.sleep(1)
+    with pytest.raises(EnvironmentContractError, match="the agent gave up a request before the model's answer and r"):
+        environment.step(says("late"))
+    environment.close()
 
 
 def test_the_program_of_an_episode_that_was_given_up_is_killed(tmp_path, monkeypatch):

@@ -323,6 +323,25 @@ def test_bodies_in_chunks_and_compressed(session):
     assert not session.refused
 
 
+def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(session):
+    """As curl does with long bodies, for a second."""
+    body = json.dumps(HELLO).encode()
+    head = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {session.key}",
+        f"Content-Length: {len(body)}",
+        "Expect: 100-continue",
+    ]
+    port = int(running_endpoint().base_url.split(":")[2].removesuffix("/v1"))
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall("\r\n".join([*head, "", ""]).encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100 Continue")
+        connection.sendall(body)
+        respond(session, says("hi"))
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
+
+
 def test_bodies_that_cannot_be_read_are_refused_in_their_session(session, monkeypatch):
     monkeypatch.setattr(request_body, "MAX_BODY_BYTES", 1000)
     bomb = gzip.compress(b" " * 10_000)
