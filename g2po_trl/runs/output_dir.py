@@ -30,7 +30,7 @@ from .ownership import (
     step_of,
     what_is_in,
 )
-from .run_json import FILE, read_run, with_relative_files
+from .run_json import FILE, read_run
 
 _RESERVED = ("train", "replaced")  # the trajectories of training
 
@@ -233,8 +233,8 @@ class RunFolder:
                 print(f"  {line}", flush=True)
         else:
             self.parts = parts_of({})
-        written = with_relative_files(description, self.path)
-        write_json(self.path / FILE, {"run_id": self.run_id, **written, "parts": self.parts}, indent=2)
+        written = {"run_id": self.run_id, "folder": str(self.path.resolve()), **description, "parts": self.parts}
+        write_json(self.path / FILE, written, indent=2)
         for name, rows in panels.items():
             # As written, also NaN and half a character: `g2po evaluate` plays these rows again.
             lossless = {"ensure_ascii": True, "allow_nan": True}

