@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 
-from ..utils.streams import outlive_readers
+from ..utils.show import outlive_readers
 
 # What libraries write at every start, about something that no user has asked for: logger -> how the message begins.
 _NOISE = {"bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community"}

@@ -88,8 +88,8 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 def with_files_here(run: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the description of a run whose project was moved with its files where they are now.
 
-    These are the files of `{"import": "file.py:name"}` and paths in the project: what is beside the run's folder, as it
-    was beside the one in which run.json was written.
+    These are the files of `{"import": "file.py:name"}` and paths in the project: what is beside the run's folder as it
+    was when run.json was written.
     """
     before = Path(run.get("folder") or folder)
     project, there = before, folder

@@ -29,7 +29,7 @@ from typing import Any
 import cloudpickle
 
 from ...prompts.conversation import prefix_digests
-from ...utils.streams import outlive_readers
+from ...utils.show import outlive_readers
 from ..causes import in_words
 from ..contract import Observation, StepResult
 from ..validation import (
