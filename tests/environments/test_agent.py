@@ -346,7 +346,8 @@ def test_a_request_that_is_repeated_after_a_time_limit_is_one_step():
     assert (end.reward, end.info) == (1.0, {})
 
 
-def test_requests_that_are_cancelled_since_another_ones_answer_made_the_agent_raise():
+@pytest.mark.parametrize("gather", [False, True])
+def test_requests_that_are_cancelled_since_another_ones_answer_made_the_agent_raise(gather):
     """The model led there, as in a loop without parallel requests."""
 
     async def agent(task, client):
@@ -356,12 +357,15 @@ def test_requests_that_are_cancelled_since_another_ones_answer_made_the_agent_ra
             await model.chat.completions.create(model=client.model, messages=[{"role": "user", "content": text}])
             return {}["city"]
 
+        if gather:
+            await asyncio.gather(part("a"), part("b"))
         async with asyncio.TaskGroup() as group:
             group.create_task(part("a"))
             group.create_task(part("b"))
 
     environment = AgentEnvironment(agent, 5)
     environment.reset()
+    time.sleep(0.5)  # both have arrived
     assert not environment.step(says("x")).terminated, "the other request waits"
     time.sleep(0.5)  # it is cancelled
     end = environment.step(says("x"))

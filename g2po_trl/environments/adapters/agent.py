@@ -233,8 +233,7 @@ class AgentEnvironment(TextEnvironment):
         """Return the last step's result. An agent that returned no reward violates its contract."""
         facts, lost = self._facts(), self._session.given_up()
         self._abandon()
-        # An agent that cancels its other requests since one of them made it raise has not reached a time limit.
-        if lost and (end.error is None or is_of_time(end.error) or not all(call.beside_another for call in lost)):
+        if lost and not _was_cancelled(end.error, lost):
             raise _gave_up(end) from end.error
         if end.error is None:
             reward, success, info = read_return_value(end.value)
@@ -358,6 +357,13 @@ def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
         f"the agent returned {show(value)}{why}: return a reward (a number), (reward, success), (reward, success, "
         "info), or a dict with these"
     )
+
+
+def _was_cancelled(error: BaseException | None, lost: Sequence[Call]) -> bool:
+    """Return whether an agent cancelled requests since another answer made it raise, and reached no time limit."""
+    if error is None or is_of_time(error):
+        return False
+    return isinstance(error, BaseExceptionGroup) or all(call.beside_another for call in lost)
 
 
 def _gave_up(end: AgentEnd | None) -> EnvironmentContractError:
