@@ -263,13 +263,18 @@ class RowLength:
         A layer works 2 T H on the attention of a token over the T others of its row (H: hidden size), and as
         much as it has weights on the rest.
         """
-        hidden = config.hidden_size
-        weights = 4 * hidden**2 + 3 * hidden * (getattr(config, "intermediate_size", None) or 4 * hidden)
+
+        def size(name: str, default: int) -> int:  # recurrent models have no heads, and some others a size by layer
+            value = getattr(config, name, None) or default
+            return max(value) if isinstance(value, (list, tuple)) else value
+
+        hidden = size("hidden_size", 1024)
+        weights = 4 * hidden**2 + 3 * hidden * size("intermediate_size", 4 * hidden)
         if attention not in ("sdpa", "eager"):  # others skip what a token does not see
             return cls(int(np.clip(2 ** round(np.log2(weights / (4 * hidden))), _SHORTEST, _LONGEST)))
         most = max_tokens
         if attention == "eager":  # it holds a score for each head, token and place
-            most = min(most, _EAGER_SCORES // (config.num_attention_heads * max_tokens))
+            most = min(most, _EAGER_SCORES // (size("num_attention_heads", 1) * max_tokens))
         return cls(int(np.clip(most, _SHORTEST, _LONGEST)), weights / (2 * hidden * _ATTENTION_COST))
 
 

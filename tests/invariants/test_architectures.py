@@ -1,11 +1,10 @@
 """Every model family: layouts give the log-probabilities and gradient of rows of their own, or are not taken.
 
-What few families cover runs by default; all of them by `make test-slow`, and
-`python tests/invariants/test_architectures.py docs/architectures.md` writes what is found.
+What few families cover runs by default; all of them by `make test-slow`, and `python docs/make_architectures.py`
+writes what is found.
 """
 
 import logging
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ WITHOUT_LORA |= dict.fromkeys(("Llama 4", "Phi-3.5 MoE"), ["router"])
 NOT_BY_POSITIONS = ["Qwen2.5-VL", "Llama 4", "GPT-OSS", "OPT"]  # with SDPA or eager attention
 NOT_BY_POSITIONS += ["Falcon"] if Version(transformers.__version__) < Version("5.24") else []
 EXACT = 1e-4  # nats, and of the gradient's length
+MARK = "<!-- families -->\n"
 
 
 def by_family(names=FAMILIES, fast=FAST):
@@ -171,15 +171,8 @@ def entry(name: str) -> str:
 def test_the_docs_have_every_family_at_its_layout():
     text = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text()
     lines = {"shared": "", "padded": ""}
-    for line in text.partition("<!-- families -->\n")[2].splitlines():
+    for line in text.partition(MARK)[2].splitlines():
         for layout in lines:
             lines[layout] += line if line.startswith(f"- **`{layout}`**") else ""
     missing = [name for name, family in FAMILIES.items() if entry(name) not in lines[family.layout]]
-    assert not missing, "python tests/invariants/test_architectures.py docs/architectures.md"
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    written = families()
-    head, _, _ = path.read_text().partition("<!-- families -->\n")
-    path.write_text(f"{head}<!-- families -->\n{written}\n")
+    assert not missing, "python docs/make_architectures.py"

@@ -1,0 +1,145 @@
+"""The start check on every causal language model of transformers: equal, slower, refused, or not to be built.
+
+`python docs/make_architectures.py` tries all of them and writes what is found.
+"""
+
+import logging
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from causal_models import MODEL_TYPES, tiny_model
+from conftest import build_tokenizer
+from families import alone, gradient
+from letter_environment import LETTER_PROMPT, LongLetterEnvironment
+from letter_trainer import TASKS, make_config
+
+from g2po_trl import G2POTrainer
+
+DOCS = Path(__file__).parents[2] / "docs" / "architectures.md"
+MARK = "<!-- causal language models -->\n"
+OUTCOMES = {
+    "equal": "**Equal**",
+    "own head": "**Equal by a slower path**, the model's own LM head",
+    "padded": "**Equal by a slower path**, the layout `padded`",
+    "refused": "**Refused**",
+    "not built": "**Not built**: transformers makes no causal language model of the default configuration",
+}
+
+
+def make_trainer(model, folder, tokenizer):
+    args = make_config(folder, beta=0.0, router_aux_loss_coef=0.0)
+    return G2POTrainer(
+        model,
+        args,
+        TASKS,
+        environment_factory=LongLetterEnvironment,
+        prompt_template=LETTER_PROMPT,
+        processing_class=tokenizer,
+    )
+
+
+def outcome(model_type: str, folder: Path, tokenizer) -> tuple[str, str]:
+    """Return a key of `OUTCOMES`, and the reason of a model that is not trained."""
+    try:
+        model = tiny_model(model_type, len(tokenizer))
+    except Exception as error:  # of any class
+        return "not built", _reason(error)
+    trainer = None
+    try:
+        trainer = make_trainer(model, folder, tokenizer)
+        layout = trainer.update.layout
+        configured = layout.kind
+        trainer.start_check.compare(trainer.model, with_reference=False)
+        return "own head" if not layout.fused else "equal" if layout.kind == configured else "padded", ""
+    except Exception as error:
+        return "refused", _reason(error)
+    finally:
+        if trainer is not None:
+            trainer.close()
+
+
+def _reason(error: Exception) -> str:
+    """Return the part of a message that tells models apart."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, ImportError):
+        return lines[0].partition(" but it was not found")[0]
+    return re.sub(r".*(they differ by .*), where .*", r"\1", lines[-1]).rstrip(".")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+@pytest.mark.parametrize("model_type", ["recurrent_gemma", "inkling_text", "modernbert-decoder"])
+def test_a_model_that_changes_its_logits_otherwise_takes_its_own_head(model_type, tmp_path, tokenizer, caplog):
+    """A cap, a multiplier and an extra layer, of which TRL's fused LM head knows nothing."""
+    trainer = make_trainer(tiny_model(model_type, len(tokenizer)), tmp_path, tokenizer)
+    model, batch = trainer.model.eval(), trainer.start_check.sample
+    sequences, scored = batch.sequences(), list(map(len, batch.completion_ids))
+
+    def score():
+        return trainer.update.score(model, trainer.update.micro_batch(batch))
+
+    wanted = alone(model, sequences, scored)
+    length = gradient(model, wanted)
+    assert (score() - wanted).abs().mean() > 0.05, "nats"
+    assert (gradient(model, score()) - length).norm() / length.norm() > 0.05
+    with caplog.at_level(logging.WARNING):
+        trainer.start_check.compare(model, with_reference=False)
+    assert "training uses the model's own LM head" in caplog.text and not trainer.update.layout.fused
+    assert (score() - wanted).abs().max() < 1e-4
+    assert (gradient(model, score()) - length).norm() / length.norm() < 1e-4
+    trainer.close()
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "bart", "gemma3n_text"])
+def test_configurations_without_heads_or_with_sizes_by_layer_are_trained(model_type, tmp_path, tokenizer):
+    assert outcome(model_type, tmp_path, tokenizer) == ("equal", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_page_says_what_the_start_check_finds(model_type, tmp_path, tokenizer):
+    assert outcome(model_type, tmp_path, tokenizer)[0] == found_in(DOCS.read_text())[model_type]
+
+
+@pytest.mark.skipif(f"transformers {transformers.__version__}" not in DOCS.read_text(), reason="of another version")
+def test_the_page_has_every_causal_language_model():
+    assert found_in(DOCS.read_text()).keys() == set(MODEL_TYPES), "python docs/make_architectures.py"
+
+
+def found_in(page: str) -> dict[str, str]:
+    """Return model types and the outcomes that a page gives them."""
+    lines = page.partition(MARK)[2].partition("\n## ")[0].splitlines()
+    found = {}
+    for key, title in OUTCOMES.items():
+        (line,) = (line for line in lines if line.startswith(f"- {title} ("))
+        found |= dict.fromkeys(re.findall(r"`([^` ]+)`", line.partition("): ")[2]), key)
+    return found
+
+
+def written(found: dict[str, tuple[str, str]]) -> str:
+    """Return Markdown: model types by outcome, and reasons."""
+    lines = [
+        f"Found with transformers {transformers.__version__} and torch {torch.__version__.partition('+')[0]}:",
+        "",
+    ]
+    for key, title in OUTCOMES.items():
+        names = [f"`{name}`{f' ({reason})' if reason else ''}" for name, (of, reason) in found.items() if of == key]
+        lines.append(f"- {title} ({len(names)}): {', '.join(names)}.")
+    return "\n".join(lines)
+
+
+def outcomes() -> dict[str, tuple[str, str]]:
+    """Return `outcome` of all of them."""
+    found, tokenizer = {}, build_tokenizer()
+    with tempfile.TemporaryDirectory() as folder:
+        for model_type in MODEL_TYPES:
+            found[model_type] = outcome(model_type, Path(folder, model_type), tokenizer)
+            print(model_type, *found[model_type], flush=True)
+    return found
