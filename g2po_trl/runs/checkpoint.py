@@ -8,6 +8,7 @@ the iteration, the step samples that are still to be trained on, the evaluations
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
 from ..utils.json import write_json
 from .ownership import STAGING, remove
+
+logger = logging.getLogger(__name__)
 
 _STATE = "g2po_state.json"
 _LATEST = ("true", "latest", "last")
@@ -232,12 +235,13 @@ class ReferenceState:
         return self._sums
 
     def load_state_dict(self, state: list[float] | None) -> None:
-        """Refuse a reference that is not the checkpoint's."""
+        """Warn of a reference that is not the checkpoint's: the KL term then pulls to another model than before."""
         now = self.state_dict()
         if state and now and any(abs(one - other) > 1e-6 * state[1] for one, other in zip(state, now)):
-            raise ValueError(
-                f"the reference model is not the one of the checkpoint: the sums of its weights are {now} and were "
-                f"{state}. Start with the model that the run began with, or a new run from the checkpoint's weights"
+            logger.warning(
+                "The reference model is not the one that the run began with (sums of its weights and of their sizes: "
+                "%s, and before %s). Pass the model that the run began with.",
+                *(", ".join(f"{one:.6g}" for one in sums) for sums in (now, state)),
             )
 
     def save(self, folder: str) -> None:

@@ -174,7 +174,7 @@ def test_a_reference_that_moves_is_in_the_checkpoint(make_trainer, tmp_path):
         resumed.train(resume_from_checkpoint=True)
 
 
-def test_another_reference_than_the_runs_is_refused(tiny_model_dir, tmp_path):
+def test_another_reference_than_the_runs_is_told(tiny_model_dir, tmp_path, caplog):
     def run(model, max_steps):
         trainer = make_from_object(tiny_model_dir, tmp_path / "out", model, max_steps=max_steps, **CHECKPOINTS)
         try:
@@ -183,9 +183,10 @@ def test_another_reference_than_the_runs_is_refused(tiny_model_dir, tmp_path):
             trainer.close()
 
     config = AutoModelForCausalLM.from_pretrained(tiny_model_dir).config
+    torch.manual_seed(0)
     run(AutoModelForCausalLM.from_config(config), 1)
-    with pytest.raises(ValueError, match="the reference model is not the one of the checkpoint"):
-        run(AutoModelForCausalLM.from_config(config), 2)  # drawn anew
+    run(AutoModelForCausalLM.from_config(config), 2)  # drawn anew
+    assert "The reference model is not the one that the run began with" in caplog.text
 
 
 def test_a_tied_head_is_not_missing_in_a_checkpoint(make_trainer, caplog):
@@ -196,7 +197,7 @@ def test_a_tied_head_is_not_missing_in_a_checkpoint(make_trainer, caplog):
     finally:
         logging.getLogger("transformers").removeHandler(caplog.handler)
     said = " ".join(record.getMessage() for record in caplog.records)
-    assert "missing keys" not in said and "number of tokens" not in said
+    assert not [text for text in ("missing keys", "number of tokens", "reference model is not") if text in said]
 
 
 # -- comparisons of evaluations ---------------------------------------------------------------------------------------
