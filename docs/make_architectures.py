@@ -1,6 +1,7 @@
-"""Write the lists of docs/architectures.md from what models do here: `python docs/make_architectures.py`.
+"""Write docs/causal_models.json and the lists of docs/architectures.md from what models do here.
 
-Every family is built tiny and at random; a few minutes on one core. Tests compare the lists with the page.
+`python docs/make_architectures.py` builds every family tiny and at random; it takes minutes on one core. Tests compare
+both files.
 """
 
 import logging
@@ -17,24 +18,29 @@ import test_causal_models  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-PAGE = Path(__file__).with_name("architectures.md")
 
-
-def replaced(page: str, begin: str, text: str) -> str:
-    """Return a page with another text after a mark, up to the next heading or the end."""
-    head, mark, rest = page.partition(begin)
+def write_after(begin: str, text: str) -> None:
+    """Write another text after a mark of the page, up to the next heading or the end."""
+    page = test_causal_models.PAGE
+    head, mark, rest = page.read_text(encoding="utf-8").partition(begin)
     _, heading, tail = rest.partition("\n## ")
-    return f"{head}{mark}{text}\n{heading}{tail}"
+    page.write_text(f"{head}{mark}{text}\n{heading}{tail}", encoding="utf-8")
+
+
+def write_causal_models(found: dict[str, tuple[str, str]]) -> None:
+    """Write the outcome of every causal language model to the list and the page."""
+    test_causal_models.LIST.write_text(test_causal_models.listed(found), encoding="utf-8")
+    text = f"{test_causal_models.versions()}\n\n{test_causal_models.table(found)}"
+    write_after(test_causal_models.MARK, text)
 
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    page, started = PAGE.read_text(encoding="utf-8"), time.perf_counter()
+    started = time.perf_counter()
     found = test_causal_models.outcomes()
     counts = Counter(of for of, _ in found.values())
     print(f"{len(found)} causal language models in {time.perf_counter() - started:.0f} s: {dict(counts)}")
-    page = replaced(page, test_causal_models.MARK, test_causal_models.written(found))
-    page = replaced(page, test_architectures.MARK, test_architectures.families())
-    PAGE.write_text(page, encoding="utf-8")
+    write_causal_models(found)
+    write_after(test_architectures.MARK, test_architectures.families())

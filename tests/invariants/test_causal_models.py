@@ -3,8 +3,8 @@
 `python docs/make_architectures.py` tries all of them and writes what is found.
 """
 
+import json
 import logging
-import re
 import tempfile
 from pathlib import Path
 
@@ -19,14 +19,15 @@ from letter_trainer import TASKS, make_config
 
 from g2po_trl import G2POTrainer
 
-DOCS = Path(__file__).parents[2] / "docs" / "architectures.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, LIST = DOCS / "architectures.md", DOCS / "causal_models.json"
 MARK = "<!-- causal language models -->\n"
 OUTCOMES = {
-    "equal": "**Equal**",
-    "own head": "**Equal by the model's own LM head**",
-    "padded": "**Equal in `padded`**",
-    "refused": "**Refused**",
-    "not built": "**Not built**, since transformers makes no such model of its default configuration",
+    "equal": "Equal",
+    "own head": "Equal by the model's own LM head",
+    "padded": "Equal in `padded`",
+    "refused": "Refused",
+    "not built": "Cannot be built from transformers' default configuration",
 }
 
 
@@ -104,37 +105,48 @@ def test_configurations_without_heads_or_with_sizes_by_layer_are_trained(model_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_page_says_what_the_start_check_finds(model_type, tmp_path, tokenizer):
-    assert outcome(model_type, tmp_path, tokenizer)[0] == found_in(DOCS.read_text()).get(model_type, "equal")
+def test_the_list_says_what_the_start_check_finds(model_type, tmp_path, tokenizer):
+    assert outcome(model_type, tmp_path, tokenizer)[0] == recorded()[model_type][0]
 
 
-def test_the_page_counts_every_causal_language_model():
-    page = DOCS.read_text()
-    if f"transformers {transformers.__version__}" not in page:
-        pytest.skip("the page is of another version of transformers")
-    named, equal = found_in(page), re.search(r"- \*\*Equal\*\* \((\d+)\): all others", page)
-    assert named.keys() < set(MODEL_TYPES) and len(named) + int(equal[1]) == len(MODEL_TYPES), (
-        "python docs/make_architectures.py"
-    )
+def test_the_page_has_the_table_of_the_list():
+    assert f"\n{table(recorded())}\n" in PAGE.read_text(encoding="utf-8"), "python docs/make_architectures.py"
 
 
-def found_in(page: str) -> dict[str, str]:
-    """Return the model types that a page names, and the outcomes that it gives them."""
-    lines = page.partition(MARK)[2].partition("\n## ")[0].splitlines()
-    found = {}
+def test_the_list_has_every_causal_language_model():
+    if f"transformers {transformers.__version__}," not in PAGE.read_text(encoding="utf-8"):
+        pytest.skip("the list is of another version of transformers")
+    assert list(recorded()) == sorted(MODEL_TYPES), "python docs/make_architectures.py"
+
+
+def recorded() -> dict[str, tuple[str, str]]:
+    """Return what `listed` wrote."""
+    found = json.loads(LIST.read_text(encoding="utf-8"))
+    return {name: (entry["outcome"], entry.get("reason", "")) for name, entry in found.items()}
+
+
+def listed(found: dict[str, tuple[str, str]]) -> str:
+    """Return JSON, a line for each model type: its outcome, and the reason if it is not trained."""
+    entries = {
+        name: {"outcome": of, **({"reason": reason} if reason else {})} for name, (of, reason) in sorted(found.items())
+    }
+    lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def table(found: dict[str, tuple[str, str]]) -> str:
+    """Return a Markdown table: number and names by outcome, and reasons. Most are equal, and are only linked."""
+    lines = ["| Outcome | Number | Models |", "|---|---|---|"]
     for key, title in OUTCOMES.items():
-        (line,) = (line for line in lines if line.startswith(f"- {title} ("))
-        found |= dict.fromkeys(re.findall(r"`([^` ]+)`", line.partition("): ")[2]), key)
-    return found
-
-
-def written(found: dict[str, tuple[str, str]]) -> str:
-    """Return Markdown: model types by outcome, and reasons. Most are equal, and have no names."""
-    lines = [f"Found with transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}:", ""]
-    for key, title in OUTCOMES.items():
-        names = [f"`{name}`{f' ({reason})' if reason else ''}" for name, (of, reason) in found.items() if of == key]
-        lines.append(f"- {title} ({len(names)}): {'all others' if key == 'equal' else ', '.join(names)}.")
+        of_key = {name: reason for name, (of, reason) in sorted(found.items()) if of == key}
+        names = [f"`{name}`{f' ({reason})' if reason else ''}" for name, reason in of_key.items()]
+        models = f"[all others]({LIST.name})" if key == "equal" else ", ".join(names)
+        lines.append(f"| {title} | {len(of_key)} | {models} |")
     return "\n".join(lines)
+
+
+def versions() -> str:
+    return f"Found with transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}:"
 
 
 def outcomes() -> dict[str, tuple[str, str]]:
