@@ -124,16 +124,15 @@ class StartCheck(TrainerCallback):
         off, tolerance = self._difference(scored, wanted), self._tolerance(model)
         if off <= tolerance:
             return
-        if self.reference is None:
-            whose = "the model without its adapter, which changes the base model from the start: merge the adapter "
-            whose += "(merge_and_unload), save the model, and pass the folder"
-        else:
+        whose = "the adapter as it was when the trainer was made"
+        if self.reference is not None:
             origin = name_or_path_of(self.accelerator.unwrap_model(self.reference).config)
-            whose = f"loaded from {origin!r}: save the model with save_pretrained, and pass the folder"
+            whose = f"{origin!r} as it was when the trainer was made"
         raise ValueError(
             f"beta is {log_probs.beta} and the reference is not the model that begins: their log-probabilities differ "
             f"by {off:.2g} nats on average before the first step, where rounding explains {tolerance:.2g}. The "
-            f"reference is {whose}; or set beta=0"
+            f"reference is {whose}: change the model before, or save it with save_pretrained and pass the folder; or "
+            "set beta=0"
         )
 
     # -- the first rollout ---------------------------------------------------------------------------------------
@@ -163,8 +162,8 @@ class StartCheck(TrainerCallback):
             return
         self._has_seen_engine = True
         steps = [step for trajectory in trajectories if trajectory.counted for step in trajectory.steps]
-        known = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
-        batch = _some_samples(known) if known and self.comparable else None
+        reported = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
+        batch = _some_samples(reported) if reported and self.comparable else None
         was_training = model.training
         model.eval()
         try:
@@ -175,9 +174,11 @@ class StartCheck(TrainerCallback):
         sampled = torch.full_like(scored, torch.nan)
         for row, values in enumerate(batch.logprobs if batch else []):
             sampled[row, : len(values)] = torch.from_numpy(values)
-        off, tolerance = self._difference(scored, sampled), self._tolerance(model, torch.bfloat16)
-        for step in [] if self._keeps_log_probs else steps:
-            step.logprobs = None
+        known = ~sampled.isnan()
+        off, tolerance = self._difference(scored, sampled, known), self._tolerance(model, torch.bfloat16)
+        for trajectory in [] if self._keeps_log_probs else trajectories:
+            for step in trajectory.steps:
+                step.logprobs = None
         if off <= tolerance:
             return
         differs = (
@@ -232,11 +233,11 @@ class StartCheck(TrainerCallback):
         self._largest_logit = self.accelerator.reduce(largest, reduction="mean").item()  # one tolerance on all ranks
         return logits.log_softmax(-1).gather(-1, ids[:, -length:, None].to(logits.device))[..., 0]
 
-    def _difference(self, found: torch.Tensor, wanted: torch.Tensor) -> float:
-        """Return the mean absolute difference over all ranks, where `wanted` is known."""
-        known = ~wanted.isnan()
-        off = (found.to(wanted.device)[:, : wanted.shape[1]] - wanted).abs()[known].nan_to_num(torch.inf)
-        sums = torch.stack([off.sum().double(), known.sum().double()]).float().to(self.accelerator.device)
+    def _difference(self, found: torch.Tensor, wanted: torch.Tensor, known: torch.Tensor | None = None) -> float:
+        """Return the mean absolute difference over all ranks, where `wanted` is known; infinity for NaN."""
+        off = (found.to(wanted.device)[:, : wanted.shape[1]] - wanted).abs().double()
+        off = (off if known is None else off[known]).nan_to_num(torch.inf)
+        sums = torch.stack([off.sum(), off.new_tensor(off.numel())]).float().to(self.accelerator.device)
         total, number = self.accelerator.reduce(sums, reduction="sum").tolist()
         return total / max(number, 1)
 
