@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -122,11 +122,11 @@ def check_adapter(model: torch.nn.Module) -> None:
     if isinstance(model, PeftMixedModel):
         raise ValueError("the model is a PeftMixedModel, whose adapters cannot be saved: use PeftModel, with one kind")
     if not is_peft_model(model):
-        if getattr(model, "_hf_peft_config_loaded", False):
+        if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
             raise ValueError(
-                "the model has an adapter that transformers added (add_adapter, or from_pretrained of an adapter's "
-                "folder), whose weights would not be told from the base's: use peft's get_peft_model, or "
-                "PeftModel.from_pretrained(base, folder, is_trainable=True), or pass the folder's name as model"
+                "the model has adapters and is not a PeftModel (transformers adds them so, by add_adapter or "
+                "from_pretrained of an adapter's folder): use peft's get_peft_model, or PeftModel.from_pretrained(base, "
+                "folder, is_trainable=True), or pass the folder's name as model"
             )
         return
     names = model.active_adapters
@@ -141,18 +141,57 @@ def check_adapter(model: torch.nn.Module) -> None:
         raise ValueError("the adapter is merged into its base, and would not train: call model.unmerge_adapter()")
     if any(layer.disable_adapters for layer in layers):
         raise ValueError("the adapter is disabled, and would not train: call model.base_model.enable_adapter_layers()")
+    _check_quantized(model, layers)
     # PEFT is asked which it saves with numbers in place of weights, which may be sharded. Tied ones have two names.
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    number_of = {id(one): float(i) for i, one in enumerate(dict.fromkeys(parameters.values()))}
-    numbers = {name: torch.tensor([number_of[id(one)]]) for name, one in parameters.items()}
+    weights = model.state_dict(keep_vars=True)
+    number_of = {id(one): float(i) for i, one in enumerate(weights.values())}
+    numbers = {name: torch.tensor([number_of[id(one)]]) for name, one in weights.items()}
     saved = get_peft_model_state_dict(model, numbers, names[0], save_embedding_layers=False).values()
-    kept = {float(number) for number in saved}
-    unsaved = [name for name, one in model.named_parameters() if one.requires_grad and number_of[id(one)] not in kept]
+    kept, parameters = {float(number) for number in saved}, dict(model.named_parameters())
+    frozen = [name for name, one in parameters.items() if not one.requires_grad and number_of.get(id(one)) in kept]
+    if frozen and model.active_peft_config.inference_mode:
+        raise ValueError(
+            f"the adapter {names[0]!r} was loaded frozen, and {frozen[0]} would not train: load it with "
+            "PeftModel.from_pretrained(…, is_trainable=True)"
+        )
+    trained = [name for name, one in parameters.items() if one.requires_grad]
+    unsaved = [name for name in trained if number_of.get(id(parameters[name])) not in kept]
     if unsaved:
         raise ValueError(
             f"{len(unsaved)} parameters train and are not saved with the adapter {names[0]!r}, such as {unsaved[0]}: "
             "freeze them (requires_grad_(False)), or name their modules in modules_to_save of its configuration"
         )
+
+
+def _check_quantized(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
+    """Refuse what does not compute beside weights in 4 or 8 bits, which shows only in the first forward pass."""
+    import torch
+    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lycoris_utils import LycorisLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    for layer in layers:
+        weight = getattr(layer.get_base_layer(), "weight", None)
+        quantized = hasattr(weight, "quant_state") or getattr(weight, "dtype", None) == torch.int8
+        if quantized and isinstance(layer, LycorisLayer):
+            raise ValueError(
+                "the adapter is LoHa or LoKr, which PEFT does not compute beside quantized weights: use LoRA, or load "
+                "the model without quantization_config"
+            )
+    is_lora = isinstance(layers[0], LoraLayer) if layers else False
+    for path, module in model.named_modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            takes_any = not isinstance(module.original_module, torch.nn.Linear) and is_lora
+            now, before = (next(one.parameters()).dtype for one in (module.modules_to_save, module.original_module))
+            if now != before and getattr(model, "is_quantized", False) and not takes_any:
+                raise ValueError(
+                    f"modules_to_save has {path.rpartition('.')[2]}, which is {now} beside quantized weights, as TRL "
+                    f"casts it, and the layers compute in {before}: load the model with dtype={_name_of(now)!r}"
+                )
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from adapter_models import CASES, adapted, dense, mixture
-from peft import LoraConfig, get_peft_model
+from peft import LNTuningConfig, LoraConfig, get_peft_model
 from trl.generation.vllm_generation import VLLMGeneration
 
-from g2po_trl.engines.adapter_weights import adapter_parameters, merged_parameters
+from g2po_trl.engines.adapter_weights import adapter_parameters, check_mergeable, merged_parameters
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -78,3 +78,75 @@ def test_of_several_adapters_the_active_one_is_handed_on_whatever_its_name(other
     found = adapter_parameters(model)
     assert len(found) == 4 and not any("policy" in name for name in found), "PEFT's files have no names of adapters"
     assert all((value == 1).all() for value in found.values())
+
+
+def moved(model):
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, 0.0, 0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("active", ["policy", "plain"])
+def test_modules_of_the_active_adapter_are_handed_on_whatever_its_name(active):
+    """Of another adapter's module the base has its own: PEFT computes with the original then."""
+    model = get_peft_model(
+        dense(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["norm"]), adapter_name="policy"
+    )
+    model.add_adapter("plain", LoraConfig(r=2, target_modules=["q_proj"]))
+    moved(model)
+    model.set_adapter(active)
+    moved(model)
+    merged = dense().eval()
+    sent = dict(merged_parameters(model))
+    assert sent.keys() == dict(merged.named_parameters()).keys()
+    merged.load_state_dict(sent, strict=False)
+    ids = torch.arange(20)[None]
+    assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-5)
+
+
+REFUSED = {
+    "the embeddings alone have an adapter": LoraConfig(target_modules=["q_proj", "embed_tokens"]),
+    "they train apart": LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]),
+    "they train apart .modules_to_save.": LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"]),
+    "LN_TUNING.* cannot be merged": LNTuningConfig(target_modules=["input_layernorm"]),
+    "aLoRA does not support merging": LoraConfig(target_modules=["q_proj"], alora_invocation_tokens=[1]),
+    "base layer has no bias": LoraConfig(target_modules=["q_proj", "down_proj"], lora_bias=True),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_an_engine_cannot_have_is_refused(reason):
+    model = get_peft_model(dense(), copy.deepcopy(REFUSED[reason])).eval()
+    ids = torch.arange(20)[None]
+    before = model(ids).logits
+    with pytest.raises(ValueError, match=reason):
+        check_mergeable(model)
+    assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_an_engine_can_have_is_not_refused(case, dtype):
+    model = adapted(*CASES[case], dtype)
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    if case.startswith("embeddings") and tied:
+        pytest.skip("an engine has one weight for embeddings and head")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    check_mergeable(model)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
+
+
+def test_tied_tokens_and_tied_modules_are_not_refused():
+    for options in (
+        {"trainable_token_indices": [3]},
+        {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    ):
+        if "ensure_weight_tying" in options and "ensure_weight_tying" not in LoraConfig.__dataclass_fields__:
+            continue  # before PEFT 0.19
+        model = moved(get_peft_model(dense(), LoraConfig(target_modules=["q_proj"], **options)))
+        check_mergeable(model)
+        merged = dense().eval()
+        merged.load_state_dict(dict(merged_parameters(model)), strict=False)
+        ids = torch.arange(20)[None]
+        assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-5)

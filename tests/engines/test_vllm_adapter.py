@@ -14,7 +14,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from g2po_trl.engines.adapter_weights import merged_parameters
-from g2po_trl.engines.vllm_adapter import ServedAdapter, adapters_beside_the_base, why_merged
+from g2po_trl.engines.vllm_adapter import ServedAdapter, adapters_beside_the_base, why_merged, why_not_served
 
 ALL_LINEAR = {"target_modules": "all-linear"}
 
@@ -45,6 +45,15 @@ def test_the_base_without_its_adapter():
 def test_what_vllm_cannot_serve_is_merged(options, named):
     reason = why_merged(adapted(dense, options))
     assert reason is None if named is None else named in reason
+
+
+def test_a_base_from_files_does_not_fit_an_adapter_that_changes_it():
+    pissa = adapted(dense, ALL_LINEAR | {"init_lora_weights": "pissa"})
+    assert why_merged(pissa) is None, "a colocated vLLM is given the base"
+    assert "init_lora_weights='pissa'" in why_merged(pissa, has_base=False)
+    assert why_merged(adapted(dense, ALL_LINEAR), has_base=False) is None
+    assert "one LoRA adapter" in why_not_served(IA3Config())
+    assert "alora_invocation_tokens" in why_not_served(LoraConfig(alora_invocation_tokens=[1]))
 
 
 def test_other_reasons_to_merge():

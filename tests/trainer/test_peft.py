@@ -139,13 +139,13 @@ def test_lora_resumes(make_trainer, tmp_path):
     assert all(torch.equal(weight, end[name]) for name, weight in parameters(again.model, True).items())
 
 
-def test_qlora(make_trainer, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_qlora(dtype, make_trainer, tmp_path):
+    """Quantized layers compute in `dtype`, and all else in float32."""
     bnb = pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install -e '.[qlora]'")
     from transformers import BitsAndBytesConfig
 
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-    )
+    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
     trainer = make_trainer(**OPTIONS, quantization_config=quantization, max_steps=4)
     quantized = [m for m in trainer.model.modules() if isinstance(m, bnb.nn.Linear4bit)]
     assert quantized, "nothing was quantized"
@@ -157,6 +157,7 @@ def test_qlora(make_trainer, tmp_path):
     kl = kl_of(trainer)
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[-1] > 1e-5
     assert all(torch.equal(module.weight, weight) for module, weight in zip(quantized, packed))
+    assert trainer.update.layout.kind == "shared"
     trainer.save_model()
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
