@@ -38,12 +38,12 @@ from .runs.callbacks import LogFile, OwnSchedule, RolloutBar, callbacks_of
 from .runs.checkpoint import ReferenceState
 from .runs.run_json import describe_run
 from .trajectory import Step
-from .update.adapter_reference import AdapterReference
 from .update.batch import BatchingConfig, StepBatch
 from .update.iteration import Iteration
 from .update.layout import Layout
 from .update.log_probs import Correction
-from .update.start_check import StartCheck
+from .update.policy.adapter_reference import AdapterReference
+from .update.policy.start_check import StartCheck
 from .update.update import Update
 from .utils.sdpa import without_cudnn_attention
 from .utils.trl_compat import (

@@ -15,9 +15,9 @@ import torch
 from accelerate.utils import gather_object
 
 from ..utils.trl_compat import disable_gradient_checkpointing
-from .adapter_reference import AdapterReference
 from .importance import SamplingStatistics, importance_ratio
 from .layout import Score
+from .policy.adapter_reference import AdapterReference
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from ..trajectory import Step, Trajectory
-from ..utils.trl_compat import name_or_path_of
-from .batch import StepBatch
-from .update import Update
+from ...trajectory import Step, Trajectory
+from ...utils.trl_compat import name_or_path_of
+from ..batch import StepBatch
+from ..update import Update
 
 logger = logging.getLogger(__name__)
 
