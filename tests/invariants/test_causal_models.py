@@ -135,11 +135,11 @@ def listed(found: dict[str, tuple[str, str]]) -> str:
 
 
 def table(found: dict[str, tuple[str, str]]) -> str:
-    """Return a Markdown table: number and names by outcome, and reasons. Most are equal, and are only linked."""
+    """Return a Markdown table: number and names by outcome, why models are refused. Equal ones are only linked."""
     lines = ["| Outcome | Number | Models |", "|---|---|---|"]
     for key, title in OUTCOMES.items():
         of_key = {name: reason for name, (of, reason) in sorted(found.items()) if of == key}
-        names = [f"`{name}`{f' ({reason})' if reason else ''}" for name, reason in of_key.items()]
+        names = [f"`{name}`{f' ({reason})' if key == 'refused' else ''}" for name, reason in of_key.items()]
         models = f"[all others]({LIST.name})" if key == "equal" else ", ".join(names)
         lines.append(f"| {title} | {len(of_key)} | {models} |")
     return "\n".join(lines)
