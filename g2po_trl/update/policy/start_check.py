@@ -163,7 +163,7 @@ class StartCheck(TrainerCallback):
         self._has_seen_engine = True
         steps = [step for trajectory in trajectories if trajectory.counted for step in trajectory.steps]
         reported = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
-        batch = _some_samples(reported) if reported and self.comparable else None
+        batch = _some_samples(reported, self.layout.max_tokens) if reported and self.comparable else None
         was_training = model.training
         model.eval()
         try:
@@ -248,11 +248,13 @@ class StartCheck(TrainerCallback):
         return _NATS + max(torch.finfo(dtype).eps for dtype in dtypes) * self._largest_logit
 
 
-def _some_samples(steps: Sequence[Step]) -> StepBatch:
-    """Return the longest step and others spread over the rollout, as step samples."""
-    longest = max(range(len(steps)), key=lambda i: len(steps[i].prompt_ids) + len(steps[i].completion_ids))
+def _some_samples(steps: Sequence[Step], max_tokens: int) -> StepBatch:
+    """Return the longest step, and others spread over the rollout as far as a micro-batch holds them, as step samples."""
+    lengths = [len(step.prompt_ids) + len(step.completion_ids) for step in steps]
     spread = np.linspace(0, len(steps) - 1, _ROWS - 1).round().astype(int).tolist()
-    chosen = [steps[place] for place in dict.fromkeys([longest, *spread])]
+    places = list(dict.fromkeys([int(np.argmax(lengths)), *spread]))
+    places = places[: max(1, max_tokens // lengths[places[0]])]
+    chosen = [steps[place] for place in places]
     return StepBatch.from_trajectories([Trajectory("", chosen, 0.0, "failure")], [1.0] * len(chosen))
 
 
