@@ -249,7 +249,7 @@ class StartCheck(TrainerCallback):
 
 
 def _some_samples(steps: Sequence[Step], max_tokens: int) -> StepBatch:
-    """Return the longest step, and others spread over the rollout as far as a micro-batch holds them, as step samples."""
+    """Return the longest step and others spread over the rollout, as step samples that fit a micro-batch."""
     lengths = [len(step.prompt_ids) + len(step.completion_ids) for step in steps]
     spread = np.linspace(0, len(steps) - 1, _ROWS - 1).round().astype(int).tolist()
     places = list(dict.fromkeys([int(np.argmax(lengths)), *spread]))
