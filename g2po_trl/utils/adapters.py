@@ -125,7 +125,7 @@ def check_adapter(model: torch.nn.Module) -> None:
         if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
             raise ValueError(
                 "the model has adapters and is not a PeftModel (transformers adds them so, by add_adapter or "
-                "from_pretrained of an adapter's folder): use peft's get_peft_model, or PeftModel.from_pretrained(base, "
+                "from_pretrained of an adapter's folder): use get_peft_model, or PeftModel.from_pretrained(base, "
                 "folder, is_trainable=True), or pass the folder's name as model"
             )
         return
