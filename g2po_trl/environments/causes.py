@@ -4,6 +4,8 @@
 | --- | --- |
 | `BrokenEnvironmentError`, `UnusableWorkerError`, a violated contract | the environment's |
 | `ConnectionError`, no route to a host, `TimeoutError` of a connection, `httpx.ConnectError` and the like | the same |
+| HTTP statuses 429, 502, 503 and 504, gRPC's UNAVAILABLE | the same |
+| a host's name that nobody knows | the model's |
 | `BrokenPipeError` and other `ConnectionError`s of pipes: the model ended the process, e.g. by `exit` | the model's |
 | all others, as `EOFError`, `ValueError` of a closed file, errors of `subprocess` | the model's |
 """
@@ -14,20 +16,23 @@ import errno
 import socket
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 from .validation import EnvironmentContractError, UnusableWorkerError
 
-# Packages whose code runs for a connection, and for a pipe to a process.
-_NETWORK = frozenset(
-    "aiohttp anthropic grpc h11 http httpcore httpx httplib2 openai requests socket ssl urllib urllib3 websocket "
-    "websockets".split()
+# Packages whose code runs for a connection: to a service that is set, or to any host. And for a pipe to a process.
+_SERVICES = frozenset("anthropic grpc openai redis".split())
+_NETWORK = _SERVICES.union(
+    "aiohttp h11 http httpcore httpx httplib2 requests socket ssl urllib urllib3 websocket websockets".split()
 )
 _PROCESS = frozenset("asyncio.subprocess multiprocessing pexpect pty ptyprocess subprocess".split())
 # Names of the classes of these packages, subclasses included, for a connection that is not made, cut, or too slow.
 _OF_CONNECTIONS = frozenset(
-    "APIConnectionError ClientConnectionError ConnectionClosed ConnectionError NetworkError NewConnectionError "
-    "ProxyError RemoteProtocolError ServerTimeoutError Timeout TimeoutException".split()
+    "APIConnectionError ChunkedEncodingError ClientConnectionError ClientPayloadError ConnectionClosed "
+    "ConnectionError IncompleteRead NetworkError NewConnectionError ProxyError RemoteProtocolError ServerTimeoutError "
+    "Timeout TimeoutError TimeoutException WebSocketConnectionClosedException WebSocketTimeoutException".split()
 )
+_BUSY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", 429, 502, 503, 504)  # of gRPC and HTTP; 500 may be of the request
 _UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ETIMEDOUT})
 _CLOSED = frozenset({errno.EBADF, errno.EIO, errno.ESRCH})
 
@@ -60,7 +65,8 @@ def has_gone(error: BaseException) -> bool:
     if _is_cut(error):
         return False
     closed = isinstance(error, ValueError) and "closed file" in str(error)
-    return closed or isinstance(error, (ConnectionError, EOFError)) or getattr(error, "errno", None) in _CLOSED
+    ended = isinstance(error, (ConnectionError, EOFError)) or type(error).__name__ == "EOF"  # pexpect's
+    return closed or ended or getattr(error, "errno", None) in _CLOSED
 
 
 def inner(error: BaseException) -> list[BaseException]:
@@ -107,8 +113,23 @@ def _is_cut(error: BaseException) -> bool:
             return True
     if isinstance(error, OSError) and error.errno in _UNREACHABLE:
         return True
-    of_network = _package(type(error).__module__) in _NETWORK
-    return of_network and any(cls.__name__ in _OF_CONNECTIONS for cls in type(error).__mro__)
+    package = _package(type(error).__module__)
+    if package not in _NETWORK or (package not in _SERVICES and _is_unknown_host(error)):
+        return False
+    return _is_busy(error) or any(cls.__name__ in _OF_CONNECTIONS for cls in type(error).__mro__)
+
+
+def _is_unknown_host(error: BaseException) -> bool:
+    """Return whether there is no connection since nobody knows the host's name, which the model may have made up."""
+    return any(isinstance(one, socket.gaierror) and not _is_cut(one) for one in _chain(error, False))
+
+
+def _is_busy(error: Any) -> bool:
+    """Return whether an exception is the answer of a service that is overloaded or down."""
+    places = (error, getattr(error, "response", None))
+    statuses = [getattr(place, name, None) for place in places for name in ("code", "status", "status_code")]
+    called = [getattr(one(), "name", None) if callable(one) else one for one in statuses]
+    return any(one in _BUSY for one in called)
 
 
 def _passed(trace: TracebackType | None, packages: frozenset[str]) -> bool:

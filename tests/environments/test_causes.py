@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 
@@ -73,6 +74,70 @@ def hanging_up():
         stream.write(b"x")
 
 
+def answers(raw, function):
+    """Call a function with the port of a service that answers one request so."""
+
+    def serve(server):
+        with server.accept()[0] as connection:
+            connection.recv(65_536)
+            connection.sendall(raw)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        return function(server.getsockname()[1])
+
+
+def status(number):
+    return b"HTTP/1.1 %d X\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" % number
+
+
+def fetch(port, library="requests"):
+    """Get a page, and raise for its status."""
+    if library == "requests":
+        session = pytest.importorskip("requests").Session()
+        session.trust_env = False
+        session.get(f"http://127.0.0.1:{port}").raise_for_status()
+    else:
+        httpx_get(port).raise_for_status()
+
+
+def unknown_host(library):
+    """Ask for a page of a host whose name nobody knows, as a model makes them up."""
+
+    def find(*args, **kwargs):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", find)
+        options = {"trust_env": False} if library == "httpx" else {"proxies": {"http": ""}}
+        pytest.importorskip(library).get("http://nosuch.invalid", **options)
+
+
+def ask_judge(number):
+    openai = pytest.importorskip("openai")
+
+    def ask(port):
+        http_client = openai.DefaultHttpxClient(trust_env=False)
+        url = f"http://127.0.0.1:{port}/v1"
+        openai.OpenAI(base_url=url, api_key="x", max_retries=0, http_client=http_client).models.list()
+
+    answers(status(number), ask)
+
+
+def grpc_call():
+    grpc = pytest.importorskip("grpc")
+    with grpc.insecure_channel(f"127.0.0.1:{closed_port()}") as channel:
+        channel.unary_unary("/a/b")(b"x", timeout=5)
+
+
+def closed_web_socket(port):
+    pytest.importorskip("websocket").create_connection(f"ws://127.0.0.1:{port}")
+
+
+def end_of_pexpect():
+    pytest.importorskip("pexpect").spawn("true").expect("never", timeout=5)
+
+
 def httpx_get(port, **options):
     return pytest.importorskip("httpx").get(f"http://127.0.0.1:{port}", trust_env=False, **options)
 
@@ -86,6 +151,11 @@ MODELS = {
     "a coroutine that takes too long": lambda: asyncio.run(asyncio.wait_for(asyncio.sleep(9), 0.01)),
     "an end of a file": lambda: exec("raise EOFError"),
     "an address that is none": lambda: urllib.request.urlopen("nothing://"),
+    "requests: a host that is none": lambda: unknown_host("requests"),
+    "httpx: a host that is none": lambda: unknown_host("httpx"),
+    "a page that is none": lambda: answers(status(404), fetch),
+    "what a service cannot do": lambda: answers(status(500), fetch),
+    "pexpect": end_of_pexpect,
     "a protocol that is none": lambda: pytest.importorskip("httpx").get("nothing://x"),
 }
 ENVIRONMENTS = {
@@ -95,6 +165,12 @@ ENVIRONMENTS = {
     "httpx waits": lambda: silent(lambda port: httpx_get(port, timeout=0.05)),
     "urllib waits": lambda: silent(slow_service),
     "hung up": hanging_up,
+    "requests, cut off": lambda: answers(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", fetch),
+    "a service that is overloaded": lambda: answers(status(503), fetch),
+    "httpx: too many requests": lambda: answers(status(429), lambda port: fetch(port, "httpx")),
+    "a judge that is overloaded": lambda: ask_judge(429),
+    "gRPC": grpc_call,
+    "a web socket": lambda: answers(b"", closed_web_socket),
     "its own word": lambda: (_ for _ in ()).throw(BrokenEnvironmentError("x")),
     "a group": lambda: exec("raise ExceptionGroup('a', [ExceptionGroup('b', [KeyError(), ConnectionResetError()])])"),
 }
@@ -125,7 +201,13 @@ def test_an_exception_that_is_raised_in_place_of_another():
 
 
 def test_what_has_gone():
-    for case in ("exit in its shell", "exit in its asynchronous shell", "a closed file", "an end of a file"):
+    for case in (
+        "exit in its shell",
+        "exit in its asynchronous shell",
+        "a closed file",
+        "an end of a file",
+        "pexpect",
+    ):
         assert has_gone(raised(MODELS[case])), case
     for error in (*map(raised, ENVIRONMENTS.values()), KeyError("x"), FileNotFoundError(2, "x")):
         assert not has_gone(error), repr(error)
