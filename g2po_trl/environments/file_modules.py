@@ -43,6 +43,10 @@ class _Loader(SourceFileLoader):
         self.folder = folder
 
     def exec_module(self, module: ModuleType) -> None:
+        main = sys.modules["__main__"]
+        if getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
+            # As in workers. Processes that multiprocessing starts import this one, and so find files.
+            main.__spec__ = find_spec(f"{__package__}.pool.worker")
         module.__builtins__ = {**vars(builtins), "__import__": partial(_import_beside, self.folder, self.path)}
         super().exec_module(module)
 

@@ -75,3 +75,20 @@ def test_a_module_that_a_script_has_imported_is_not_imported_twice(folders):
 
     assert load(f"{folders[0]}/environment.py:Game") is environment.Game
     assert load(f"{folders[1]}/environment.py:Game") is not environment.Game
+
+
+def test_a_game_of_a_file_starts_processes_that_find_it(tmp_path):
+    (tmp_path / "game.py").write_text(
+        "import multiprocessing\n"
+        "from g2po_trl import Observation, TextEnvironment\n\n\n"
+        "def twice(number, results):\n"
+        "    results.put(2 * number)\n\n\n"
+        "class Game(TextEnvironment):\n"
+        "    def reset(self):\n"
+        "        context = multiprocessing.get_context('spawn')\n"
+        "        results = context.Queue()\n"
+        "        context.Process(target=twice, args=(4, results)).start()\n"
+        "        return Observation(str(results.get(timeout=30)))\n"
+    )
+    with EnvironmentPool(load(f"{tmp_path}/game.py:Game"), num_workers=1) as pool:
+        assert pool.reset([{}])[0].text == "8"
