@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,14 +84,13 @@ def _values_over_lines(data: bytes, number: int) -> Iterator[tuple[int, Any]]:
         if not is_table:
             yield number, data
             return
-    between = " \t\r\n[,]" if is_array else " \t\r\n"
-    while rest := text[place:].lstrip(between):
-        start = len(text) - len(rest)
+    between = re.compile(r"[ \t\r\n\[,\]]*" if is_array else r"[ \t\r\n]*")
+    while (start := between.match(text, place).end()) < len(text):
         number += text.count("\n", place, start)
         try:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            yield number, rest.partition("\n")[0].encode("utf-8", "surrogateescape")
+            yield number, text[start:].partition("\n")[0].encode("utf-8", "surrogateescape")
             return
         yield number, value
         number, place = number + text.count("\n", start, end), end

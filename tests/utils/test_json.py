@@ -1,6 +1,7 @@
 """Files of JSON: whole whenever a reader looks, and any text in a line."""
 
 import json
+import time
 
 import pytest
 
@@ -15,6 +16,14 @@ TEXT = "c\u2028d \u2029 e\x85f"
 
 def trajectory(name):
     return Trajectory(name, [Step(f"room ü {TEXT}", "go")], 1.0, "success")
+
+
+def test_values_over_lines_are_read_in_linear_time():
+    rows = [{"text": "x" * 900}] * 4000
+    started = time.process_time()
+    for text in (json.dumps(rows, indent=1), "\n".join(json.dumps(row, indent=1) for row in rows)):
+        assert [value for _, value in json_values(text.encode().splitlines(keepends=True))] == rows
+    assert time.process_time() - started < 1.5, "each value copied the rest of the file"
 
 
 def test_line_separators_of_unicode_are_no_ends_of_lines(tmp_path, capsys):
