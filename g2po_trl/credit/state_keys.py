@@ -34,7 +34,7 @@ _CUT = re.compile(rf"{_BETWEEN}|(?P<end>[.;:!?\n])", re.IGNORECASE)
 _BRACKETS = re.compile(r"\[([^\[\]\n]*)\]")
 _BULLET = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+")
 _WORD = re.compile(r"\w+|[^\w\s]")
-_ASKED = re.compile(r'\{"asked": "[a-p]+"\}\]?\Z')  # the end of a chat request's key
+_ASKED = re.compile(r'\{"asked": "[a-p]{16}"\}')  # in the key of a chat request; `list_order` moves it
 _PERMUTATIONS = 128
 
 
@@ -179,8 +179,7 @@ def merge_similar(texts: Iterable[str], threshold: float) -> dict[str, str]:
 
 def _asked(text: str) -> str:
     """Return who is asked in a key of a chat request, or an empty text."""
-    found = _ASKED.search(text)
-    return found[0] if found else ""
+    return (_ASKED.findall(text) or [""])[-1]
 
 
 def word_pairs(text: str) -> set[str]:

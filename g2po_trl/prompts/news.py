@@ -11,7 +11,7 @@ _LONGEST_SIGN = 4  # characters without a word, "[]"; longer ones may be drawing
 _FILLERS = frozenset(
     "0 a ack acknowledged an and any been code command completed content continue data did done empty error errors "
     "executed execution exit false finished from has is it last logs message nil no none not noted null observation "
-    "of ok okay output produce ran response result results return returncode returned snippet status stderr stdout "
+    "of ok okay or output produce ran response result results return returncode returned snippet status stderr stdout "
     "succeeded success successful successfully sure thank thanks the tool true undefined value void was with without "
     "yes you your".split()
 )

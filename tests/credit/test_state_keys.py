@@ -21,6 +21,7 @@ from g2po_trl.credit.state_keys import (
     similarity_threshold,
     word_pairs,
 )
+from g2po_trl.prompts.conversation import request_key
 from g2po_trl.runs.run_json import read_run
 
 
@@ -104,6 +105,14 @@ def test_similarity_by_hand():
 
 
 LONG = "you are in the kitchen and you see a stove a sink a table and four chairs around it while it rains outside"
+
+
+def test_requests_to_others_are_not_similar_in_any_normalisation():
+    said = [{"role": "assistant", "content": "look"}, {"role": "user", "content": f"{LONG}, a lamp, a cat"}]
+    keys = [request_key([{"role": "system", "content": who}, *said]) for who in ("guard", "thief")]
+    for details in (set(), {"list_order"}, {"numbers", "list_order", "case"}):
+        normalise = make_state_key(None, details) or (lambda step: step.key)
+        assert len(set(merge_similar([normalise(Step("", "", state_key=key)) for key in keys], 0.5).values())) == 2
 
 
 def test_texts_that_differ_in_a_word_are_one_state_and_others_are_not():

@@ -149,6 +149,8 @@ def test_request_key_of_news_that_say_little():
     assert key(("", "3"), ("", "Nothing happens.")) == key(("", "3")) and key(("", "No effect")) == key()
     asked = [*CONVERSATION[:1], {"role": "assistant", "content": "Sure?"}, {"role": "user", "content": "yes"}]
     assert request_key(asked) != request_key([asked[0], {**asked[1], "content": "Pay?"}, asked[2]])
+    silent = "Tool ran without output or errors"
+    assert key(("", silent)) != key(("", "x"), ("", silent))
     assert key(("", "#.@..#")) == key(("", "x"), ("", "#.@..#")), "a drawing says a lot"
     assert key(("", "完成 3")) == key(("", "x"), ("", "完成 3"))
     one, two = {"name": "add"}, {"name": "go"}
