@@ -263,11 +263,12 @@ def check_training_loop(args: GRPOConfig) -> None:
             f"lr_scheduler_type='greedy' would move it between min_lr={low} and max_lr={high}; set both in "
             'lr_scheduler_kwargs, e.g. {"min_lr": 1e-8, "max_lr": 1e-4}',
         )
+    checkpointing = getattr(args, "activation_checkpointing_kwargs", None)  # transformers before 5.23 has none
     for name in ("every_n_layers", "offload"):
         require(
-            name not in (args.activation_checkpointing_kwargs or {}),
+            name not in (checkpointing or {}),
             "activation_checkpointing_kwargs",
-            args.activation_checkpointing_kwargs,
+            checkpointing,
             f"TRL switches checkpointing off in rollouts, and on again without {name}; leave it out",
         )
     for name in ("dispatch_batches", "split_batches"):
