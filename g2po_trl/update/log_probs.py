@@ -72,25 +72,29 @@ class LogProbs:
         self._statistics = SamplingStatistics()
         unwrapped = model if unwrapped is None else unwrapped
         with torch.no_grad(), disable_gradient_checkpointing(model, self.checkpointing):
-            for micro_batch in micro_batches:
-                if self.needs_old_log_probs:
-                    micro_batch["old_per_token_logps"] = self.score(model, micro_batch)
-                    self._compare_with_engine(micro_batch, micro_batch["old_per_token_logps"])
-                if self.beta != 0.0:
-                    micro_batch["ref_per_token_logps"] = self.of_reference(model, reference, micro_batch, unwrapped)
+            for micro_batch in micro_batches if self.needs_old_log_probs else ():
+                micro_batch["old_per_token_logps"] = self.score(model, micro_batch)
+                self._compare_with_engine(micro_batch, micro_batch["old_per_token_logps"])
+            if self.beta != 0.0:
+                with self.as_reference(model, reference, unwrapped) as compared:
+                    for micro_batch in micro_batches:
+                        micro_batch["ref_per_token_logps"] = self.score(compared, micro_batch)
 
-    def of_reference(
-        self,
-        model: torch.nn.Module,
-        reference: torch.nn.Module | None,
-        micro_batch: dict[str, Any],
-        unwrapped: torch.nn.Module,
-    ) -> torch.Tensor:
-        """Return the reference's log-probabilities of a micro-batch; see `add`."""
+    @contextmanager
+    def as_reference(
+        self, model: torch.nn.Module, reference: torch.nn.Module | None, unwrapped: torch.nn.Module
+    ) -> Iterator[torch.nn.Module]:
+        """Yield the model that scores as the reference inside; see `add`."""
         if reference is not None:
-            return self.score(reference, micro_batch)
-        with self.adapter_reference.in_place(unwrapped):
-            return self.score(model, micro_batch)
+            yield reference
+            return
+        was_training = model.training
+        model.eval()  # as a reference of its own is: without dropout
+        try:
+            with self.adapter_reference.in_place(unwrapped):
+                yield model
+        finally:
+            model.train(was_training)
 
     @contextmanager
     def updating(self, micro_batch: dict[str, Any]) -> Iterator[None]:

@@ -87,7 +87,7 @@ class Update:
         overlaps = [0] * len(batch)
         if config.layout == "shared":
             overlaps[1:] = map(common_prefix, sequences, sequences[1:])
-        row_tokens = 1 if config.layout == "padded" else self.layout.max_tokens  # a longer sequence has its own row
+        row_tokens = 1 if config.layout == "padded" else config.row_length.most  # a longer sequence has its own row
         packs = cut_into_packs(rows, list(map(len, sequences)), overlaps, row_tokens)
         multiple, completions = config.pad_to_multiple_of, list(map(len, batch.completion_ids))
         micro_batch = batch.collate(rows, len(batch), config.pad_token_id, multiple)

@@ -182,7 +182,7 @@ def reference_copied_from(model: torch.nn.Module | str) -> Iterator[None]:
         return
 
     def copied(*args: Any, **kwargs: Any) -> torch.nn.Module:
-        reference = copy.deepcopy(model)
+        reference = copy.deepcopy(model).eval()  # as one that is loaded: an object may be in training mode
         # A fused LM head of an earlier trainer; its forward pass is bound to the model that was copied.
         reference.__dict__.pop("forward", None)
         return reference

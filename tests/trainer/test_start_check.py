@@ -95,6 +95,26 @@ def test_a_model_of_an_earlier_trainer_is_compared_with_itself_as_it_was(make, t
     assert logged(second, "kl")[0] < 1e-6 < logged(second, "kl")[1]
 
 
+@pytest.mark.parametrize("kind", ["whole model", "adapter"])
+def test_a_reference_has_no_dropout(kind, make, tiny_model_dir):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, attention_dropout=0.5).train()  # from_config's mode
+    if kind == "adapter":
+        targets = ["q_proj", "v_proj"]
+        model = get_peft_model(
+            model, LoraConfig(r=2, target_modules=targets, lora_dropout=0.5, init_lora_weights=False)
+        )
+    trainer = make(model, beta=0.1)
+    score, modes, log_probs = trainer.update.log_probs.score, [], trainer.update.log_probs
+
+    def watched(scoring, micro_batch):
+        modes.append(scoring.training)
+        return score(scoring, micro_batch)
+
+    log_probs.score = watched
+    trainer.train()
+    assert modes == [False] and trainer.model.training
+
+
 def test_a_reference_that_is_not_the_start_is_refused_before_the_first_rollout(make):
     trainer = make(beta=0.1)
     changed(trainer.ref_model)
@@ -116,7 +136,7 @@ def test_a_frozen_model_is_refused(make, tiny_model_dir, tmp_path):
         return AutoModelForCausalLM.from_pretrained(tiny_model_dir)
 
     get_peft_model(base(), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="no parameter of the model trains.*is_trainable=True"):
+    with pytest.raises(ValueError, match="was loaded frozen.*is_trainable=True"):
         make(PeftModel.from_pretrained(base(), tmp_path / "adapter"), beta=0.0)
     with pytest.raises(ValueError, match="no parameter of the model trains"):
         make(base().requires_grad_(False), beta=0.0)
@@ -139,6 +159,17 @@ def test_an_optimizer_that_moves_nothing_is_found_at_its_first_step(fault, make,
     with pytest.raises(ValueError, match="the optimizer's step changed no weight"):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_embeddings_alone_may_train(make, tiny_model_dir):
+    """Most of their rows have no gradient, above all those of the first tokens."""
+    config = AutoModelForCausalLM.from_pretrained(tiny_model_dir).config
+    config.hidden_size, config.tie_word_embeddings = 256, False
+    model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
+    model.get_input_embeddings().requires_grad_(True)
+    trainer = make(model, beta=0.0)
+    trainer.train()
+    assert trainer.start_check._has_stepped
 
 
 def test_a_warm_up_from_zero_moves_nothing_at_first(make):

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _NATS = 5e-4
 _CORRECTED_NATS = 2.0  # of an engine whose samples have importance weights: larger ones are bounded at 3
 _ROWS = 4  # of the first rollout
-_WEIGHTS = 256  # of each parameter that are watched in the first optimizer step
+_WEIGHTS = 65536  # at most, of each parameter that are watched in the first optimizer step
 
 
 class StartCheck(TrainerCallback):
@@ -57,6 +57,7 @@ class StartCheck(TrainerCallback):
         self.accelerator, self.layout = update.accelerator, update.layout
         self._largest_logit: float | None = None  # mean over the conversation's tokens
         self._has_stepped = self._has_seen_engine = self._keeps_log_probs = False
+        self._watched: list[tuple[torch.nn.Parameter, int]] = []  # with rows
         self._before: list[torch.Tensor] | None = None
 
     # -- before training -----------------------------------------------------------------------------------------
@@ -118,9 +119,8 @@ class StartCheck(TrainerCallback):
 
     def _compare_reference(self, model: torch.nn.Module, scored: torch.Tensor) -> None:
         unwrapped, log_probs = self.accelerator.unwrap_model(model), self.update.log_probs
-        wanted = log_probs.of_reference(
-            model, self.reference, self.update.micro_batch(self.sample), unwrapped=unwrapped
-        )
+        with log_probs.as_reference(model, self.reference, unwrapped) as reference:
+            wanted = self._score(reference, self.sample)
         off, tolerance = self._difference(scored, wanted), self._tolerance(model)
         if off <= tolerance:
             return
@@ -195,14 +195,15 @@ class StartCheck(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         if not self._has_stepped:
-            self._before = _some_weights(model)
+            self._watched = _watched(model)
+            self._before = _some_weights(self._watched)
 
     def on_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
         """Refuse to go on if a step with a gradient changes no weight."""
         if self._before is None or self._has_stepped:
             return
         before, self._before = self._before, None
-        moved = any(not torch.equal(a, b) for a, b in zip(before, _some_weights(model), strict=True))
+        moved = any(not torch.equal(a, b) for a, b in zip(before, _some_weights(self._watched), strict=True))
         had_gradient = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
         rate = max((group["lr"] for group in optimizer.param_groups), default=0.0)
         flags = torch.tensor([moved, had_gradient], device=self.accelerator.device).float()
@@ -258,12 +259,28 @@ def _some_samples(steps: Sequence[Step], max_tokens: int) -> StepBatch:
     return StepBatch.from_trajectories([Trajectory("", chosen, 0.0, "failure")], [1.0] * len(chosen))
 
 
-def _some_weights(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return a copy of the first weights of each parameter that trains, of this rank's shard."""
+def _watched(model: torch.nn.Module) -> list[tuple[torch.nn.Parameter, int]]:
+    """Return the parameters that train, with the row of this rank's shard that has the largest gradient.
+
+    Most rows of embeddings have none: their tokens are not in the batch.
+    """
     found = []
     for parameter in model.parameters():
         if parameter.requires_grad:
-            held = getattr(parameter, "ds_tensor", parameter).detach()  # under ZeRO-3 the parameter itself is empty
-            held = held.to_local() if hasattr(held, "to_local") else held
-            found.append(held.flatten()[:_WEIGHTS].clone())
+            row = 0
+            if parameter.grad is not None and (gradient := _rows(parameter.grad)).numel():
+                row = int(torch.linalg.vector_norm(gradient, torch.inf, dim=1).argmax())
+            found.append((parameter, row))
     return found
+
+
+def _some_weights(watched: Sequence[tuple[torch.nn.Parameter, int]]) -> list[torch.Tensor]:
+    """Return a copy of the watched rows; of shards without rows, nothing."""
+    # Under ZeRO-3 the parameter itself is empty, its shard is flat and its gradient elsewhere.
+    return [_rows(getattr(one, "ds_tensor", one).detach())[row : row + 1, :_WEIGHTS].clone() for one, row in watched]
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard as a matrix."""
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.reshape(1, -1)
