@@ -341,6 +341,24 @@ def test_an_async_request_that_was_given_up(stream):
         late(waiting, stream=stream)
 
 
+def test_a_time_limit_beside_another_answer_that_the_agent_stumbles_over():
+    async def agent(task, client):
+        model = client.async_openai(max_retries=0, timeout=2)
+        asked = [[{"role": "user", "content": text}] for text in "ab"]
+        create = partial(model.chat.completions.create, model=client.model)
+        answers = await asyncio.gather(*(create(messages=one) for one in asked), return_exceptions=True)
+        return float(len({answer.choices[0].message.content for answer in answers}))
+
+    environment = AgentEnvironment(agent, 5)
+    environment.reset()
+    time.sleep(0.5)  # both have arrived
+    environment.step(says("x"))
+    time.sleep(2)
+    with pytest.raises(EnvironmentContractError, match="gave up a request .* has no attribute 'choices'"):
+        environment.step(says("x"))
+    environment.close()
+
+
 def test_a_request_that_is_repeated_after_a_time_limit_is_one_step():
     end = late(impatient, then="raises", retries=9)
     assert (end.reward, end.info) == (1.0, {})

@@ -361,7 +361,7 @@ def _no_reward(value: Any, why: str = "") -> EnvironmentContractError:
 
 def _was_cancelled(error: BaseException | None, lost: Sequence[Call]) -> bool:
     """Return whether an agent cancelled requests since another answer made it raise, and reached no time limit."""
-    if error is None or is_of_time(error):
+    if error is None or is_of_time(error) or any(call.is_overdue() for call in lost):
         return False
     return isinstance(error, BaseExceptionGroup) or all(call.beside_another for call in lost)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import queue
 import secrets
@@ -60,11 +61,20 @@ class Call:
         digest: of the body.
         name: the client's name of the request (`Idempotency-Key`), if it gave one.
         connection: the client's.
+        limit: seconds that the client waits for an answer, if it says so, as `openai` does.
     """
 
-    def __init__(self, request: CompletionRequest, digest: bytes, name: str | None, connection: socket.socket):
+    def __init__(
+        self,
+        request: CompletionRequest,
+        digest: bytes,
+        name: str | None,
+        connection: socket.socket,
+        limit: float = math.inf,
+    ):
         self.request, self.digest, self.name = request, digest, name
         self.connections = [connection]
+        self.ends = time.monotonic() + limit
         self.delivered = False
         self.beside_another = False  # which was answered while this one waited
         self.answer: dict[str, Any] | RefusedRequestError | None = None
@@ -73,6 +83,10 @@ class Call:
     def is_lost(self) -> bool:
         """Return whether all clients that waited for the answer have gone without it."""
         return not self.delivered and all(map(_is_closed, self.connections))
+
+    def is_overdue(self) -> bool:
+        """Return whether the client's time limit has passed."""
+        return time.monotonic() >= self.ends
 
     def is_repeated_by(self, other: Call, said: bool) -> bool:
         """Return whether another call is the same request again. `said`: its client says that it repeats one."""
@@ -307,7 +321,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.endpoint.refuse(authorization, error)
             raise
         retries, name = self.headers.get("x-stainless-retry-count", "0"), self.headers.get("Idempotency-Key")
-        call = Call(request, hashlib.blake2b(body, digest_size=16).digest(), name, self.connection)
+        limit = _seconds(self.headers.get("x-stainless-read-timeout"))
+        call = Call(request, hashlib.blake2b(body, digest_size=16).digest(), name, self.connection, limit)
         call = session.open(call, said=retries.isdecimal() and int(retries) > 0)
         call.answered.wait()
         self._delivers = call
@@ -359,6 +374,12 @@ def _unknown_path(method: str, path: str) -> RefusedRequestError:
     if path.startswith("/v1/responses"):
         remedy += ", as libraries do that are set to chat completions instead of the Responses API"
     return RefusedRequestError(f"{method} {path} is not served: {remedy}", code="unknown_url", status=404)
+
+
+def _seconds(text: str | None) -> float:
+    with contextlib.suppress(TypeError, ValueError):
+        return float(text)
+    return math.inf
 
 
 def _is_closed(connection: socket.socket) -> bool:
