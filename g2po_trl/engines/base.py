@@ -48,9 +48,11 @@ class Engine:
         takes_seeds: a completion follows from its prompt and seed alone.
         streams: prompts may be submitted while others are being completed (`submit`, `poll`).
         logprobs: completions have log-probabilities.
+        is_the_model: it computes with the trainer's model, not with a copy in a precision of its own.
     """
 
     logprobs = True
+    is_the_model = False
     is_collective = False
     takes_seeds = False
     streams = False

@@ -165,6 +165,8 @@ class TransformersEngine(Engine):
         logprobs: return log-probabilities of completions, at the sampling's temperature.
     """
 
+    is_the_model = True
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,

@@ -11,7 +11,7 @@ from letter_trainer import TASKS, make_config, make_letter_trainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from g2po_trl import G2POTrainer
+from g2po_trl import G2POTrainer, Trajectory
 from g2po_trl.engines.stop_tokens import end_of_turn, get_stop_token_ids, get_stop_token_ids_of_checkpoint
 from g2po_trl.engines.transformers import TransformersEngine, model_for_generation
 
@@ -178,13 +178,21 @@ def test_a_warm_up_from_zero_moves_nothing_at_first(make):
     assert trainer.state.global_step == 3 and trainer.start_check._has_stepped
 
 
-def test_an_engine_with_other_weights_is_refused(make, tiny_model_dir):
+@pytest.mark.parametrize("by", [1.0, 0.02])
+def test_an_engine_with_other_weights_is_refused(by, make, tiny_model_dir):
     trainer = make(max_steps=2, beta=0.0)
-    other = changed(AutoModelForCausalLM.from_pretrained(tiny_model_dir), by=1.0)
+    other = changed(AutoModelForCausalLM.from_pretrained(tiny_model_dir), by)
     trainer.player.actor.engine.generation_model = model_for_generation(other)
     with pytest.raises(ValueError, match="the engine does not play the policy that is trained.*nats on average"):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_a_rollout_of_errors_alone_is_not_the_one_that_is_compared(make):
+    trainer = make(beta=0.0)
+    trainer.start_check.compare(trainer.model, with_reference=False)
+    trainer.start_check.compare_engine(trainer.model, [Trajectory("0", [], 0.0, "error")], version=1)
+    assert not trainer.start_check._has_seen_engine
 
 
 def test_the_first_rollout_is_compared_and_leaves_no_trace(make, tmp_path):

@@ -57,6 +57,7 @@ class StartCheck(TrainerCallback):
         self.accelerator, self.layout = update.accelerator, update.layout
         self._largest_logit: float | None = None  # mean over the conversation's tokens
         self._has_stepped = self._has_seen_engine = self._keeps_log_probs = False
+        self._engine_dtype = torch.bfloat16
         self._watched: list[tuple[torch.nn.Parameter, int]] = []  # with rows
         self._before: list[torch.Tensor] | None = None
 
@@ -141,6 +142,7 @@ class StartCheck(TrainerCallback):
     def watching(self, engine: Any) -> Iterator[None]:
         """Have the engine report log-probabilities of the first rollout inside, if it can."""
         self._keeps_log_probs = engine.logprobs
+        self._engine_dtype = torch.float32 if getattr(engine, "is_the_model", False) else torch.bfloat16
         engine.logprobs = engine.logprobs or not self._has_seen_engine
         try:
             yield
@@ -160,8 +162,9 @@ class StartCheck(TrainerCallback):
         """
         if self._has_seen_engine:
             return
-        self._has_seen_engine = True
         steps = [step for trajectory in trajectories if trajectory.counted for step in trajectory.steps]
+        played = self.accelerator.reduce(torch.tensor(len(steps), device=self.accelerator.device), reduction="sum")
+        self._has_seen_engine = bool(played)  # the next rollout, if all episodes of this one are errors
         reported = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
         batch = _some_samples(reported, self.layout.max_tokens) if reported and self.comparable else None
         was_training = model.training
@@ -175,7 +178,7 @@ class StartCheck(TrainerCallback):
         for row, values in enumerate(batch.logprobs if batch else []):
             sampled[row, : len(values)] = torch.from_numpy(values)
         known = ~sampled.isnan()
-        off, tolerance = self._difference(scored, sampled, known), self._tolerance(model, torch.bfloat16)
+        off, tolerance = self._difference(scored, sampled, known), self._tolerance(model, self._engine_dtype)
         for trajectory in [] if self._keeps_log_probs else trajectories:
             for step in trajectory.steps:
                 step.logprobs = None
