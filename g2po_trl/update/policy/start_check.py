@@ -249,6 +249,9 @@ class StartCheck(TrainerCallback):
         dtypes = [self.layout.arithmetic(model), least]
         if getattr(self.layout.language_model(model), "is_quantized", False):
             dtypes.append(torch.bfloat16)
+        matmul = torch.backends.cuda.matmul
+        if self.accelerator.device.type == "cuda" and getattr(matmul, "fp32_precision", "") == "tf32":
+            dtypes.append(torch.float16)  # TF32 has as many bits
         return _NATS + max(torch.finfo(dtype).eps for dtype in dtypes) * self._largest_logit
 
 
