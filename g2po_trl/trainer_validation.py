@@ -190,6 +190,12 @@ def check_trainer(trainer: GRPOTrainer) -> None:
             f"router_aux_loss_coef is {trainer.router_aux_loss_coef}: the auxiliary loss of mixture-of-experts "
             "models would depend on the split into micro-batches. Set router_aux_loss_coef=0."
         )
+    head = trainer.model.get_output_embeddings()
+    if trainer.is_fsdp_enabled and hasattr(head, "modules_to_save"):
+        raise ValueError(
+            "modules_to_save has the LM head, and the model is sharded by FSDP, which would not average its gradient "
+            "over ranks: leave it out, or train with DDP"
+        )
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         raise ValueError("fsdp_version is 1: generation needs FSDP2. Set fsdp_version: 2, see recipes/accelerate")
     _check_comparisons(trainer)

@@ -39,14 +39,15 @@ def card_of(
     """Return the model card of a `G2POTrainer`."""
     args, model, tasks = trainer.args, trainer.model, trainer.train_dataset
     facts = {"Training tasks": f"{len(tasks)} (`{trainer.tasks_hash}`)", **trainer.card_facts}
-    if is_peft_model(model):
-        facts |= {f"Adapter `{name}`": _describe_adapter(config) for name, config in model.peft_config.items()}
+    adapter = model.active_adapter if is_peft_model(model) else None
+    if adapter is not None:
+        facts[f"Adapter `{adapter}`"] = _describe_adapter(model.active_peft_config)
     return build_model_card(
         args,
         base_model=get_config_model_id(model.config),
         environment=trainer.player.pool.name,
         facts=facts,
-        is_adapter=is_peft_model(model),
+        is_adapter=adapter is not None,
         estimator=trainer.estimator_name,
         optimizer_steps=trainer.state.global_step + trainer.iteration.inner_steps,
         evaluations=trainer.folder.evaluations,
@@ -56,6 +57,7 @@ def card_of(
         repo_id=trainer.hub_model_id,
         architecture=(model.config.architectures or [None])[0],
         verdict=trainer.verdict.text,
+        subfolder=None if adapter == "default" else adapter,
     )
 
 
@@ -74,12 +76,14 @@ def build_model_card(
     repo_id: str | None = None,
     architecture: str | None = None,
     verdict: str | None = None,
+    subfolder: str | None = None,
 ) -> ModelCard:
     """Return the model card of a trained agent.
 
     `base_model`, an id or a path, is linked unless it is a path. Of `evaluations`, oldest first, the first and the
     last of each panel are shown, or of the panel "report". `architecture` is the class of the model, as its
     configuration names it; `None`: a language model. `verdict` says why there was nothing to learn from, if so.
+    `subfolder` holds the adapter, if it has a name of its own.
     """
     on_hub = bool(base_model) and not Path(base_model).exists()
     name = model_name or Path(args.output_dir).name
@@ -107,14 +111,16 @@ def build_model_card(
     model_class = "AutoModelForCausalLM" if of_text else architecture
     imports = f"from transformers import {', '.join(sorted(['AutoTokenizer', model_class], key=str.lower))}"
     loading = f'{model_class}.from_pretrained("{where}")'
-    if is_adapter and of_text:
+    if is_adapter and of_text and subfolder is None:
         imports = "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
         loading = f'AutoPeftModelForCausalLM.from_pretrained("{where}")'
     elif is_adapter:
         base = base_model if on_hub else Path(base_model or "?").name
-        # Of some multimodal models peft's class would load the text part, where the adapter finds no place.
+        # Of some multimodal models peft's class would load the text part, where the adapter finds no place; and it
+        # would look for the base in the subfolder, too.
+        part = f', subfolder="{subfolder}"' if subfolder else ""
         imports = f"from peft import PeftModel\n{imports}"
-        loading = f'PeftModel.from_pretrained({model_class}.from_pretrained("{base}"), "{where}")'
+        loading = f'PeftModel.from_pretrained({model_class}.from_pretrained("{base}"), "{where}"{part})'
     # A checkout on PYTHONPATH has no version, and a run that is at its end must not fail for it.
     versions = ", ".join(f"{package} {number}" for package, number in installed_versions(_PACKAGES).items())
     content = f"""# {name}

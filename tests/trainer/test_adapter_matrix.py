@@ -5,7 +5,14 @@ import torch
 from adapter_matrix import Cell, Outcome, all_cells, few, logits, move, pairs, walk
 from letter_environment import LETTER_PROMPT, LetterEnvironment
 from letter_trainer import TASKS, make_config
-from peft import LoraConfig, PeftMixedModel, PeftModel, PrefixTuningConfig, get_peft_model, inject_adapter_in_model
+from peft import (
+    LoraConfig,
+    PeftMixedModel,
+    PeftModel,
+    PrefixTuningConfig,
+    get_peft_model,
+    inject_adapter_in_model,
+)
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -91,6 +98,9 @@ def test_the_best_model_is_found_and_evaluated_whatever_its_adapter_is_called(ma
     assert any(not torch.equal(one, saved[name]) for name, one in load_file(last_of(tmp_path)).items())
     trainer.save_model()
     out = str(tmp_path / "out")
+    trainer.create_model_card()
+    assert f'"{out}", subfolder="policy")' in (tmp_path / "out" / "README.md").read_text()
+    assert torch.equal(logits(PeftModel.from_pretrained(base(), out, subfolder="policy")), logits(model))
     for folder in (out, f"{out}/policy"):
         chat = load_local(folder)
         assert chat.encode.tokenizer.chat_template, "the run's tokenizer"
