@@ -47,11 +47,9 @@ class Engine:
         is_collective: a call contains a collective operation, so every rank must make it, even without prompts.
         takes_seeds: a completion follows from its prompt and seed alone.
         streams: prompts may be submitted while others are being completed (`submit`, `poll`).
-        logprobs: completions have log-probabilities.
         is_the_model: it computes with the trainer's model, not with a copy in a precision of its own.
     """
 
-    logprobs = True
     is_the_model = False
     is_collective = False
     takes_seeds = False

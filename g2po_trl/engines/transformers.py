@@ -163,6 +163,9 @@ class TransformersEngine(Engine):
         device: of the inputs, if it differs from that of the weights.
         options: further fields of transformers' `GenerationConfig`.
         logprobs: return log-probabilities of completions, at the sampling's temperature.
+
+    Attributes:
+        watched: a list, while each prompt, completion and its log-probabilities are to be appended to it.
     """
 
     is_the_model = True
@@ -182,6 +185,7 @@ class TransformersEngine(Engine):
         check_options(self.options)
         self.generation_model, self.batch_tokens, self.logprobs = generation_model, batch_tokens, logprobs
         self.is_collective, self.device = is_collective, device
+        self.watched: list[tuple[Sequence[int], list[int], list[float]]] | None = None
 
     @classmethod
     def from_model(
@@ -218,7 +222,8 @@ class TransformersEngine(Engine):
         config = generation_config(self.tokenizer, sampling, self.stop_token_ids, **self.options)
         with self.generation_model(config) as model:
             for rows in batches:
-                record = SampledLogProbs(sampling.temperature) if self.logprobs and sampling.temperature else None
+                records = (self.logprobs or self.watched is not None) and sampling.temperature > 0
+                record = SampledLogProbs(sampling.temperature) if records else None
                 new = generate_batch(
                     model,
                     self.tokenizer,
@@ -230,7 +235,10 @@ class TransformersEngine(Engine):
                 )
                 logprobs = [None] * len(rows) if record is None else record.values()[: len(rows)]
                 for row, ids, of_ids in zip(rows, new, logprobs):
-                    completions[row] = self._completion(sampling, ids, of_ids)
+                    completions[row] = completion = self._completion(sampling, ids, of_ids)
+                    if self.watched is not None and record is not None:
+                        self.watched.append((prompts[row], completion.ids, completion.logprobs))
+                    completion.logprobs = completion.logprobs if self.logprobs else None
         return completions
 
     def _batches(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:

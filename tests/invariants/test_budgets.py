@@ -102,6 +102,8 @@ def iteration(tmp_path_factory):
         prompt_template=ALFWORLD_COMPACT_PROMPT,
     )
     trainer.update.layout.checked_length = 10**9  # seldom: not a cost of an iteration
+    trainer.remove_callback(trainer.start_check)  # once a run
+    trainer.start_check._has_seen_engine = True
     with pytest.MonkeyPatch.context() as monkeypatch:
         counted = Counted(trainer, monkeypatch)
         trainer.train()

@@ -202,13 +202,15 @@ def test_the_first_rollout_is_compared_and_leaves_no_trace(make, tmp_path):
     generate = TransformersEngine.generate.__get__(engine)
 
     def watched(*args, **kwargs):
+        before = len(engine.watched or ())
         completions = generate(*args, **kwargs)
-        recorded.append(all(one.logprobs is not None for one in completions))
+        recorded.append(len(engine.watched or ()) - before)
+        assert all(one.logprobs is None for one in completions)
         return completions
 
     engine.generate = watched
     trainer.train()
-    assert recorded == [True, True, False, False], "two turns of two rollouts"
+    assert recorded == [8, 8, 0, 0], "two turns of two rollouts"
     lines = (tmp_path / "out" / "trajectories" / "train-000001.jsonl").read_text().splitlines()
     assert all(step.get("logprobs") is None for line in lines for step in json.loads(line)["steps"])
     assert not any("sampling_logp_difference" in name for entry in trainer.state.log_history for name in entry)

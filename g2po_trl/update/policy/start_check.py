@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from ...trajectory import Step, Trajectory
+from ...trajectory import Trajectory
+from ...utils.sdpa import without_cudnn_attention
 from ...utils.trl_compat import name_or_path_of
 from ..batch import StepBatch
 from ..update import Update
 
 logger = logging.getLogger(__name__)
+Sample = tuple[Sequence[int], Sequence[int], Sequence[float]]  # prompt, completion, log-probabilities of the latter
 
 # Mean difference in nats that two computations of the same log-probabilities may have: the dtype's rounding of each
 # token's largest logit, and so much besides. TRL's fused LM head sums the exponentials of 262,144 logits in tiles, in
@@ -56,8 +58,8 @@ class StartCheck(TrainerCallback):
         self.comparable = comparable
         self.accelerator, self.layout = update.accelerator, update.layout
         self._largest_logit: float | None = None  # mean over the conversation's tokens
-        self._has_stepped = self._has_seen_engine = self._keeps_log_probs = False
-        self._engine_dtype = torch.bfloat16
+        self._has_stepped = self._has_seen_engine = False
+        self._watched_samples: list[Sample] | None = None
         self._watched: list[tuple[torch.nn.Parameter, int]] = []  # with rows
         self._before: list[torch.Tensor] | None = None
 
@@ -140,14 +142,16 @@ class StartCheck(TrainerCallback):
 
     @contextmanager
     def watching(self, engine: Any) -> Iterator[None]:
-        """Have the engine report log-probabilities of the first rollout inside, if it can."""
-        self._keeps_log_probs = engine.logprobs
-        self._engine_dtype = torch.float32 if getattr(engine, "is_the_model", False) else torch.bfloat16
-        engine.logprobs = engine.logprobs or not self._has_seen_engine
+        """Have an engine that computes with the model keep what it samples in the first rollout inside."""
+        self._watched_samples = None
+        if self._has_seen_engine or not getattr(engine, "is_the_model", False):
+            yield
+            return
+        engine.watched = self._watched_samples = []
         try:
             yield
         finally:
-            engine.logprobs = self._keeps_log_probs
+            engine.watched = None
 
     def compare_engine(self, model: torch.nn.Module, trajectories: Sequence[Trajectory], version: int) -> None:
         """Compare the engine's log-probabilities of the first rollout with the trainer's.
@@ -165,8 +169,12 @@ class StartCheck(TrainerCallback):
         steps = [step for trajectory in trajectories if trajectory.counted for step in trajectory.steps]
         played = self.accelerator.reduce(torch.tensor(len(steps), device=self.accelerator.device), reduction="sum")
         self._has_seen_engine = bool(played)  # the next rollout, if all episodes of this one are errors
-        reported = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
-        batch = _some_samples(reported, self.layout.max_tokens) if reported and self.comparable else None
+        samples, dtype = self._watched_samples, torch.float32
+        if samples is None:  # an engine that computes in a precision of its own, and may report
+            reported = [step for step in steps if step.logprobs and step.policy_version in (None, version)]
+            samples = [(step.prompt_ids, step.completion_ids, step.logprobs) for step in reported]
+            dtype = torch.bfloat16
+        batch = _some_samples(samples, self.layout.max_tokens) if samples and self.comparable else None
         was_training = model.training
         model.eval()
         try:
@@ -178,10 +186,7 @@ class StartCheck(TrainerCallback):
         for row, values in enumerate(batch.logprobs if batch else []):
             sampled[row, : len(values)] = torch.from_numpy(values)
         known = ~sampled.isnan()
-        off, tolerance = self._difference(scored, sampled, known), self._tolerance(model, self._engine_dtype)
-        for trajectory in [] if self._keeps_log_probs else trajectories:
-            for step in trajectory.steps:
-                step.logprobs = None
+        off, tolerance = self._difference(scored, sampled, known), self._tolerance(model, dtype)
         if off <= tolerance:
             return
         differs = (
@@ -226,6 +231,7 @@ class StartCheck(TrainerCallback):
     def _score(self, model: torch.nn.Module, batch: StepBatch) -> torch.Tensor:
         return self.update.score(model, self.update.micro_batch(batch))
 
+    @without_cudnn_attention()
     def _forward(self, model: torch.nn.Module) -> torch.Tensor:
         """Return log-probabilities of the conversation by the model's own forward pass, (rows, C)."""
         device = self.accelerator.device
@@ -255,14 +261,16 @@ class StartCheck(TrainerCallback):
         return _NATS + max(torch.finfo(dtype).eps for dtype in dtypes) * self._largest_logit
 
 
-def _some_samples(steps: Sequence[Step], max_tokens: int) -> StepBatch:
-    """Return the longest step and others spread over the rollout, as step samples that fit a micro-batch."""
-    lengths = [len(step.prompt_ids) + len(step.completion_ids) for step in steps]
-    spread = np.linspace(0, len(steps) - 1, _ROWS - 1).round().astype(int).tolist()
+def _some_samples(samples: Sequence[Sample], max_tokens: int) -> StepBatch:
+    """Return the longest sample and others spread over the rollout, as step samples that fit a micro-batch."""
+    lengths = [len(prompt) + len(completion) for prompt, completion, _ in samples]
+    spread = np.linspace(0, len(samples) - 1, _ROWS - 1).round().astype(int).tolist()
     places = list(dict.fromkeys([int(np.argmax(lengths)), *spread]))
-    places = places[: max(1, max_tokens // lengths[places[0]])]
-    chosen = [steps[place] for place in places]
-    return StepBatch.from_trajectories([Trajectory("", chosen, 0.0, "failure")], [1.0] * len(chosen))
+    chosen = [samples[place] for place in places[: max(1, max_tokens // lengths[places[0]])]]
+    prompts, completions = ([np.array(sample[part], dtype=np.int32) for sample in chosen] for part in (0, 1))
+    logprobs = [np.array(sample[2], dtype=np.float32) for sample in chosen]
+    ones = np.ones(len(chosen))
+    return StepBatch(prompts, completions, ones.astype(np.float32), ones.astype(bool), logprobs)
 
 
 def _watched(model: torch.nn.Module) -> list[tuple[torch.nn.Parameter, int]]:
