@@ -17,6 +17,7 @@ from ..trajectory import Step, Trajectory
 from .summary import summarize
 
 _SHORT: dict[bool | None, list[str] | None] = {True: [""], False: ["another"], None: None}  # lists without the texts
+_LONG = 8  # tokens; a shorter completion may be an action that is meant to end at its limit
 
 
 def rollout_metrics(
@@ -76,7 +77,7 @@ def _without_texts(trajectory: Trajectory) -> Trajectory:
             "",
             s.valid,
             admissible_actions=_SHORT[s.admissible],
-            completion_truncated=s.completion_truncated,
+            completion_truncated=s.completion_truncated and len(s.completion_ids) >= _LONG,
             policy_version=s.policy_version,
         )
         for s in trajectory.steps

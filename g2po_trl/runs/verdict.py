@@ -31,7 +31,7 @@ class Tally:
         unequal_groups: those with unequal rewards. With dynamic sampling, replaced groups are not among `groups`:
         replaced_won, replaced_lost: number of their episodes that succeeded, and that failed.
         completions, valid, cut: number of completions, of those with the required format, and of those that reached
-            `max_completion_length`.
+            `max_completion_length`, if it is not that of short actions.
         listed, admissible: number of steps for which actions were listed, and of those with an action among them.
         later_steps, shared_steps: number of steps after the first of an episode, and of those in a state that was
             visited more than once in its group.

@@ -270,7 +270,9 @@ def test_a_template_that_ends_turns_in_words_asks_for_a_stop_sequence(make, tiny
 
 
 def test_completions_that_do_not_end_are_said_at_once_and_at_the_end(make, capsys):
-    trainer = make(max_steps=3, beta=0.0, max_completion_length=1)
+    trainer = make(max_steps=3, beta=0.0, max_completion_length=8)
     trainer.train()
     told = capsys.readouterr().out
     assert told.count("reached max_completion_length") == 2 and "Completions do not end" in trainer.verdict.text
+    make(max_steps=1, beta=0.0, max_completion_length=1, folder="one").train()
+    assert "reached max_completion_length" not in capsys.readouterr().out, "actions of one token"
