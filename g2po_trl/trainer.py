@@ -638,10 +638,11 @@ class G2POTrainer(GRPOTrainer):
     def _load_best_model(self) -> None:
         """Load the best checkpoint; transformers finds an adapter only if it is called "default"."""
         set_optimizer_mode(self.optimizer, training=False)  # before: it would change the weights that are loaded
-        if not is_peft_model(self.model) or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        sharded, best = self.is_deepspeed_enabled or self.is_fsdp_enabled, self.state.best_model_checkpoint
+        folder = find_adapter(best) if is_peft_model(self.model) and not sharded else None
+        if folder is None:  # also if the checkpoint is gone, of which transformers warns
             super()._load_best_model()
             return
-        folder = find_adapter(self.state.best_model_checkpoint)
         self.model.load_adapter(str(folder), self.model.active_adapter, is_trainable=True)
 
     def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:

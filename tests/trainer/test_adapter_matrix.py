@@ -107,6 +107,9 @@ def test_the_best_model_is_found_and_evaluated_whatever_its_adapter_is_called(ma
         assert torch.equal(logits(load_model(folder)), logits(model))
         assert find_run(folder) == tmp_path / "out"
     assert fingerprint_weights(out) != fingerprint_weights(f"{out}/checkpoint-3")
+    trainer.state.best_model_checkpoint = f"{out}/deleted"
+    trainer._load_best_model()  # with transformers' warning
+    assert torch.equal(logits(PeftModel.from_pretrained(base(), out, subfolder="policy")), logits(model))
 
 
 def last_of(tmp_path):

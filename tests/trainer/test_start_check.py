@@ -10,6 +10,7 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment
 from letter_trainer import TASKS, make_config, make_letter_trainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.optimization import Adafactor
 
 from g2po_trl import G2POTrainer, Trajectory
 from g2po_trl.engines.stop_tokens import end_of_turn, get_stop_token_ids, get_stop_token_ids_of_checkpoint
@@ -176,6 +177,17 @@ def test_a_warm_up_from_zero_moves_nothing_at_first(make):
     trainer = make(max_steps=3, beta=0.0, warmup_steps=1)
     trainer.train()
     assert trainer.state.global_step == 3 and trainer.start_check._has_stepped
+
+
+def test_an_optimizer_may_choose_its_rates(make):
+    trainer = make(beta=0.0)
+    first, *others = trainer.model.parameters()
+    given = {"params": others, "lr": 1e-3, "relative_step": False}
+    check, adafactor = trainer.start_check, Adafactor([{"params": [first]}, given], lr=None)
+    first.grad = torch.ones_like(first)
+    check.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control, model=trainer.model)
+    with pytest.raises(ValueError, match="changed no weight"):  # it made no step
+        check.on_optimizer_step(trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=adafactor)
 
 
 @pytest.mark.parametrize("by", [1.0, 0.02])

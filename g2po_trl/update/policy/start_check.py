@@ -213,7 +213,8 @@ class StartCheck(TrainerCallback):
         before, self._before = self._before, None
         moved = any(not torch.equal(a, b) for a, b in zip(before, _some_weights(self._watched), strict=True))
         had_gradient = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
-        rate = max((group["lr"] for group in optimizer.param_groups), default=0.0)
+        # Adafactor with lr=None chooses its own.
+        rate = max((1.0 if group["lr"] is None else group["lr"] for group in optimizer.param_groups), default=0.0)
         flags = torch.tensor([moved, had_gradient], device=self.accelerator.device).float()
         moved, had_gradient = (self.accelerator.reduce(flags, reduction="sum") > 0).tolist()
         if moved:
