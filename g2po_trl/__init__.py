@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .runs.hub import HubError
     from .trainer import G2POTrainer
     from .trajectory import Step, Trajectory, read_jsonl, write_jsonl
+    from .utils.errors import G2POError
 
 _MODULE_OF = {
     "Step": "trajectory",
@@ -72,6 +73,7 @@ _MODULE_OF = {
     "PromptTemplate": "prompts.template",
     "HubError": "runs.hub",
     "NormalisedKey": "credit.state_keys",
+    "G2POError": "utils.errors",
     "G2POConfig": "config",
     "G2POTrainer": "trainer",
     "PPOConfig": "ppo.trainer",
@@ -83,6 +85,7 @@ __all__ = [
     "AgentEnvironment",
     "EnvironmentPool",
     "G2POConfig",
+    "G2POError",
     "G2POTrainer",
     "GymnasiumEnvironment",
     "HubError",
