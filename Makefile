@@ -112,6 +112,7 @@ numbers: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_house.py
+	$(BIN)/python docs/check_pages.py
 	$(BIN)/python -m sphinx -q -W --keep-going docs docs/_build
 	@echo "docs/_build/index.html"
 

@@ -6,7 +6,8 @@
 Stages, in this order: *main*, eight arms on the default recipe with seeds 100 to 111, seed by seed; *treasure*, the
 README's program with SmolLM2-135M; *rates*, the learning rate twice and half; *methods*, five other methods;
 *webshop*; *weights*, the sweep of w; *prompted*, *smollm2-pilot*, *smollm2*, *smollm2-rooms*: SmolLM2 on ALFWorld.
-What was expected of them before the first run is in docs/log.md. Each run is a recipe as a user runs it, with the seed
+What was expected of them before the first run is in benchmarks/results/comparison/log.md.
+Each run is a recipe as a user runs it, with the seed
 and the arm's flags, on one thread; then held-out games are played, twice at temperature 1 and once at 0.4.
 
 A complete run is one small file, RESULTS/runs/STAGE/ARM-seedN.json, and is not run again. What is interrupted, also by

@@ -235,7 +235,8 @@ def _in_rows(scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 _SHORTEST, _LONGEST = 256, 4096
 _EAGER_SCORES = 2**28  # attention scores of a layer that eager attention may hold: 1 GiB of float32
-# Seconds an operation of attention under a mask, over those of a matrix product: measured on a CPU (docs/log.md).
+# Seconds an operation of attention under a mask, over those of a matrix product: measured on a CPU,
+# see benchmarks/results/phases/log.md.
 _ATTENTION_COST = 2
 
 
