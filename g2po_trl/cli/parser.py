@@ -1,0 +1,323 @@
+"""One command line for every command and recipe: flags and YAML keys from the fields of dataclasses.
+
+    options, given = parse((Options,), argv, command="g2po play")
+
+A field is a flag (`max_turns`: `--max-turns` or `--max_turns`) and a YAML key. Its annotation gives the type, its
+metadata the help; further keys of the metadata:
+
+- `positional`: an argument without a flag,
+- `group`: heading in the help; without one, the class that declares the field,
+- `metavar`, `choices`, `nargs`, `const`: as in argparse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import re
+import sys
+import types as python_types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from inspect import isclass
+from os import environ
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from ..utils.errors import G2POError
+
+_METAVARS = {int: "N", float: "X", Path: "PATH", dict: "JSON", str: "TEXT"}
+_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "name: value"}
+_BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), True)
+_BOOLEANS |= dict.fromkeys(("false", "no", "f", "n", "0"), False)
+_ALIASES = {"model_name_or_path": "--model"}
+# Names of options in other libraries -> ours.
+_OTHER_NAMES = {
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "group_size": "num_generations",
+}
+
+
+def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
+    """Return the field of an option; a list or dictionary as default is copied. Without `default` it is required."""
+    metadata = {"help": help, **metadata}
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=partial(type(default), default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def parse(
+    types: Sequence[type],
+    argv: Sequence[str] | None = None,
+    *,
+    command: str,
+    description: str | None = None,
+    short_help: str | None = None,
+    find_config: Callable[[str], Path] | None = None,
+    default_config: Path | None = None,
+    defaults: Mapping[str, Any] | Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+) -> tuple[Any, ...]:
+    """Return one object of each dataclass, and the names of the fields that flags or the YAML file set.
+
+    A value is taken from the flags, else the YAML file, else `defaults`, else the field's default.
+
+    Args:
+        types: the dataclasses. Fields of the same name are one flag.
+        argv: the words of the command line. Default: this process's.
+        command: the command's name in messages.
+        description: for the help.
+        short_help: what `--help` prints. `None`: the help of `--help-all`, with every flag and its default.
+        find_config: returns the file of the text after `--config`. `None`: the command has no `--config`.
+        default_config: the YAML file without `--config`.
+        defaults: field -> value, or a function that returns it from the values that flags and YAML file set.
+
+    Raises:
+        SystemExit: 0 after a help, 2 for an unknown flag or key and for a value that its type or class refuses.
+    """
+    parser = Parser(types, prog=command, description=description)
+    if find_config is not None:
+        parser.add_argument("--config", metavar="FILE", help="YAML file with these options; flags override it")
+    if short_help is not None:
+        parser.add_argument("--help-all", action="store_true", help="print every flag with its default")
+    try:
+        flags = parser.read_flags(sys.argv[1:] if argv is None else argv)
+        file = find_config(flags.pop("config")) if "config" in flags else default_config
+        keys = parser.read_keys(read_config(file))
+        fixed = {} if defaults is None or callable(defaults) else defaults
+        if "help" in flags or "help_all" in flags:
+            all_flags = short_help is None or "help_all" in flags
+            print(parser.help_with({**fixed, **keys}) if all_flags else short_help, end="")
+            raise SystemExit(0)
+        given = {**keys, **flags}
+        values = {**(defaults(given) if callable(defaults) else fixed), **given}
+        return (*parser.build(values), set(given))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+class Parser(argparse.ArgumentParser):
+    """The flags of dataclasses. `parse` is the way in."""
+
+    def __init__(self, types: Sequence[type], **options: Any):
+        shape = partial(argparse.RawDescriptionHelpFormatter, max_help_position=34)
+        options |= {"formatter_class": shape, "add_help": False, "allow_abbrev": False}
+        super().__init__(argument_default=argparse.SUPPRESS, **options)
+        self.add_argument("-h", "--help", action="store_true", help="print this help")
+        self.types, self.kinds, self.arguments = types, {}, {}
+        found = list(_fields(types))
+        groups = {title: self.add_argument_group(title) for title in _titles(found, types) if title}
+        for field, hint, title in found:
+            self.kinds[field.name] = kinds = _kinds(hint)
+            group = groups.get(title, self)
+            if field.metadata.get("positional"):
+                described = _described(field, kinds)
+                described["nargs"] = "*" if described.pop("action", None) else "?"
+                action = group.add_argument(field.name, default=None, **described)
+            else:
+                names = [_flag(field.name), *([_ALIASES[field.name]] if field.name in _ALIASES else [])]
+                action = group.add_argument(*names, **_described(field, kinds))
+            self.arguments[field.name] = action
+        places = [str(action.metavar) for action in self._actions if not action.option_strings]
+        self.usage = " ".join(["%(prog)s", *places, "[--FLAG VALUE ...]"])
+
+    def error(self, message: str) -> NoReturn:
+        if environ.get("RANK", "0") != "0":
+            self.exit(2)
+        message = re.sub(r"^argument (-*[\w-]+)\S*: ", r"\1: ", message)
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def read_flags(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Return the values of the flags in `argv` by field."""
+        found, unknown = self.parse_known_args(list(self._spelled(argv)))
+        values = vars(found)
+        if unknown and not {"help", "help_all"} & values.keys():
+            raise G2POError(self._unknown(unknown[0], "a flag"))
+        values = {name: value for name, value in values.items() if value is not None and value != []}
+        return {name: self._unwrapped(name, value) for name, value in values.items()}
+
+    def _spelled(self, argv: Sequence[str]) -> Iterator[str]:
+        """Yield the words in the parser's spelling: kebab case, `--no-flag` for `--flag false`."""
+        words = list(argv)
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if not re.fullmatch(r"--[A-Za-z][\w-]*", name):
+                yield word
+                continue
+            name = name.replace("_", "-")
+            if not isinstance(self._option_string_actions.get(name), argparse.BooleanOptionalAction):
+                yield f"{name}{equals}{value}"
+                continue
+            if not equals and words and words[0].lower() in _BOOLEANS:
+                value = words.pop(0)
+            if value and value.lower() not in _BOOLEANS:
+                raise G2POError(f"{name} is {value!r}: write true or false")
+            yield name if _BOOLEANS[value.lower() or "true"] else f"--no-{name.removeprefix('--')}"
+
+    def _unwrapped(self, name: str, value: Any) -> Any:
+        """Return the text of a list of one, where the field takes a text or a list."""
+        either = {str, list} <= {get_origin(kind) or kind for kind in self.kinds.get(name, ())}
+        return value[0] if either and len(value) == 1 else value
+
+    def read_keys(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a YAML file by field."""
+        aliases = {alias.removeprefix("--"): name for name, alias in _ALIASES.items() if name in self.arguments}
+        keys = {aliases.get(name, name).replace("-", "_"): value for name, value in keys.items()}
+        if unknown := next((name for name in keys if name not in self.arguments), None):
+            raise G2POError(self._unknown(_flag(unknown), "a key of the config file"))
+        return {name: self._converted(name, value) for name, value in keys.items()}
+
+    def _converted(self, name: str, value: Any) -> Any:
+        """Return a value of a YAML file in the field's type."""
+        action, kinds = self.arguments[name], self.kinds[name]
+        kind = get_origin(kinds[0]) or kinds[0]
+        if value is None or len(kinds) > 1 or not isclass(kind) or issubclass(kind, Enum):
+            return value
+        if kind is bool and isinstance(value, str):
+            value = _BOOLEANS.get(value.lower(), value)
+        elif kind is list and isinstance(value, list):
+            return [self._get_value(action, one) if isinstance(one, str) else one for one in value]
+        elif isinstance(value, str):
+            try:
+                value = self._get_value(action, value)
+                self._check_value(action, value)
+            except argparse.ArgumentError as error:
+                raise G2POError(f"{name} is {value!r}: {error.message}") from error
+        accepted = {float: (int, float), Path: (str, Path), dict: Mapping}.get(kind, kind)
+        if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
+            raise G2POError(f"{name} is {value!r}: write {_EXPECTED.get(kind, 'a text')}")
+        return value
+
+    def _unknown(self, word: str, where: str) -> str:
+        """Return the message about a word that is no flag or key, with the nearest name."""
+        if not word.startswith("-"):
+            return f"{word!r} does not belong to a flag: --help lists the flags"
+        word = word.partition("=")[0]
+        names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        usual = _flag(_OTHER_NAMES.get(word.lstrip("-").replace("-", "_"), ""))
+        near = [usual] if usual in names else difflib.get_close_matches(word, names, 1)
+        remedy = f"did you mean {near[0]}?" if near else "--help lists the flags"
+        return f"{word} is not {where}: {remedy}"
+
+    def build(self, values: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield an object of each dataclass."""
+        for one in self.types:
+            fields = [field for field in dataclasses.fields(one) if field.init]
+            for field in fields:
+                if field.name not in values and _default(field) is dataclasses.MISSING:
+                    name = field.metadata.get("metavar") if field.metadata.get("positional") else _flag(field.name)
+                    raise G2POError(f"{name or field.name} is missing: {field.metadata.get('help', '')}")
+            yield one(**{field.name: values[field.name] for field in fields if field.name in values})
+
+    def help_with(self, values: Mapping[str, Any]) -> str:
+        """Return the help, with the values as defaults."""
+        for one in self.types:
+            for field in dataclasses.fields(one):
+                value = values.get(field.name, _default(field))
+                if field.init and value not in (None, dataclasses.MISSING, "", [], {}, False):
+                    action = self.arguments[field.name]
+                    shown = getattr(value, "value", value)
+                    action.help += f" (default: {shown})".replace("%", "%%")
+        return self.format_help()
+
+
+def _fields(types: Iterable[type]) -> Iterator[tuple[dataclasses.Field, Any, str | None]]:
+    """Yield the fields of dataclasses, with their types and the title of their group in the help."""
+    names = set()
+    for one in types:
+        hints = get_type_hints(one)
+        for field in dataclasses.fields(one):
+            if field.init and field.name not in names:
+                names.add(field.name)
+                yield field, hints[field.name], field.metadata.get("group") or _owner(one, field.name)
+
+
+def _owner(one: type, name: str) -> str | None:
+    """Return the class that declares a field first, as a title; `None` for an own class of a command or script."""
+    owner = next(base for base in reversed(one.__mro__) if name in vars(base).get("__annotations__", {}))
+    package = owner.__module__.partition(".")[0]
+    if package in ("trl", "transformers"):
+        return f"{owner.__name__.lstrip('_')} ({package})"
+    return None if ".cli." in owner.__module__ or package != "g2po_trl" else owner.__name__
+
+
+def _titles(found: Sequence[tuple], types: Sequence[type]) -> list[str]:
+    """Return the titles of the help's groups: those of this project first, then TRL's, then transformers'."""
+    titles = list(dict.fromkeys(title for *_, title in found))
+    return sorted(filter(None, titles), key=lambda title: 2 * ("(transformers)" in title) + ("(trl)" in title))
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """Return the types of a field's value, without `None`."""
+    members = get_args(hint) if get_origin(hint) in (Union, python_types.UnionType) else (hint,)
+    return [member for member in members if member is not type(None)]
+
+
+def _described(field: dataclasses.Field, kinds: list[Any]) -> dict[str, Any]:
+    """Return a field's arguments of `add_argument`."""
+    metadata = field.metadata
+    options = {name: metadata[name] for name in ("choices", "nargs", "const") if name in metadata}
+    options["help"] = str(metadata.get("help", "")).replace("%", "%%")
+    kind = next((kind for kind in kinds if (get_origin(kind) or kind) in (list, bool)), kinds[0])
+    enum = next((kind for kind in kinds if isclass(kind) and issubclass(kind, Enum)), None)
+    if kind is bool and str not in kinds:
+        return {"action": argparse.BooleanOptionalAction, "help": options["help"]}
+    if get_origin(kind) is list:
+        options = {"action": "extend", "nargs": "+", **options}
+        kind = get_args(kind)[0]
+    elif len(kinds) > 1:
+        kind = str
+    if enum is not None:
+        options.setdefault("choices", [member.value for member in enum])
+    if get_origin(kind) is Literal:
+        options.setdefault("choices", get_args(kind))
+        kind = type(get_args(kind)[0])
+    kind = get_origin(kind) or kind
+    if not options.get("choices"):
+        options["metavar"] = metadata.get("metavar") or _METAVARS.get(kind, "TEXT")
+    elif "metavar" in metadata:
+        options["metavar"] = metadata["metavar"]
+    if kind in (int, float, Path):
+        options["type"] = kind
+    elif kind in (dict, Mapping):
+        options["type"] = json_object
+    return options
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text. Raises `ArgumentTypeError` for any other text."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object: write {{"name": value}}')
+    return value
+
+
+def read_config(path: str | Path | None) -> dict[str, Any]:
+    """Return the keys of a YAML file; `{}` for `None`."""
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise G2POError(f"config is {str(path)!r}, which cannot be read: {reason}") from error
+    if not isinstance(keys, dict) or not all(isinstance(name, str) for name in keys):
+        raise G2POError(f"config is {str(path)!r}, which contains no fields: write one per line, like max_steps: 100")
+    return keys

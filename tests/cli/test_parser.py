@@ -1,0 +1,137 @@
+"""The one parser: types, spellings, precedence, and what it says about words that it does not know."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from g2po_trl.cli.parser import option, parse
+
+
+@dataclass
+class Options:
+    folder: Path = option("where", positional=True, metavar="FOLDER")
+    more: list[str] = option("others", [], positional=True)
+    max_turns: int = option("turns of an episode", 50)
+    learning_rate: float | None = option("100 % of the rate", None, group="learning")
+    serve: bool = option("serve the page", False)
+    prompts: bool = option("show prompts", True)
+    keys: dict[str, Any] = option("more", {}, group="learning")
+    task: list[dict[str, Any]] = option("a task", [])
+    report_to: str | list[str] | None = option("trackers", None)
+    engine: str = option("engine", "transformers", choices=("transformers", "vllm"))
+
+    def __post_init__(self):
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns is {self.max_turns}: set it to at least 1")
+
+
+@dataclass
+class Other:
+    seed: int = field(default=0, metadata={"help": "seed"})
+
+
+def read(*argv, types=(Options,), **options):
+    return parse(types, argv, command="g2po x", find_config=Path, **options)
+
+
+def refused(capsys, *argv, **options):
+    with pytest.raises(SystemExit) as exit_:
+        read(*argv, **options)
+    said = capsys.readouterr().err
+    assert exit_.value.code == 2 and said.startswith("g2po x: error: ") and len(said.splitlines()) == 1
+    return said
+
+
+def test_types_and_spellings():
+    found, other, given = read(
+        *"here a b --max_turns 3 --learning-rate=1e-3 --serve --no-prompts --seed 4".split(),
+        *("--keys", '{"a": 1}', "--task", "{}", "--task", '{"seed": 2}', "--report_to", "none"),
+        types=(Options, Other),
+    )
+    expected = Options(
+        Path("here"), ["a", "b"], 3, 1e-3, True, False, {"a": 1}, [{}, {"seed": 2}], "none", "transformers"
+    )
+    assert found == expected and other == Other(4)
+    assert given == {one.name for one in dataclasses.fields(Options)} - {"engine"} | {"seed"}
+    assert read("here", "--report_to", "a", "b")[0].report_to == ["a", "b"]
+    assert read("here")[0] == Options(Path("here")) and read("here")[0].keys is not read("here")[0].keys
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [("--serve", True), ("--serve true", True), ("--serve=no", False), ("--no-serve", False), ("--no_serve", False)],
+)
+def test_truth_values(words, value):
+    found = read(*words.split(), "here")[0]
+    assert found.serve is value and found.folder == Path("here"), "a flag takes no positional argument"
+
+
+def test_flags_then_file_then_defaults(tmp_path):
+    (file := tmp_path / "a.yaml").write_text("max_turns: 4\nlearning-rate: 1e-5\nserve: true\ntask: [{seed: 1}]\n")
+    found, given = read("here", "--max-turns", "5", "--config", str(file), defaults={"max_turns": 6, "engine": "vllm"})
+    assert (found.max_turns, found.learning_rate, found.serve, found.task) == (5, 1e-5, True, [{"seed": 1}])
+    assert found.engine == "vllm" and given == {"folder", "max_turns", "learning_rate", "serve", "task"}
+    of_run = {"max_turns": 7, "engine": "vllm"}
+    found = read("here", default_config=file, defaults=lambda given: of_run if given["max_turns"] == 4 else {})[0]
+    assert (found.max_turns, found.engine) == (4, "vllm")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("here --max_turn 3", "--max-turn is not a flag: did you mean --max-turns?"),
+        ("here --lr 3", "--lr is not a flag: did you mean --learning-rate?"),
+        ("here --zzz", "--zzz is not a flag: --help lists"),
+        ("here --max_turns x", "--max-turns: invalid int value: 'x'"),
+        ("here --max_turns 0", "max_turns is 0"),
+        ("here --serve=maybe", "--serve is 'maybe': write true or false"),
+        ("here --keys [1]", "--keys: '[1]' is not a JSON object"),
+        ("here --engine vlm", "--engine: invalid choice: 'vlm'"),
+        ("", "FOLDER is missing"),
+        ("here --config none.yaml", "config is 'none.yaml', which cannot be read"),
+    ],
+)
+def test_what_a_command_line_cannot_have(capsys, words, text):
+    assert text in refused(capsys, *words.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("lerning_rate: 1", "did you mean --learning-rate?"),
+        ("max_turns: many", "max_turns"),
+        ("max_turns: true", "max_turns"),
+        ("max_turns: 1.5", "max_turns"),
+        ("serve: 3", "serve"),
+        ("task: {seed: 1}", "task"),
+        ("keys: [1]", "keys"),
+        ("engine: vlm", "engine"),
+        ("", "no fields"),
+        ("- 1", "no fields"),
+        ("a: [1", "cannot be read"),
+    ],
+)
+def test_what_a_file_cannot_have(capsys, tmp_path, text, name):
+    (tmp_path / "a.yaml").write_text(text)
+    assert name in refused(capsys, "here", "--config", str(tmp_path / "a.yaml"))
+
+
+def test_help(capsys, tmp_path):
+    (file := tmp_path / "a.yaml").write_text("max_turns: 4\n")
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as exit_:
+            read(flag, short_help="SHORT\n", default_config=file, defaults={"learning_rate": 0.5})
+        assert exit_.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    assert shown["--help"] == "SHORT\n"
+    text = shown["--help-all"]
+    assert text.startswith("usage: g2po x FOLDER TEXT [--FLAG VALUE ...]\n") and "max_turns" not in text
+    assert "turns of an episode (default: 4)" in text and "100 % of the rate (default: 0.5)" in text
+    assert text.index("--max-turns") < text.index("learning:") < text.index("--keys JSON")
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "(default: 50)" in capsys.readouterr().out
