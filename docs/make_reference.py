@@ -57,8 +57,10 @@ hyperparameters](hyperparameters.md) has starting values, and what to change fir
 
 
 def described(config: type) -> dict[str, str]:
-    """Field -> text, from the `Args` of the class's docstring."""
-    entries = re.split(r"\n        (?=\w[\w, ]*: )", "\n" + "\n".join(config.__doc__.split("Args:")[1].splitlines()))
+    """Field -> text, from the `Args` in the docstrings of a class and its bases in g2po_trl."""
+    owners = [one for one in reversed(config.__mro__) if one.__module__.startswith("g2po_trl")]
+    texts = [one.__doc__.split("Args:")[1].split("\n    Raises:")[0] for one in owners]
+    entries = re.split(r"\n        (?=\w[\w, ]*: )", "\n" + "\n".join("\n".join(texts).splitlines()))
     found = {}
     for entry in entries:
         names, _, said = entry.strip().partition(": ")

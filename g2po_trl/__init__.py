@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .environments.adapters.trl_tools import ToolEnvironment
     from .environments.contract import Observation, StepResult, TextEnvironment
     from .environments.contract_violations import check_environment
+    from .environments.pool.limits import PoolLimits
     from .environments.pool.pool import EnvironmentPool
     from .environments.tasks import tasks_dataset
     from .ppo.trainer import PPOConfig, PPOTrainer
@@ -65,6 +66,7 @@ _MODULE_OF = {
     "TextArenaEnvironment": "environments.adapters.textarena",
     "check_environment": "environments.contract_violations",
     "EnvironmentPool": "environments.pool.pool",
+    "PoolLimits": "environments.pool.limits",
     "tasks_dataset": "environments.tasks",
     "Player": "rollout.player",
     "PromptActor": "rollout.actor",
@@ -94,6 +96,7 @@ __all__ = [
     "PPOConfig",
     "PPOTrainer",
     "Player",
+    "PoolLimits",
     "PromptActor",
     "PromptTemplate",
     "Sampling",

@@ -25,6 +25,7 @@ from .credit.estimators.registry import ESTIMATORS, estimator_name, make_estimat
 from .credit.graph import StateGraph
 from .credit.state_keys import IGNORABLE
 from .engines.sampling import Sampling
+from .environments.pool.limits import PoolLimits
 from .update.packing import LAYOUTS
 from .utils.dependent_options import set_best_metric
 from .utils.masking import masked
@@ -36,7 +37,7 @@ ignore_deprecations()
 
 
 @dataclass
-class G2POConfig(GRPOConfig):
+class G2POConfig(PoolLimits, GRPOConfig):
     """Arguments of [`G2POTrainer`].
 
     Batch sizes count *trajectories*: `per_device_train_batch_size` x processes x `steps_per_generation` trajectories
@@ -98,7 +99,6 @@ class G2POConfig(GRPOConfig):
             are shortened if a mini-batch would give a process fewer than eight.
         generation_batch_tokens: maximum number of padded tokens (prompts and longest completions) in one generate
             call of a process. Not used with vLLM.
-        num_environment_workers: environment processes per rank. `None`: the number of CPU cores.
         rollout_strategy: which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task,
             all to their ends, exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced
             by groups of other tasks. `"partial_rollouts"` and `"branching"` are experimental.
@@ -117,10 +117,6 @@ class G2POConfig(GRPOConfig):
             loss; refused if vLLM cannot serve it (DoRA, `modules_to_save`, sleep mode, …). `True`: merged into vLLM's
             weights, which rounds it, but generates faster. `None`: merged if vLLM computes in float32 or cannot serve
             it; otherwise separate.
-        environment_reset_timeout: seconds after which a reset counts as failed.
-        environment_step_timeout: seconds after which a step counts as failed.
-        environment_pool_kwargs: further limits of [`EnvironmentPool`], e.g. `{"max_worker_resets": 500}`;
-            docs/workers.md explains them.
         task_error_patience: exclude a task after this many consecutive rollouts in which all its episodes ended in
             environment errors. Excluded tasks are listed when training ends.
         max_error_rate: stop the run if a larger fraction of a rollout's episodes ends in environment errors or before
@@ -197,7 +193,6 @@ class G2POConfig(GRPOConfig):
     generation_batch_tokens: int = field(
         default=65536, metadata={"help": "Maximum number of padded tokens in a generate call."}
     )
-    num_environment_workers: int | None = field(default=None, metadata={"help": "Environment processes per rank."})
     rollout_strategy: str = field(
         default="synchronous",
         metadata={"help": "synchronous, dynamic_sampling, partial_rollouts or branching."},
@@ -216,11 +211,6 @@ class G2POConfig(GRPOConfig):
     )
     vllm_merge_adapter: bool | None = field(
         default=None, metadata={"help": "Merge a LoRA adapter into colocated vLLM's weights. None: if it must be."}
-    )
-    environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
-    environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
-    environment_pool_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Further limits of environment workers, as JSON."}
     )
     task_error_patience: int = field(
         default=2, metadata={"help": "Consecutive rollouts with only errors after which a task is excluded."}
@@ -260,7 +250,7 @@ class G2POConfig(GRPOConfig):
     def __post_init__(self):
         for name, value in vars(self).items():
             setattr(self, name, without_numpy(value))
-        for name in ("estimator_kwargs", "environment_pool_kwargs", "rollout_strategy_kwargs", "lr_scheduler_kwargs"):
+        for name in ("estimator_kwargs", "rollout_strategy_kwargs", "lr_scheduler_kwargs"):
             setattr(self, name, as_mapping(name, getattr(self, name)))
         self.top_p = 1.0 if self.top_p is None else self.top_p  # so do scripts of TRL leave it out
         self.top_k = 0 if self.top_k is None else self.top_k  # transformers would make it 50

@@ -66,7 +66,6 @@ _FRACTION = (lambda value: 0 <= value <= 1, "set it between 0 and 1")
 _STEPS = ("logging_steps", "save_steps", "eval_steps")
 _MAY_BE_NONE = {"mini_batch_size", "max_prompt_length", "eval_top_p", "eval_top_k", "packed_row_tokens", *_STEPS}
 _MAY_BE_NONE |= {"log_trajectories_every", "min_p"}
-_MAY_BE_NONE |= {"num_environment_workers"}
 _RANGES = {
     "gamma": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (the paper uses 0.95)"),
     "value_lambda": (lambda value: 0 <= value <= 1, "set it between 0 and 1 (1 is the paper)"),
@@ -80,8 +79,8 @@ _RANGES = {
     **dict.fromkeys(("max_error_rate", "min_valid_action_ratio", "min_success_of_best"), _FRACTION),
     **dict.fromkeys(("step_advantage_weight", "invalid_action_penalty", "history_length", "eval_top_k"), _AT_LEAST_0),
     **dict.fromkeys(("log_trajectories_every", "num_trajectories_logged"), _AT_LEAST_0),
-    **dict.fromkeys(("environment_reset_timeout", "environment_step_timeout", "vllm_request_timeout"), _ABOVE_0),
-    **dict.fromkeys((*_STEPS, "num_environment_workers"), _ABOVE_0_OR_NONE),
+    "vllm_request_timeout": _ABOVE_0,
+    **dict.fromkeys(_STEPS, _ABOVE_0_OR_NONE),
     **dict.fromkeys(("mini_batch_size", "max_prompt_length", "packed_row_tokens"), _AT_LEAST_1),
     "max_steps": (lambda value: value != 0, "set it to 1 or more, or to -1 for num_train_epochs"),
     "num_train_epochs": _ABOVE_0,

@@ -24,6 +24,7 @@ from .engines.sampling import reshaping_options
 from .engines.stop_tokens import end_of_turn, turn_end
 from .engines.transformers import TransformersEngine
 from .environments.contract import TextEnvironment
+from .environments.pool.limits import PoolLimits
 from .environments.pool.pool import EnvironmentPool
 from .experimental.strategies import STRATEGIES
 from .prompts.chat_template import get_tokenizer
@@ -106,13 +107,7 @@ def make_player(
     encode(prompt_template.messages("observation", "task"))  # a template that refuses does so now
     engine = make_engine(trainer)
     actor = PromptActor(engine, encode, prompt_template, args.history_length, args.max_prompt_length, trainer.history)
-    pool = EnvironmentPool(
-        environment_factory,
-        num_workers=args.num_environment_workers,
-        reset_timeout=args.environment_reset_timeout,
-        step_timeout=args.environment_step_timeout,
-        **(args.environment_pool_kwargs or {}),
-    )
+    pool = EnvironmentPool(environment_factory, PoolLimits.of(args))
 
     def any_rank(flag: bool) -> bool:
         return bool(accelerator.reduce(torch.tensor(int(flag), device=accelerator.device)).item())

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from trl import GRPOTrainer
 from .config import G2POConfig
 from .credit.graph import TrajectoryRecord
 from .environments.contract import TextEnvironment
-from .environments.pool.pool import EnvironmentPool
 from .environments.tasks import own_columns
 from .prompts.chat_template import get_chat_template
 from .runs.metrics import has_metric
@@ -28,7 +26,6 @@ from .runs.summary import at_temperature
 from .trajectory import Trajectory
 from .update.batch import loss_scale
 from .utils.adapters import check_adapter, check_adapter_config
-from .utils.options import KINDS, check_options, is_of_kind
 from .utils.trl_compat import is_sharded, name_or_path_of
 
 logger = logging.getLogger(__name__)
@@ -86,39 +83,7 @@ def check_arguments(model, args: G2POConfig, options: dict, environment_factory:
         check_adapter_config(options["peft_config"])
     if isinstance(model, torch.nn.Module):
         check_adapter(model)
-    _check_pool_kwargs(args.environment_pool_kwargs or {})
     _check_writable(Path(args.output_dir))
-
-
-# Parameters of EnvironmentPool that are not among environment_pool_kwargs -> the remedy.
-_POOL_REMEDIES = {
-    "environment_factory": "pass it to the trainer",
-    "num_workers": "set num_environment_workers",
-    "reset_timeout": "set environment_reset_timeout",
-    "step_timeout": "set environment_step_timeout",
-    "max_observation_characters": "shorten observations in the environment, so that evaluations see the same",
-}
-
-
-def _check_pool_kwargs(kwargs: Mapping[str, Any]) -> None:
-    parameters = signature(EnvironmentPool).parameters.values()
-    defaults = {one.name: one.default for one in parameters if one.name not in _POOL_REMEDIES}
-    for name in kwargs:
-        if name in _POOL_REMEDIES:
-            raise ValueError(f"environment_pool_kwargs has {name!r}: {_POOL_REMEDIES[name]} instead")
-    check_options("environment_pool_kwargs", kwargs, defaults, "EnvironmentPool")
-    for name, value in kwargs.items():
-        if name == "environment_variables":
-            is_right = isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
-            remedy = "set it to a list of names, such as ['HF_TOKEN']"
-        elif name == "spread_groups":
-            is_right, remedy = value is None or isinstance(value, bool), "set it to a truth value, or to None"
-        else:
-            kind = int if name == "max_worker_resets" else float
-            is_right = value is None or (is_of_kind(value, kind) and value > 0)
-            remedy = f"set it to a {KINDS[kind]} above 0, or to None"
-        if not is_right:
-            raise ValueError(f"environment_pool_kwargs has {name}={value!r}: {remedy}")
 
 
 # Fields of agent training that are read whenever they are needed. TRL or the trainer's parts read all others once.

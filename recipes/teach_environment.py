@@ -41,7 +41,7 @@ from g2po_recipes.cold_start.experts import (
     recorded_answer,
 )
 from g2po_recipes.cold_start.sft import TeachingArguments, load_base_model, run_teaching
-from g2po_trl import EnvironmentPool, Player, PromptTemplate, TextEnvironment, Trajectory, read_jsonl
+from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate, TextEnvironment, Trajectory, read_jsonl
 from g2po_trl.cli.recipe import parse_arguments, read_chat_template
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.sampling import derived_seed
@@ -64,7 +64,7 @@ MORE = 10  # times as many demonstrations are suggested where they were too few:
 
 
 @dataclass
-class ScriptArguments(TeachingArguments):
+class ScriptArguments(PoolLimits, TeachingArguments):
     environment: str | None = field(default=None, metadata={"help": "module:Class, or file.py:Class."})
     agent: str | None = field(default=None, metadata={"help": "Instead of an environment: file.py:NAME."})
     train_config: str | None = field(
@@ -113,12 +113,6 @@ class ScriptArguments(TeachingArguments):
     max_turns: int = field(default=50, metadata={"help": "Maximum number of turns of an episode."})
     max_completion_length: int = field(default=512, metadata={"help": "Maximum tokens of a completion in an exam."})
     stop_sequences: list[str] | None = field(default=None, metadata={"help": "Strings at which a completion ends."})
-    num_environment_workers: int | None = field(default=None, metadata={"help": "None: one for each CPU core."})
-    environment_reset_timeout: float = field(default=120.0, metadata={"help": "Seconds a reset may take."})
-    environment_step_timeout: float = field(default=60.0, metadata={"help": "Seconds a step may take."})
-    environment_pool_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Further limits of environment workers, as JSON."}
-    )
 
     minimum: ClassVar[dict[str, int]] = {
         **TeachingArguments.minimum,
@@ -156,14 +150,14 @@ class Game:
         template: wording of prompts.
         prompts: further fields of a `PromptActor`.
         chat_template_kwargs: variables of the chat template.
-        workers: number and limits of environment workers, see `EnvironmentPool`.
+        limits: number and limits of environment workers.
     """
 
     factory: Callable[[], TextEnvironment]
     template: PromptTemplate
     prompts: dict[str, Any]
     chat_template_kwargs: dict[str, Any] | None
-    workers: dict[str, Any]
+    limits: PoolLimits
 
 
 def load_game(script_args: ScriptArguments) -> Game:
@@ -182,18 +176,12 @@ def load_game(script_args: ScriptArguments) -> Game:
     history = script_args.history or default_history(made, wording)
     prompts = {"max_prompt_length": script_args.max_prompt_length, "history": history}
     variables = as_mapping("chat_template_kwargs", script_args.chat_template_kwargs)
-    workers = {
-        "num_workers": script_args.num_environment_workers,
-        "reset_timeout": script_args.environment_reset_timeout,
-        "step_timeout": script_args.environment_step_timeout,
-        **(as_mapping("environment_pool_kwargs", script_args.environment_pool_kwargs) or {}),
-    }
     return Game(
         text_environment_factory(made, turns, history),
         default_prompt_template(made) if wording is None else wording,
         prompts,
         variables,
-        workers,
+        PoolLimits.of(script_args),
     )
 
 
@@ -294,7 +282,7 @@ def demonstrate(
         seed=seed,
         **game.prompts,
     )
-    with EnvironmentPool(source.factory, **game.workers) as pool:
+    with EnvironmentPool(source.factory, game.limits) as pool:
         trajectories, _ = Player(pool, actor, script_args.max_turns).play(source.tasks)
     successes = [t for t in trajectories if t.success]
     reasons = Counter(t.error or t.failure_reason or t.outcome for t in trajectories if not t.success)
@@ -337,7 +325,7 @@ def make_exam(script_args: ScriptArguments, rows: Sequence[dict[str, Any]], game
         target_valid=script_args.target_valid,
         prompts=game.prompts,
         chat_template_kwargs=game.chat_template_kwargs,
-        workers=game.workers,
+        limits=game.limits,
     )
 
 

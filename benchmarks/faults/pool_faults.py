@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common import facts, write_results
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
 
 TURNS = 8
 
@@ -48,7 +48,7 @@ class Counting(TextEnvironment):
 
 
 def seconds_a_turn(spread_groups: bool | None) -> float:
-    with EnvironmentPool(Counting, num_workers=8, spread_groups=spread_groups) as pool:
+    with EnvironmentPool(Counting, PoolLimits(8), spread_groups=spread_groups) as pool:
         pool.reset([{"seconds": 0.2}] * 8, groups=[0] * 8)
         seconds = []
         for _ in range(TURNS):
@@ -70,7 +70,7 @@ def play(pool: EnvironmentPool, tasks: list[dict]) -> tuple[list[list], float]:
 
 def with_a_fault(fault: str, turn: int, limit: float, faulty: int = 1) -> dict:
     """Return what becomes of 8 episodes of which the first `faulty` fail so."""
-    with EnvironmentPool(Counting, num_workers=1, step_timeout=limit, reset_timeout=limit) as pool:
+    with EnvironmentPool(Counting, PoolLimits(1, limit, limit)) as pool:
         undisturbed, before = play(pool, [{}] * 8)
         seen, seconds = play(pool, [{"fault": fault, "turn": turn}] * faulty + [{}] * (8 - faulty))
         return {

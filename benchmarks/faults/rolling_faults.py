@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.common import facts, write_results
 from benchmarks.faults.faulty_environment import FaultyEnvironment
-from g2po_trl import EnvironmentPool
+from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.engines.sampling import derived_seed
 from g2po_trl.experimental.partial_rollouts import PartialRollouts
 from g2po_trl.rollout.episode import Episode
@@ -122,7 +122,8 @@ def play(
     trained: Counter[int] = Counter()
     panels: Counter[str] = Counter()
     with EnvironmentPool(
-        FaultyEnvironment, workers, reset_timeout=4 * limit, step_timeout=limit, load_timeout=60.0
+        FaultyEnvironment,
+        PoolLimits(workers, 4 * limit, limit, environment_load_timeout=60.0),
     ) as pool:
         player = Player(pool, actor, max_turns, streams=streams)
         rolling = Watched(RolloutContext(player, group_size, tasks, seed), max_off_policy_steps=ahead)

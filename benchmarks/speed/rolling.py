@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.common import facts, interleaved, medians, write_results
 from benchmarks.faults.faulty_environment import FaultyEnvironment
-from g2po_trl import EnvironmentPool
+from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.experimental.partial_rollouts import PartialRollouts
 from g2po_trl.rollout.episode import Episode
@@ -124,7 +124,7 @@ def one_run(arm: str, groups: list[list[int]], options: argparse.Namespace, pool
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
     groups = lengths_of(options.lengths, options.output)
-    with EnvironmentPool(FaultyEnvironment, num_workers=2) as pool:
+    with EnvironmentPool(FaultyEnvironment, PoolLimits(2)) as pool:
 
         def play(arm: str, repetition: int) -> dict[str, float]:
             run = one_run(arm, groups, options, pool, repetition)
@@ -173,7 +173,7 @@ def same(options: argparse.Namespace) -> dict[str, Any]:
         tasks = Manifest.scan(Path(folder)).rows()
         hidden = ("help", "look", "inventory", "examine")
         factory = partial(AlfworldEnvironment, Manifest.scan(Path(folder)), hidden_actions=hidden, intro=False)
-        with EnvironmentPool(factory, num_workers=2) as pool:
+        with EnvironmentPool(factory, PoolLimits(2)) as pool:
             player, places = Player(pool, actor, 15), options.groups * GROUP
             context = RolloutContext(player, GROUP, tasks, sampling=lambda: sampling)
             rolling, ages, ahead = PartialRollouts(context), [], []

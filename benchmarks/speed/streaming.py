@@ -34,7 +34,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from benchmarks.common import facts, write_results
 from g2po_envs.alfworld import ALFWORLD_COMPACT_PROMPT, AlfworldEnvironment, Manifest, generate_games
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import EnvironmentPool, StepResult
+from g2po_trl import EnvironmentPool, PoolLimits, StepResult
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.engines.vllm_offline import OfflineVLLMEngine
 from g2po_trl.rollout.actor import PromptActor
@@ -132,7 +132,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
     times = engine_times(engine)
     engine.tokens = tokens
     print("engine:", json.dumps(times), file=sys.stderr, flush=True)
-    with EnvironmentPool(factory, num_workers=options.workers) as pool:
+    with EnvironmentPool(factory, PoolLimits(options.workers)) as pool:
 
         def play(seconds: float, streams: bool, seed: int, sampling: Sampling = SAMPLING):
             engine.llm.reset_prefix_cache()

@@ -69,8 +69,7 @@ def check_command(script: Path, arguments: Sequence[str]) -> None:
     refuse_removed(keys, words)
     given = {**dict(read_keys(parser, keys)), **read_flags(parser, words)}
     check_given(given)
-    for name in ("estimator_kwargs", "environment_pool_kwargs"):
-        as_mapping(name, given.get(name))
+    as_mapping("estimator_kwargs", given.get("estimator_kwargs"))
     defaults = {} if options else _default_config(script)
     _check_installed(script, {**defaults, **given})
     _check_strategy(recipe_fields(script), {**defaults, **given})

@@ -16,6 +16,7 @@ from ..environments.adapters.agent import agent_factory
 from ..environments.adapters.trl_tools import random_arguments
 from ..environments.contract import Observation, StepResult
 from ..environments.contract_violations import where_raised
+from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..prompts.conversation import ChatRequest, ChatResponse, message_text, prefix_digests
 from ..prompts.template import DEFAULT_PROMPT
@@ -71,11 +72,10 @@ def examine_agent(
     `texts` are the responses without tool calls, drawn at random. `agent` and `state_key` are as passed to the
     trainer; for the others see `environment_report.examine`.
     """
-    options = {"num_workers": 1, "reset_timeout": timeout, "step_timeout": timeout}
-    options["environment_variables"] = environment_variables
     try:
+        limits = PoolLimits(1, timeout, timeout, environment_variables=list(environment_variables))
         factory = agent_factory(agent, turns, state_key)
-        with EnvironmentPool(factory, **options) as pool, EnvironmentPool(factory, **options) as second:
+        with EnvironmentPool(factory, limits) as pool, EnvironmentPool(factory, limits) as second:
             played = _play(pool, tasks, episodes, random.Random(seed), texts)
             findings = [*_failure_findings(played.failures), *_findings(played, episodes, turns, texts)]
             if played.groups and not played.failures:
@@ -116,11 +116,11 @@ def try_agent(
     direct = DirectAgent(DEFAULT_PROMPT, max_prompt_length=max_prompt_length)
     actor = make_actor(chat, direct, settings, lambda episode: (), lambda: None, count)
     factory = agent_factory(agent, turns, state_key)
-    limits = {"reset_timeout": timeout, "step_timeout": timeout, "environment_variables": environment_variables}
+    limits = PoolLimits(None, timeout, timeout, environment_variables=list(environment_variables))
     rows = [task for task in tasks for _ in range(episodes)]
     groups = [number // episodes for number in range(len(rows))]
     seeds = [derived_seed(0, number) for number in range(len(rows))]
-    with EnvironmentPool(factory, **limits) as pool:
+    with EnvironmentPool(factory, limits) as pool:
         trajectories, _ = Player(pool, actor, turns).play(rows, settings.sampling(), groups, seeds)
     played.groups = [[] for _ in tasks]
     for trajectory, group in zip(trajectories, groups):

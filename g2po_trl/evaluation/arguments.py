@@ -266,16 +266,11 @@ def _kinds_of(action: argparse.Action) -> tuple[Any, str]:
 
 _AT_LEAST_1 = (
     *("seeds", "batch_size", "trials", "max_tokens", "parallel", "limit", "max_turns", "max_prompt_length"),
-    *("num_environment_workers", "max_total_tokens", "environment_worker_resets"),
-)
-_ABOVE_0 = (
-    *("environment_reset_timeout", "environment_step_timeout", "environment_load_timeout"),
-    *("environment_episode_timeout", "environment_worker_memory_mb"),
+    "max_total_tokens",
 )
 # Option -> whether its value, if not `None`, is valid; and the remedy.
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **{name: (lambda value: value >= 1, "set it to at least 1") for name in _AT_LEAST_1},
-    **{name: (lambda value: value > 0, "set it above 0") for name in _ABOVE_0},
     "temperature": (lambda value: 0 <= value < math.inf, "set it to at least 0 (greedy)"),
     "top_p": (lambda value: 0 < value <= 1, "set it above 0 and at most 1 (off)"),
     "top_k": (lambda value: value >= 0, "set it to 0 (off) or more"),

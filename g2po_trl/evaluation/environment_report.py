@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ..environments.adapters.trl_tools import text_environment_factory
 from ..environments.contract import TextEnvironment
 from ..environments.contract_violations import where_raised
+from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ..environments.pool.single import EnvironmentFailedError, RemoteProcessEnvironment
 from ..environments.validation import check_task_columns
@@ -45,13 +47,13 @@ def examine(
         timeout: maximum seconds of a reset or a step.
         environment_variables: see `EnvironmentPool`.
     """
-    options = {"num_workers": 1, "step_timeout": timeout, "environment_variables": environment_variables}
     try:
+        limits = PoolLimits(1, timeout, timeout, environment_variables=list(environment_variables))
         environment_factory = text_environment_factory(environment_factory, turns)
         findings, tasks = _check_columns(environment_factory, tasks)
         if tasks:
             rng = random.Random(seed)
-            findings += _check_episodes(environment_factory, tasks, episodes, turns, rng, timeout, options)
+            findings += _check_episodes(environment_factory, tasks, episodes, turns, rng, limits)
     except ValueError as error:  # e.g. tools without a description, variables that are not set
         findings = [Finding("error", str(error))]
     return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
@@ -63,16 +65,16 @@ def _check_episodes(
     episodes: int,
     turns: int,
     rng: random.Random,
-    timeout: float,
-    options: dict[str, Any],
+    limits: PoolLimits,
 ) -> list[Finding]:
     findings: list[Finding] = []
-    with EnvironmentPool(environment_factory, reset_timeout=timeout, **options) as pool:
+    with EnvironmentPool(environment_factory, limits) as pool:
         starts, failures = _first_steps(pool, tasks)
         for failure in failures:
             if failure.kind in ("timeout", "crash"):  # each further check would take as long
                 return [*findings, Finding("error", f"in a worker process it {describe_failure(failure)}")]
-        with RemoteProcessEnvironment(environment_factory, reset_timeout=10 * timeout, **options) as environment:
+        whole = replace(limits, environment_reset_timeout=10 * limits.environment_reset_timeout)
+        with RemoteProcessEnvironment(environment_factory, whole) as environment:
             findings += _check_contract(environment, tasks, starts, failures)
             playable = [task for task, start in zip(tasks, starts) if not isinstance(start, EnvironmentFailure)]
             if playable:

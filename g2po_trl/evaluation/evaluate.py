@@ -27,6 +27,7 @@ from ..environments.adapters.agent import AgentEnvironment
 from ..environments.adapters.trl_tools import default_history, default_prompt_template, text_environment_factory
 from ..environments.contract import TextEnvironment
 from ..environments.loading import import_named, load
+from ..environments.pool.limits import PoolLimits
 from ..environments.pool.pool import EnvironmentPool
 from ..environments.tasks import read_tasks
 from ..environments.validation import check_task_columns, is_score, unwrap_factory
@@ -294,17 +295,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     _write_settings(args.output, about, args.overwrite)
     write_json_lines(args.output / "panels" / "panel.jsonl", panel.rows)  # the viewer reads kinds of tasks there
     budget, rows, reasons, errors = TokenBudget(args.max_total_tokens, path=args.output / "tokens.json"), [], [], []
-    workers = {
-        "num_workers": args.num_environment_workers,
-        "reset_timeout": args.environment_reset_timeout,
-        "step_timeout": args.environment_step_timeout,
-        "load_timeout": args.environment_load_timeout,
-        "episode_timeout": args.environment_episode_timeout,
-        "max_worker_resets": args.environment_worker_resets,
-        "max_worker_memory": (args.environment_worker_memory_mb or 0) * 2**20 or None,
-        "environment_variables": args.environment_variables,
-    }
-    with EnvironmentPool(environment_factory, **workers) as pool, closing(make_chat_model(args)) as chat:
+    with EnvironmentPool(environment_factory, PoolLimits.of(args)) as pool, closing(make_chat_model(args)) as chat:
         print(
             f"{panel.name}: {len(panel.rows)} tasks, at most {panel.max_turns} turns; {args.agent} agent, "
             f"{args.model}, temperature {args.temperature}",

@@ -6,9 +6,11 @@ import argparse
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..environments.pool.limits import PoolLimits
 from ..runs.changes import settings_at
 from ..runs.run_json import AGENT_ENVIRONMENT, FILE, name_of_agent, with_moved_files
 
@@ -24,10 +26,7 @@ _LENGTHS = {"max_turns": (int,), "history_length": (int,), "max_prompt_length": 
 _LENGTHS |= {"max_completion_length": (int,), "stop_sequences": (list, *_OPTIONAL)}
 HISTORIES = ("window", "conversation")
 # Limits of environment workers. They do not change the numbers, so a missing one gets the usual default.
-_WORKERS = {"environment_reset_timeout": (float, int), "environment_step_timeout": (float, int)}
-_WORKERS |= dict.fromkeys(("environment_load_timeout", "environment_episode_timeout"), (float, int, *_OPTIONAL))
-_WORKERS |= dict.fromkeys(("environment_worker_resets", "environment_worker_memory_mb"), (float, int, *_OPTIONAL))
-_WORKERS["environment_variables"] = (list, *_OPTIONAL)
+_WORKERS = [field.name for field in fields(PoolLimits)]
 
 
 def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def run_defaults(run: Mapping[str, Any], folder: Path, asked: argparse.Namespace
     if not _is_asked_for(asked, trained_on):
         return defaults
     defaults |= trained_on
-    defaults |= {name: _value(play, name, types, file) for name, types in _WORKERS.items() if name in play}
+    defaults |= {name: play[name] for name in _WORKERS if name in play}
     defaults["environment_variables"] = defaults.get("environment_variables") or []
     defaults |= {name: _value(play, name, types, file) for name, types in _SAMPLING.items()}
     defaults["generation_kwargs"] = _engine_options(run, play, file, asked.agent)

@@ -30,6 +30,7 @@ from ..environments.adapters.agent import AgentEnvironment
 from ..environments.adapters.agent_command import AgentCommand
 from ..environments.adapters.trl_rewards import TRLEnvironment
 from ..environments.loading import load
+from ..environments.pool.limits import PoolLimits
 from ..prompts.template import PromptTemplate
 from ..utils.adapter_files import ADAPTER_CONFIG
 
@@ -42,8 +43,8 @@ TRL_ENVIRONMENT = f"{TRLEnvironment.__module__}:{TRLEnvironment.__qualname__}"
 _PLAY = (
     *("max_turns", "history_length", "max_prompt_length", "max_completion_length", "stop_sequences"),
     *("chat_template_kwargs", "repetition_penalty", "min_p", "generation_kwargs", "vllm_structured_outputs_regex"),
-    *("environment_reset_timeout", "environment_step_timeout"),
 )
+_LIMITS = [field.name for field in fields(PoolLimits) if field.name != "num_environment_workers"]
 _ESTIMATOR = (
     *("gamma", "value_lambda", "scale_by_std", "step_advantage_weight", "invalid_action_penalty"),
     *("advantage_estimator", "estimator_kwargs"),
@@ -271,7 +272,7 @@ def describe_run(
         "chat_template": dict(chat_template),
         "play": {
             **{name: getattr(args, name) for name in _PLAY},
-            **_limits_of_workers(args.environment_pool_kwargs or {}),
+            **{name: getattr(args, name) for name in _LIMITS},
             **precision,
             "history": history,
             "temperature": args.eval_temperature,
@@ -281,18 +282,6 @@ def describe_run(
         "estimator": {"estimator_name": estimator, **{name: getattr(args, name) for name in _ESTIMATOR}},
         "optimizer_steps_per_iteration": args.optimizer_steps_per_iteration,
         "versions": installed_versions(),
-    }
-
-
-def _limits_of_workers(pool_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `g2po evaluate` that equal `environment_pool_kwargs`."""
-    memory = pool_kwargs.get("max_worker_memory")
-    return {
-        "environment_load_timeout": pool_kwargs.get("load_timeout"),
-        "environment_episode_timeout": pool_kwargs.get("episode_timeout"),
-        "environment_worker_resets": pool_kwargs.get("max_worker_resets"),
-        "environment_worker_memory_mb": memory and memory / 2**20,
-        "environment_variables": pool_kwargs.get("environment_variables"),
     }
 
 

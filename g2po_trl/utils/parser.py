@@ -30,11 +30,6 @@ _MOVED = [
     ("crbc_step_weight", "estimator_kwargs", "value_weight"),
     ("crbc_gamma", "estimator_kwargs", "gamma"),
     ("crbc_least_std", "estimator_kwargs", "least_std"),
-    ("environment_load_timeout", "environment_pool_kwargs", "load_timeout"),
-    ("environment_episode_timeout", "environment_pool_kwargs", "episode_timeout"),
-    ("environment_worker_resets", "environment_pool_kwargs", "max_worker_resets"),
-    ("environment_worker_memory_mb", "environment_pool_kwargs", "max_worker_memory"),
-    ("environment_variables", "environment_pool_kwargs", "environment_variables"),
 ]
 REMOVED |= {
     option: f'set rollout_strategy to {strategy}, and rollout_strategy_kwargs to {{"{entry}": VALUE}}'
@@ -48,7 +43,6 @@ REMOVED |= {
     option: f"write {whole}: {{{entry}: VALUE}}, or as a flag --{whole} '{{\"{entry}\": VALUE}}'"
     for option, whole, entry in _MOVED
 }
-REMOVED["environment_worker_memory_mb"] += ", in bytes"
 # (option, removed value, its replacement).
 _REMOVED_VALUES = [("value_lambda", "auto", "set a number from 0 to 1 (g2po report RUN tests a run's state keys)")]
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from g2po_trl.engines.sampling import Sampling, derived_seed
 from g2po_trl.engines.transformers import TransformersEngine
+from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentPool
 from g2po_trl.prompts.template import PromptTemplate
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -34,7 +35,7 @@ class SuccessEvaluation:
         template, history_length: of prompts, as in the rollout.
         prompts: further fields of the rollout's `PromptActor`.
         chat_template_kwargs: variables of the chat template.
-        workers: number and limits of environment workers, see `EnvironmentPool`.
+        limits: number and limits of environment workers.
         max_turns: turns per episode.
         sampling: sampling of completions.
         target: success rate at which fine-tuning ends.
@@ -54,7 +55,7 @@ class SuccessEvaluation:
     target_valid: float = 0.0
     prompts: Mapping[str, Any] = field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] | None = None
-    workers: Mapping[str, Any] = field(default_factory=dict)
+    limits: PoolLimits = field(default_factory=PoolLimits)
     batch_tokens: int = 16_384
 
     def __post_init__(self):

@@ -97,7 +97,7 @@ def teach(
         )
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     most = int(len(samples) * args.num_train_epochs) if args.max_steps <= 0 else None
-    with EnvironmentPool(exam.environment_factory, **exam.workers) as pool:
+    with EnvironmentPool(exam.environment_factory, exam.limits) as pool:
         callback = SuccessEvalCallback(exam, processing_class, pool, per_step, most)
         for theirs in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
             trainer.remove_callback(theirs)

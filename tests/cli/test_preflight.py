@@ -131,7 +131,6 @@ def test_told_without_torch_and_without_a_file(folder, capsys, tmp_path):
         ("train", "nosuch:Game", "--model", "model"): "there is no module nosuch here",
         ("teach", "alfworld", "--max_step", "3"): "--max_step is not a flag: did you mean --max_steps?",
         ("train", "alfworld", "--estimator_kwargs", "{bad"): "estimator_kwargs is '{bad': write",
-        ("train", "alfworld", "--environment_pool_kwargs", "[1]"): "environment_pool_kwargs is '[1]': write",
     }
     occupied = "output_dir is 'runs/alfworld-tiny', which holds"  # reported after what the strategy excludes
     vespo = ("partial_rollouts", "{}", "--loss_type", "vespo")

@@ -20,7 +20,7 @@ from g2po_recipes.cold_start.experts import (
     random_answer,
     recorded_answer,
 )
-from g2po_trl import EnvironmentPool, Player, PromptTemplate
+from g2po_trl import EnvironmentPool, Player, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion, Engine
 from g2po_trl.environments.adapters.agent import agent_factory
 from g2po_trl.environments.adapters.trl_tools import text_environment_factory
@@ -40,7 +40,7 @@ def play(factory, tasks, expert, tokenizer=None, template=DEFAULT_PROMPT, stops=
     tokenizer = tokenizer or build_tokenizer()
     engine = Engine(tokenizer, stops or [tokenizer.eos_token_id])
     actor = ExpertActor(engine, ChatEncoder(tokenizer), template, expert=expert, **options)
-    with EnvironmentPool(factory, num_workers=1) as pool:
+    with EnvironmentPool(factory, PoolLimits(1)) as pool:
         return Player(pool, actor, max_turns).play(tasks)[0]
 
 
@@ -79,7 +79,7 @@ def test_the_model_that_answers_so_is_asked_the_same(name):
     options = {"template": DEFAULT_PROMPT} | options
     tokenizer = options.pop("tokenizer", None) or build_tokenizer()
     engine = ScriptedEngine(tokenizer, lambda prompts: [Completion(answers[tuple(ids)]) for ids in prompts])
-    with EnvironmentPool(factory, num_workers=1) as pool:
+    with EnvironmentPool(factory, PoolLimits(1)) as pool:
         (played,), _ = Player(pool, PromptActor(engine, ChatEncoder(tokenizer), **options), 6).play(tasks)
     assert played.success and [step.action for step in played.steps] == [step.action for step in shown.steps]
 

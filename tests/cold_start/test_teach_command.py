@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from g2po_trl import read_jsonl
+from g2po_trl import PoolLimits, read_jsonl
 from g2po_trl.cli.commands.init import write_folder
 from g2po_trl.cli.commands.teach import resolve
 from g2po_trl.cli.commands.train import read
@@ -88,8 +88,7 @@ def test_too_little_teaching_says_what_more_is(game, tiny_model_dir, monkeypatch
         (["--prompt", "letters_to_teach.py:expert"], "which is not a PromptTemplate: name one"),
         (["--demonstrations", "none.jsonl"], "demonstrations is 'none.jsonl', which cannot be read"),
         (["--demonstrations", "a", "--random_episodes", "1"], "demonstrations and random_episodes are both given"),
-        (["--environment_pool_kwargs", '{"episode_timeout": -1}'], "episode_timeout is -1: set it above 0"),
-        (["--environment_step_timeout", "-1"], "step_timeout is -1.0: set it above 0"),
+        (["--environment_step_timeout", "-1"], "environment_step_timeout is -1.0: set it"),
         (["--demonstration_turns", "1"], "none of 7 expert episodes succeeds (7 x truncated)"),
         (["--random_episodes", "4"], "random_episodes is set, and the environment lists neither"),
     ],
@@ -112,15 +111,14 @@ def test_without_any_source_the_message_names_three(game, tiny_model_dir, monkey
 def test_exams_have_the_workers_and_turns_of_the_training(game, tiny_model_dir, monkeypatch, capsys):
     """An expert that needs a turn more than the game has is taught with `demonstration_turns`."""
     pools = []
-    monkeypatch.setattr("g2po_recipes.cold_start.sft.EnvironmentPool", lambda _, **given: pools.append(given))
+    monkeypatch.setattr("g2po_recipes.cold_start.sft.EnvironmentPool", lambda _, limits: pools.append(limits))
     with open("config.yaml", "a") as file:
-        file.write("environment_step_timeout: 7\nenvironment_pool_kwargs: {max_worker_resets: 5}\n")
+        file.write("environment_step_timeout: 7\nenvironment_worker_resets: 5\n")
     (game / "config.yaml").write_text((game / "config.yaml").read_text().replace("max_turns: 3", "max_turns: 1"))
     with pytest.raises(TypeError):  # the pool of exams is None here
         teach(monkeypatch, "--model", str(tiny_model_dir), "--demonstration_turns", "3", *SFT)
     assert "expert episodes succeed" in capsys.readouterr().out
-    limits = {"num_workers": 1, "reset_timeout": 120.0, "step_timeout": 7.0, "max_worker_resets": 5}
-    assert pools == [limits]
+    assert pools == [PoolLimits(1, environment_step_timeout=7.0, environment_worker_resets=5)]
 
 
 def test_recorded_episodes_of_other_tasks(game, tiny_model_dir, monkeypatch):

@@ -22,7 +22,7 @@ from g2po_recipes.cold_start.sft import (
     run_teaching,
     teach,
 )
-from g2po_trl import EnvironmentPool, PromptTemplate, read_jsonl
+from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate, read_jsonl
 from g2po_trl.engines.base import Completion
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.prompts.template import DEFAULT_PROMPT
@@ -67,7 +67,7 @@ def test_lessons_are_the_prompts_of_the_rollout(tiny_model_dir, tmp_path):
         return [Completion(tokenizer("b")["input_ids"]) for _ in prompts]
 
     actor = PromptActor(ScriptedEngine(tokenizer, answer), ChatEncoder(tokenizer), LETTER_PROMPT, history_length=2)
-    with EnvironmentPool(LetterEnvironment, num_workers=1) as pool:
+    with EnvironmentPool(LetterEnvironment, PoolLimits(1)) as pool:
         Player(pool, actor, 3).play([{"seed": 1}])
     walk = [("hall 1", []), ("kitchen", [("hall 1", "b")])]
     shown = [Demonstration("go", room, None, history, len(history), "b") for room, history in walk]

@@ -33,7 +33,7 @@ from scripted_agents import (
     unsteady,
 )
 
-from g2po_trl import AgentEnvironment, EnvironmentPool
+from g2po_trl import AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.environments.adapters import agent as agent_module
 from g2po_trl.environments.adapters.agent import read_return_value
 from g2po_trl.environments.adapters.trl_tools import BrokenEnvironmentError
@@ -271,7 +271,9 @@ def test_groups_name_what_is_inside():
 
     _, end = play(agent, [says("y")])
     assert end.info["failure_reason"] == "agent error: KeyError: 'city'"
-    with EnvironmentPool(partial(AgentEnvironment, raise_(ExceptionGroup("a", [KeyError("b")])), 3), 1) as pool:
+    with EnvironmentPool(
+        partial(AgentEnvironment, raise_(ExceptionGroup("a", [KeyError("b")])), 3), PoolLimits(1)
+    ) as pool:
         assert "\nKeyError: 'b'\n" in pool.reset([{}])[0].message
 
 
@@ -493,8 +495,8 @@ def test_a_text_that_is_no_chat_response_is_its_content():
     assert play(lambda task, client: ask(client, "x").content == "look", ["look"])[1].reward == 1
 
 
-def agent_pool(agent, max_turns=20, **options):
-    return EnvironmentPool(partial(AgentEnvironment, agent, max_turns), **{"num_workers": 1, **options})
+def agent_pool(agent, max_turns=20, **limits):
+    return EnvironmentPool(partial(AgentEnvironment, agent, max_turns), PoolLimits(1, **limits))
 
 
 def test_in_the_pool_an_agent_ends_with_its_episode_and_not_at_the_next_one(tmp_path):
@@ -515,7 +517,7 @@ def test_in_the_pool_an_agent_ends_with_its_episode_and_not_at_the_next_one(tmp_
 
 
 def test_in_the_pool_one_agent_hangs_and_the_others_go_on():
-    with agent_pool(stubborn, step_timeout=6) as pool:
+    with agent_pool(stubborn, environment_step_timeout=6) as pool:
         pool.reset([{"name": name} for name in "abc"])
         pool.step(dict.fromkeys(range(3), says("go")))
         results = pool.step({0: says("go"), 1: says("hang"), 2: says("raise")})
@@ -571,7 +573,7 @@ def make_leaking():
 
 
 def test_a_worker_full_of_agents_that_do_not_end_is_replaced(capfd):
-    with EnvironmentPool(make_leaking, num_workers=1) as pool:
+    with EnvironmentPool(make_leaking, PoolLimits(1)) as pool:
         for _ in range(2):
             assert pool.reset([{}])[0].text == "user: x"
         before = pool.worker_pids

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scripted_agents import play, says
 
-from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool
+from g2po_trl import AgentCommand, AgentEnvironment, EnvironmentPool, PoolLimits
 from g2po_trl.environments.validation import EnvironmentContractError
 
 SOLVE = """
@@ -167,7 +167,7 @@ def test_in_the_pool_programs_get_no_secrets_and_end_with_their_worker(tmp_path,
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
     monkeypatch.setenv("HF_TOKEN", "hf_mine")
     command = AgentCommand("python solve.py x pids", lambda: 1, environment={"MINE": "1"})
-    with EnvironmentPool(partial(AgentEnvironment, command, 5), num_workers=1, step_timeout=5) as pool:
+    with EnvironmentPool(partial(AgentEnvironment, command, 5), PoolLimits(1, environment_step_timeout=5)) as pool:
         pool.reset([{}])
         pid, names = json.loads((tmp_path / "seen").read_text())
         assert "HF_TOKEN" not in names and {"MINE", "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_MODEL"} <= set(names)

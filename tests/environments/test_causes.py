@@ -11,6 +11,7 @@ import pytest
 
 from g2po_trl.environments.adapters.trl_tools import BrokenEnvironmentError, ChatToolEnvironment, ToolEnvironment
 from g2po_trl.environments.causes import has_gone, in_words, is_of_environment
+from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from g2po_trl.prompts.conversation import ChatResponse
 
@@ -274,7 +275,7 @@ def test_a_group_of_a_tool_is_named_and_a_service_that_is_down_is_an_error(kind)
     assert "page" in getattr(seen, "text", seen) and "TaskGroup" not in getattr(seen, "text", seen)
     environment.inner.shell.kill()
     environment.close()
-    with EnvironmentPool(lambda: ChatToolEnvironment(Shell, 9, tool_schemas=""), num_workers=1) as pool:
+    with EnvironmentPool(lambda: ChatToolEnvironment(Shell, 9, tool_schemas=""), PoolLimits(1)) as pool:
         pool.reset([{"prompt": "x"}])
         failure = pool.step({0: call("fetch")})[0]
     assert isinstance(failure, EnvironmentFailure) and "\nConnectionRefusedError: " in failure.message

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from g2po_trl.environments.loading import load
+from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentPool
 
 GAME = """
@@ -57,7 +58,7 @@ def test_each_folder_has_its_own_modules_here_and_in_workers(folders):
     assert load(f"{a}/experts.py:Game") is games["a"], "a file beside it is imported once"
     for who, game in reversed(games.items()):
         assert game().reset().text == f"{who} {who} {who} {who} {who} x"
-        with EnvironmentPool(game, num_workers=1) as pool:
+        with EnvironmentPool(game, PoolLimits(1)) as pool:
             assert pool.reset([{}])[0].text == f"{who} {who} {who} {who} {who} x"
     assert "json.py" not in str(importlib.import_module("json").__file__)
 
@@ -90,5 +91,5 @@ def test_a_game_of_a_file_starts_processes_that_find_it(tmp_path):
         "        context.Process(target=twice, args=(4, results)).start()\n"
         "        return Observation(str(results.get(timeout=30)))\n"
     )
-    with EnvironmentPool(load(f"{tmp_path}/game.py:Game"), num_workers=1) as pool:
+    with EnvironmentPool(load(f"{tmp_path}/game.py:Game"), PoolLimits(1)) as pool:
         assert pool.reset([{}])[0].text == "8"

@@ -11,7 +11,7 @@ pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install
 from games_of_gymnasium import TextWalk
 from returning import check_returned_everywhere
 
-from g2po_trl import EnvironmentPool, GymnasiumEnvironment
+from g2po_trl import EnvironmentPool, GymnasiumEnvironment, PoolLimits
 from g2po_trl.cli.commands.check import main
 from g2po_trl.environments.validation import check_task_columns
 from g2po_trl.evaluation.environment_report import examine
@@ -95,7 +95,7 @@ def test_spaces_of_another_kind_by_a_class_of_ones_own():
     assert walk.reset().text == "You are at 0."
     assert walk.step("2.5").observation.state_key == "2.5"
     assert "could not convert" in walk.step("north").observation.text
-    with EnvironmentPool(TextWalk, num_workers=1) as pool:
+    with EnvironmentPool(TextWalk, PoolLimits(1)) as pool:
         assert pool.reset([{}])[0].task == "Walk."
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("openenv")
 from tools_by_hand import Safe
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment, check_environment
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment, check_environment
 from g2po_trl.cli.commands.serve import main
 from g2po_trl.environments.adapters import openenv
 from g2po_trl.environments.adapters.openenv import RemoteEnvironment, make_app, read_observation
@@ -88,7 +88,7 @@ def test_check_environment_of_a_server_address_passes(server):
 
 def test_pool_of_remote_environments_plays_many_episodes_at_a_time(server):
     rooms = [*KEY_DOOR_WALKTHROUGHS] * 2
-    with EnvironmentPool(partial(RemoteEnvironment, [server]), num_workers=2) as pool:
+    with EnvironmentPool(partial(RemoteEnvironment, [server]), PoolLimits(2)) as pool:
         first = pool.reset([{"key_room": room} for room in rooms])
         assert all(isinstance(observation, Observation) for observation in first)
         played = pool.step(dict.fromkeys(range(len(rooms)), "take key"))
@@ -114,7 +114,7 @@ def test_server_killed_in_mid_episode_fails_its_own_episodes():
     first, one = start_server("toy_environments.py:KeyDoorEnvironment")
     second, two = start_server("toy_environments.py:KeyDoorEnvironment")
     try:
-        with EnvironmentPool(partial(RemoteEnvironment, [one, two], timeout=20), num_workers=1) as pool:
+        with EnvironmentPool(partial(RemoteEnvironment, [one, two], timeout=20), PoolLimits(1)) as pool:
             tasks = [{"key_room": "hall"}] * 4
             assert all(isinstance(o, Observation) for o in pool.reset(tasks))
             first.kill()

@@ -5,7 +5,7 @@ from faulty_pools import Reporter, faulty_pool, pids
 from letter_environment import LetterEnvironment
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, Step, StepResult, read_jsonl, write_jsonl
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, Step, StepResult, read_jsonl, write_jsonl
 from g2po_trl.environments.validation import EnvironmentContractError
 from g2po_trl.rollout.episode import Episode
 
@@ -13,7 +13,8 @@ from g2po_trl.rollout.episode import Episode
 @pytest.fixture
 def pool():
     with EnvironmentPool(
-        Reporter, num_workers=2, step_timeout=2, reset_timeout=10, max_observation_characters=1000
+        Reporter,
+        PoolLimits(2, 10, 2, max_observation_characters=1000),
     ) as p:
         yield p
 
@@ -33,7 +34,7 @@ def test_many_episodes_in_few_processes_and_groups_together(pool):
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_results_do_not_depend_on_workers(num_workers):
-    with EnvironmentPool(Reporter, num_workers=num_workers) as pool:
+    with EnvironmentPool(Reporter, PoolLimits(num_workers)) as pool:
         pool.reset([{"seed": i} for i in range(5)])
         assert pool.step({3: "go", 0: "end"}) == {
             3: StepResult(Observation("3 go 1"), 1.0),
@@ -88,9 +89,9 @@ def test_bad_arguments():
     running = (i for i in range(3))
     with pytest.raises(ValueError, match="cannot be sent"):
         EnvironmentPool(lambda: next(running) or LetterEnvironment())
-    with pytest.raises(ValueError, match="num_workers is 0"):
-        EnvironmentPool(LetterEnvironment, num_workers=0)
-    with EnvironmentPool(LetterEnvironment, num_workers=1) as pool, pytest.raises(ValueError, match="one group"):
+    with pytest.raises(ValueError, match="num_environment_workers"):
+        EnvironmentPool(LetterEnvironment, PoolLimits(0))
+    with EnvironmentPool(LetterEnvironment, PoolLimits(1)) as pool, pytest.raises(ValueError, match="one group"):
         pool.reset([{"seed": 0}], groups=[0, 1])
 
 
@@ -98,7 +99,7 @@ def play_key_door(num_workers):
     """All episodes to their ends, which come at different turns."""
     rooms = ["garden", "hall", "cellar", "hall", "garden"]
     seen = []
-    with EnvironmentPool(KeyDoorEnvironment, num_workers=num_workers) as pool:
+    with EnvironmentPool(KeyDoorEnvironment, PoolLimits(num_workers)) as pool:
         seen.append(pool.reset([{"key_room": room} for room in rooms], groups=[4, 4, 1, 0, 1]))
         for turn in range(6):
             walks = {slot: KEY_DOOR_WALKTHROUGHS[room] for slot, room in enumerate(rooms)}
@@ -125,7 +126,7 @@ def test_truncated_episodes_are_over():
 
 
 def test_groups_of_unequal_size_are_balanced():
-    with faulty_pool(num_workers=2) as pool:
+    with faulty_pool(2) as pool:
         groups = [0] * 6 + [1, 2, 3] + [4] * 3
         home = [observation.state_key for observation in pool.reset([{}] * 12, groups)]
         assert [len(set(home[:6])), len(set(home[6:])), len(set(home))] == [1, 1, 2]

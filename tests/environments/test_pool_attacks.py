@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
 from g2po_trl.environments.pool.answers import Answer, InvalidAnswerError, decode, encode
 
 # The worker's socket, as code finds it that was given nothing.
@@ -43,7 +43,7 @@ class Executes(TextEnvironment):
 @pytest.fixture(scope="module")
 def executing():
     """One pool for all attacks: it has to survive each of them."""
-    with EnvironmentPool(Executes, num_workers=1, step_timeout=30, reset_timeout=60) as pool:
+    with EnvironmentPool(Executes, PoolLimits(1, 60, 30)) as pool:
         yield pool
 
 
@@ -95,7 +95,7 @@ def test_what_is_written_to_the_workers_socket_costs_one_episode(executing, code
 
 
 def test_half_a_message_and_silence():
-    with EnvironmentPool(Executes, num_workers=1, step_timeout=5) as pool:
+    with EnvironmentPool(Executes, PoolLimits(1, environment_step_timeout=5)) as pool:
         pool.reset([{"number": 0}, {"number": 1}])
         results = pool.step({0: SOCKET + "write(struct.pack('!Q', 5000) + b'half')", 1: "pass"})
         assert results[0].kind == "timeout" and "more than 5 s" in results[0].message
@@ -104,7 +104,7 @@ def test_half_a_message_and_silence():
 
 def test_a_message_that_comes_in_drops():
     """No time limit is renewed by a byte now and then."""
-    with EnvironmentPool(Executes, num_workers=1, step_timeout=3) as pool:
+    with EnvironmentPool(Executes, PoolLimits(1, environment_step_timeout=3)) as pool:
         pool.reset([{"number": 0}])
         drops = "write(struct.pack('!Q', 5000))\nwhile True: write(b'x'); time.sleep(0.2)"
         assert pool.step({0: SOCKET + drops})[0].kind == "timeout"
@@ -229,7 +229,7 @@ def test_an_answer_that_cannot_be_sent_is_invalid():
         def step(self, action):
             return StepResult("x", info={"digits": 10**5000} if action == "digits" else {})
 
-    with EnvironmentPool(Large, num_workers=1) as pool:
+    with EnvironmentPool(Large, PoolLimits(1)) as pool:
         pool.reset([{}, {}])
         results = pool.step({0: "digits", 1: "go"})
         assert results[0].kind == "invalid" and "cannot be sent to the trainer" in results[0].message

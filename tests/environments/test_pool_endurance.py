@@ -14,7 +14,7 @@ from collections import Counter
 import psutil
 import pytest
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 
 FAULTS = ("raise", "exit", "kill", "hang", "huge", "unicode", "empty", "none", "nan", "leak", "fine")
@@ -66,7 +66,8 @@ def play(number, batch=100, seed=0):
     rng = random.Random(seed)
     outcomes = Counter()
     with EnvironmentPool(
-        Pathological, num_workers=2, reset_timeout=1.0, step_timeout=1.0, max_worker_resets=40
+        Pathological,
+        PoolLimits(2, 1.0, 1.0, environment_worker_resets=40),
     ) as pool:
         for _ in range(number // batch):
             tasks = []

@@ -15,14 +15,15 @@ import pytest
 from faulty_pools import Reporter, faulty_pool, interrupted, pids
 from toy_environments import KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
 from g2po_trl.environments.pool import scratch, worker
 
 
 @pytest.fixture
 def pool():
     with EnvironmentPool(
-        Reporter, num_workers=2, step_timeout=2, reset_timeout=10, max_observation_characters=1000
+        Reporter,
+        PoolLimits(2, 10, 2, max_observation_characters=1000),
     ) as p:
         yield p
 
@@ -67,7 +68,7 @@ def test_episodes_that_cannot_be_played_again_are_lost(pool, fault, kind):
 
 
 def test_close_leaves_no_process_behind():
-    pool = EnvironmentPool(Reporter, num_workers=3)
+    pool = EnvironmentPool(Reporter, PoolLimits(3))
     pool.reset([{}] * 3)
     running = pool.worker_pids
     assert len(running) == 3 and all(map(alive, running))
@@ -151,7 +152,7 @@ def test_a_hanging_reset_fails_alone():
 
 
 def test_an_interrupted_step_leaves_no_answers_behind():
-    with faulty_pool(num_workers=2) as pool:
+    with faulty_pool(2) as pool:
         pool.reset([{"number": i} for i in range(4)])
         with pytest.raises(KeyboardInterrupt):
             with interrupted(1.0):
@@ -192,7 +193,7 @@ def test_workers_import_neither_torch_nor_a_copy_in_the_current_folder(tmp_path,
 
             return f"{'torch' in sys.modules}"
 
-    with EnvironmentPool(Modules, num_workers=1) as pool:
+    with EnvironmentPool(Modules, PoolLimits(1)) as pool:
         assert pool.reset([{}])[0] == Observation("False")
 
 
@@ -211,7 +212,7 @@ class Slow(KeyDoorEnvironment):
 
 
 def test_an_episode_that_takes_too_long_in_all_ends_alone():
-    with EnvironmentPool(Slow, num_workers=1, episode_timeout=50) as pool:
+    with EnvironmentPool(Slow, PoolLimits(1, environment_episode_timeout=50)) as pool:
         pool.reset([{}, {}])
         for _ in range(2):
             assert isinstance(pool.step({0: "look"})[0], StepResult)
@@ -233,7 +234,7 @@ class Littering(KeyDoorEnvironment):
 
 
 def test_what_a_worker_leaves_behind_goes_with_it():
-    with EnvironmentPool(Littering, num_workers=1) as pool:
+    with EnvironmentPool(Littering, PoolLimits(1)) as pool:
         first = pool.reset([{}] * 3)[0].text
         assert len(os.listdir(first)) == 3
         assert pool.reset([{"dies": True}])[0].kind == "crash"
@@ -255,7 +256,7 @@ class Daemons(KeyDoorEnvironment):
 
 
 def test_programs_in_a_session_of_their_own_end_with_the_worker():
-    with EnvironmentPool(Daemons, num_workers=2) as pool:
+    with EnvironmentPool(Daemons, PoolLimits(2)) as pool:
         seen = [o.text.split() for o in pool.reset([{}, {}], groups=[0, 1])]
         os.kill(int(seen[0][2]), signal.SIGKILL)
         assert pool.reset([{}, {"dies": True}])[1].kind == "crash"
@@ -273,7 +274,7 @@ def test_a_worker_that_leaves_its_process_group_ends():
         def step(self, action):
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    with EnvironmentPool(Leaving, num_workers=1, step_timeout=2) as pool:
+    with EnvironmentPool(Leaving, PoolLimits(1, environment_step_timeout=2)) as pool:
         pid = int(pool.reset([{}])[0].text)
         assert pool.step({0: "stop"})[0].kind == "timeout"
         assert ends(pid)
@@ -310,7 +311,7 @@ def test_what_a_killed_trainer_leaves(tmp_path, killed):
         assert ends(int(pids[2])) and os.path.exists(folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tempfile, "tempdir", str(tmp_path))
-            with EnvironmentPool(KeyDoorEnvironment, num_workers=1) as pool:
+            with EnvironmentPool(KeyDoorEnvironment, PoolLimits(1)) as pool:
                 pool.reset([{}])
                 (own,) = os.listdir(tmp_path)
                 assert os.path.join(tmp_path, own) != folder, "the pool that plays keeps its own"
@@ -328,13 +329,13 @@ class Growing(KeyDoorEnvironment):
 
 
 def test_workers_that_grow_or_age_are_replaced():
-    with EnvironmentPool(Growing, num_workers=1, max_worker_memory=150e6) as pool:
+    with EnvironmentPool(Growing, PoolLimits(1, environment_worker_memory_mb=143)) as pool:
         largest = 0
         for _ in range(20):
             pool.reset([{}])
             largest = max(largest, *pool.memory())
         assert 2 <= pool.recycled <= 10 and largest < 300e6
-    with EnvironmentPool(KeyDoorEnvironment, num_workers=1, max_worker_resets=6) as pool:
+    with EnvironmentPool(KeyDoorEnvironment, PoolLimits(1, environment_worker_resets=6)) as pool:
         pids = []
         for _ in range(6):
             pool.reset([{}] * 3)

@@ -8,7 +8,7 @@ import time
 import pytest
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, PoolLimits, StepResult, TextEnvironment
 
 WALK = KEY_DOOR_WALKTHROUGHS["garden"]
 
@@ -51,7 +51,7 @@ def is_live(answer):
 
 @pytest.mark.parametrize(("fault", "kind"), [("hang", "timeout"), ("kill", "crash"), ("exit", "crash")])
 def test_one_of_eight_goes_wrong_and_seven_are_played_to_their_ends(fault, kind):
-    with EnvironmentPool(Mortal, num_workers=1, step_timeout=4) as pool:
+    with EnvironmentPool(Mortal, PoolLimits(1, environment_step_timeout=4)) as pool:
         undisturbed = walk(pool, [{}] * 8, {})
         assert all(answers[-1].terminated for answers in undisturbed)
         before = pool.worker_pids
@@ -62,7 +62,7 @@ def test_one_of_eight_goes_wrong_and_seven_are_played_to_their_ends(fault, kind)
 
 
 def test_a_worker_that_is_killed_while_idle_costs_no_episode():
-    with EnvironmentPool(Mortal, num_workers=2) as pool:
+    with EnvironmentPool(Mortal, PoolLimits(2)) as pool:
         undisturbed = walk(pool, [{}] * 4, {})
         first = pool.reset([{}] * 4)
         for turn, action in enumerate(WALK):
@@ -74,7 +74,7 @@ def test_a_worker_that_is_killed_while_idle_costs_no_episode():
 
 def test_a_reset_that_hangs_costs_one_episode(tmp_path):
     (tmp_path / "sign").touch()
-    with EnvironmentPool(Mortal, num_workers=1, reset_timeout=3) as pool:
+    with EnvironmentPool(Mortal, PoolLimits(1, environment_reset_timeout=3)) as pool:
         seen = walk(pool, [{"sign": str(tmp_path / "sign")}] * 8, {})
     assert [slot for slot in range(8) if not is_live(seen[slot][0])] == [0] and seen[0][0].kind == "timeout"
     assert all(answers[-1].terminated for answers in seen[1:])
@@ -91,7 +91,7 @@ class Endless(TextEnvironment):
 
 
 def test_a_group_whose_reset_hangs_costs_two_limits():
-    with EnvironmentPool(Endless, num_workers=1, reset_timeout=3) as pool:
+    with EnvironmentPool(Endless, PoolLimits(1, environment_reset_timeout=3)) as pool:
         pool.reset([{}])  # started
         results = pool.reset([{"hangs": True}] * 8 + [{}] * 2, groups=[0] * 8 + [1] * 2)
         assert [getattr(result, "kind", "") for result in results] == ["timeout"] * 8 + [""] * 2
@@ -99,7 +99,7 @@ def test_a_group_whose_reset_hangs_costs_two_limits():
 
 
 def test_when_all_steps_hang_three_limits_pass():
-    with EnvironmentPool(Endless, num_workers=1, step_timeout=2) as pool:
+    with EnvironmentPool(Endless, PoolLimits(1, environment_step_timeout=2)) as pool:
         pool.reset([{}] * 8)
         results = pool.step(dict.fromkeys(range(8), "hang"))
         assert {result.kind for result in results.values()} == {"timeout"}
@@ -127,6 +127,6 @@ def test_what_happens_at_import_is_said_and_nothing_waits_for_ever(tmp_path, mon
     monkeypatch.delitem(sys.modules, "late_import", raising=False)
     from late_import import Late
 
-    with EnvironmentPool(Late, num_workers=1, load_timeout=3) as pool:
+    with EnvironmentPool(Late, PoolLimits(1, environment_load_timeout=3)) as pool:
         results = pool.reset([{"text": "x" * 3_000_000}] * 4)
         assert {result.kind for result in results} == {kind} and message in results[3].message

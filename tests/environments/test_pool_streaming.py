@@ -11,7 +11,7 @@ import pytest
 from faulty_pools import interrupted
 from toy_environments import KEY_DOOR_WALKTHROUGHS, KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
 from g2po_trl.environments.pool.placement import (
     FIRST_RESET,
     RESET,
@@ -55,7 +55,7 @@ class Obedient(TextEnvironment):
 
 @pytest.fixture(scope="module")
 def shared():
-    with EnvironmentPool(Obedient, num_workers=2, step_timeout=2, reset_timeout=2, load_timeout=60) as pool:
+    with EnvironmentPool(Obedient, PoolLimits(2, 2, 2, environment_load_timeout=60)) as pool:
         yield pool
 
 
@@ -147,7 +147,7 @@ def test_the_same_answers_as_of_reset_and_step():
     rooms = ["garden", "hall", "cellar", "hall", "garden"]
     walks = [KEY_DOOR_WALKTHROUGHS[room] for room in rooms]
     tasks = [{"key_room": room} for room in rooms]
-    with EnvironmentPool(KeyDoorEnvironment, num_workers=2) as pool:
+    with EnvironmentPool(KeyDoorEnvironment, PoolLimits(2)) as pool:
         synchronous = [[first] for first in pool.reset(tasks)]
         for turn in range(max(map(len, walks))):
             asked = {slot: walk[turn] for slot, walk in enumerate(walks) if turn < len(walk)}
@@ -178,7 +178,7 @@ def test_every_episode_is_accounted_for_when_three_in_ten_fail(number):
             super().reset(**task)
             return Observation(f"{self.name} begins")
 
-    with EnvironmentPool(Anywhere, num_workers=2, reset_timeout=1, step_timeout=1, load_timeout=60) as pool:
+    with EnvironmentPool(Anywhere, PoolLimits(2, 1, 1, environment_load_timeout=60)) as pool:
         while left or playing:
             free = min(12 - len(playing), len(left))
             new = [left.pop(0) for _ in range(free)]
@@ -268,7 +268,7 @@ def test_a_loop_can_wait_for_something_else_too(pool):
 
 
 def test_an_old_worker_plays_its_episodes_to_their_ends_beside_its_successor():
-    with EnvironmentPool(Obedient, num_workers=1, max_worker_resets=3) as pool:
+    with EnvironmentPool(Obedient, PoolLimits(1, environment_worker_resets=3)) as pool:
         pool.begin([{"name": name, "length": 3} for name in "abc"])
         (old,) = {answer.state_key for answer in received(pool, range(3)).values()}
         pool.send({0: "go"})
@@ -288,7 +288,7 @@ class Nameless(Obedient):
 
 
 def test_the_episodes_of_a_worker_that_has_grown_move():
-    with EnvironmentPool(Nameless, num_workers=1, max_worker_memory=150e6) as pool:
+    with EnvironmentPool(Nameless, PoolLimits(1, environment_worker_memory_mb=143)) as pool:
         pool.begin([{"name": name} for name in "abc"])
         received(pool, range(3))
         (old,) = pool.worker_pids

@@ -9,7 +9,8 @@ import time
 import pytest
 from toy_environments import KeyDoorEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
+from g2po_trl.environments.pool.limits import withheld_variables
 from g2po_trl.environments.pool.placement import (
     FIRST_RESET,
     RESET,
@@ -19,7 +20,6 @@ from g2po_trl.environments.pool.placement import (
     place_episodes,
     split_groups,
 )
-from g2po_trl.environments.pool.worker_process import withheld_variables
 
 SCRIPT = """
 import dataclasses, enum
@@ -48,7 +48,7 @@ class Mine(TextEnvironment):
         self.state = dataclasses.replace(self.state, room=Room(action), turns=self.state.turns + 1)
         return StepResult(f"{self.state.room is Room.CELLAR} {is_odd(self.state.turns)}")
 
-with EnvironmentPool(Mine, num_workers=1) as pool:
+with EnvironmentPool(Mine, PoolLimits(1)) as pool:
     print(pool.reset([{}])[0].text)
     print(pool.step({0: "cellar"})[0].observation.text)
 """
@@ -86,7 +86,7 @@ def test_programs_an_environment_starts_get_neither_the_trainers_path_nor_its_se
     harmless = {"AWS_REGION", "AWS_CA_BUNDLE", "TOKENIZERS_PARALLELISM"}
     for name in harmless:
         monkeypatch.setenv(name, "true")
-    with EnvironmentPool(Surroundings, num_workers=1, environment_variables=["OPENAI_API_KEY"]) as pool:
+    with EnvironmentPool(Surroundings, PoolLimits(1, environment_variables=["OPENAI_API_KEY"])) as pool:
         (seen,) = pool.reset([{}])
         path, variables = json.loads(seen.text)
         assert str(tmp_path) not in path and "PYTHONPATH" not in variables
@@ -106,7 +106,7 @@ def test_variables_that_are_withheld(monkeypatch):
     assert {"XAPIKEY", "GITHUB_PAT", "PGPASSWORD", "GOOGLE_CREDENTIALS"} <= set(withheld)
     assert not {"KEYBOARD", "MY_TOKENS", "MONKEY", "PATH", "HOME"} & set(withheld)
     with pytest.raises(ValueError, match="environment_variables names NOT_SET, not set here: export it"):
-        EnvironmentPool(KeyDoorEnvironment, environment_variables=["NOT_SET"])
+        EnvironmentPool(KeyDoorEnvironment, PoolLimits(environment_variables=["NOT_SET"]))
 
 
 AWS_SECRETS = "ACCESS_KEY_ID SECRET_ACCESS_KEY ACCESS_KEY SECRET_KEY SESSION_TOKEN SECURITY_TOKEN BEARER_TOKEN_BEDROCK"
@@ -125,7 +125,7 @@ def test_of_the_variables_for_aws_only_secrets_are_withheld(monkeypatch):
 
 def test_a_worker_that_cannot_be_started_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with EnvironmentPool(KeyDoorEnvironment, num_workers=1) as pool:
+    with EnvironmentPool(KeyDoorEnvironment, PoolLimits(1)) as pool:
         with monkeypatch.context() as without:
             without.setattr(sys, "executable", str(tmp_path / "no-python"))
             before = len(os.listdir("/dev/fd"))
@@ -178,7 +178,7 @@ def test_a_group_of_slow_steps_uses_all_workers():
     """Eight steps of 0.2 s take 1.6 s in one worker."""
     turns = {}
     for spread in (None, False):
-        with EnvironmentPool(Slow, num_workers=8, spread_groups=spread) as pool:
+        with EnvironmentPool(Slow, PoolLimits(8), spread_groups=spread) as pool:
             pool.reset([{}] * 8, groups=[0] * 8)
             clock = time.perf_counter()
             answers = [pool.step(dict.fromkeys(range(8), "go kitchen")) for _ in range(3)]
@@ -194,6 +194,6 @@ def test_a_slow_worker_is_no_reason_for_other_results():
         def reset(self, text):
             return Observation(text[-5:], state_key=str(len(text)))
 
-    with EnvironmentPool(Long, num_workers=2) as pool:
+    with EnvironmentPool(Long, PoolLimits(2)) as pool:
         (seen,) = pool.reset([{"text": "x" * 20_000_000 + "end"}])
     assert seen == Observation("xxend", state_key="20000003")

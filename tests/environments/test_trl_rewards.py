@@ -7,7 +7,7 @@ import pytest
 from tools_by_hand import Safe
 from toy_environments import Countdown
 
-from g2po_trl import EnvironmentPool
+from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.environments.adapters.trl_rewards import (
     TRLEnvironment,
     check_reward_columns,
@@ -141,7 +141,7 @@ def test_what_a_function_makes_is_described_in_the_worker():
 )
 def test_a_reward_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs, message):
     factory = text_environment_factory(with_rewards(Dial, reward_funcs, None, None), 9, "conversation")
-    with EnvironmentPool(factory, num_workers=1) as pool:
+    with EnvironmentPool(factory, PoolLimits(1)) as pool:
         pool.reset([{"code": "1"}])
         result = pool.step({0: action("conversation")})[0]
     assert isinstance(result, EnvironmentFailure)
@@ -150,7 +150,7 @@ def test_a_reward_that_cannot_be_used_ends_the_episode_as_an_error(reward_funcs,
 
 def test_an_image_is_refused_and_not_left_out():
     factory = text_environment_factory(with_rewards(Dial, opened, None, None), 9, "conversation")
-    with EnvironmentPool(factory, num_workers=1) as pool:
+    with EnvironmentPool(factory, PoolLimits(1)) as pool:
         pool.reset([{"code": "1"}])
         result = pool.step({0: action("conversation", call("picture"))})[0]
     assert "picture returned a block of type 'image': only text is supported" in result.message

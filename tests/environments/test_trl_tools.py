@@ -27,6 +27,7 @@ from g2po_trl.environments.adapters.trl_tools import (
     random_arguments,
     text_environment_factory,
 )
+from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 from g2po_trl.environments.validation import EnvironmentContractError
 from g2po_trl.prompts.template import DEFAULT_PROMPT, ParsedCompletion
@@ -61,13 +62,13 @@ def test_random_arguments_are_of_their_schemas(schema, values):
 
 def test_conversation_of_a_tool_class_passes_the_check_of_a_pool():
     """The pool plays "look", which is no chat response."""
-    with EnvironmentPool(text_environment_factory(Safe, 5, "conversation"), num_workers=1) as pool:
+    with EnvironmentPool(text_environment_factory(Safe, 5, "conversation"), PoolLimits(1)) as pool:
         pool.check({"code": "1"})
 
 
 def test_function_that_makes_a_tool_class_is_told_how_to_pass_it():
     with (
-        EnvironmentPool(lambda: Safe(), num_workers=1) as pool,
+        EnvironmentPool(lambda: Safe(), PoolLimits(1)) as pool,
         pytest.raises(
             EnvironmentContractError, match="constructs a Safe, which has no step: .* pass the class itself"
         ),
@@ -169,7 +170,7 @@ def test_a_connection_opened_in_reset_lives_in_tools():
 
 
 def test_the_environments_own_failure_is_an_error_and_no_answer_to_the_model():
-    with EnvironmentPool(text_environment_factory(Telephone, 9), num_workers=1) as pool:
+    with EnvironmentPool(text_environment_factory(Telephone, 9), PoolLimits(1)) as pool:
         for calls, message in (
             ([call("hang_up"), call("say", word="x")], "the line is dead"),
             ([call("smash")], "in pieces"),
@@ -182,7 +183,7 @@ def test_the_environments_own_failure_is_an_error_and_no_answer_to_the_model():
 
 def test_workers_need_no_torch_to_describe_tools():
     factory = text_environment_factory(Safe, 5)
-    with EnvironmentPool(factory, num_workers=1) as pool:
+    with EnvironmentPool(factory, PoolLimits(1)) as pool:
         (first,) = pool.reset([{"code": "12"}])
         assert isinstance(first, Observation) and first.task == ToolEnvironment(Safe, 5).reset(code="12").task
         assert "torch" not in Path(f"/proc/{pool.worker_pids[0]}/maps").read_text()

@@ -12,6 +12,7 @@ pytest.importorskip("alfworld")
 
 from g2po_envs.alfworld import AlfworldEnvironment, Manifest
 from g2po_envs.alfworld.engine import NOTHING_HAPPENS, Game, GameCache, Session, read_game
+from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentPool
 
 OFFICIAL = Path(__file__).parents[3] / "shared" / "data" / "alfworld" / "json_2.1.1"
@@ -92,7 +93,7 @@ def test_walkthroughs_win_every_official_game_through_the_pool():
     assert len(manifest) == 144
     walkthroughs = {task_id: read_game(manifest.path(task_id))["walkthrough"] for task_id in manifest.games}
     rows = manifest.rows()
-    with EnvironmentPool(lambda: AlfworldEnvironment(manifest), num_workers=2) as pool:
+    with EnvironmentPool(lambda: AlfworldEnvironment(manifest), PoolLimits(2)) as pool:
         for start in range(0, len(rows), 24):
             tasks = rows[start : start + 24]
             left = dict(enumerate(list(walkthroughs[task["task_id"]]) for task in tasks))

@@ -21,7 +21,7 @@ from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installatio
 from g2po_envs.appworld.environment import called_functions
 from g2po_envs.appworld.prompts import parse_think_code
 from g2po_envs.appworld.server import AppworldServer, AppworldServerError, evaluation
-from g2po_trl import EnvironmentPool, Observation, StepResult
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult
 from g2po_trl.environments.pool.pool import EnvironmentFailure
 
 ROOT = Path(__file__).parents[2]
@@ -254,7 +254,7 @@ def nothing_left():
 
 
 def make_pool(**options):
-    return EnvironmentPool(partial(AppworldEnvironment, INSTALLATION, **options), num_workers=2)
+    return EnvironmentPool(partial(AppworldEnvironment, INSTALLATION, **options), PoolLimits(2))
 
 
 def play(pool, slots):
@@ -325,7 +325,7 @@ class TestRealWorlds:
 
     def test_endless_code(self):
         """The limits are in order: AppWorld's own, the server's, the step's."""
-        with EnvironmentPool(partial(AppworldEnvironment, INSTALLATION, code_timeout=2.0), num_workers=1) as pool:
+        with EnvironmentPool(partial(AppworldEnvironment, INSTALLATION, code_timeout=2.0), PoolLimits(1)) as pool:
             pool.reset([{"task_id": "tiny000_2"}] * 2)
             first = pool.step({0: f"kept = 7\n{ENDLESS}", 1: "print(8)"})
             assert "timed out after 2 seconds" in first[0].observation.text and not first[0].terminated

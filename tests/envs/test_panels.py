@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from g2po_trl import EnvironmentPool, Observation
+from g2po_trl import EnvironmentPool, Observation, PoolLimits
 
 APPWORLD = Path(__file__).parents[2] / ".venv-appworld"
 
@@ -14,7 +14,7 @@ APPWORLD = Path(__file__).parents[2] / ".venv-appworld"
 def played(factory, rows, workers: int, actions=None, turns: int = 8) -> str:
     """Hash of all that is shown and paid in one episode of each row, played by a rule."""
     told = hashlib.sha256()
-    with EnvironmentPool(factory, num_workers=workers, reset_timeout=900.0, step_timeout=900.0) as pool:
+    with EnvironmentPool(factory, PoolLimits(workers, 900.0, 900.0)) as pool:
         seen = dict(enumerate(pool.reset(rows, range(len(rows)))))
         for turn in range(turns):
             assert all(isinstance(observation, Observation) for observation in seen.values()), seen

@@ -7,7 +7,7 @@ import pytest
 from g2po_envs.sokoban import SIZES, Level, SokobanEnvironment, distance_of, distances, expert, level_rows, make_level
 from g2po_envs.sokoban.levels import turned
 from g2po_envs.sokoban.solver import MOVES, move
-from g2po_trl import EnvironmentPool, Observation
+from g2po_trl import EnvironmentPool, Observation, PoolLimits
 
 ROOM = """
 # # # # #
@@ -145,7 +145,7 @@ def test_sizes_are_named():
 
 def test_workers_play_it():
     rows = level_rows("tiny", 3)
-    with EnvironmentPool(SokobanEnvironment, num_workers=2) as pool:
+    with EnvironmentPool(SokobanEnvironment, PoolLimits(2)) as pool:
         seen = pool.reset(rows, range(len(rows)))
         assert all(isinstance(one, Observation) for one in seen)
         assert [one.text for one in seen] == [make_level("tiny", row["number"]).draw() for row in rows]

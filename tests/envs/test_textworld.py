@@ -9,7 +9,7 @@ from functools import partial
 from g2po_envs.textworld import TEXTWORLD_PROMPT, TextWorldEnvironment, expert, game_rows, make_game
 from g2po_envs.textworld.environment import NOT_POSSIBLE
 from g2po_envs.textworld.panels import load_panel
-from g2po_trl import EnvironmentPool
+from g2po_trl import EnvironmentPool, PoolLimits
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_games_are_made_once_and_workers_agree(cache):
     before = made.stat().st_mtime_ns
     seen = []
     for workers in (1, 2):
-        with EnvironmentPool(partial(TextWorldEnvironment, cache_dir=cache), num_workers=workers) as pool:
+        with EnvironmentPool(partial(TextWorldEnvironment, cache_dir=cache), PoolLimits(workers)) as pool:
             seen.append([(one.text, one.state_key) for one in pool.reset(rows, range(2))])
     assert seen[0] == seen[1] and seen[0][0] != seen[0][1]
     assert make_game("coin-3", 0, cache).stat().st_mtime_ns == before

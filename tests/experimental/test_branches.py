@@ -16,7 +16,7 @@ from returning import StartAt
 from scripted_actors import ScriptedActor, ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Dying, Forgetful, Gated, Slow, Uneven
 
-from g2po_trl import EnvironmentPool, PromptTemplate, Step, Trajectory, read_jsonl
+from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate, Step, Trajectory, read_jsonl
 from g2po_trl.engines.base import Completion
 from g2po_trl.experimental.branching.branching import BranchingRollout, BranchSchedule
 from g2po_trl.prompts.template import parse_plain
@@ -50,7 +50,7 @@ def make_player(pool, encode, kind, max_turns=6, watch=None):
 def test_a_branch_goes_on_where_its_parent_was(encode, kind):
     """Its observations, prompts and turns are the parent's from there on; it ends when the parent's time would."""
     asked = []
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         player = make_player(pool, encode, kind, max_turns=6, watch=asked.append)
         tasks = [{"turns": 4, "reward": 3.0}, {"turns": 9}]
         (short, long), _ = player.play(tasks)
@@ -73,7 +73,7 @@ def test_a_branch_goes_on_where_its_parent_was(encode, kind):
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_an_environment_that_nobody_can_return_to(encode, kind):
-    with EnvironmentPool(Forgetful, num_workers=2) as pool:
+    with EnvironmentPool(Forgetful, PoolLimits(2)) as pool:
         player = make_player(pool, encode, kind)
         (parent,), _ = player.play([{"turns": 4}])
         found, _ = player.play([{"turns": 4}] * 3, schedule=StartAt([Branch(0, parent.steps[:n]) for n in (2, 3, 4)]))
@@ -85,7 +85,7 @@ def test_an_environment_that_nobody_can_return_to(encode, kind):
 @pytest.mark.parametrize("kind", ENGINES)
 def test_a_process_that_ends_says_nothing_about_returning(encode, kind):
     """The task may be branched again; what became of the environment is said as in any other episode."""
-    with EnvironmentPool(Dying, num_workers=1) as pool:
+    with EnvironmentPool(Dying, PoolLimits(1)) as pool:
         player = make_player(pool, encode, kind)
         (parent,), _ = player.play([{"turns": 4}])
         (found,), _ = player.play([{"turns": 4, "reward": 13.0}], schedule=StartAt([Branch(0, parent.steps[:3])]))
@@ -94,7 +94,7 @@ def test_a_process_that_ends_says_nothing_about_returning(encode, kind):
 
 
 def test_a_parent_that_was_longer_than_the_episode(encode):
-    with EnvironmentPool(Countdown, num_workers=1) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         player = make_player(pool, encode, ScriptedEngine)
         (parent,), _ = player.play([{"turns": 5}])
         for step in parent.steps:
@@ -172,7 +172,7 @@ def test_a_group_branches_when_its_first_episodes_have_ended(encode, kind):
     tasks = [{"turns": 2, "reward": 0.0, "task_id": "a"}] * 4 + [{"turns": 12, "task_id": "b"}] * 4
     strategy = make_strategy(lambda first, budget: [(0, 1)] if first[0].task_id == "a" else [])
     ended = []
-    with EnvironmentPool(partial(Slow, 0.01), num_workers=2) as pool:
+    with EnvironmentPool(partial(Slow, 0.01), PoolLimits(2)) as pool:
         player = make_player(pool, encode, kind, max_turns=20)
         groups = [0] * 4 + [1] * 4
         found, stats = player.play(tasks, groups=groups, on_end=ended.append, schedule=BranchSchedule(strategy))
@@ -193,7 +193,7 @@ def test_a_branch_continues_its_parents_conversation(encode, kind, limit):
     letters = [token for letter in "garden" for token in encode.tokenizer(letter)["input_ids"]]
     assert letters != encode.tokenizer("garden")["input_ids"]
     strategy = make_strategy(lambda first, budget: [(0, 2), (1, 6)])
-    with EnvironmentPool(Countdown, num_workers=1) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         engine = kind(encode.tokenizer, lambda prompts: [Completion(letters)] * len(prompts))
         actor = PromptActor(engine, encode, TEMPLATE, history="conversation", max_prompt_length=limit)
         found, stats = Player(pool, actor, 20).play(
@@ -212,7 +212,7 @@ def test_a_branch_continues_its_parents_conversation(encode, kind, limit):
 def test_the_active_fraction_counts_turns_in_which_held_back_episodes_wait(encode, kind):
     """Two groups: of four episodes, two play ten turns, and then the others; of the other group, four turns each."""
     tasks = [{"turns": 10, "task_id": "a"}] * 4 + [{"turns": 4, "task_id": "b"}] * 4
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         player = make_player(pool, encode, kind, max_turns=20)
         strategy = make_strategy(lambda first, budget: [], player)
         stats = strategy.collect(tasks, [0] * 4 + [1] * 4, 1).stats
@@ -235,7 +235,7 @@ def test_nobody_waits_while_a_branch_is_brought_back(encode, tmp_path):
         if len(asked) == 10:
             (tmp_path / "asked").touch()
 
-    with EnvironmentPool(partial(Gated, tmp_path), num_workers=3) as pool:
+    with EnvironmentPool(partial(Gated, tmp_path), PoolLimits(3)) as pool:
         player = make_player(pool, encode, ScriptedStream, max_turns=60, watch=ask)
         found, stats = player.play(tasks, groups=[0] * 4 + [1] * 4, on_end=end, schedule=BranchSchedule(strategy))
     assert [(t.start, t.error) for t in found] == [(0, None), (0, None), (4, None), (4, None), *[(0, None)] * 4]
@@ -244,7 +244,7 @@ def test_nobody_waits_while_a_branch_is_brought_back(encode, tmp_path):
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_what_is_paid_on_the_way_is_compared(encode, kind):
-    with EnvironmentPool(Uneven, num_workers=1) as pool:
+    with EnvironmentPool(Uneven, PoolLimits(1)) as pool:
         player, task = make_player(pool, encode, kind), {"turns": 3, "random_rewards": True}
         (parent,), _ = player.play([task])
         found, _ = player.play([task] * 2, schedule=StartAt([None, Branch(0, parent.steps[:3])]))
@@ -374,7 +374,7 @@ def test_real_environments_are_returned_to(environment, tmp_path):
 
         factory, rows = partial(WebshopEnvironment, source), source.rows("train")[:10]
     tasks, draws = [row for row in rows for _ in range(20)], random.Random(1)
-    with EnvironmentPool(factory, num_workers=2) as pool:
+    with EnvironmentPool(factory, PoolLimits(2)) as pool:
         player = Player(pool, wandering(0), 15)
         parents, _ = player.play(tasks)
         long = [(task, parent) for task, parent in zip(tasks, parents) if len(parent.steps) > 1]

@@ -14,7 +14,7 @@ from letter_trainer import make_config
 from scripted_actors import ScriptedEngine, ScriptedStream, make_actor
 from toy_environments import Countdown, Dying, Slow
 
-from g2po_trl import EnvironmentPool, read_jsonl
+from g2po_trl import EnvironmentPool, PoolLimits, read_jsonl
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.experimental.partial_rollouts import PartialRollouts, UnfinishedGroup, _name_of, next_batch
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -124,7 +124,7 @@ def roll(pool, actor, tasks, iterations, ahead=1, group_size=3, size=2, max_turn
 def test_rollouts_in_a_row(encode, kind, streams, ahead):
     """Whole groups of one task, episodes as long as their tasks, no more at a time than there are places."""
     tasks = [{"task_id": str(n), "turns": n} for n in (1, 2, 3, 9, 4, 2, 1)]
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         most, begin = [], pool.begin
 
         def watched(*arguments):
@@ -156,7 +156,7 @@ def test_rollouts_in_a_row(encode, kind, streams, ahead):
 def test_no_group_is_opened_that_nobody_would_train_on(encode):
     tasks = [{"task_id": str(n), "turns": n} for n in (1, 3)]
     rows = [task for task in tasks for _ in range(3)]
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         left, player = iter((3, 2, 1)), Player(pool, make_actor(encode, ScriptedStream), max_turns=4)
         rolling = make_rolling(player, 3, 1, tasks, batches_left=lambda: next(left))
         played = [collect(rolling, rows, number)[0] for number in (1, 2, 3)]
@@ -165,7 +165,7 @@ def test_no_group_is_opened_that_nobody_would_train_on(encode):
 
 def test_some_steps_are_by_an_older_policy(encode):
     tasks = [{"task_id": str(n), "turns": n} for n in (1, 4)]
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         rollouts, _ = roll(pool, make_actor(encode), tasks, 6)
     ages = [v - s.policy_version for v, (played, _) in enumerate(rollouts, 1) for t in played for s in t.steps]
     assert set(ages) == {0, 1}
@@ -175,7 +175,7 @@ def test_others_play_in_between(encode):
     """A panel in the same pool, while environments of open groups are at work."""
     tasks = [{"task_id": str(n), "turns": n} for n in (1, 4)]
     for kind in (ScriptedStream, ScriptedEngine):
-        with EnvironmentPool(partial(Slow, 0.02), num_workers=2) as pool:
+        with EnvironmentPool(partial(Slow, 0.02), PoolLimits(2)) as pool:
             actor = make_actor(encode, kind)
             rollouts, rolling = roll(pool, actor, tasks, 3)
             running = len(rolling._loop.running)
@@ -190,7 +190,7 @@ def test_others_play_in_between(encode):
 def test_places_are_filled_before_the_engine_is_asked(encode):
     """An engine that is asked once a turn is asked about the episodes that follow those that have ended, too."""
     tasks = [{"task_id": str(n), "turns": n} for n in (2, 3, 4, 5)]
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         actor, asked = make_actor(encode, ScriptedEngine), []
         answer = actor.engine.answer
         actor.engine.answer = lambda prompts: asked.append(len(prompts)) or answer(prompts)
@@ -201,7 +201,7 @@ def test_places_are_filled_before_the_engine_is_asked(encode):
 def test_ctrl_c_while_environments_come_to_rest(encode):
     """The pool has ended all episodes then: nobody waits for them."""
     tasks = [{"task_id": str(n), "turns": n} for n in (2, 3, 4)]
-    with EnvironmentPool(partial(Slow, 0.2), num_workers=2) as pool:
+    with EnvironmentPool(partial(Slow, 0.2), PoolLimits(2)) as pool:
         rollouts, rolling = roll(pool, make_actor(encode), tasks, 1)
         assert pool._scheduler.pending
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -219,7 +219,7 @@ def test_ctrl_c_while_environments_come_to_rest(encode):
 def test_a_pool_that_somebody_else_has_emptied(encode):
     """An error and a new start, instead of episodes that nobody plays any more."""
     tasks = [{"task_id": str(n), "turns": n} for n in (2, 7, 3)]
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         _, rolling = roll(pool, make_actor(encode, ScriptedEngine), tasks, 1, max_turns=9)
         assert rolling._loop.running
         pool.end()
@@ -232,7 +232,7 @@ def test_a_pool_that_somebody_else_has_emptied(encode):
 
 def test_rows_that_share_a_task_id(encode):
     tasks = [{"task_id": "a", "turns": n} for n in (1, 2)]
-    with EnvironmentPool(Countdown, num_workers=1) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         first, second = (make_rolling(Player(pool, make_actor(encode), 4), 3, 1, tasks) for _ in range(2))
         first.queue.extend(tasks)
         second.load_state_dict(first.state_dict())
@@ -241,7 +241,7 @@ def test_rows_that_share_a_task_id(encode):
 
 def test_tasks_that_the_dataset_has_lost_are_named_on_every_rank(encode):
     kept, lost, of_rank_1 = ({"task_id": name, "turns": 2} for name in "abc")
-    with EnvironmentPool(Countdown, num_workers=1) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         player = Player(pool, make_actor(encode), 4)
         rolling = make_rolling(player, 3, 1, [kept, of_rank_1], gather=lambda own: own * 2)
         state = [[_name_of(kept)], [_name_of(lost), _name_of(of_rank_1)]]
@@ -253,7 +253,7 @@ def test_tasks_that_the_dataset_has_lost_are_named_on_every_rank(encode):
 def test_a_resumed_run_has_other_seeds(encode):
     """It numbers its groups from 0 again."""
     task, seeds = {"task_id": "a", "turns": 1}, []
-    with EnvironmentPool(Countdown, num_workers=1) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         for version in (1, 7):
             rolling = make_rolling(Player(pool, make_actor(encode), 4), 3, 1, [task])
             rolling._begin_group(task, version)
@@ -264,7 +264,7 @@ def test_a_resumed_run_has_other_seeds(encode):
 def test_environments_that_die(encode):
     """Their episodes are errors, of groups that are trained on like others."""
     tasks = [{"task_id": str(n), "turns": 3, "reward": 13.0 if n == 2 else 10.0} for n in range(4)]
-    with EnvironmentPool(Dying, num_workers=2) as pool:
+    with EnvironmentPool(Dying, PoolLimits(2)) as pool:
         rollouts, _ = roll(pool, make_actor(encode), tasks, 6)
     outcomes = Counter((t.task_id == "2", t.outcome) for played, _ in rollouts for t in played)
     assert set(outcomes) == {(True, "error"), (False, "success")} and sum(outcomes.values()) == 36
@@ -272,7 +272,7 @@ def test_environments_that_die(encode):
 
 def test_tasks_that_are_set_aside_are_not_played(encode):
     tasks = [{"task_id": str(n), "turns": 2} for n in range(3)]
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         player = Player(pool, make_actor(encode, ScriptedEngine), 4, excluded=["1"])
         rolling = make_rolling(player, 3, 1, tasks)
         trajectories, _ = collect(rolling, [tasks[1]] * 3 + [tasks[0]] * 3, 1)
@@ -283,7 +283,7 @@ def test_tasks_that_are_set_aside_are_not_played(encode):
 
 def test_after_an_error_open_tasks_come_first(encode):
     tasks = [{"task_id": str(n), "turns": 2} for n in range(4)]
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         actor = make_actor(encode)
         answer, actor.engine.answer = actor.engine.answer, lambda prompts: 1 / 0
         rolling = make_rolling(Player(pool, actor, 4), 3, 1, tasks)
@@ -370,7 +370,7 @@ def test_partial_rollouts_refuse_what_they_exclude(tmp_path, options, message):
 
 
 def test_partial_rollouts_refuse_an_engine_that_generates_for_several_ranks(encode):
-    with EnvironmentPool(Countdown, num_workers=1) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         actor = make_actor(encode, ScriptedEngine)
         actor.engine.is_collective = True
         with pytest.raises(ValueError, match="generates for several processes together"):
@@ -378,7 +378,7 @@ def test_partial_rollouts_refuse_an_engine_that_generates_for_several_ranks(enco
 
 
 def test_partial_rollouts_refuse_parts_of_groups(encode):
-    with EnvironmentPool(Countdown, num_workers=1) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         with pytest.raises(ValueError, match="= 4 episodes, which are not whole groups of num_generations=3"):
             make_rolling(Player(pool, make_actor(encode), 4), 3, 1, [], batch_size=4)
 

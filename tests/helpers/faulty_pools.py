@@ -7,7 +7,7 @@ import time
 
 from toy_environments import FaultyEnvironment
 
-from g2po_trl import EnvironmentPool, Observation, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, StepResult, TextEnvironment
 
 
 class Reporter(TextEnvironment):
@@ -46,8 +46,8 @@ def pids(observations):
     return [o.state_key.split()[0] for o in observations]
 
 
-def faulty_pool(**kwargs):
-    return EnvironmentPool(FaultyEnvironment, **{"num_workers": 1, "reset_timeout": 30, "step_timeout": 30, **kwargs})
+def faulty_pool(workers=1, reset_timeout=30, step_timeout=30, **limits):
+    return EnvironmentPool(FaultyEnvironment, PoolLimits(workers, reset_timeout, step_timeout, **limits))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from scripted_actors import ScriptedActor
 
-from g2po_trl import EnvironmentPool
+from g2po_trl import EnvironmentPool, PoolLimits
 from g2po_trl.rollout.episode import Branch
 from g2po_trl.rollout.player import Player
 
@@ -37,7 +37,7 @@ def return_everywhere(factory, task, actions, max_turns=None, at=None):
         return [episode.step(actions[episode.turns], None) for episode in live]
 
     def play(*arguments, **options):
-        with EnvironmentPool(factory, num_workers=1, reset_timeout=600, step_timeout=300) as pool:
+        with EnvironmentPool(factory, PoolLimits(1, 600, 300)) as pool:
             return Player(pool, ScriptedActor(act), max_turns or len(actions)).play(*arguments, **options)
 
     (parent,), _ = play([task])

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "runs": DATA,
     "experimental": DATA,
     "config_validation": {"utils", "engines", "credit", "update", "runs", "experimental"},
-    "config": {"utils", "engines", "credit", "update", "config_validation"},
+    "config": {"utils", "engines", "environments", "credit", "update", "config_validation"},
     "trainer_build": TRAINING | {"experimental"},
     "trainer_validation": TRAINING,
     "trainer": TRAINING | {"trainer_build"},

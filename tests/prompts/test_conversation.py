@@ -5,6 +5,7 @@ import json
 import pytest
 
 from g2po_trl import Observation, StepResult, TextEnvironment
+from g2po_trl.environments.pool.limits import PoolLimits
 from g2po_trl.environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from g2po_trl.prompts.conversation import (
     ChatRequest,
@@ -213,7 +214,7 @@ class Adder(TextEnvironment):
 
 
 def test_request_of_an_environment_arrives_normalized_and_checked():
-    with EnvironmentPool(Adder, num_workers=1) as pool:
+    with EnvironmentPool(Adder, PoolLimits(1)) as pool:
         seen = pool.reset([{}])[0]
         assert seen.request == ChatRequest([{"role": "user", "content": "1 + 2?"}], stop=("\n",))
         assert pool.step({0: ChatResponse("3").to_action()})[0].reward == 1.0

@@ -12,7 +12,7 @@ from trained_tokenizers import trained, words_of
 from transformers import AutoTokenizer
 
 from g2po_envs.alfworld.tiny import tiny_model_path
-from g2po_trl import EnvironmentPool, PromptTemplate
+from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -176,7 +176,7 @@ def test_a_prompt_is_built_only_for_an_episode_that_is_asked():
         return ChatEncoder.ids(encoder, texts)
 
     encoder.ids = ids
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         engine = ScriptedEngine(
             encoder.tokenizer,
             lambda prompts: [Completion(encoder.tokenizer("go<|im_end|>")["input_ids"]) for _ in prompts],

@@ -13,7 +13,7 @@ from tools_by_hand import Safe
 from toy_environments import Countdown
 from trl import GRPOTrainer
 
-from g2po_trl import EnvironmentPool, Observation, PromptTemplate, StepResult, TextEnvironment
+from g2po_trl import EnvironmentPool, Observation, PoolLimits, PromptTemplate, StepResult, TextEnvironment
 from g2po_trl.engines.base import Completion
 from g2po_trl.environments.adapters.trl_tools import ChatToolEnvironment, text_environment_factory
 from g2po_trl.prompts.conversation import ChatRequest, ChatResponse
@@ -66,7 +66,7 @@ def play(request, encode):
             texts = [write(encode.tokenizer.decode(prompt)) for prompt in prompts]
             return [Completion(encode.tokenizer(text)["input_ids"], complete="<|im_end|>" in text) for text in texts]
 
-        with EnvironmentPool(environment, num_workers=1) as pool:
+        with EnvironmentPool(environment, PoolLimits(1)) as pool:
             actor = PromptActor(request.param(encode.tokenizer, generate), encode, TEMPLATE, **options)
             trajectories, stats = Player(pool, actor, max_turns).play(tasks)
         return trajectories, stats, calls

@@ -43,8 +43,8 @@ class OneBadTask(LetterEnvironment):
 
 
 def test_an_environment_that_loads_too_slowly_is_named_with_the_remedy(make_trainer):
-    with pytest.raises(ValueError, match=r"loading LetterEnv.* more than 0.01 s; .* raise load_timeout"):
-        make_trainer(environment_pool_kwargs={"load_timeout": 0.01})
+    with pytest.raises(ValueError, match=r"loading LetterEnv.* more than 0.01 s; .* raise environment_load_timeout"):
+        make_trainer(environment_load_timeout=0.01)
 
 
 def test_a_broken_task_is_set_aside_and_named(make_trainer, capsys):

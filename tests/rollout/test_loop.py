@@ -11,7 +11,7 @@ from conftest import build_tokenizer
 from scripted_actors import ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Dying, Overwhelming, Slow, Waiting
 
-from g2po_trl import EnvironmentPool, PromptTemplate
+from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate
 from g2po_trl.engines.base import Completion
 from g2po_trl.prompts.template import parse_plain
 from g2po_trl.prompts.tokenization import ChatEncoder
@@ -64,7 +64,7 @@ def test_the_script_answers_in_another_order_each_time(encode):
 @pytest.mark.parametrize("turns", [(1, 3, 2, 9, 4), (2,), (1, 1), ()])
 def test_the_same_episodes_as_in_turns(encode, turns):
     tasks, groups = [{"turns": n} for n in turns], [number // 2 for number in range(len(turns))]
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         wanted, cost = Player(pool, make_actor(encode, ScriptedEngine), 4).play(tasks, groups=groups)
         for order in range(3):
             found, stats, ended, progress = play_watched(pool, make_actor(encode, order=order), tasks, groups)
@@ -126,7 +126,7 @@ def test_ranks_that_generate_together_call_as_often(encode, turns, calls):
 
     def play(rank):
         tasks = [{"turns": n} for n in turns[rank]]
-        with EnvironmentPool(Countdown, num_workers=1) as pool:
+        with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
             player = Player(pool, actors[rank], 4, any_running=partial(ranks.any_running, rank))
             found, stats = player.play(tasks)
             alone, cost = Player(pool, make_actor(encode, ScriptedEngine), 4).play(tasks)
@@ -143,7 +143,7 @@ def test_a_prompt_that_cannot_fit_on_one_rank_leaves_the_others_calls_equal(enco
 
     def play(rank):
         actors[rank].template, actors[rank].max_prompt_length = WITH_ACTIONS, 150
-        with EnvironmentPool(Overwhelming, num_workers=1) as pool:
+        with EnvironmentPool(Overwhelming, PoolLimits(1)) as pool:
             player = Player(pool, actors[rank], 2, any_running=partial(ranks.any_running, rank))
             return [(t.outcome, len(t.steps)) for t in player.play(tasks[rank])[0]]
 
@@ -155,7 +155,7 @@ def test_a_prompt_that_cannot_fit_on_one_rank_leaves_the_others_calls_equal(enco
 def test_seeds_follow_from_the_episode_and_its_turn(encode):
     """Those that are given, or that are drawn once a rollout: not from who is asked first."""
     seeds = []
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         for order in (1, 2):
             actor = make_actor(encode, order=order)
             Player(pool, actor, 4).play([{"turns": n} for n in (3, 5)], seeds=[7, 8])
@@ -173,21 +173,21 @@ def test_a_fast_episode_does_not_wait_for_a_slow_one(encode, tmp_path):
             asked.append(prompt)
             (tmp_path / f"asked-1-{len(asked)}").touch()
 
-    with EnvironmentPool(partial(Waiting, tmp_path), num_workers=2, spread_groups=True) as pool:
+    with EnvironmentPool(partial(Waiting, tmp_path), PoolLimits(2), spread_groups=True) as pool:
         trajectories, _ = Player(pool, make_actor(encode, watch=watch), 4).play([{"number": 0}, {"number": 1}])
     assert [(t.outcome, len(t.steps)) for t in trajectories] == [("failure", 3)] * 2
 
 
 def test_a_worker_that_dies_costs_one_episode(encode):
     tasks = [{"turns": 3, "reward": 13.0 if i == 2 else 10.0} for i in range(8)]
-    with EnvironmentPool(Dying, num_workers=2) as pool:
+    with EnvironmentPool(Dying, PoolLimits(2)) as pool:
         trajectories, _, ended, _ = play_watched(pool, make_actor(encode), tasks, [0, 0, 0, 0, 1, 1, 1, 1])
     assert [t.outcome for t in trajectories] == ["error" if i == 2 else "success" for i in range(8)]
     assert "SIGKILL" in trajectories[2].error and len(ended) == 8
 
 
 def test_an_engine_that_fails_leaves_environments_for_the_next_rollout(encode):
-    with EnvironmentPool(Countdown, num_workers=2) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(2)) as pool:
         broken = make_actor(encode, watch=lambda prompt: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             Player(pool, broken, 4).play([{"turns": 3}] * 4)
@@ -198,7 +198,7 @@ def test_an_engine_that_fails_leaves_environments_for_the_next_rollout(encode):
 def test_nobody_is_busy_while_all_environments_are(encode):
     """With no completion to wait for, it waits for the environments instead of asking them again and again."""
     received = []
-    with EnvironmentPool(partial(Slow, 0.3), num_workers=2) as pool:
+    with EnvironmentPool(partial(Slow, 0.3), PoolLimits(2)) as pool:
         receive = pool.receive
         pool.receive = lambda timeout: received.append(timeout) or receive(timeout)
         clock = time.perf_counter()

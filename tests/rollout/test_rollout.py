@@ -6,7 +6,7 @@ from letter_environment import LETTER_PROMPT, LetterEnvironment
 from scripted_actors import ScriptedEngine, ScriptedStream
 from toy_environments import Countdown, Overwhelming
 
-from g2po_trl import EnvironmentPool, PromptTemplate, StepResult, Trajectory
+from g2po_trl import EnvironmentPool, PoolLimits, PromptTemplate, StepResult, Trajectory
 from g2po_trl.engines.base import Completion
 from g2po_trl.evaluation.chat_models import ChatSettings, EngineChat
 from g2po_trl.prompts.template import parse_plain
@@ -42,7 +42,7 @@ def play(request, encode):
             ids = encode.tokenizer(completion)["input_ids"]
             return [Completion(list(ids), complete=completion.endswith("<|im_end|>")) for _ in prompts]
 
-        with EnvironmentPool(environment, num_workers=2) as pool:
+        with EnvironmentPool(environment, PoolLimits(2)) as pool:
             engine = request.param(encode.tokenizer, generate)
             actor = PromptActor(engine, encode, template, max_prompt_length=max_prompt_length)
             trajectories, stats = Player(pool, actor, max_turns).play(tasks)
@@ -70,7 +70,7 @@ def test_a_parser_gets_tags_that_are_special_tokens_and_no_end_of_turn():
     for history in ("window", "conversation"):
         engine = ScriptedEngine(tokenizer, lambda prompts: [Completion(ids) for _ in prompts])
         engine.stop_token_ids.add(ids[-1])
-        with EnvironmentPool(Countdown, num_workers=1) as pool:
+        with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
             actor = PromptActor(engine, ChatEncoder(tokenizer), TEMPLATE, history=history)
             (trajectory,), _ = Player(pool, actor, 1).play([{"turns": 1}])
         assert [step.completion for step in trajectory.steps] == ["<answer>go</answer>"], history
@@ -83,7 +83,7 @@ def test_a_parser_gets_tags_that_are_special_tokens_and_no_end_of_turn():
 def test_an_engine_that_returns_another_number_of_completions_is_named(encode, number):
     """Instead of asking it again for ever, or giving an episode another one's completion."""
     completion = Completion(encode.tokenizer("go")["input_ids"])
-    with EnvironmentPool(Countdown, num_workers=1) as pool:
+    with EnvironmentPool(Countdown, PoolLimits(1)) as pool:
         engine = ScriptedEngine(encode.tokenizer, lambda prompts: [completion] * number)
         with pytest.raises(RuntimeError, match=f"ScriptedEngine.generate returned {number} completions for 3 prompts"):
             Player(pool, PromptActor(engine, encode, TEMPLATE), 4).play([{"turns": 2}] * 3)

@@ -6,12 +6,11 @@ import pytest
 from letter_environment import LetterEnvironment
 from transformers import HfArgumentParser
 
-from g2po_trl import PromptTemplate
+from g2po_trl import G2POError, PoolLimits, PromptTemplate
 from g2po_trl.config import G2POConfig
 from g2po_trl.config_validation import REFUSED
 from g2po_trl.credit.estimators.registry import ESTIMATORS
 from g2po_trl.runs.run_json import describe_run
-from g2po_trl.trainer_validation import check_arguments
 
 CPU = {"bf16": False, "use_cpu": True, "report_to": "none"}
 
@@ -313,9 +312,6 @@ def test_options_an_estimator_does_not_use_are_refused(tmp_path, estimator, fiel
         ("logging_steps", 0, "set it above 0, or to None"),
         ("save_steps", 0, "set it above 0, or to None"),
         ("eval_steps", 0, "set it above 0, or to None"),
-        ("num_environment_workers", 0, "set it above 0, or to None"),
-        ("environment_reset_timeout", 0.0, "set it above 0"),
-        ("environment_step_timeout", -1.0, "set it above 0"),
         ("temperature", 0.0, "set it above 0: greedy"),
         ("top_p", 2.0, "set it above 0 and at most 1"),
         ("state_key_ignores", "numbers", "set it to a list of numbers, list_order, case"),
@@ -396,29 +392,22 @@ def test_estimator_kwargs_are_bound_beside_the_settings_of_the_run(tmp_path, est
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "value"),
     [
-        ({"load_time": 9}, "does not have; did you mean 'load_timeout'"),
-        ({"num_workers": 2}, "has 'num_workers': set num_environment_workers instead"),
-        ({"max_worker_resets": 0}, "has max_worker_resets=0: set it to a whole number above 0"),
-        ({"max_worker_resets": 1.5}, "has max_worker_resets=1.5: set it to a whole number above 0"),
-        ({"load_timeout": "9"}, "has load_timeout='9': set it to a number above 0"),
-        ({"load_timeout": float("nan")}, "has load_timeout=nan: set it to a number above 0"),
-        ({"environment_variables": "HOME"}, "has environment_variables='HOME': set it to a list of names"),
-        ({"environment_variables": None}, "has environment_variables=None: set it to a list of names"),
-        ({"spread_groups": "no"}, "has spread_groups='no': set it to a truth value"),
-        ({1: 2}, "has 1, which EnvironmentPool does not have"),
+        *(("num_environment_workers", value) for value in (0, 1.5)),
+        *(("environment_load_timeout", value) for value in (0, "9", float("nan"))),
+        ("environment_variables", "HOME"),
     ],
 )
-def test_environment_pool_kwargs_that_a_pool_refuses_are_named_before_a_model_is_loaded(tmp_path, options, message):
-    args = make(tmp_path, environment_pool_kwargs=options)
-    with pytest.raises(ValueError, match=f"environment_pool_kwargs .*{message}"):
-        check_arguments("no/model", args, {}, LetterEnvironment)
+def test_limits_of_workers_out_of_range_are_named(tmp_path, name, value):
+    with pytest.raises(ValueError, match=name):
+        make(tmp_path, **{name: value})
+    with pytest.raises(G2POError, match=name):
+        PoolLimits(**{name: value})
 
 
-def test_environment_pool_kwargs_are_the_options_of_an_evaluation(tmp_path):
-    args = make(tmp_path, environment_pool_kwargs='{"load_timeout": 9, "max_worker_memory": 2097152}')
-    check_arguments("no/model", args, {}, LetterEnvironment)
+def test_limits_of_workers_are_the_options_of_an_evaluation(tmp_path):
+    args = make(tmp_path, environment_load_timeout=9, environment_worker_memory_mb=2.0)
     play = describe_run(
         args, "no/model", LetterEnvironment, PromptTemplate("{observation}", "{observation}"), "g2po", {}, "window", {}
     )["play"]

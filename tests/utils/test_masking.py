@@ -11,7 +11,7 @@ import pytest
 from toy_environments import KeyDoorEnvironment
 
 from g2po_trl import G2POConfig, PromptTemplate
-from g2po_trl.environments.pool.worker_process import withheld_variables
+from g2po_trl.environments.pool.limits import withheld_variables
 from g2po_trl.evaluation.arguments import parse
 from g2po_trl.runs import hub
 from g2po_trl.runs.output_dir import RunFolder

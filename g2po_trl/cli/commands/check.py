@@ -31,6 +31,7 @@ from typing import Any
 from ...environments.adapters.agent import agent_factory
 from ...environments.adapters.trl_tools import text_environment_factory
 from ...environments.loading import binds, load, read_source, resolve_agent_name
+from ...environments.pool.limits import PoolLimits
 from ...environments.pool.pool import EnvironmentFailure, EnvironmentPool
 from ...environments.tasks import read_tasks
 from ...environments.validation import check_task_columns
@@ -146,13 +147,8 @@ def _spelling(environment: Callable, tasks: Sequence[dict[str, Any]], args: argp
     tokenizer = Tokenizer.from_file(str(file))
     if tokenizer.get_vocab_size() > SMALL_VOCABULARY:
         return []
-    variables = args.environment_variables
-    with EnvironmentPool(
-        text_environment_factory(environment, args.turns),
-        num_workers=1,
-        reset_timeout=args.timeout,
-        environment_variables=variables,
-    ) as pool:
+    limits = PoolLimits(1, args.timeout, environment_variables=args.environment_variables)
+    with EnvironmentPool(text_environment_factory(environment, args.turns), limits) as pool:
         starts = [start for start in pool.reset(tasks) if not isinstance(start, EnvironmentFailure)]
     words = {word for start in starts for action in start.admissible_actions or () for word in action.split()}
     words = sorted(word for word in words if re.fullmatch(r"[^\W\d_]+", word))
@@ -268,7 +264,7 @@ def first_prompt(
         raise ValueError(f"prompt is {prompt!r}, which is not a PromptTemplate: name one")
     environment_factory = text_environment_factory(environment_factory, turns)
     check_task_columns(environment_factory, task)
-    with EnvironmentPool(environment_factory, num_workers=1) as pool:
+    with EnvironmentPool(environment_factory, PoolLimits(1)) as pool:
         (first,) = pool.reset([task])
     if isinstance(first, EnvironmentFailure):
         raise ValueError(f"the environment {describe_failure(first)}")

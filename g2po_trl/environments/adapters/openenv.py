@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from ...prompts.conversation import ChatRequest
 from ..contract import Observation, StepResult, TextEnvironment
+from ..pool.limits import PoolLimits, withheld_variables
 from ..pool.pool import EnvironmentFailure, EnvironmentPool
-from ..pool.worker_process import withheld_variables
 from ..validation import factory_name
 from .trl_tools import is_tool_environment, text_environment_factory
 
@@ -275,7 +275,7 @@ def make_app(
             task |= {name: value for name, value in named.items() if value is not None}
             if self.pool is None:
                 self.pool = EnvironmentPool(
-                    environment_factory, num_workers=1, environment_variables=environment_variables
+                    environment_factory, PoolLimits(1, environment_variables=list(environment_variables))
                 )
             (first,) = self.pool.reset([task])
             return TextObservation(**asdict(_or_raise(first)))

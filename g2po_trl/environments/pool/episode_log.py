@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .limits import PoolLimits
 from .placement import STEP
 from .worker_process import Job, WorkerProcess
 
@@ -55,15 +56,15 @@ class PooledEpisode:
     timeouts: int = 0
     reassignment_reason: str = ""
 
-    def replay_jobs(self, reset_timeout: float, step_timeout: float, kind: str) -> list[Job]:
+    def replay_jobs(self, limits: PoolLimits, kind: str) -> list[Job]:
         """Return the jobs that replay the episode, with the expected digests. `kind`: of the reset (`Job.kind`)."""
         first = self.digests[0] if self.digests else None
-        reset = Job(self.number, self.slot, "reset", self.pickled, first, reset_timeout, kind)
+        reset = Job(self.number, self.slot, "reset", self.pickled, first, limits.environment_reset_timeout, kind)
         played = zip(self.actions, self.digests[1:])
-        return [reset, *(self.step(action, step_timeout, digest) for action, digest in played)]
+        return [reset, *(self.step(action, limits, digest) for action, digest in played)]
 
-    def step(self, action: str, step_timeout: float, expected: str | None = None) -> Job:
-        return Job(self.number, self.slot, "step", action, expected, step_timeout, STEP)
+    def step(self, action: str, limits: PoolLimits, expected: str | None = None) -> Job:
+        return Job(self.number, self.slot, "step", action, expected, limits.environment_step_timeout, STEP)
 
     def reassign(self, why: str) -> None:
         """Mark the episode for reassignment."""

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from .episode_log import PooledEpisode
+from .limits import PoolLimits
 from .worker_process import Job, WorkerProcess, describe_exit
 
 MAX_LOST_WORKERS = 20  # per answer; then the episode is given up
@@ -41,8 +42,7 @@ def end_failed_worker(worker: WorkerProcess, failure_kind: str, name: str, why: 
         doing = f"{name}.{job.command} in slot {job.slot}"
     elif not worker.loaded:
         doing, limit = f"loading {name} in a worker", worker.load_limit
-        remedy = "; if its imports are only slow, raise load_timeout (in environment_pool_kwargs; of g2po evaluate, "
-        remedy += "--environment-load-timeout)"
+        remedy = "; if its imports are only slow, raise environment_load_timeout"
     message = f"{doing} took more than {limit:g} s; its worker was killed{remedy}"
     return WorkerFailure("timeout", message, job, worker.loaded)
 
@@ -82,29 +82,23 @@ def why_give_up(episode: PooledEpisode, failure: WorkerFailure) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class WorkerLimits:
-    """Limits of a worker, as documented in `EnvironmentPool`.
+def is_old(limits: PoolLimits, worker: WorkerProcess, live: int, draining: int) -> bool:
+    """Return whether a worker with `live` running episodes has had its resets, and may be replaced now.
 
-    A worker over `max_resets` finishes its running episodes while its replacement starts; since both use memory, a
-    quarter of the workers do so at a time. A worker over `max_memory` ends once it has no pending jobs, and its
-    episodes are replayed in other workers.
+    It finishes its running episodes while its replacement starts; since both use memory, a quarter of the workers do
+    so at a time.
     """
+    old = limits.environment_worker_resets is not None and worker.resets >= limits.environment_worker_resets
+    return old and (not live or draining < max(1, limits.workers // 4))
 
-    max_resets: int | None = None
-    max_memory: float | None = None
 
-    def is_old(self, worker: WorkerProcess, live: int, draining: int, workers: int) -> bool:
-        """Return whether a worker with `live` running episodes has reached `max_resets`, and may be replaced now."""
-        old = self.max_resets is not None and worker.resets >= self.max_resets
-        return old and (not live or draining < max(1, workers // 4))
-
-    def too_big(self, worker: WorkerProcess, live: int) -> str:
-        """Return why the worker exceeds its memory limit, or an empty text; checked once per `live` resets."""
-        if self.max_memory is None or worker.resets - worker.resets_at_memory_check < max(1, live):
-            return ""
-        worker.resets_at_memory_check = worker.resets
-        memory = worker.memory()
-        if memory <= self.max_memory:
-            return ""
-        return f"its worker was replaced: it used {memory:,} bytes, and max_worker_memory is {self.max_memory:,.0f}"
+def too_big(limits: PoolLimits, worker: WorkerProcess, live: int) -> str:
+    """Return why the worker exceeds its memory limit, or an empty text; checked once per `live` resets."""
+    limit = limits.environment_worker_memory_mb
+    if limit is None or worker.resets - worker.resets_at_memory_check < max(1, live):
+        return ""
+    worker.resets_at_memory_check = worker.resets
+    memory = worker.memory() / 2**20
+    if memory <= limit:
+        return ""
+    return f"its worker was replaced: it used {memory:,.0f} MiB, and environment_worker_memory_mb is {limit:,.0f}"

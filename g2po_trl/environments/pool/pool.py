@@ -13,12 +13,13 @@ from typing import Any
 
 import cloudpickle
 
+from ...utils.errors import G2POError
 from ..contract import Observation, StepResult, TextEnvironment
 from ..validation import EnvironmentContractError, factory_name
 from .episode_log import EnvironmentFailure
-from .fault_policy import WorkerLimits
+from .limits import PoolLimits, withheld_variables
 from .scheduler import WorkerScheduler
-from .worker_process import pickled, usable_cores, withheld_variables
+from .worker_process import pickled
 
 __all__ = ["EnvironmentFailure", "EnvironmentPool"]
 
@@ -39,73 +40,33 @@ class EnvironmentPool:
 
     Args:
         environment_factory: constructs an environment. Pickled by cloudpickle; classes of scripts and notebooks work.
-        num_workers: number of processes. Each runs one reset or step at a time, in the order of requests, so a slow
-            environment delays only later requests to its own worker. `None`: one per usable core. Use more than cores
-            if environments wait for something else, such as a network.
-        reset_timeout, step_timeout: maximum seconds of one episode's reset or step.
-        max_observation_characters: a longer observation is an `"invalid"` failure.
-        episode_timeout: maximum seconds of all resets and steps of one episode together. `None`: no limit.
-        max_worker_resets: replace a worker after this many resets, to bound memory leaks. `None`: never. It
-            finishes its running episodes while its replacement starts.
-        max_worker_memory: replace a worker that exceeds this many bytes. `None`: never. Its running episodes are
-            replayed in other workers.
+        limits: number and limits of workers; by default `PoolLimits()`.
         spread_groups: split groups among workers, which costs resets but saves time if steps are slow. `None`: decide
             by measured times. Results do not depend on it.
-        load_timeout: maximum seconds to import the environment. `None`: `reset_timeout`, at least 60.
-        environment_variables: names of variables to pass although they look like secrets, such as `HF_TOKEN`.
 
     Raises:
-        ValueError: if the factory cannot be pickled, a number is out of range, or a variable is not set.
+        G2POError: if the factory cannot be pickled, or a variable is not set.
     """
 
     def __init__(
         self,
         environment_factory: Callable[[], TextEnvironment],
-        num_workers: int | None = None,
-        reset_timeout: float = 120.0,
-        step_timeout: float = 60.0,
-        max_observation_characters: int | None = 1_000_000,
-        episode_timeout: float | None = None,
-        max_worker_resets: int | None = None,
-        max_worker_memory: float | None = None,
+        limits: PoolLimits | None = None,
         spread_groups: bool | None = None,
-        load_timeout: float | None = None,
-        environment_variables: Sequence[str] = (),
     ):
-        num_workers = usable_cores() if num_workers is None else num_workers
-        for name, value in (
-            ("num_workers", num_workers),
-            ("reset_timeout", reset_timeout),
-            ("step_timeout", step_timeout),
-            ("episode_timeout", episode_timeout),
-            ("load_timeout", load_timeout),
-            ("max_worker_resets", max_worker_resets),
-            ("max_worker_memory", max_worker_memory),
-        ):
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}: set it above 0")
-        withheld = withheld_variables(environment_variables)
-        try:
-            setup = cloudpickle.dumps((environment_factory, max_observation_characters, episode_timeout))
-        except Exception as error:
-            raise ValueError(
-                f"environment_factory {factory_name(environment_factory)} cannot be sent to worker processes "
-                f"({error}): pass a class, a function or a functools.partial with plain data"
-            ) from error
+        limits = PoolLimits() if limits is None else limits
+        withheld = withheld_variables(limits.environment_variables or ())
         self.name = factory_name(environment_factory)
-        load_timeout = max(60.0, reset_timeout) if load_timeout is None else load_timeout
-        limits = WorkerLimits(max_worker_resets, max_worker_memory)
-        self._scheduler = WorkerScheduler(
-            setup,
-            withheld,
-            num_workers,
-            reset_timeout,
-            step_timeout,
-            load_timeout,
-            self.name,
-            limits,
-            spread_groups,
-        )
+        try:
+            setup = cloudpickle.dumps(
+                (environment_factory, limits.max_observation_characters, limits.environment_episode_timeout)
+            )
+        except Exception as error:
+            raise G2POError(
+                f"environment_factory {self.name} cannot be sent to worker processes ({error}): pass a class, a "
+                "function or a functools.partial with plain data"
+            ) from error
+        self._scheduler = WorkerScheduler(setup, withheld, limits, self.name, spread_groups)
 
     @property
     def num_workers(self) -> int:

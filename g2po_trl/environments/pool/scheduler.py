@@ -18,7 +18,8 @@ from typing import Any
 from ..contract import Observation, StepResult
 from .answers import Answer, InvalidAnswerError
 from .episode_log import EnvironmentFailure, PooledEpisode
-from .fault_policy import FailedResets, WorkerFailure, WorkerLimits, end_failed_worker, why_give_up
+from .fault_policy import FailedResets, WorkerFailure, end_failed_worker, is_old, too_big, why_give_up
+from .limits import PoolLimits
 from .listener import Listener
 from .placement import FIRST_RESET, RESET, MeasuredTimes, least_busy, place_episodes
 from .scratch import sweep
@@ -33,30 +34,18 @@ class WorkerScheduler:
     Args:
         setup: the pickled environment factory and its limits, sent to each worker.
         withheld: names of environment variables that workers do not get.
-        num_workers: number of workers.
-        reset_timeout, step_timeout, load_timeout: limits in seconds.
+        limits: number and limits of workers.
         name: the environment's name, for messages.
-        limits: when workers are replaced.
         spread_groups: as in `EnvironmentPool`.
     """
 
     def __init__(
-        self,
-        setup: bytes,
-        withheld: Sequence[str],
-        num_workers: int,
-        reset_timeout: float,
-        step_timeout: float,
-        load_timeout: float,
-        name: str,
-        limits: WorkerLimits,
-        spread_groups: bool | None,
+        self, setup: bytes, withheld: Sequence[str], limits: PoolLimits, name: str, spread_groups: bool | None
     ):
         sweep()
         self.setup, self.withheld, self.name = setup, withheld, name
-        self.reset_timeout, self.step_timeout, self.load_timeout = reset_timeout, step_timeout, load_timeout
         self.limits, self.spread_groups = limits, spread_groups
-        self.workers: list[WorkerProcess | None] = [None] * num_workers  # accept new episodes
+        self.workers: list[WorkerProcess | None] = [None] * limits.workers  # accept new episodes
         self.episodes: dict[int, PooledEpisode] = {}  # running, by slot
         self.pending: set[int] = set()  # slots with a pending answer
         self.answers: dict[int, Received] = {}  # not collected yet, in order of arrival
@@ -141,16 +130,16 @@ class WorkerScheduler:
                 episode.worker = self.workers[homes[episode.slot]]
                 kind = RESET if (episode.worker, episode.group) in played else FIRST_RESET
                 played.add((episode.worker, episode.group))
-                jobs[episode.worker] += episode.replay_jobs(self.reset_timeout, self.step_timeout, kind)
+                jobs[episode.worker] += episode.replay_jobs(self.limits, kind)
             if episode.action is not None:
-                jobs[episode.worker].append(episode.step(episode.action, self.step_timeout))
+                jobs[episode.worker].append(episode.step(episode.action, self.limits))
         for worker, of_worker in jobs.items():
             worker.send(of_worker)
             self._listener.sent(worker)
 
     def _start(self) -> WorkerProcess:
         self._processes[:] = [worker for worker in self._processes if not worker.has_ended]
-        worker = WorkerProcess(self.setup, self.withheld, self.load_timeout)
+        worker = WorkerProcess(self.setup, self.withheld, self.limits.load_timeout)
         self._processes.append(worker)
         self.in_service.append(worker)
         self._listener.add(worker)
@@ -305,8 +294,8 @@ class WorkerScheduler:
         for index, worker in enumerate(self.workers):
             if worker is None:
                 continue
-            worker.over_memory = self.limits.too_big(worker, live[worker])
-            if not worker.over_memory and not self.limits.is_old(worker, live[worker], draining, len(self.workers)):
+            worker.over_memory = too_big(self.limits, worker, live[worker])
+            if not worker.over_memory and not is_old(self.limits, worker, live[worker], draining):
                 continue
             self.workers[index], worker.draining = None, True
             self.recycled += 1

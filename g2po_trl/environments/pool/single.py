@@ -11,6 +11,7 @@ from ..adapters.trl_tools import ToolEnvironment
 from ..contract import Observation, StepResult, TextEnvironment
 from ..contract_violations import find_violations
 from ..validation import EnvironmentContractError, factory_name, validate_step
+from .limits import PoolLimits
 from .pool import EnvironmentFailure, EnvironmentPool
 
 
@@ -60,7 +61,7 @@ class RemoteProcessEnvironment:
     `tool_schemas`: the schemas of a tool-based class's tools, else `None`.
     """
 
-    def __init__(self, environment_factory: Callable[[], TextEnvironment], **options: Any):
+    def __init__(self, environment_factory: Callable[[], TextEnvironment], limits: PoolLimits):
         checked: list[dict[str, Any]] = []  # kept in the worker, since a failed environment is not used again
 
         def checked_factory() -> TextEnvironment:
@@ -70,7 +71,7 @@ class RemoteProcessEnvironment:
         self.tool_schemas: str | None = None
         if isinstance(environment_factory, partial) and environment_factory.func is ToolEnvironment:
             self.tool_schemas = (*environment_factory.args, None)[2]
-        self.pool = EnvironmentPool(checked_factory, **options)
+        self.pool = EnvironmentPool(checked_factory, limits)
 
     def reset(self, **task: Any) -> Observation:
         return self._answer(self.pool.reset([task])[0])

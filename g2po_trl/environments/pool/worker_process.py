@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 
-from ...utils.masking import is_secret_variable
 from .answers import Answer, InvalidAnswerError, decode
 from .channel import CHUNK_BYTES, Channel
 from .scratch import clear, make_scratch
@@ -30,14 +29,6 @@ _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from g2po_trl.environments.pool.worker import main; main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 )
-
-
-def withheld_variables(passed: Sequence[str] = ()) -> list[str]:
-    """Return the names of variables that look like secrets, without those in `passed`, which must be set."""
-    unknown = sorted(set(passed) - set(os.environ))
-    if unknown:
-        raise ValueError(f"environment_variables names {', '.join(unknown)}, not set here: export it, or remove it")
-    return sorted(name for name, value in os.environ.items() if is_secret_variable(name, value) and name not in passed)
 
 
 @dataclass(frozen=True)
@@ -277,8 +268,3 @@ def describe_exit(status: int) -> str:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:  # real-time signals have no name
         return f"signal {-status}"
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
