@@ -7,7 +7,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle torch threads must not spin on the environments' cores
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ ignore_deprecations()
 
 
 @dataclass
-class G2POConfig(PoolLimits, GRPOConfig):
+class G2POConfig(Sampling, PoolLimits, GRPOConfig):
     """Arguments of [`G2POTrainer`].
 
     Batch sizes count *trajectories*: `per_device_train_batch_size` x processes x `steps_per_generation` trajectories
@@ -236,9 +236,6 @@ class G2POConfig(PoolLimits, GRPOConfig):
     vllm_importance_sampling_clip_max: str = field(
         default="auto", metadata={"help": "Largest ratio. None: no limit. auto: 3, or 1 with partial rollouts."}
     )
-    stop_sequences: list[str] | None = field(
-        default=None, metadata={"help": "Strings at which a completion ends, e.g. '</action>'."}
-    )
     min_valid_action_ratio: float = field(
         default=0.0, metadata={"help": "Stop the run below this fraction of well-formed completions. 0: never."}
     )
@@ -302,15 +299,7 @@ class G2POConfig(PoolLimits, GRPOConfig):
 
     def training_sampling(self) -> Sampling:
         """Return how completions are sampled in rollouts."""
-        return Sampling(
-            self.temperature,
-            self.top_p,
-            self.top_k,
-            self.min_p,
-            self.repetition_penalty,
-            self.max_completion_length,
-            tuple(self.stop_sequences or ()),
-        )
+        return Sampling.of(self)
 
     def evaluation_sampling(self, temperature: float | None = None) -> Sampling:
         """Return how completions are sampled in evaluations.
@@ -318,12 +307,9 @@ class G2POConfig(PoolLimits, GRPOConfig):
         Args:
             temperature: `None`: `eval_temperature`.
         """
-        return replace(
-            self.training_sampling(),
-            temperature=self.eval_temperature if temperature is None else temperature,
-            top_p=self.top_p if self.eval_top_p is None else self.eval_top_p,
-            top_k=self.top_k if self.eval_top_k is None else self.eval_top_k,
-        )
+        of_evaluations = {one.name: getattr(self, f"eval_{one.name}", None) for one in fields(Sampling)}
+        changes = {name: value for name, value in of_evaluations.items() if value is not None}
+        return Sampling.of(self, **changes | ({} if temperature is None else {"temperature": temperature}))
 
     def make_estimator(self) -> Callable[[StateGraph], np.ndarray]:
         """Return the function `StateGraph -> (S,)` advantages that the fields select.

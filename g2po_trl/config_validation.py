@@ -38,7 +38,7 @@ _REMEDIES = {
     "top_k": "set top_k, and eval_top_k for evaluations, instead",
     "min_p": "set min_p instead",
     "repetition_penalty": "set repetition_penalty instead",
-    "max_tokens": "set max_completion_length instead",
+    "max_completion_length": "set max_completion_length instead",
     "stop_sequences": "set stop_sequences instead",
     "seed": "all completions of a prompt would be equal; set seed, and eval_seed for evaluations, instead",
     "end tokens": "the model's generation_config and tokenizer define the tokens that end a completion; set "
@@ -332,10 +332,9 @@ def _check_generation_kwargs(args: GRPOConfig) -> None:
 
 def _check_distribution(args: GRPOConfig) -> None:
     """Refuse what samples from another distribution than the loss scores: importance weights would be biased."""
-    options = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
-    if args.use_vllm or args.vllm_servers is not None:
-        options["vllm_structured_outputs_regex"] = args.vllm_structured_outputs_regex
-    changed = [f"{name}={value!r}" for name, value in reshaping_options(options).items()]
+    changed = [f"{name}={value!r}" for name, value in args.filters().items()]
+    if args.vllm_structured_outputs_regex is not None and (args.use_vllm or args.vllm_servers is not None):
+        changed.append(f"vllm_structured_outputs_regex={args.vllm_structured_outputs_regex!r}")
     given = reshaping_options(args.generation_kwargs or {})
     changed += [f"{name}={value!r} (in generation_kwargs)" for name, value in given.items()]
     if changed:

@@ -298,15 +298,13 @@ def make_start_check(trainer: GRPOTrainer) -> StartCheck:
     """Return the comparison of trainer, model, reference and engine before training."""
     args = trainer.args
     encode = ChatEncoder(trainer.processing_class, args.chat_template_kwargs)
-    sampling = args.training_sampling()
-    filters = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
-    filters["vllm_structured_outputs_regex"] = args.vllm_structured_outputs_regex
+    reshaped = args.filters() or args.vllm_structured_outputs_regex or reshaping_options(args.generation_kwargs or {})
     return StartCheck(
         trainer.update,
         trainer.ref_model,
         sample_conversation(encode, trainer.prompt_template.messages("observation", "task")),
         trainer.temperature,
-        comparable=not reshaping_options({**filters, **(args.generation_kwargs or {})}),
+        comparable=not reshaped,
     )
 
 

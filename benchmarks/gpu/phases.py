@@ -144,7 +144,7 @@ def generation(trainer: RecordedTrainer, batch: StepBatch, new_tokens: int) -> d
     prompts = [ids.tolist() for ids in batch.prompt_ids[:: RecordedTrainer.turns]]
     started = time.perf_counter()
     with trainer.player.actor.engine.rollout():
-        completions = trainer.player.actor.engine.generate(prompts, Sampling(1.0, max_tokens=new_tokens))
+        completions = trainer.player.actor.engine.generate(prompts, Sampling(1.0, max_completion_length=new_tokens))
     waiting(trainer.accelerator.device)
     took, generated = time.perf_counter() - started, sum(len(completion.ids) for completion in completions)
     return {

@@ -167,7 +167,7 @@ def same(options: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     engine = TransformersEngine.from_model(model, tokenizer, batch_tokens=16384)
     actor = PromptActor.from_engine(engine, ALFWORLD_COMPACT_PROMPT)
-    sampling = Sampling(max_tokens=24, stop_sequences=("</action>",))
+    sampling = Sampling(max_completion_length=24, stop_sequences=("</action>",))
     with tempfile.TemporaryDirectory() as folder:
         generate_games(folder, "train", options.games, seed=0, size="tiny")
         tasks = Manifest.scan(Path(folder)).rows()

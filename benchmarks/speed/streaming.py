@@ -40,7 +40,7 @@ from g2po_trl.engines.vllm_offline import OfflineVLLMEngine
 from g2po_trl.rollout.actor import PromptActor
 from g2po_trl.rollout.player import Player
 
-SAMPLING = Sampling(max_tokens=24, stop_sequences=("</action>",))
+SAMPLING = Sampling(max_completion_length=24, stop_sequences=("</action>",))
 
 
 class SlowAlfworld(AlfworldEnvironment):
@@ -66,7 +66,7 @@ class LongCompletions(OfflineVLLMEngine):
         parameters = super()._parameters(sampling, seed)
         if self.tokens:
             parameters.min_tokens = random.Random(seed).randint(5, self.tokens)
-            parameters.max_tokens = max(parameters.min_tokens, sampling.max_tokens)
+            parameters.max_tokens = max(parameters.min_tokens, sampling.max_completion_length)
             parameters.stop = []
         return parameters
 
@@ -169,7 +169,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict:
                     lengths.append(_by_episode(sizes, repetition, len(rows), options.turns))
                 print(f"repetition {repetition}, {seconds} s:", json.dumps(runs), file=sys.stderr, flush=True)
         engine.tokens = 0
-        greedy = Sampling(temperature=0.0, max_tokens=24, stop_sequences=("</action>",))
+        greedy = Sampling(temperature=0.0, max_completion_length=24, stop_sequences=("</action>",))
         both = [play(options.seconds[-1], streams, 0, greedy)[0] for streams in (False, True)]
     equal = sum(a == b for a, b in zip(*both))
     return {

@@ -63,7 +63,7 @@ def play(
     )
     actor = PromptActor(engine, ChatEncoder(tokenizer), template, history_length)
     player = Player(_LocalPool(make_environment, len(rows)), actor, max_turns)
-    return player.play(rows, Sampling(temperature, max_tokens=max_completion_length))[0]
+    return player.play(rows, Sampling(temperature, max_completion_length=max_completion_length))[0]
 
 
 def summarize(trajectories: Sequence[Trajectory], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Completion:
     Args:
         ids: token ids, with the stop token.
         logprobs: log-probability of each token, if the engine returns them.
-        complete: `False` if the completion reached `max_tokens`.
+        complete: `False` if the completion reached `max_completion_length`.
         cached_tokens: tokens of its prompt that were in the engine's prefix cache. `None`: not reported.
         repeats: number of times it was requested again because a server had failed.
     """
@@ -41,7 +41,7 @@ class Engine:
     Args:
         tokenizer: the model's tokenizer.
         stop_token_ids: tokens that end a completion.
-        options: further sampling options of the engine (`generation_kwargs`), none of which `Sampling` has.
+        options: further sampling options in the engine's own terms (`generation_kwargs`), none of `Sampling`.
 
     Attributes:
         is_collective: a call contains a collective operation, so every rank must make it, even without prompts.
@@ -95,6 +95,10 @@ class Engine:
     def close(self) -> None:
         """Free memory and processes. Nothing is generated afterwards."""
 
+    def to_engine(self, sampling: Sampling) -> Any:
+        """Return the sampling, the stop tokens and `options` in the engine's own terms."""
+        raise NotImplementedError
+
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
@@ -121,8 +125,8 @@ class Engine:
         raise NotImplementedError
 
     def cut(self, completion: Completion, sampling: Sampling) -> Completion:
-        """Return a completion as it would have ended with another `max_tokens` and further stop sequences."""
-        cut = self._completion(sampling, completion.ids[: sampling.max_tokens], completion.logprobs)
+        """Return a completion as it would have ended with another maximum length and further stop sequences."""
+        cut = self._completion(sampling, completion.ids[: sampling.max_completion_length], completion.logprobs)
         return replace(completion, ids=cut.ids, logprobs=cut.logprobs, complete=cut.complete)
 
     def _completion(

@@ -21,38 +21,6 @@ from .sampling import Sampling
 from .stop_tokens import get_stop_token_ids
 
 
-def generation_config(
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    stop_token_ids: Iterable[int],
-    **options: Any,
-) -> GenerationConfig:
-    """Return the `GenerationConfig` of a sampling; `options`, further fields of it, take precedence."""
-    filters: dict[str, Any] = {"do_sample": False}
-    if sampling.temperature > 0:
-        filters = {
-            "do_sample": True,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-        }
-    if sampling.stop_sequences:
-        filters["stop_strings"] = list(sampling.stop_sequences)
-    return GenerationConfig(
-        **{
-            "max_new_tokens": sampling.max_tokens,
-            "repetition_penalty": sampling.repetition_penalty,
-            "pad_token_id": tokenizer.pad_token_id,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": sorted(stop_token_ids),
-            "disable_compile": True,
-            **filters,
-            **options,
-        }
-    )
-
-
 def check_options(options: Iterable[str]) -> None:
     """Refuse options that `GenerationConfig` does not have: it would ignore them."""
     known = GenerationConfig()
@@ -205,6 +173,32 @@ class TransformersEngine(Engine):
         """
         return cls(tokenizer, get_stop_token_ids(tokenizer, model), model_for_generation(model, autocast), **options)
 
+    def to_engine(self, sampling: Sampling) -> GenerationConfig:
+        """Return the `GenerationConfig` of a sampling."""
+        filters: dict[str, Any] = {"do_sample": False}
+        if sampling.temperature > 0:
+            filters = {
+                "do_sample": True,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "min_p": sampling.min_p,
+            }
+        if sampling.stop_sequences:
+            filters["stop_strings"] = list(sampling.stop_sequences)
+        return GenerationConfig(
+            **{
+                "max_new_tokens": sampling.max_completion_length,
+                "repetition_penalty": sampling.repetition_penalty,
+                "pad_token_id": self.tokenizer.pad_token_id,
+                "bos_token_id": self.tokenizer.bos_token_id,
+                "eos_token_id": sorted(self.stop_token_ids),
+                "disable_compile": True,
+                **filters,
+                **self.options,
+            }
+        )
+
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
@@ -216,10 +210,10 @@ class TransformersEngine(Engine):
             seeds: not supported; completions are drawn from torch's random state.
         """
         completions: list[Completion] = [None] * len(prompts)
-        batches = self._batches(prompts, sampling.max_tokens)
+        batches = self._batches(prompts, sampling.max_completion_length)
         if not batches:
             return completions
-        config = generation_config(self.tokenizer, sampling, self.stop_token_ids, **self.options)
+        config = self.to_engine(sampling)
         with self.generation_model(config) as model:
             for rows in batches:
                 records = (self.logprobs or self.watched is not None) and sampling.temperature > 0
@@ -241,12 +235,12 @@ class TransformersEngine(Engine):
                     completion.logprobs = completion.logprobs if self.logprobs else None
         return completions
 
-    def _batches(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    def _batches(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Return the row numbers of each generate call: sorted by length, bounded in padded tokens."""
         rows = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
         batches = []
         while rows:
-            size = max(1, self.batch_tokens // (len(prompts[rows[0]]) + max_tokens))
+            size = max(1, self.batch_tokens // (len(prompts[rows[0]]) + max_new_tokens))
             batches.append(rows[:size])
             rows = rows[size:]
         if self.is_collective:

@@ -19,7 +19,7 @@ from transformers.utils import is_peft_available
 from ..utils.trl_compat import gather_params_of
 from .base import Completion
 from .sampling import Sampling, derived_seed
-from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_options, sampling_params, stop_options
+from .vllm_requests import RequestEngine, Requests, caches_prefixes, sampling_params
 
 if TYPE_CHECKING:
     from trl.generation.vllm_generation import VLLMGeneration
@@ -108,7 +108,7 @@ class VLLMEngine(RequestEngine):
             yield
         finally:
             if self.streams:
-                self.requests.abandon()
+                self._abandon()
             if sleeps:
                 vllm.enable_sleep_mode = True
                 vllm.llm.sleep(level=2)
@@ -129,7 +129,7 @@ class VLLMEngine(RequestEngine):
 
     def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
         """Return the parameters that TRL's wrapper would pass, with the seed."""
-        options = {**sampling_options(sampling, self.stop_token_ids), "logprobs": self.vllm.logprobs, **self.options}
+        options = {"logprobs": self.vllm.logprobs, **self.to_engine(sampling)}
         if self.vllm.structured_outputs_regex is not None:
             options["structured_outputs"] = {"regex": self.vllm.structured_outputs_regex}
         return sampling_params({"seed": seed, **options})
@@ -142,11 +142,7 @@ class VLLMEngine(RequestEngine):
         if number == 0:
             return []
         vllm = self.vllm
-        vllm.temperature, vllm.top_p, vllm.top_k = sampling.temperature, sampling.top_p, sampling.top_k
-        vllm.min_p, vllm.repetition_penalty = sampling.min_p, sampling.repetition_penalty
-        vllm.max_completion_length = sampling.max_tokens
-        options = {"stop_token_ids": sorted(self.stop_token_ids), **stop_options(sampling), **self.options}
-        vllm.generation_kwargs = options
+        vllm.generation_kwargs = self.to_engine(sampling)  # the wrapper lets them win over its own settings
         dummies = [[self.tokenizer.pad_token_id]] * (number - len(prompts))
         cached: list[int | None] = []
         with self._intercepted(number, requests, cached):

@@ -43,7 +43,7 @@ class Requests:
         return {self._asked.pop(output.request_id): output for output in outputs}
 
     def answer(self, prompts: Sequence[Sequence[int]], parameters: Sequence[SamplingParams]) -> list[RequestOutput]:
-        """All of these, and nothing else: in their order."""
+        """Run these requests to completion and return the outputs in order."""
         answers: dict[int, RequestOutput] = {}
         try:
             for place, (prompt, how) in enumerate(zip(prompts, parameters, strict=True)):
@@ -71,12 +71,20 @@ class RequestEngine(Engine):
     requests: Requests
     reports_cached_tokens = False
 
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._samplings: dict[int, Sampling] = {}  # of submitted prompts, by key
+
     @contextmanager
     def _open(self) -> Iterator[None]:
         try:
             yield
         finally:  # what an error has left would answer the next rollout's episodes
-            self.requests.abandon()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self.requests.abandon()
+        self._samplings.clear()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
@@ -85,13 +93,18 @@ class RequestEngine(Engine):
         return [self._read(sampling, output) for output in self.requests.answer(prompts, parameters)]
 
     def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
-        self.requests.submit((key, sampling), prompt, self._parameters(sampling, seed))
+        self.requests.submit(key, prompt, self._parameters(sampling, seed))
+        self._samplings[key] = sampling
 
     def poll(self, timeout: float) -> dict[int, Completion]:
-        return {key: self._read(sampling, output) for (key, sampling), output in self.requests.step().items()}
+        return {key: self._read(self._samplings.pop(key), output) for key, output in self.requests.step().items()}
+
+    def to_engine(self, sampling: Sampling) -> dict[str, Any]:
+        """Return the arguments of vLLM's `SamplingParams`."""
+        return vllm_options(sampling, self.stop_token_ids) | self.options
 
     def _parameters(self, sampling: Sampling, seed: int | None) -> SamplingParams:
-        return sampling_params({"seed": seed, **sampling_options(sampling, self.stop_token_ids), **self.options})
+        return sampling_params({"seed": seed, **self.to_engine(sampling)})
 
     def _read(self, sampling: Sampling, output: RequestOutput) -> Completion:
         (answer,) = output.outputs
@@ -121,28 +134,23 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
         ) from error
 
 
-def sampling_options(sampling: Sampling, stop_token_ids: Iterable[int]) -> dict[str, Any]:
-    """As vLLM's sampling parameters have them."""
-    return {
+def vllm_options(sampling: Sampling, stop_token_ids: Iterable[int]) -> dict[str, Any]:
+    """Return a sampling and the stop tokens as arguments of vLLM's `SamplingParams`."""
+    options: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p or 0.0,
         "repetition_penalty": sampling.repetition_penalty,
-        "max_tokens": sampling.max_tokens,
+        "max_tokens": sampling.max_completion_length,
         "stop_token_ids": sorted(stop_token_ids),
-        **stop_options(sampling),
     }
-
-
-def stop_options(sampling: Sampling) -> dict[str, Any]:
-    """Of `sampling_options`, those of stop sequences."""
-    if not sampling.stop_sequences:
-        return {}
-    # vLLM searches the decoded text, and would not find tags that are special tokens.
-    return {"stop": list(sampling.stop_sequences), "include_stop_str_in_output": True, "skip_special_tokens": False}
+    if sampling.stop_sequences:
+        options |= {"stop": list(sampling.stop_sequences), "include_stop_str_in_output": True}
+        options["skip_special_tokens"] = False  # vLLM searches the decoded text, and would not find special tokens
+    return options
 
 
 def caches_prefixes(llm: LLM) -> bool:
-    """Whether it keeps what prompts begin with, and tells how much of a prompt it had."""
+    """Return whether vLLM caches common beginnings of prompts, and reports how many tokens were cached."""
     return bool(llm.llm_engine.vllm_config.cache_config.enable_prefix_caching)

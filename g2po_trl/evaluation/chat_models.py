@@ -50,7 +50,7 @@ class ChatSettings:
             self.min_p,
             self.repetition_penalty,
             self.max_tokens,
-            (*self.stop, *self.stop_after),
+            [*self.stop, *self.stop_after],
         )
 
     def cut(self, text: str) -> str:

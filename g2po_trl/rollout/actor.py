@@ -184,7 +184,10 @@ class PromptSession:
         call, and its completions are cut where their requests end them.
         """
         engine, asked = self.actor.engine, list(self.asked.values())
-        samplings = [self.sampling] if engine.is_collective else list(dict.fromkeys(one.sampling for one in asked))
+        samplings = [self.sampling] if engine.is_collective else []
+        for one in () if engine.is_collective else asked:
+            if one.sampling not in samplings:
+                samplings.append(one.sampling)
         completions: dict[int, Completion] = {}
         for sampling in samplings:
             some = asked if engine.is_collective else [one for one in asked if one.sampling == sampling]
@@ -205,7 +208,7 @@ class PromptSession:
 
     def _fits(self, one: Asked) -> bool:
         """Return whether there is room for a prompt's completion; an episode without room ends."""
-        limit, length, most = self.actor.context_length, len(one.prompt.ids), one.sampling.max_tokens
+        limit, length, most = self.actor.context_length, len(one.prompt.ids), one.sampling.max_completion_length
         if limit is None or length + most <= limit:
             return True
         counted = f"{length} tokens and {most} of the completion exceed the model's {limit}"

@@ -102,8 +102,9 @@ def sampling_of(request: ChatRequest, sampling: Sampling) -> Sampling:
     """Return how a request's completion is sampled: as the trainer says, ended earlier where the request asks so."""
     if not request.stop and request.max_tokens is None:
         return sampling
-    most = min(sampling.max_tokens, request.max_tokens or sampling.max_tokens)
-    return replace(sampling, max_tokens=most, stop_sequences=(*sampling.stop_sequences, *request.stop))
+    most = min(sampling.max_completion_length, request.max_tokens or sampling.max_completion_length)
+    stops = [*(sampling.stop_sequences or ()), *request.stop]
+    return replace(sampling, max_completion_length=most, stop_sequences=stops)
 
 
 def cut_before(text: str, stops: tuple[str, ...]) -> str:

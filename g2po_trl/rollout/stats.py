@@ -24,7 +24,7 @@ class RolloutStats:
             ended.
         num_steps: steps of all episodes.
         truncated_prompts: steps whose prompt lost history or text.
-        truncated_completions: completions that reached `max_tokens`.
+        truncated_completions: completions that reached `max_completion_length`.
         generated_tokens, prompt_tokens: tokens of all completions, and of all prompts.
         cacheable_tokens: prompt tokens for which the engine reports its prefix cache.
         cached_tokens: of these, tokens that the cache held.

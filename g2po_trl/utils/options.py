@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 KINDS = {bool: "truth value", float: "number", int: "whole number", str: "string"}
+
+
+class _Metadata(dict):
+    """A field's metadata, of which argument parsers of other libraries see only what they take."""
+
+    def keys(self) -> Iterable[str]:
+        return [name for name in super().keys() if name in ("help", "choices", "aliases")]
+
+
+def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
+    """Return a dataclass field of an option; a list or dictionary as default is copied. Without default: required."""
+    metadata = _Metadata(help=help, **metadata)
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=partial(type(default), default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def without_numpy(value: Any) -> Any:

@@ -159,7 +159,7 @@ class TeachingArguments:
             template,
             self.history_length,
             self.max_turns,
-            Sampling(self.temperature, max_tokens=self.max_completion_length),
+            Sampling(self.temperature, max_completion_length=self.max_completion_length),
             self.target_success,
             self.exam_steps,
         )

@@ -39,7 +39,7 @@ SHOWN = [Demonstration("go", hall, [], [], 0, letter) for hall in HALLS for lett
 def exam(**options):
     options = {"target": 1.0, "every": 2, "rows": [{"seed": seed} for seed in range(16)]} | options
     options = {"template": LETTER_PROMPT, "history_length": 2, "max_turns": 3} | options
-    return SuccessEvaluation(LetterEnvironment, sampling=Sampling(1.0, max_tokens=2), **options)
+    return SuccessEvaluation(LetterEnvironment, sampling=Sampling(1.0, max_completion_length=2), **options)
 
 
 def arguments(folder, **options):

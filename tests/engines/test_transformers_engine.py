@@ -18,7 +18,7 @@ from g2po_trl import G2POConfig
 from g2po_trl.engines import trl_vllm as vllm_engine
 from g2po_trl.engines.base import Engine
 from g2po_trl.engines.sampling import Sampling
-from g2po_trl.engines.transformers import generate_batch, generation_config
+from g2po_trl.engines.transformers import TransformersEngine, generate_batch
 from g2po_trl.engines.trl_vllm import VLLMEngine
 from g2po_trl.engines.vllm_requests import RequestEngine, Requests
 from g2po_trl.rollout.player import RolloutStats
@@ -98,13 +98,13 @@ def test_cut_off_completions_can_be_left_untrained(make_trainer):
 def test_evaluation_samples_as_it_is_told(tmp_path):
     options = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8}
     args = G2POConfig(str(tmp_path), top_k=5, top_p=0.9, **options)
-    assert args.training_sampling() == Sampling(1.0, 0.9, 5, None, max_tokens=args.max_completion_length)
+    assert args.training_sampling() == Sampling(1.0, 0.9, 5, None, max_completion_length=args.max_completion_length)
     assert args.evaluation_sampling() == replace(args.training_sampling(), temperature=0.4)
     args = G2POConfig(str(tmp_path), top_k=5, eval_top_k=0, eval_top_p=0.5, eval_temperature=0.0, **options)
-    assert args.evaluation_sampling() == Sampling(0.0, 0.5, 0, None, max_tokens=args.max_completion_length)
+    assert args.evaluation_sampling() == Sampling(0.0, 0.5, 0, None, max_completion_length=args.max_completion_length)
 
 
-GREEDY = Sampling(temperature=0.0, max_tokens=12)
+GREEDY = Sampling(temperature=0.0, max_completion_length=12)
 
 
 def test_greedy_is_greedy(make_trainer):
@@ -133,7 +133,7 @@ def test_the_checkpoints_own_sampling_defaults_have_no_part_in_it(make_trainer, 
 def test_generate_batch_needs_no_trainer(tiny_model_dir):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model_dir).eval(), build_tokenizer()
     prompts = tokenizer(["go north", "take"])["input_ids"]
-    config = generation_config(tokenizer, Sampling(temperature=0.0, max_tokens=5), [tokenizer.eos_token_id])
+    config = TransformersEngine.from_model(model, tokenizer).to_engine(Sampling(0.0, max_completion_length=5))
     together = generate_batch(model, tokenizer, prompts, config)
     assert [len(ids) for ids in together] == [5, 5]
     assert together == [generate_batch(model, tokenizer, [prompt], config)[0] for prompt in prompts]
@@ -293,7 +293,8 @@ def test_vllm_of_two_ranks_is_awake_too(monkeypatch):
     with engine.rollout():
         engine.generate([[1], [2]], Sampling(temperature=0.2, stop_sequences=("</action>",)))
     assert vllm.events == ["weights", "forget", "wake kv_cache", "generate 2 asleep=False", "sleep 2"]
-    assert vllm.temperature == 0.2 and vllm.generation_kwargs == {
+    assert vllm.generation_kwargs == {
+        **{"temperature": 0.2, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 512},
         "stop_token_ids": [7],
         "stop": ["</action>"],
         "include_stop_str_in_output": True,

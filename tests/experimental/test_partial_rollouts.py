@@ -97,7 +97,7 @@ def test_choosing_a_batch_does_not_compare_each_group_with_each():
 
 
 def make_rolling(player, group_size, ahead, tasks, **context):
-    context = RolloutContext(player, group_size, tasks, sampling=lambda: Sampling(max_tokens=8), **context)
+    context = RolloutContext(player, group_size, tasks, sampling=lambda: Sampling(max_completion_length=8), **context)
     return PartialRollouts(context, max_off_policy_steps=ahead)
 
 
@@ -311,12 +311,12 @@ def test_log_probabilities_of_generate(tiny_model_dir):
     engine = TransformersEngine.from_model(model, tokenizer, logprobs=True, batch_tokens=60)
     prompts = [tokenizer("go " * n)["input_ids"] for n in (1, 5, 3)]
     torch.manual_seed(0)
-    sampling = Sampling(temperature=0.7, max_tokens=6)
+    sampling = Sampling(temperature=0.7, max_completion_length=6)
     for prompt, completion in zip(prompts, engine.generate(prompts, sampling)):
         logits = model(torch.tensor([[*prompt, *completion.ids]])).logits[0, len(prompt) - 1 : -1] / 0.7
         wanted = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion.ids)[:, None])[:, 0]
         np.testing.assert_allclose(completion.logprobs, wanted.tolist(), atol=1e-5)
-    (greedy,) = engine.generate(prompts[:1], Sampling(temperature=0, max_tokens=3))
+    (greedy,) = engine.generate(prompts[:1], Sampling(temperature=0, max_completion_length=3))
     assert greedy.logprobs is None
 
 

@@ -26,7 +26,7 @@ from g2po_trl.experimental.vllm_servers.weight_sync import TrainerHandle
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "scripted_vllm.py"
 VOCABULARY = 300
-SAMPLING = Sampling(temperature=0.7, max_tokens=4)
+SAMPLING = Sampling(temperature=0.7, max_completion_length=4)
 PROMPTS = [[10 + row, 20, 30 + row % 3] for row in range(24)]
 SEEDS = [1000 + row for row in range(24)]
 

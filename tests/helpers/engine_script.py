@@ -81,6 +81,7 @@ if __name__ == "__main__":
     vllm = VLLMGeneration.__new__(VLLMGeneration)  # __init__ would connect
     vllm.mode, vllm.accelerator, vllm.vllm_client = "server", accelerator, EchoServer()
     vllm.tensor_parallel_size, vllm.logprobs, vllm.structured_outputs_regex = 1, 0, None
+    vllm.temperature, vllm.top_p, vllm.top_k, vllm.min_p = 1.0, 1.0, 0, None
     vllm.repetition_penalty, vllm.max_completion_length, vllm.model = 1.0, 8, None
     tokenizer, model = SimpleNamespace(pad_token_id=0), torch.nn.Linear(1, 1)
 

@@ -288,7 +288,7 @@ def requests(folder: str, mode: str, rank: int, ranks: int) -> dict:
     engine, tokenizer = trainer.player.actor.engine, trainer.processing_class
     texts = [f"Task: put some mug on {place}\nSeen: You see a desk 1 and a mug 1." for place in ("desk", "shelf")]
     prompts = [trainer.player.actor.encode([{"role": "user", "content": text}])[0] for text in texts]
-    plain = Sampling(max_tokens=24)
+    plain = Sampling(max_completion_length=24)
 
     def ask(order, seeds, sampling=plain, **options) -> list:
         engine.options = options
@@ -342,7 +342,7 @@ def serve(folder: str, mode: str, rank: int, ranks: int) -> dict:
     for number in range(2):
         MoveTrained().on_step_end(None, SimpleNamespace(global_step=number), None, trainer.model)
         with engine.rollout():
-            (completion,) = engine.generate([prompt], Sampling(max_tokens=16), [number])
+            (completion,) = engine.generate([prompt], Sampling(max_completion_length=16), [number])
         ours = told(completion)
         result["differences"].append((ours - torch.tensor(completion.logprobs)).abs().max().item())
         with trainer.model.disable_adapter():

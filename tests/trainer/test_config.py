@@ -221,20 +221,12 @@ RESHAPING = [
     *({"forced_eos_token_id": 0}, {"remove_invalid_values": True}, {"guidance_scale": 0}, {"token_healing": True}),
     *({"allowed_token_ids": [0]}, {"structured_outputs": {"regex": "a"}}, {"prompt_lookup_num_tokens": 2}),
     *({"exponential_decay_length_penalty": [3, 1.1]}, {"watermarking_config": {"bias": 2.0}}, {"dola_layers": "low"}),
-    *({"logits_processors": ["mine"]}, {"an_option_of_the_next_version": 0}, {"logprobs": None}),
+    *({"logits_processors": ["mine"]}, {"an_option_of_the_next_version": 0}),
 ]
 NEUTRAL = [
-    *(
-        {"presence_penalty": 0.0},
-        {"frequency_penalty": 0},
-        {"typical_p": 1.0},
-        {"logit_bias": {}},
-        {"logit_bias": None},
-    ),
-    *({"suppress_tokens": []}, {"bad_words_ids": None}, {"min_new_tokens": 0}, {"min_tokens": 0}, {"num_beams": 1}),
-    *({"no_repeat_ngram_size": 0}, {"guidance_scale": 1}, {"forced_eos_token_id": None}, {"top_h": None}),
+    *({"logit_bias": None}, {"bad_words_ids": None}, {"forced_eos_token_id": None}, {"top_h": None}),
     *({"remove_invalid_values": False}, {"structured_outputs": None}, {"use_cache": False}, {"max_time": 60.0}),
-    *({"renormalize_logits": True}, {"skip_special_tokens": False}, {"epsilon_cutoff": 0.0}),
+    *({"renormalize_logits": True}, {"skip_special_tokens": False}),
 ]
 
 

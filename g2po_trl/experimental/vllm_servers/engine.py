@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from ...engines.adapter_weights import adapter_parameters, whole_parameters
 from ...engines.base import Completion, Engine
 from ...engines.sampling import Sampling
-from ...engines.vllm_requests import sampling_options
+from ...engines.vllm_requests import vllm_options
 from ...engines.weight_folder import WeightFolder
 from ...utils.ranks import on_main
 from .client import RequestRejected, Server, Servers, ServerUnavailable, run, start
@@ -101,10 +101,14 @@ class ServedVLLMEngine(Engine):
         return [completions[row] for row in range(len(prompts))]
 
     def submit(self, key: int, prompt: Sequence[int], sampling: Sampling, seed: int | None = None) -> None:
-        body = {**sampling_options(sampling, self.stop_token_ids), "logprobs": 0, "return_token_ids": True}
-        body |= self.options
         self._unanswered += 1
-        self._start(PendingRequest(key, sampling, {"prompt": list(prompt), "seed": seed, **body}))
+        body = {"prompt": list(prompt), "seed": seed, **self.to_engine(sampling)}
+        self._start(PendingRequest(key, sampling, body))
+
+    def to_engine(self, sampling: Sampling) -> dict[str, Any]:
+        """Return the fields of a completion request to vLLM."""
+        fixed = {"logprobs": 0, "return_token_ids": True}
+        return vllm_options(sampling, self.stop_token_ids) | fixed | self.options
 
     def poll(self, timeout: float) -> dict[int, Completion]:
         completions, stranded, deadline = {}, [], time.monotonic() + timeout
