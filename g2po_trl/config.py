@@ -101,12 +101,11 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
             call of a process. Not used with vLLM.
         rollout_strategy: which episodes a rollout plays, and when. `"synchronous"`: `num_generations` of each task,
             all to their ends, exactly on-policy. `"dynamic_sampling"`: groups whose rewards are all equal are replaced
-            by groups of other tasks. `"partial_rollouts"` and `"branching"` are experimental.
+            by groups of other tasks. `"partial_rollouts"` is experimental, see docs/experimental.md.
         rollout_strategy_kwargs: options of the strategy. Dynamic sampling: `max_generation_batches` (2), maximum
             number of groups played, as a multiple of those trained on; replaced groups count in success rates and
-            costs. Partial rollouts: `max_off_policy_steps` (1), maximum age of a step, in policy updates. Branching:
-            `branch_share` (0.5) and `rule` ("least_visited"), see docs/experimental.md. As a flag: JSON,
-            `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
+            costs. Partial rollouts: `max_off_policy_steps` (1), maximum age of a step, in policy updates. As a flag:
+            JSON, `--rollout_strategy_kwargs '{"max_generation_batches": 3}'`.
         vllm_servers: addresses of vLLM servers that generate instead of the training processes, e.g.
             `["http://10.0.0.2:8000"]`; docs/gpus.md has the commands. A server that fails is left out until the next
             rollout. If none is left, the run waits `vllm_server_timeout` seconds for one, then stops.
@@ -195,7 +194,7 @@ class G2POConfig(Sampling, PoolLimits, GRPOConfig):
     )
     rollout_strategy: str = field(
         default="synchronous",
-        metadata={"help": "synchronous, dynamic_sampling, partial_rollouts or branching."},
+        metadata={"help": "synchronous, dynamic_sampling or partial_rollouts."},
     )
     rollout_strategy_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Options of the rollout strategy, as JSON."}

@@ -438,7 +438,7 @@ class G2POTrainer(GRPOTrainer):
         self.iteration.log(
             {
                 "rollout/episodes": len(everyone),
-                **rollout_metrics(everyone, graph, self.args.num_generations, self.strategy.counted_per_group),
+                **rollout_metrics(everyone, graph),
                 **stats.metrics(),
                 **self.strategy.metrics(Rollout(everyone, stats)),
                 **times,

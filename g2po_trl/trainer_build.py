@@ -117,7 +117,7 @@ def make_player(
 
 def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:
     """Return the configured rollout strategy."""
-    args, accelerator, credit = trainer.args, trainer.accelerator, trainer.credit
+    args, accelerator = trainer.args, trainer.accelerator
 
     def batches_left() -> int:
         return math.ceil((trainer.state.max_steps - trainer.state.global_step) / args.optimizer_steps_per_iteration)
@@ -135,8 +135,6 @@ def make_strategy(trainer: GRPOTrainer) -> RolloutStrategy:
             RolloutBar("rollout", total, episodes, accelerator.is_main_process, unit)
         ),
         batches_left,
-        credit.graph_of_rank,
-        has_own_keys=credit.state_key is None and credit.similarity is None,
     )
     return STRATEGIES[args.rollout_strategy](context, **args.rollout_strategy_kwargs or {})
 

@@ -228,7 +228,6 @@ def _check_comparisons(trainer: GRPOTrainer) -> None:
 
 def check_errors(records, own_errors: list[str], max_error_rate: float) -> None:
     """Stop a run, on all ranks, in which more than `max_error_rate` of the trajectories have no result."""
-    records = [r for r in records if r.parent is None]
     not_begun = [r.failure_reason for r in records if r.counted and not r.keys]
     if len(not_begun) / len(records) > max_error_rate:
         raise RuntimeError(
@@ -270,7 +269,7 @@ def warn_of_ignored_fields(named: set[str], trajectories: Iterable[Trajectory]) 
 
 def warn_of_different_starts(groups: Sequence[Sequence[TrajectoryRecord]]) -> bool:
     """Log whether episodes of a group began in different states, and return it: they are compared with each other."""
-    starts = [{record.keys[0] for record in group if record.parent is None and record.keys} for group in groups]
+    starts = [{record.keys[0] for record in group if record.keys} for group in groups]
     differing = sum(len(keys) > 1 for keys in starts)
     if differing:
         logger.warning(

@@ -118,10 +118,6 @@ class Trajectory:
             too long: …"`. Such an episode is a failure.
         group: number of the group in its rollout.
         task: the goal in words: `Observation.task` of the environment's `reset`.
-        parent: of a branch, the place in the group of the trajectory that it continues from another point; `None` for
-            an episode from the beginning.
-        start: of a branch, how many of the parent's steps were played again before its first step. They are not among
-            its `steps`.
 
     Raises:
         ValueError: for an unknown outcome.
@@ -137,16 +133,10 @@ class Trajectory:
     failure_reason: str | None = None
     group: int | None = None
     task: str | None = None
-    parent: int | None = None
-    start: int = 0
 
     def __post_init__(self):
         if self.outcome not in OUTCOMES:
             raise ValueError(f"outcome is {self.outcome!r}; it must be one of {', '.join(OUTCOMES)}")
-        if (self.parent is None) != (self.start == 0):
-            raise ValueError(
-                f"parent is {self.parent!r} and start is {self.start!r}: a branch has both, others neither"
-            )
 
     @property
     def success(self) -> bool:

@@ -242,14 +242,13 @@ def recorded_episodes(path: str, rows: Sequence[dict[str, Any]]) -> tuple[list[T
         recorded = list(read_jsonl(path))
     except OSError as error:
         raise ValueError(f"demonstrations is {path!r}, which cannot be read: {error}") from error
-    # A branch is the end of an episode: its beginning cannot be played again from its own steps.
-    successes = [t for t in recorded if t.success and t.parent is None]
+    successes = [t for t in recorded if t.success]
     known = [t for t in successes if t.task_id in by_id]
     if len(known) < len(recorded):
         others = len(recorded) - len(successes), len(successes) - len(known)
         print(
-            f"{path}: {len(known)} of {len(recorded)} episodes are played again. Left out: {others[0]} that failed or "
-            f"are branches, {others[1]} of tasks that are not training tasks",
+            f"{path}: {len(known)} of {len(recorded)} episodes are played again. Left out: {others[0]} that failed, "
+            f"{others[1]} of tasks that are not training tasks",
             flush=True,
         )
     if not known:

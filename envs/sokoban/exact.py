@@ -51,7 +51,7 @@ class ExactAdvantage:
             ValueError: if an episode begins in an unknown state: it is no level of `rows`, or drawn otherwise.
         """
         moves = np.array([self.distance.get(key.tobytes(), np.inf) for key in graph.node_keys])
-        begins = graph.node[(graph.position == 0) & graph.counted & graph.from_beginning[graph.trajectory]]
+        begins = graph.node[(graph.position == 0) & graph.counted]
         if not np.isfinite(moves[begins]).all():  # all states would be worth 0
             raise ValueError(
                 "an episode begins in a state of unknown distance: pass ExactAdvantage all levels that are played, "

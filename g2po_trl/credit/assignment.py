@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -51,15 +50,6 @@ class Credit:
             keys = self.gather([keys_of_groups(trajectories, groups)])
             merge_similar_keys(trajectories, groups, self.similarity, keys)
         return self.gather([record(trajectory) for trajectory in trajectories])
-
-    def graph_of_rank(self, groups: Sequence[Sequence[Trajectory]]) -> StateGraph:
-        """Return the graph of a rank's own groups, with mean returns. Changes no step and gathers nothing."""
-        if self.state_key is not None:
-            groups = [
-                [replace(t, steps=[replace(s, state_key=self.state_key(s)) for s in t.steps]) for t in group]
-                for group in groups
-            ]
-        return StateGraph.from_groups(groups, self.gamma)
 
     def graph(self, records: Sequence[TrajectoryRecord]) -> StateGraph:
         """Return the graph of all ranks' groups, with values of the configured `value_lambda`."""

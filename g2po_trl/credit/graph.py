@@ -15,10 +15,6 @@ node (◉) of its own, of value R, the episode's reward.
   the mean of lambda-returns, see `values.py`.
 - A trajectory without steps has no node. If it failed with a `failure_reason` (its first prompt could not be made to
   fit), it counts in A_EP's statistics with its reward; otherwise it is refused.
-- A *branch* is an episode that continues an earlier one of its group, its *parent*, from the state before one of the
-  parent's steps. It has only the steps after that point; they are visits like others. At that state the parent's
-  return is averaged with those of its branches, and discounted from there for the parent's steps before. A_EP compares
-  whole episodes, without branches.
 - A trajectory with outcome `"error"` or `"lost"` is not *counted*: its steps keep their places in the arrays, but are
   in no node (-1) and have return 0.
 
@@ -56,7 +52,6 @@ class TrajectoryRecord:
         valid: for each step, whether its completion had the required format.
         reward, outcome, failure_reason: as in `Trajectory`.
         actions: hash of each step's action, 8 bytes; `None` if not needed.
-        parent, start: as in `Trajectory`.
     """
 
     task_id: str
@@ -66,8 +61,6 @@ class TrajectoryRecord:
     outcome: str
     failure_reason: str | None = None
     actions: list[bytes] | None = None
-    parent: int | None = None
-    start: int = 0
 
     @property
     def counted(self) -> bool:
@@ -90,8 +83,6 @@ def record(trajectory: Trajectory, with_actions: bool = False) -> TrajectoryReco
         [xxhash.xxh3_64_digest(step.compared_action.encode("utf-8", "surrogatepass")) for step in trajectory.steps]
         if with_actions
         else None,
-        trajectory.parent,
-        trajectory.start,
     )
 
 
@@ -113,15 +104,12 @@ class StateGraph:
         position: (S,) index of a step in its trajectory, from 0.
         valid: (S,) bool, whether the completion had the required format.
         counted: (S,) bool, whether the step's trajectory is counted.
-        returns: (S,) gamma^(T-j+1) R with j = position + 1, for any `value_lambda`; averaged with the returns of
-            branches; 0 if not counted.
+        returns: (S,) gamma^(T-j+1) R with j = position + 1, for any `value_lambda`; 0 if not counted.
         rewards: (M,) R; 0 if not counted.
         lengths: (M,) T, number of steps.
         trajectory_group: (M,) group of a trajectory.
         trajectory_counted: (M,) bool, whether it is counted.
         trajectory_success: (M,) bool, whether its outcome is `"success"`.
-        trajectory_parent: (M,) trajectory that a branch continues; -1 for an episode from the beginning.
-        trajectory_start: (M,) position in the parent of a branch's first step.
         node_values: (N + M,) value of each node, then of the end of each trajectory (R).
         node_group: (N,) group of a node.
         node_visits: (N,) number of steps taken in a node.
@@ -145,8 +133,6 @@ class StateGraph:
     trajectory_group: np.ndarray
     trajectory_counted: np.ndarray
     trajectory_success: np.ndarray
-    trajectory_parent: np.ndarray
-    trajectory_start: np.ndarray
     node_values: np.ndarray
     node_group: np.ndarray
     node_visits: np.ndarray
@@ -185,23 +171,17 @@ class StateGraph:
         _check(groups, gamma, value_lambda)
         records = [r for group in groups for r in group]
         lengths = np.array([len(r.keys) for r in records], dtype=np.int64)
-        group_sizes = np.array([len(group) for group in groups])
-        trajectory_group = np.repeat(np.arange(len(groups)), group_sizes)
+        trajectory_group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         trajectory_counted = np.array([r.counted for r in records], dtype=bool)
         rewards = np.array([r.reward if r.counted else 0.0 for r in records], dtype=np.float64)
-
-        parent = np.array([-1 if r.parent is None else r.parent for r in records], dtype=np.int64)  # in its group
-        parent = np.where(parent < 0, -1, _starts(group_sizes)[trajectory_group] + parent)
-        start = np.array([r.start for r in records], dtype=np.int64)
 
         trajectory = np.repeat(np.arange(len(records)), lengths)
         group = trajectory_group[trajectory]
         counted = trajectory_counted[trajectory]
-        position = np.arange(len(trajectory)) - _starts(lengths)[trajectory]
+        position = np.arange(len(trajectory)) - (np.cumsum(lengths) - lengths)[trajectory]
         valid = np.fromiter(chain.from_iterable(r.valid for r in records), dtype=bool, count=len(trajectory))
         steps_left = lengths[trajectory] - position  # T - j + 1
         returns = np.where(counted, gamma**steps_left * rewards[trajectory], 0.0)
-        _average_branches(returns, parent, start, lengths, trajectory_counted, gamma)
 
         keys = np.frombuffer(b"".join(chain.from_iterable(r.keys for r in records)), dtype=np.uint64).reshape(-1, 2)
         node = np.full(len(trajectory), -1)
@@ -235,8 +215,6 @@ class StateGraph:
             trajectory_group=trajectory_group,
             trajectory_counted=trajectory_counted,
             trajectory_success=np.array([r.outcome == "success" for r in records], dtype=bool),
-            trajectory_parent=parent,
-            trajectory_start=start,
             node_values=node_values,
             node_group=node_group,
             node_visits=node_visits,
@@ -252,11 +230,6 @@ class StateGraph:
     def num_nodes(self) -> int:
         """N, the nodes of all groups, without the ends of trajectories."""
         return len(self.node_group)
-
-    @property
-    def from_beginning(self) -> np.ndarray:
-        """(M,) bool, whether a trajectory is no branch."""
-        return self.trajectory_parent < 0
 
     @property
     def values(self) -> np.ndarray:
@@ -280,16 +253,8 @@ class StateGraph:
 
     @property
     def next_lambda_returns(self) -> np.ndarray:
-        """(S,) lambda-return of the next step of the same trajectory; R for a last step; 0 if not counted.
-
-        With `value_lambda` 1 it is averaged with the returns of branches that begin in the next step's state.
-        """
+        """(S,) lambda-return of the next step of the same trajectory; R for a last step; 0 if not counted."""
         following = np.append(self.lambda_returns[1:], 0.0)[: self.num_steps]
-        if self.value_lambda == 1:
-            branches = np.flatnonzero(~self.from_beginning & self.trajectory_counted & (self.lengths > 0))
-            parent_start = _starts(self.lengths)[self.trajectory_parent[branches]]
-            before = parent_start + self.trajectory_start[branches] - 1
-            following[before] = self.returns[before] / self.gamma  # discounted from the average
         last = self.next_node >= self.num_nodes
         return np.where(self.counted, np.where(last, self.rewards[self.trajectory], following), 0.0)
 
@@ -330,33 +295,6 @@ def _number_nodes(group: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.n
     return node, group[first_visit], keys[first_visit]
 
 
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Return the index at which each of consecutive segments of these lengths starts."""
-    return np.cumsum(lengths) - lengths
-
-
-def _average_branches(
-    returns: np.ndarray,
-    parent: np.ndarray,
-    start: np.ndarray,
-    lengths: np.ndarray,
-    counted: np.ndarray,
-    gamma: float,
-) -> None:
-    """Average, in place, a parent's return with its branches' where they begin, and discount it from there."""
-    first_step = _starts(lengths)
-    branches_at: dict[tuple[int, int], list[int]] = {}  # by (parent, position of the branches' first step)
-    for m in np.flatnonzero(parent >= 0):
-        if counted[m] and counted[parent[m]] and lengths[m]:
-            branches_at.setdefault((int(parent[m]), int(start[m])), []).append(int(m))
-    # Backwards: an average changes all earlier returns of the parent, which may itself be a branch.
-    for m, position in sorted(branches_at, reverse=True):
-        branches = branches_at[m, position]
-        continuations = [returns[first_step[m] + position], *returns[first_step[branches]]]
-        before = np.arange(position)
-        returns[first_step[m] + before] = gamma ** (position - before) * np.mean(continuations)
-
-
 def _actions(records: Sequence[TrajectoryRecord]) -> np.ndarray | None:
     if any(r.actions is None for r in records):
         return None
@@ -383,11 +321,6 @@ def _check(groups: Sequence[Sequence[TrajectoryRecord]], gamma: float, value_lam
             )
         for place, r in enumerate(group):
             name = f"trajectory {place} of group {number} (task {r.task_id})"
-            if r.parent is not None and not (0 <= r.parent < place and 0 < r.start < len(group[r.parent].keys)):
-                raise ValueError(
-                    f"{name} has parent {r.parent} and start {r.start}; it must branch from an earlier trajectory of "
-                    "its group, after its first step and before its end"
-                )
             if len(r.keys) != len(r.valid):
                 raise ValueError(f"{name} has {len(r.keys)} keys and {len(r.valid)} validity flags")
             if not r.counted:

@@ -212,8 +212,8 @@ def _check_replay(pool: EnvironmentPool, tasks: Sequence[dict[str, Any]], rollou
             return [
                 Finding(
                     "warning",
-                    f"the same actions do not lead to the same states again: {different}. Branching and "
-                    "episodes whose worker is lost need it: seed all randomness from the task, and leave clocks and "
+                    f"the same actions do not lead to the same states again: {different}. Episodes "
+                    "whose worker is lost need it: seed all randomness from the task, and leave clocks and "
                     "random names out of observations.",
                 )
             ]

@@ -108,10 +108,6 @@ class PartialRollouts:
         self._iteration = 0
         self.player.before_play = self.settle
 
-    @property
-    def counted_per_group(self) -> int:
-        return self.context.group_size
-
     @classmethod
     def check(cls, args: Any, max_off_policy_steps: int = 1) -> None:
         if max_off_policy_steps not in (1, 2):

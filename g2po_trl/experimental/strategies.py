@@ -8,14 +8,12 @@ from typing import Any
 from ..rollout.dynamic_sampling import DynamicSampling
 from ..rollout.strategy import RolloutStrategy, SynchronousRollout
 from ..utils.options import check_options
-from .branching.branching import BranchingRollout
 from .partial_rollouts import PartialRollouts
 
 STRATEGIES: dict[str, type[RolloutStrategy]] = {
     "synchronous": SynchronousRollout,
     "dynamic_sampling": DynamicSampling,
     "partial_rollouts": PartialRollouts,
-    "branching": BranchingRollout,
 }
 
 

@@ -378,17 +378,3 @@ class Transcript:
 
     ids: dict[bytes, tuple[Sequence[int], Sequence[int], int]] = field(default_factory=dict)
     dropped: int = 0
-
-    def first(self, played: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Transcript:
-        """Return the transcript of an episode's first steps, as it was after them.
-
-        Args:
-            played: ids of prompt and completion of these steps.
-        """
-        known = {tuple(asked): answer for asked, answer in played}
-        ids = {
-            digest: (asked, answer, dropped)
-            for digest, (asked, answer, dropped) in self.ids.items()
-            if list(answer) == list(known.get(tuple(asked), ())[: len(answer)])
-        }
-        return Transcript(ids, max((dropped for *_, dropped in ids.values()), default=0))

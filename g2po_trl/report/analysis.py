@@ -45,12 +45,6 @@ class Iteration:
         """Its state graph."""
         return StateGraph.from_groups(self.groups, gamma)
 
-    @property
-    def whole(self) -> Iteration:
-        """Without branches: what compares episodes, or takes each for an independent draw, is about those."""
-        whole = [[t for t in group if t.parent is None] for group in self.groups]
-        return Iteration(self.number, whole, self.unfinished)
-
 
 def load_iterations(run: str | Path, name: str = "train") -> list[Iteration]:
     """Read a run's trajectories, of all ranks; `name`: "train" or an evaluation's. Raises `ValueError` without any."""
@@ -164,8 +158,8 @@ def group_sizes(graph: StateGraph) -> dict[str, float | np.ndarray]:
 
 
 def turns_to_finish(trajectories: Iterable[Trajectory]) -> np.ndarray:
-    """Return the number of steps of each successful episode, without branches: they are ends of other episodes."""
-    return np.array([len(t.steps) for t in trajectories if t.success and t.parent is None], dtype=np.int64)
+    """Return the number of steps of each successful episode."""
+    return np.array([len(t.steps) for t in trajectories if t.success], dtype=np.int64)
 
 
 def value_errors(graph: StateGraph) -> dict[str, float]:

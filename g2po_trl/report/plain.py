@@ -67,7 +67,7 @@ def five_lines(
 
     `nothing_learned`: why there was nothing to learn from and what to do, see `runs.verdict`.
     """
-    whole = [iteration.whole for iteration in iterations]
+    whole = list(iterations)
     window = max(1, min(WINDOW, len(whole) // 2))
     start, end = success_of(whole[:window]), success_of(whole[-window:])
     is_log = "traces" in run

@@ -48,11 +48,11 @@ def measure(
 ) -> tuple[LeftOutErrors, np.ndarray, np.ndarray]:
     """Return errors and `same_action_spread` of all iterations as one batch of groups, and each group's iteration.
 
-    Branches are left out: their returns are part of their parents'. `gamma`: of all iterations, or of each.
+    `gamma`: of all iterations, or of each.
     """
     gammas = [gamma] * len(iterations) if isinstance(gamma, (int, float)) else list(gamma)
     of_group = np.repeat(np.arange(len(iterations)), [len(iteration.groups) for iteration in iterations])
-    groups = [group for iteration in iterations for group in iteration.whole.groups]
+    groups = [group for iteration in iterations for group in iteration.groups]
     parts, spread, starts = [], [], []
     for first, last in _together([gammas[i] for i in of_group]):
         graph = StateGraph.from_groups(groups[first:last], gammas[of_group[first]], with_actions=True)

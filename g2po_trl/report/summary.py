@@ -39,7 +39,7 @@ def analyse(iterations: list[analysis.Iteration], gamma: float | None, described
                 "nodes": graph.num_nodes,
                 "group_size": visited,
                 "value_variation": varied,
-                "value_errors": analysis.value_errors(iteration.whole.graph(gamma)),
+                "value_errors": analysis.value_errors(graph),
                 "turns_to_finish": float(won.mean()) if len(won) else None,
             }
         )

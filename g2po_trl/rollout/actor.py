@@ -285,6 +285,6 @@ def prompt_contents(episode: Episode, history_length: int) -> dict[str, Any]:
         "observation": episode.observation.text,
         "task": episode.task,
         "admissible_actions": episode.observation.admissible_actions,
-        "history": last_steps(episode.history, history_length),
+        "history": last_steps([(step.observation, step.action) for step in episode.steps], history_length),
         "steps_taken": episode.turns,
     }

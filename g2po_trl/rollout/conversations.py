@@ -33,7 +33,7 @@ class Conversations:
         """Return the prompt of an episode's request. Raises `PromptTooLongError` or `RefusedConversationError`."""
         transcript = episode.transcript = episode.transcript or Transcript()
         prompt = self.encoder.prompt(request, transcript, self.max_prompt_length)
-        if episode.played:
+        if episode.steps:
             self.stats.later_prompts += 1
             self.stats.continued_prompts += prompt.continues > 0
         return prompt
@@ -57,8 +57,7 @@ class Conversations:
             answer, valid = self.encoder.tools.parse(text, completion.ids, prompt.ids, request.tools)
             answer["content"] = cut_before(answer["content"], (*request.stop, *self.stop))
             action, valid = response_action(answer), valid and request.is_valid(answer)
-            continues = prompt.continues and episode.steps  # a branch's first step shows all that came before
-            new = prompt.messages[prompt.continues + 1 :] if continues else prompt.messages
+            new = prompt.messages[prompt.continues + 1 :] if prompt.continues else prompt.messages
             fields["messages"] = list(new)
         if (shown := self._before_stop(completion.ids, (*request.stop, *self.stop))) is not None:
             self.encoder.answered(prompt, request.tools, answer, shown, episode.transcript)
@@ -83,13 +82,13 @@ def request_of(episode: Episode, template: PromptTemplate) -> ChatRequest:
     seen = episode.observation
     if seen.request is not None:
         return seen.request
-    first, *later = [*episode.played, seen]
+    first, *later = [*episode.steps, seen]
     text = first.text if first is seen else first.observation
     messages: list[Message] = [
         *([{"role": "system", "content": template.system}] if template.system else []),
         {"role": "user", "content": template.first_message(text, episode.task, first.admissible_actions)},
     ]
-    for step, then in zip(episode.played, later):
+    for step, then in zip(episode.steps, later):
         text = then.text if then is seen else then.observation
         messages += [
             {"role": "assistant", "content": step.completion},

@@ -1,9 +1,8 @@
-"""A running episode: its observations and steps, its outcome, and where a branch begins."""
+"""A running episode: its observation and steps, and its outcome."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,30 +11,13 @@ from ..environments.pool.pool import EnvironmentFailure
 from ..prompts.conversation import ChatResponse, Transcript
 from ..trajectory import Step, Trajectory
 
-NOT_REPLAYED = "its beginning cannot be reached again"
-
-
-@dataclass(frozen=True)
-class Branch:
-    """The beginning of an episode that continues another one, its parent.
-
-    Args:
-        parent: the parent's place in the group.
-        steps: the parent's steps up to the state in which the branch begins; the last one is not played.
-        compares_keys: whether the state keys of `steps` are the environment's own, and are compared.
-    """
-
-    parent: int
-    steps: Sequence[Step]
-    compares_keys: bool = True
-
 
 @dataclass
 class Episode:
     """A running episode.
 
-    `number` is its place among the episodes played together; `history` has (observation, action) of each step;
-    `outcome` is `None` while it is running; `transcript` has what the model read and wrote, of a conversation.
+    `number` is its place among the episodes played together; `outcome` is `None` while it is running; `transcript` has
+    what the model read and wrote, of a conversation.
     """
 
     task_id: str
@@ -43,29 +25,17 @@ class Episode:
     observation: Observation | None = None
     task: str = ""
     steps: list[Step] = field(default_factory=list)
-    history: list[tuple[str, str]] = field(default_factory=list)
     reward: float = 0.0
     outcome: str | None = None
     error: str | None = None
     failure_reason: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
-    branch: Branch | None = None
     transcript: Transcript | None = None
 
     @property
-    def start(self) -> int:
-        """Number of the parent's steps that are replayed before its first step."""
-        return 0 if self.branch is None else len(self.branch.steps) - 1
-
-    @property
     def turns(self) -> int:
-        """Number of turns since the reset, including replayed ones."""
-        return self.start + len(self.steps)
-
-    @property
-    def played(self) -> list[Step]:
-        """The steps since the reset, including replayed ones."""
-        return [*(self.branch.steps[: self.start] if self.branch else ()), *self.steps]
+        """Number of steps since the reset."""
+        return len(self.steps)
 
     def open(self, seen: Observation | EnvironmentFailure) -> None:
         """Begin with the environment's answer to `reset`."""
@@ -91,7 +61,6 @@ class Episode:
         if isinstance(result, EnvironmentFailure):
             self.end_without_result(result)
             return
-        self.history.append((self.observation.text, self.steps[-1].action))
         self.observation = result.observation
         self.steps[-1].reward = result.reward
         self.reward += result.reward
@@ -129,8 +98,6 @@ class Episode:
             self.info,
             self.failure_reason,
             task=self.task or None,
-            parent=None if self.branch is None else self.branch.parent,
-            start=self.start,
         )
 
 

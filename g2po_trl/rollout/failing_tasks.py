@@ -13,7 +13,6 @@ class PlayedTask(Protocol):
 
     task_id: str
     outcome: str
-    parent: int | None
 
 
 class TaskErrors:
@@ -36,8 +35,6 @@ class TaskErrors:
         failed: dict[str, bool] = {}
         not_known = set()
         for record in records:
-            if record.parent is not None:  # a state that cannot be reached again is no error of the task
-                continue
             if record.outcome == "lost":  # with its worker: no evidence about the task
                 not_known.add(record.task_id)
                 continue

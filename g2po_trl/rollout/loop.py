@@ -64,9 +64,6 @@ class Loop:
             sending actions.
         any_running: whether this rank has running episodes -> whether any rank has. Ranks that generate together call
             it once a turn and continue until no rank has any. Default: for one rank.
-        open_episode: called with an episode and its environment's answer until the episode is open: it returns an
-            action to send to the environment first, or `None` when the session may be asked. Default: the first
-            observation opens the episode.
         on_turn: called with (turns of the longest episode, running episodes) when one of them has changed.
         on_end: called with each episode that has ended.
         policy_version: written into each step.
@@ -80,13 +77,11 @@ class Loop:
     stats: RolloutStats
     together: bool = False
     any_running: Callable[[bool], bool] = bool
-    open_episode: Callable[[Episode, Answer], str | None] = Episode.open
     on_turn: Callable[[int, int], None] | None = None
     on_end: Callable[[Episode], None] | None = None
     policy_version: int | None = None
     running: dict[int, Episode] = field(default_factory=dict, init=False)
     _slots: dict[int, int] = field(default_factory=dict, init=False)  # by the episode's number
-    _opening: set[int] = field(default_factory=set, init=False)  # slots whose episodes are not open yet
     _ready: list[Episode] = field(default_factory=list, init=False)  # to ask the session about
 
     def play(
@@ -94,29 +89,21 @@ class Loop:
         episodes: Sequence[Episode],
         tasks: Sequence[dict[str, Any]],
         groups: Sequence[Any],
-        more: Callable[[], Sequence[Episode]] = tuple,
     ) -> None:
         """Play episodes to their ends.
 
         Args:
-            episodes: the episodes that begin at once.
-            tasks: arguments of `reset`, by the number of an episode.
-            groups: group of each task, see `EnvironmentPool.begin`.
-            more: returns further episodes that may begin by now, each once. Default: none.
+            episodes: the episodes.
+            tasks: arguments of `reset` of each episode.
+            groups: group of each episode, see `EnvironmentPool.begin`.
         """
-        retry_group = object()  # one for all groups: a task whose reset killed two workers is not tried again
-
-        def begin_new(new: Sequence[Episode]) -> None:
-            if new:
-                self.begin(new, [tasks[e.number] for e in new], [groups[e.number] for e in new], retry_group)
-
         try:
-            begin_new(episodes)
+            if episodes:  # one retry group for all: a task whose reset killed two workers is not tried again
+                self.begin(episodes, tasks, groups, object())
             progress = 0, len(self.running)
             while True:
                 self.observe()
                 self.ask()
-                begin_new(more())
                 before, progress = progress, (self.stats.turns, len(self.running))
                 if self.on_turn and progress != before:
                     self.on_turn(*progress)
@@ -141,7 +128,6 @@ class Loop:
             raise RuntimeError(_GONE)
         for slot, episode in zip(slots, episodes):
             self.running[slot], self._slots[episode.number] = episode, slot
-        self._opening.update(slots)
         if not self.session.waiting:
             self.stats.environment_time += time.perf_counter() - clock
 
@@ -182,21 +168,17 @@ class Loop:
         answers = self.pool.receive(timeout)
         if timeout is None and self.running and not answers:  # none is pending: this would loop forever
             raise RuntimeError(_GONE)
-        replayed, ended = {}, []
+        ended = []
         for slot, answer in answers.items():
             episode = self.running[slot]
-            if slot not in self._opening:
+            if episode.observation is None:
+                episode.open(answer)
+            else:
                 episode.advance(answer)
-            elif (action := self.open_episode(episode, answer)) is not None:
-                replayed[slot] = action
-                continue
-            self._opening.discard(slot)
             if self._continues(episode):
                 self._ready.append(episode)
             else:
                 ended.append(episode)
-        self.pool.send(replayed)
-        self.stats.replayed_steps += len(replayed)
         return ended
 
     def _take_all(self) -> None:

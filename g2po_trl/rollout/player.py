@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..engines.sampling import Sampling
 from ..environments.pool.pool import EnvironmentPool
@@ -15,23 +15,9 @@ from ..trajectory import Trajectory
 from .actor import Actor
 from .episode import Episode
 from .loop import Loop
-from .replay import replay_to_start
 from .stats import RolloutStats
 
 EXCLUDED = "excluded: only environment errors before"
-
-
-class Schedule(Protocol):
-    """Decides when the episodes of a `Player.play` begin, and where (`Episode.branch`)."""
-
-    def first(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
-        """Return the episodes that begin at once, of all that will be played."""
-
-    def more(self) -> Sequence[Episode]:
-        """Return further episodes that may begin by now, each once."""
-
-    def ended(self, episode: Episode) -> None:
-        """Process an episode that has ended."""
 
 
 @dataclass
@@ -66,7 +52,6 @@ class Player:
         seeds: Sequence[int] | None = None,
         on_turn: Callable[[int, int], None] | None = None,
         on_end: Callable[[Episode], None] | None = None,
-        schedule: Schedule | None = None,
     ) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each task, all concurrently.
 
@@ -79,7 +64,6 @@ class Player:
             on_turn: called with the turns of the longest episode and the number of running episodes, when one of them
                 has changed.
             on_end: called once with each episode, as soon as it has ended.
-            schedule: decides when each episode begins. `None`: all begin at once.
 
         Returns:
             One trajectory per task, in order, and the rollout's statistics. Failures of environments do not raise:
@@ -99,12 +83,6 @@ class Player:
             seeds = torch.randint(2**62, (len(tasks),)).tolist()
         seeds = None if seeds is None else [seeds[place] for place in played]
 
-        def ended(episode: Episode) -> None:
-            if schedule is not None:
-                schedule.ended(episode)
-            if on_end:
-                on_end(episode)
-
         with self.rollout():
             started = time.perf_counter()
             loop = Loop(
@@ -114,16 +92,10 @@ class Player:
                 stats,
                 together=not streams,
                 any_running=self.any_running if self.actor.is_collective else bool,
-                open_episode=replay_to_start,
                 on_turn=on_turn,
-                on_end=ended,
+                on_end=on_end,
             )
-            loop.play(
-                episodes if schedule is None else schedule.first(episodes),
-                [tasks[place] for place in played],
-                [new[groups[place]] for place in played],
-                tuple if schedule is None else schedule.more,
-            )
+            loop.play(episodes, [tasks[place] for place in played], [new[groups[place]] for place in played])
             stats.total_time = time.perf_counter() - started
             stats.parts = ((stats.turns, len(episodes)),)
         trajectories = [Trajectory(name, [], 0.0, "error", error=EXCLUDED) for name in names]

@@ -32,7 +32,6 @@ class RolloutStats:
         continued_prompts: of these, prompts that begin with the ids of an earlier prompt and its completion.
         repeated_requests: requests that were repeated because a server had failed.
         engine_metrics: the engine's own numbers, by metric name (`Engine.metrics`); of several ranks the largest.
-        replayed_steps: steps that were played again to return to a state.
         places: maximum number of running episodes, if others take the place of ended ones; otherwise 0.
         place_seconds: seconds that episodes were running, summed over them; with `places`.
     """
@@ -54,7 +53,6 @@ class RolloutStats:
     continued_prompts: int = 0
     repeated_requests: int = 0
     engine_metrics: dict[str, float] = field(default_factory=dict)
-    replayed_steps: int = 0
     places: int = 0
     place_seconds: float = 0.0
 

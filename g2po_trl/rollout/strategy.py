@@ -2,7 +2,7 @@
 
 A trainer calls `collect` once an iteration and knows nothing else of the schedule. `SynchronousRollout` plays one
 episode of each row from beginning to end; other strategies extend or replace it (`DynamicSampling`, and in
-`g2po_trl.experimental` `PartialRollouts` and `BranchingRollout`).
+`g2po_trl.experimental` `PartialRollouts`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..engines.sampling import Sampling
 from ..trajectory import Trajectory
-from .player import Player, Schedule
+from .player import Player
 from .stats import RolloutStats
 
 Row = dict[str, Any]  # of the dataset: the keyword arguments of an environment's `reset`
@@ -44,18 +44,15 @@ class Rollout:
 
     @property
     def errors(self) -> list[str | None]:
-        """Errors of episodes from the beginning that environments ended."""
-        return [played.error for played in self.all if played.outcome == "error" and played.parent is None]
+        """Errors of episodes that environments ended."""
+        return [played.error for played in self.all if played.outcome == "error"]
 
 
 class RolloutStrategy(Protocol):
     """Decides which episodes a rollout plays, and when. All ranks call each method together.
 
     The keyword-only parameters of its constructor are the strategy's options (`rollout_strategy_kwargs`).
-    `counted_per_group` is the number of episodes at the beginning of each group that success rates are about.
     """
-
-    counted_per_group: int
 
     @classmethod
     def check(cls, args: Any, **options: Any) -> None:
@@ -107,8 +104,6 @@ class RolloutContext:
         progress: (total, episodes, unit of the total) -> a context with a function that is called with
             (progress, running episodes), or `None`.
         batches_left: returns the number of rollouts still to be trained on, this one included. `None`: many.
-        graph_of: groups of trajectories -> their `StateGraph`, on this rank alone.
-        has_own_keys: state keys are the environment's own, not the trainer's.
     """
 
     player: Player
@@ -121,15 +116,11 @@ class RolloutContext:
     gather: Callable[[list], list] = list
     progress: Callable[[int, int, str], AbstractContextManager[OnTurn | None]] = lambda *_: nullcontext()
     batches_left: Callable[[], int | None] = lambda: None
-    graph_of: Callable[[Sequence[Sequence[Trajectory]]], Any] | None = None
-    has_own_keys: bool = True
 
-    def play(
-        self, rows: Sequence[Row], groups: Sequence[int], schedule: Schedule | None = None
-    ) -> tuple[list[Trajectory], RolloutStats]:
+    def play(self, rows: Sequence[Row], groups: Sequence[int]) -> tuple[list[Trajectory], RolloutStats]:
         """Play one episode of each row and return the trajectories and their costs. See `Player.play`."""
         with self.progress(self.player.max_turns, self.player.number_of(rows), "turn") as on_turn:
-            return self.player.play(rows, self.sampling(), groups, on_turn=on_turn, schedule=schedule)
+            return self.player.play(rows, self.sampling(), groups, on_turn=on_turn)
 
     def check_whole_groups(self, strategy: str) -> None:
         """Refuse a batch of this rank that holds parts of groups. Raises `ValueError`, with the remedy."""
@@ -146,10 +137,6 @@ class SynchronousRollout:
 
     def __init__(self, context: RolloutContext):
         self.context = context
-
-    @property
-    def counted_per_group(self) -> int:
-        return self.context.group_size
 
     @classmethod
     def check(cls, args: Any) -> None:

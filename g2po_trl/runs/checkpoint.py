@@ -204,7 +204,7 @@ class RunState:
                 f"{self.num_ranks}. Resume with {then} processes, or from a checkpoint of the end of an iteration."
             )
         for name, part in self.parts.items():
-            if name in state:  # the run may not have had it then: branches
+            if name in state:
                 part.load_state_dict(state[name])
         for part in self.kept_in_files:
             part.load(str(folder))

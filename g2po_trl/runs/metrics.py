@@ -20,13 +20,9 @@ _SHORT: dict[bool | None, list[str] | None] = {True: [""], False: ["another"], N
 _LONG = 8  # tokens; a shorter completion may be an action that is meant to end at its limit
 
 
-def rollout_metrics(
-    trajectories: Sequence[Trajectory], graph: StateGraph, group_size: int, counted_per_group: int
-) -> dict[str, float]:
-    """Return `graph/*`, and `episode/*` of the first `counted_per_group` episodes of each group of all ranks."""
-    summary = summarize(
-        [played for place, played in enumerate(trajectories) if place % group_size < counted_per_group]
-    )
+def rollout_metrics(trajectories: Sequence[Trajectory], graph: StateGraph) -> dict[str, float]:
+    """Return `graph/*` and `episode/*` of a rollout of all ranks."""
+    summary = summarize(trajectories)
     return {
         **{f"episode/{name}": value for name, value in summary.items() if not isinstance(value, dict)},
         **{f"graph/{name}": value for name, value in graph.statistics().items()},
@@ -43,8 +39,7 @@ def advantage_metrics(
         scale, aggregate = options.get("scale_by_std", True), options.get("aggregate", True)
         penalty = options.get("invalid_action_penalty", 0.0)
         statistics = options.get("episode_statistics", "trajectory")
-        whole = graph.counted & graph.from_beginning[graph.trajectory]
-        parts["episode_"] = episode_advantage(graph, scale, penalty, statistics), whole
+        parts["episode_"] = episode_advantage(graph, scale, penalty, statistics), graph.counted
         if options.get("node_centric", True):
             penalty = penalty if statistics == "step" else 0.0
             parts["node_"] = node_advantage(graph, scale, penalty, aggregate), graph.counted
@@ -90,8 +85,6 @@ def _without_texts(trajectory: Trajectory) -> Trajectory:
         trajectory.outcome,
         info=info,
         failure_reason=trajectory.failure_reason,
-        parent=trajectory.parent,
-        start=trajectory.start,
     )
 
 

@@ -17,9 +17,8 @@ COLUMNS = ("iteration", "task", "outcome", "reward", "turns", "transcript")
 
 def transcript(trajectory: Trajectory) -> str:
     """Return observations and completions in words, numbered by the steps of the episode."""
-    branch, first = trajectory.parent is not None, trajectory.start + 1
-    lines = [f"(branch of trajectory {trajectory.parent + 1} of its group from step {first})"] if branch else []
-    for number, step in enumerate(trajectory.steps, first):
+    lines = []
+    for number, step in enumerate(trajectory.steps, 1):
         lines += [
             f"[{number}] {step.observation}",
             f"> {completion_text(step)}",

@@ -22,7 +22,7 @@ _EPISODES_ALONE = estimator_name("g2po", {"node_centric": False, "edge_centric":
 
 @dataclass
 class Tally:
-    """Counts over the rollouts of a run, of all processes. Episodes are those from the beginning, not branches.
+    """Counts over the rollouts of a run, of all processes.
 
     Args:
         episodes, without_result: number of episodes, and of those that ended in an error or were lost.
@@ -88,13 +88,13 @@ class Tally:
         self.won_groups += won == {True}
         self.unequal_groups += len({one.reward for one in counted}) > 1
         visits = Counter(key for one in counted for key in one.keys)
-        later = [key for one in counted for key in one.keys[one.parent is None :]]
+        later = [key for one in counted for key in one.keys[1:]]
         self.later_steps += len(later)
         self.shared_steps += sum(visits[key] > 1 for key in later)
 
     def _add_episode(self, one: TrajectoryRecord) -> None:
-        self.episodes += one.parent is None
-        self.without_result += one.parent is None and not one.counted
+        self.episodes += 1
+        self.without_result += not one.counted
 
     def restart(self, is_whole: bool = True) -> None:
         """Forget everything: training starts again."""

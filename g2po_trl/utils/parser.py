@@ -36,7 +36,6 @@ REMOVED |= {
     for option, strategy, entry in (
         ("refill_groups", "dynamic_sampling", "max_generation_batches"),
         ("rollouts_ahead", "partial_rollouts", "max_off_policy_steps"),
-        ("branch_share", "branching", "branch_share"),
     )
 }
 REMOVED |= {

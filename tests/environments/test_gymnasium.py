@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install -e ".[gymnasium]"')
 
 from games_of_gymnasium import TextWalk
-from returning import check_returned_everywhere
+from returning import check_played_again
 
 from g2po_trl import EnvironmentPool, GymnasiumEnvironment, PoolLimits
 from g2po_trl.cli.commands.check import main
@@ -157,6 +157,6 @@ def test_trained_on_and_described_for_evaluation(make_trainer):
         ({"env_id": "Taxi-v4", "make_options": {"render_mode": "ansi"}}, ["0", "1", "2", "3", "4", "5"]),
     ],
 )
-def test_branches_return_to_states_that_chance_led_to(options, actions):
+def test_chance_is_played_again(options, actions):
     """Chance of the game's own generator, and of Python's, which its neighbours in the worker use as well."""
-    check_returned_everywhere(partial(GymnasiumEnvironment, **options), {"seed": 5}, actions)
+    check_played_again(partial(GymnasiumEnvironment, **options), {"seed": 5}, actions)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("textarena", reason="textarena is not installed: pip install -e '.[textarena]'")
 
-from returning import check_returned_everywhere
+from returning import check_played_again
 
 from g2po_trl import TextArenaEnvironment
 from g2po_trl.evaluation.environment_report import examine
@@ -144,6 +144,6 @@ def test_checked_and_trained_on(make_trainer):
         ("GuessTheNumber-v0", ["1", "20", "7", "x", "3"]),
     ],
 )
-def test_branches_return_to_states(env_id, actions):
+def test_games_are_played_again(env_id, actions):
     key = "history" if env_id.startswith("Guess") else "observation"
-    check_returned_everywhere(partial(TextArenaEnvironment, env_id, state_key=key), {"seed": 4}, actions)
+    check_played_again(partial(TextArenaEnvironment, env_id, state_key=key), {"seed": 4}, actions)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from letter_trainer import make_config
-from returning import check_returned_everywhere, return_everywhere
+from returning import check_played_again, difference, played
 from tools_by_hand import Counter, Safe, Telephone
 
 from g2po_trl import (
@@ -259,25 +259,23 @@ def test_it_trains_unchanged(tmp_path, tiny_model_dir):
 
 
 @pytest.mark.parametrize("max_turns", [9, 4])
-def test_branches_return_to_states_with_several_calls_and_chance(max_turns):
+def test_several_calls_and_chance_are_played_again(max_turns):
     """Also those that the last turn ends; and failed calls change nothing."""
     two = call("ticket", who="a") + call("ticket", who="b")
     actions = [two, call("ticket", where="c"), two, call("ticket", who="d"), "That is all."]
     factory = text_environment_factory(Counter, max_turns)
-    parent = check_returned_everywhere(factory, {"seed": 3}, actions, max_turns)
-    assert parent.steps[1].observation.startswith("ticket 1 of a: window ")
-    assert "\nticket 2 of b: window " in parent.steps[1].observation
-    assert parent.reward == 5.0 and len(parent.steps) == min(5, max_turns)
+    episode = check_played_again(factory, {"seed": 3}, actions, max_turns)
+    assert episode.steps[1].observation.startswith("ticket 1 of a: window ")
+    assert "\nticket 2 of b: window " in episode.steps[1].observation
+    assert episode.reward == 5.0 and len(episode.steps) == min(5, max_turns)
 
 
-def test_what_cannot_be_returned_to_is_said():
+def test_what_cannot_be_played_again_is_said():
     actions = [call("ticket", who="a"), call("stamp"), call("ticket", who="b"), "That is all."]
-    _, found = return_everywhere(text_environment_factory(Counter, 9), {"seed": 3}, actions)
-    assert [trajectory.error is None for trajectory in found] == [True, False, False]
-    for trajectory in found[1:]:
-        assert trajectory.outcome == "error" and not trajectory.steps
-        assert "cannot be reached again: before step 3, the observation is 'stamped " in trajectory.error
-        assert "and was 'stamped " in trajectory.error
+    factory = text_environment_factory(Counter, 9)
+    (episode,) = played(factory, {"seed": 3}, actions)
+    found = difference(factory, {"seed": 3}, episode)
+    assert found.startswith("before step 3, the observation is 'stamped ") and "and was 'stamped " in found
 
 
 class LuckySafe(SafeWithItsPrompt):

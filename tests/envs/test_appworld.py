@@ -15,7 +15,7 @@ from pathlib import Path
 import fake_appworld
 import psutil
 import pytest
-from returning import check_returned_everywhere, return_everywhere
+from returning import check_played_again, difference, played
 
 from g2po_envs.appworld import APPWORLD_PROMPT, AppworldEnvironment, Installation
 from g2po_envs.appworld.environment import called_functions
@@ -385,7 +385,7 @@ class TestRealWorlds:
         assert run.returncode == 0, run.stderr[-3000:]
         assert "iteration   2/2" in run.stdout and "success: all" in run.stdout
 
-    def test_branches_return_to_states_by_running_the_code_again(self):
+    def test_code_is_run_again(self):
         """Databases, variables, tokens, the clock, chance, and the order of a set, in servers of their own."""
         actions = [
             f"{LOGIN}\nprint(token)",
@@ -396,12 +396,12 @@ class TestRealWorlds:
             "apis.supervisor.complete_task(answer=3)",
         ]
         factory = partial(AppworldEnvironment, INSTALLATION, key="output and calls", start_timeout=300.0)
-        parent = check_returned_everywhere(factory, {"task_id": "tiny000_1"}, actions, max_turns=9, at=[2, 5])
-        assert parent.success and len(parent.steps) == 6
+        episode = check_played_again(factory, {"task_id": "tiny000_1"}, actions, max_turns=9)
+        assert episode.success and len(episode.steps) == 6
 
-    def test_code_that_prints_what_nobody_can_foresee_is_not_returned_to(self):
+    def test_code_that_prints_what_nobody_can_foresee(self):
         actions = ["x = 1", "import uuid\nprint(uuid.uuid4())", "print(x)", "print(x)"]
         factory = partial(AppworldEnvironment, INSTALLATION, start_timeout=300.0)
-        _, found = return_everywhere(factory, {"task_id": "tiny000_1"}, actions, at=[1, 3])
-        assert [trajectory.error is None for trajectory in found] == [True, False]
-        assert "before step 3, the observation is" in found[1].error
+        (episode,) = played(factory, {"task_id": "tiny000_1"}, actions)
+        found = difference(factory, {"task_id": "tiny000_1"}, episode)
+        assert found.startswith("before step 3, the observation is")

@@ -84,22 +84,8 @@ def episode_metrics(trajectories: list[dict]) -> dict[str, float]:
 
 
 def returns_of(group: list[dict], gamma: float) -> list[list[float]]:
-    """gamma^(T-j+1) R of each step; where branches continue, the mean over all ways on."""
-    branches = defaultdict(list)
-    for number, t in enumerate(group):
-        if t["parent"] is not None and counts(t):
-            branches[t["parent"], t["start"]].append(number)
-
-    def from_here(number: int, place: int) -> float:  # by its own way on
-        return gamma * onward(number, place + 1)
-
-    def onward(number: int, place: int) -> float:
-        if place == len(group[number]["steps"]):
-            return group[number]["reward"]
-        ways = [from_here(number, place), *(from_here(branch, 0) for branch in branches[number, place])]
-        return mean(ways)
-
-    return [[from_here(number, place) for place in range(len(t["steps"]))] for number, t in enumerate(group)]
+    """gamma^(T-j+1) R of each step."""
+    return [[gamma ** (len(t["steps"]) - place) * t["reward"] for place in range(len(t["steps"]))] for t in group]
 
 
 def sweep(group: list[dict], gamma: float, value_lambda: float) -> tuple[dict[str, float], list[list[float]]]:
@@ -139,9 +125,9 @@ def standardised(values: list[float], scale: bool = True) -> list[float]:
 
 
 def parts_of(group: list[dict], gamma: float, value_lambda: float, penalty: float) -> list[dict]:
-    """A_EP without its penalty (None for branches), A_NC and A_EC of each counted step, and where it is."""
+    """A_EP without its penalty, A_NC and A_EC of each counted step, and where it is."""
     values, _ = sweep(group, gamma, value_lambda)
-    whole = [n for n, t in enumerate(group) if counts(t) and t["parent"] is None]
+    whole = [n for n, t in enumerate(group) if counts(t)]
     of_episode = dict(zip(whole, standardised([group[n]["reward"] for n in whole])))
     rows = []
     for number, t in enumerate(group):
@@ -226,15 +212,6 @@ def conversation_metrics(rollout: Rollout) -> dict[str, float]:
     return {"rollout/continued_prompt_fraction": continued / later}
 
 
-def branch_metrics(rollout: Rollout) -> dict[str, float]:
-    branches = [t for t in rollout.all if t["parent"] is not None]
-    return {
-        "rollout/branches": len(branches),
-        "rollout/branch_errors": sum(not counts(t) for t in branches),
-        "rollout/replayed_steps": sum(t["start"] for t in branches),
-    }
-
-
 def age_metrics(rollout: Rollout, number: int) -> dict[str, float]:
     ages = [number - step["policy_version"] for t in rollout.kept for step in t["steps"]]
     return {"rollout/mean_age": mean(ages), "rollout/max_age": max(ages)}
@@ -245,15 +222,6 @@ def active_fraction(parts: list[list[dict]]) -> float:
     played = [[t for t in part if not (t["error"] or "").startswith("excluded: ")] for part in parts]
     lengths = [[len(t["steps"]) for t in part] for part in played]
     return sum(map(sum, lengths)) / sum(max(part) * len(part) for part in lengths if part)
-
-
-def active_fraction_of_branches(part: list[dict], group_size: int, first: int) -> float:
-    """The same where the last episodes of a group begin when its first ones have ended."""
-    turns = 0
-    for start in range(0, len(part), group_size):
-        lengths = [len(t["steps"]) for t in part[start : start + group_size]]
-        turns = max(turns, max(lengths[:first]) + max(lengths[first:]))
-    return sum(len(t["steps"]) for t in part) / (turns * len(part))
 
 
 # -- the update -------------------------------------------------------------------------------------------------------

@@ -43,13 +43,6 @@ RUNS = {
         "save_total_limit": 9,
         "num_generations_eval": 2,
     },
-    "branches": {
-        "rollout_strategy": "branching",
-        "per_device_train_batch_size": 16,
-        "environment": Ladder,
-        "tasks": LADDERS,
-        "beta": 0.0,
-    },
     "dynamic": {
         "rollout_strategy": "dynamic_sampling",
         "rollout_strategy_kwargs": {"max_generation_batches": 3},

@@ -123,12 +123,6 @@ def make_trainer(
         defaults |= {"model_init_kwargs": {"dtype": "bfloat16"}}
     if mode == "adapter":
         defaults |= {"vllm_merge_adapter": False}
-    if mode == "branches":  # few turns: in most groups every episode fails
-        defaults |= {
-            "rollout_strategy": "branching",
-            "rollout_strategy_kwargs": {"branch_share": 0.375},
-            "max_turns": 5,
-        }
     environment = partial(
         AlfworldEnvironment, manifest, hidden_actions=("help", "look", "inventory", "examine"), intro=False
     )

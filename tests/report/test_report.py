@@ -11,7 +11,6 @@ import pytest
 from g2po_trl import StateGraph, Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.report import main
 from g2po_trl.report import analysis, plots
-from g2po_trl.report import state_key_test as keys
 from g2po_trl.report.plain import five_lines
 from g2po_trl.report.summary import analyse
 
@@ -46,16 +45,6 @@ def test_value_variation_by_hand():
 def test_turns_to_finish_counts_won_episodes():
     played = [episode("abc", 10.0), episode("a", 0.0), episode("ab", 10.0), episode("abcd", 10.0, outcome="error")]
     assert analysis.turns_to_finish(played).tolist() == [3, 2]
-
-
-def test_branches_are_in_the_graph_alone():
-    """They are no episodes, and no draws that are independent of their parents."""
-    roots, branch = [episode("abc", 10.0), episode("abd", 0.0)], replace(episode("c", 10.0), parent=0, start=2)
-    plain, branched = (analysis.Iteration(1, [group]) for group in (roots, [*roots, branch]))
-    assert branched.graph().num_steps == 7 and branched.whole == plain
-    assert analysis.turns_to_finish([*roots, branch]).tolist() == [3]
-    found, wanted = (keys.measure([iteration], 0.9)[0] for iteration in (branched, plain))
-    np.testing.assert_array_equal(found.errors, wanted.errors)
 
 
 def test_numbers_of_nothing_are_nan_or_zero():

@@ -27,7 +27,7 @@ class Rollouts:
     def number_of(self, rows):
         return len(rows)
 
-    def play(self, rows, sampling, groups, on_turn, schedule):
+    def play(self, rows, sampling, groups, on_turn):
         self.calls.append([(group, row["task_id"]) for group, row in zip(groups, rows)])
         numbers = count()
         played = [

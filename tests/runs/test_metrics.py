@@ -67,19 +67,13 @@ def expected(run, number):
     rollouts = {n: by_hand.Rollout(folder, n, args.num_generations) for n in iterations_of(run)}
     rollout = rollouts[number]
     logged = iterations_of(run)[number]
-    size, first = args.num_generations, run.trainer.strategy.counted_per_group
-    whole = [t for place, t in enumerate(rollout.all) if place % size < first]
-    found = {f"episode/{name}": value for name, value in by_hand.episode_metrics(whole).items()}
+    found = {f"episode/{name}": value for name, value in by_hand.episode_metrics(rollout.all).items()}
     found["episode/tasks_set_aside"] = len(set_aside(rollouts, number, args.task_error_patience))
     found |= by_hand.graph_metrics(rollout, args.gamma) | by_hand.cost_metrics(rollout)
-    if args.rollout_strategy == "branching":
-        found |= by_hand.branch_metrics(rollout)
     if args.is_off_policy:
         found |= of_rolling(run, rollouts, number, logged)
     else:
         found["rollout/active_fraction"] = by_hand.active_fraction(run.parts[number])
-    if args.rollout_strategy == "branching":
-        found["rollout/active_fraction"] = by_hand.active_fraction_of_branches(rollout.all, size, first)
     found["advantage/abs_mean"] = by_hand.mean_of(abs(step["advantage"]) for step in rollout.steps)
     if args.advantage_estimator == "g2po":
         found |= by_hand.advantage_metrics(  # fails for another λ
@@ -253,7 +247,7 @@ def test_the_runs_have_what_a_metric_could_be_wrong_about(runs):
     """Errors, failures with reasons, truncations, prompts that were cut, clipped ratios, states visited once, …"""
     seen = [entry for name in RUNS for entry in iterations_of(runs(name)).values()]
     highest = {name: max(entry.get(name, 0) for entry in seen) for entry in seen for name in entry}
-    never = {"episode/lost_rate", "rollout/branch_errors", "clip_ratio/low_min"}
+    never = {"episode/lost_rate", "clip_ratio/low_min"}
     assert {name for name, value in highest.items() if not value} <= never
     ratios = [[entry[f"episode/{name}_action_ratio"] for name in ("admissible", "valid")] for entry in seen]
     assert any(0 < admissible < valid < 1 for admissible, valid in ratios)

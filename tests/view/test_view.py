@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from viewing import BAD_TEXT, opened, trajectory, until
 
-from g2po_trl import StateGraph, Step, Trajectory, g2po, write_jsonl
+from g2po_trl import Step, Trajectory, write_jsonl
 from g2po_trl.cli.commands.view import main
-from g2po_trl.trajectory import note_advantages
 from g2po_trl.utils.json import to_json, write_json
 from g2po_trl.view import Run, Sources
 from g2po_trl.view.groups import disagreements
@@ -348,56 +347,4 @@ def test_the_page_of_a_run_without_any_success(lost, browser):
     wait_for(browser, "No episode came to a result")
     browser.find_element(By.CSS_SELECTOR, "#panel button").click()
     wait_for(browser, "exception: boom")
-
-
-@pytest.fixture
-def branched(tmp_path):
-    """Task one: hall -> a -> c -> lost, twice; from c a branch that won, from a one that was lost, and one that was
-    not brought back."""
-    group = [trajectory("one", "hac", 0.0), trajectory("one", "had", 0.0)]
-    group += [trajectory("one", "ce", 10.0, parent=0, start=2), trajectory("one", "a", 0.0, parent=1, start=1)]
-    group.append(Trajectory("one", [], 0.0, "error", error="its beginning cannot be reached", parent=0, start=1))
-    graph = StateGraph.from_groups([group], 0.5)
-    note_advantages(group, g2po(graph, invalid_action_penalty=0.1), [0] * 5)
-    write_jsonl(tmp_path / "run" / "trajectories" / "train-000001.jsonl", group)
-    settings = {"gamma": 0.5, "invalid_action_penalty": 0.1}
-    (tmp_path / "run" / "run.json").write_text(json.dumps({"trainer": settings}))
-    return tmp_path / "run"
-
-
-def test_branches_are_told_apart(branched):
-    (group,) = Run(branched).iteration(1)["groups"]
-    assert (group["success"], group["whole"], group["adds_up"]) == (0, 2, True)
-    assert [t.get("parent") for t in group["trajectories"]] == [None, None, 0, 1, 0]
-    assert [t.get("start") for t in group["trajectories"]] == [None, None, 2, 1, 1]
-    parts = [step["adv"][0] for t in group["trajectories"] for step in t["steps"]]
-    assert parts == [0.0] * 6 + [None] * 3
-    assert [node["visits"] for node in group["nodes"]] == [2, 3, 2, 1, 1], "replayed steps are no visits"
-
-
-def test_branches_in_a_browser(branched, browser):
-    from selenium.webdriver.common.by import By
-
-    main([str(branched), "--no-open"])
-    opened(browser, (branched / "view.html").as_uri())
-    assert [one.text for one in browser.find_elements(By.CSS_SELECTOR, "#groups button")] == ["1: 0/2"]
-    assert "0 of 2 episodes won, and 1 of 3 branches; 5 states" in panel(browser)
-    assert "3: won, 2 steps, branch of episode 1 from step 3" in panel(browser)
-    assert "dashed: taken by branches alone" in browser.find_element(By.ID, "legend").text
-    told = browser.execute_script(
-        "const edges = edgesOf(group), at = places(group, edges);"
-        "return [edges.filter((e) => !e.whole).map((e) => [e.from, e.to]), [...branchPoints(group)],"
-        " at.get(1).x, at.get(2).x]"
-    )
-    assert told[:2] == [[[2, 4], [4, "success"], [1, "failure"]], [[2, 1], [1, 1]]]
-    assert told[2] < told[3], "a branch begins in the middle, and not where episodes begin"
-    assert browser.execute_script("return [...wonThrough(group)].sort()") == [0, 1, 2, 4], (
-        "its parent's way is its own"
-    )
     assert browser.execute_script("return wrapped('diningtable 1 bowl 2 x')") == ["diningtable\xa01", "bowl\xa02 x"]
-    browser.execute_script("showTrajectory(2, 0)")
-    wait_for(browser, "3. V")
-    assert "branch of episode 1 from step 3" in panel(browser) and "A_EP –" in panel(browser)
-    browser.find_element(By.CSS_SELECTOR, "#panel .note button").click()
-    wait_for(browser, "Episode 1: failed")
-    assert "3. V" in browser.find_element(By.CSS_SELECTOR, "#panel .here").text

@@ -10,7 +10,6 @@
 
 Each A_* is a set of numbers, centred, and divided by their standard deviation if `scale_by_std`. It is 0 in a set of
 one, or of equal values. Steps of trajectories with outcome `"error"` or `"lost"` have advantage 0 and enter no set.
-Branches have no A_EP and enter none of its sets, since they did not start from the beginning.
 
 `episode_statistics="trajectory"` (default) are the papers' equations: each episode counts once, and
 `invalid_action_penalty` is subtracted from the advantage of a step whose completion lacks the required format. The

@@ -29,18 +29,17 @@ def episode_advantage(
         ValueError: for an unknown `episode_statistics`.
     """
     penalty = invalid_action_penalty * (graph.counted & ~graph.valid)
-    rewards, whole = graph.rewards[graph.trajectory], graph.from_beginning[graph.trajectory]
+    rewards = graph.rewards[graph.trajectory]
     if episode_statistics == "step":
-        sets = np.where(whole, graph.group, graph.num_groups)  # branches in a set of their own
-        return whole * compare(graph, rewards - penalty, sets, scale_by_std, invalid_action_penalty)
+        return compare(graph, rewards - penalty, graph.group, scale_by_std, invalid_action_penalty)
     if episode_statistics != "trajectory":
         raise ValueError(
             f"episode_statistics is {episode_statistics!r}; set it to 'trajectory' (the paper: each episode counts "
             "once) or 'step' (the released code: each step counts once)"
         )
-    used = graph.trajectory_counted & graph.from_beginning
+    used = graph.trajectory_counted
     mean, std = mean_and_std(graph.rewards[used], graph.trajectory_group[used], graph.num_groups)
-    return whole * standardise(graph, rewards, mean[graph.group], std[graph.group], scale_by_std) - penalty
+    return standardise(graph, rewards, mean[graph.group], std[graph.group], scale_by_std) - penalty
 
 
 def compare(

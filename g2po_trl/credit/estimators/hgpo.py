@@ -44,17 +44,11 @@ def hgpo(
     returns = graph.returns / graph.gamma
     context = np.maximum(graph.node, 0)
     total, weights = np.zeros(graph.num_steps), np.zeros(graph.num_steps)
-    # The first step of a branch follows its parent's last one before it.
-    number = graph.position + graph.trajectory_start[graph.trajectory]
-    parent = graph.trajectory_parent[graph.trajectory]
-    first = np.cumsum(graph.lengths) - graph.lengths
-    previous = np.where((graph.position == 0) & (parent >= 0), first[parent] + number, np.arange(graph.num_steps)) - 1
     for depth in range(history_length + 1):
-        if (
-            depth > 0
-        ):  # number the pairs (context of the previous step, node); steps with fewer previous ones are alone
-            alone = graph.num_steps + np.arange(graph.num_steps)
-            before = np.where(number >= depth, context[previous], alone)
+        if depth > 0:  # number the pairs (context of the previous step, node)
+            before = np.append(-1, context[:-1])[: graph.num_steps]
+            # Steps with fewer previous ones are alone.
+            before = np.where(graph.position >= depth, before, graph.num_steps + np.arange(graph.num_steps))
             context = np.unique(before * (graph.num_nodes + 1) + graph.node, return_inverse=True)[1].reshape(-1)
         part = compare(graph, returns, context, scale_by_std, ddof=0)
         # Not `part != 0`: a step at the mean of its set is compared, too.

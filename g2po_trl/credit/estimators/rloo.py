@@ -21,7 +21,7 @@ def rloo(graph: StateGraph, invalid_action_penalty: float = 0.0) -> np.ndarray:
     Returns:
         (S,) float64 in units of reward: never scaled.
     """
-    used = graph.trajectory_counted & graph.from_beginning
+    used = graph.trajectory_counted
     size = np.bincount(graph.trajectory_group, used, minlength=graph.num_groups)[graph.trajectory_group]
     total = np.bincount(graph.trajectory_group, graph.rewards * used, minlength=graph.num_groups)
     total = total[graph.trajectory_group]

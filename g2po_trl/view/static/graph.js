@@ -14,10 +14,8 @@ function valueScale(one) {
     .map(({ reward }) => reward));
   return [Math.min(0, ...rewards), Math.max(0, ...rewards)];
 }
-// The states of an episode; those of a branch begin with what it played again of its parent.
-const walked = (one, trajectory) => [...(isBranch(trajectory)
-  ? walked(one, one.trajectories[trajectory.parent]).slice(0, trajectory.start) : []), ...trajectory.steps.map(({ node }) => node)];
-const wonThrough = (one) => new Set(one.trajectories.filter(({ outcome }) => outcome === "success").flatMap((t) => walked(one, t)));
+const wonThrough = (one) => new Set(one.trajectories.filter(({ outcome }) => outcome === "success")
+  .flatMap(({ steps }) => steps.map(({ node }) => node)));
 function advantageColour(x) {
   if (x === null || Math.abs(x) < 0.005) return dark() ? "#56616f" : "#b9c0ca";
   const part = Math.min(1, Math.abs(x) / 2);
@@ -31,10 +29,9 @@ function edgesOf(one) {
     const ends = s === trajectory.steps.length - 1;
     const to = ends ? trajectory.outcome : step.next;
     const key = `${step.node}>${to}`;
-    if (!edges.has(key)) edges.set(key, { from: step.node, to, count: 0, whole: 0, advantage: 0, faults: 0, actions: new Map() });
+    if (!edges.has(key)) edges.set(key, { from: step.node, to, count: 0, advantage: 0, faults: 0, actions: new Map() });
     const edge = edges.get(key);
     edge.count += 1;
-    edge.whole += isBranch(trajectory) ? 0 : 1;
     edge.advantage += total(step) ?? NaN;
     const fault = faultOf(step);
     edge.faults += fault ? 1 : 0;
@@ -44,20 +41,10 @@ function edgesOf(one) {
   return [...edges.values()];
 }
 
-// The states that branches begin in, and how many do.
-function branchPoints(one) {
-  const points = new Map();
-  for (const t of one.trajectories) {
-    const node = isBranch(t) && t.steps.length ? t.steps[0].node : -1;
-    if (node >= 0) points.set(node, (points.get(node) || 0) + 1);
-  }
-  return points;
-}
-
 // Columns by distance from where episodes begin; rows so that neighbours are near each other.
 function places(one, edges) {
   const level = new Map();
-  let front = [...new Set(one.trajectories.filter((t) => t.steps.length && t.steps[0].node >= 0 && !isBranch(t))
+  let front = [...new Set(one.trajectories.filter((t) => t.steps.length && t.steps[0].node >= 0)
     .map((t) => t.steps[0].node))];
   front.forEach((n) => level.set(n, 0));
   while (front.length) {

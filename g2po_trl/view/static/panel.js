@@ -14,11 +14,7 @@ const hasAdvantages = () => group.stored || (hasParts() && !run.log);
 const heads = () => (run.log && !group.stored ? [] : [...(hasParts() ? ["A_EP", "A_NC", "A_EC"] : []),
   !hasParts() ? `A of ${estimator()}` : run.log ? "advantage" : group.stored ? "trained" : "sum"]);
 const numbers = (step) => (run.log && !group.stored ? [] : [...(step.adv || []), total(step)]);
-const amountOf = (n, what) => `${n} ${what}${n === 1 ? "" : what.endsWith("ch") ? "es" : "s"}`;
-const isBranch = (trajectory) => trajectory.parent !== undefined;
-// A step's number in the game: a branch goes on where its parent was.
-const turnOf = (t, s) => s + 1 + (group.trajectories[t].start || 0);
-const branchOrigin = (trajectory) => `branch of episode ${trajectory.parent + 1} from step ${trajectory.start + 1}`;
+const amountOf = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 const ofEdge = (edge) => (edge.advantage === null ? "" : `advantage ${signed(edge.advantage)}, `) +
   `taken ${edge.count} time${edge.count === 1 ? "" : "s"}`;
 
@@ -39,7 +35,7 @@ function steps(rows) {
   const names = ["action", "times", ...heads(), "won"].map((name) => make("th", { title: MEANINGS[name] }, name));
   return make("table", { class: "actions" }, make("thead", {}, make("tr", {}, ...names)), make("tbody", {}, ...sorted.flatMap(([some, means]) => {
     const visits = some.map(([step, t, s]) => make("tr", { tabindex: 0, class: "visit", hidden: "", onclick: () => showTrajectory(t, s) },
-      make("td", {}, `episode ${t + 1}, step ${turnOf(t, s)}`), make("td", {}), ...numbers(step).map(number),
+      make("td", {}, `episode ${t + 1}, step ${s + 1}`), make("td", {}), ...numbers(step).map(number),
       make("td", { class: group.trajectories[t].outcome }, ENDS[group.trajectories[t].outcome] || group.trajectories[t].outcome)));
     const toggle = () => visits.forEach((row) => { row.hidden = !row.hidden; });
     const episodes = [...new Set(some.map(([, t]) => t))];
@@ -71,22 +67,16 @@ function showOverview() {
   const visited = group.nodes.map((node, i) => [node, i]).filter(([node]) => node.visits)
     .sort((a, b) => b[0].visits - a[0].visits);
   fill(make("h2", {}, taskName(group)), group.task ? make("p", { class: "note" }, `Task ${group.id}`) : null,
-    make("p", {}, `${group.success} of ${group.whole} episodes won` + wonByBranches() + `; ${group.nodes.length} states. ` +
+    make("p", {}, `${group.success} of ${group.trajectories.length} episodes won; ${group.nodes.length} states. ` +
       "Click a state or an edge, or read an episode:"),
     make("div", {}, ...group.trajectories.map((t, i) => make("button", { type: "button", class: t.outcome,
       style: "margin: 0 6px 6px 0", onclick: () => showTrajectory(i, 0) }, `${i + 1}: ${ENDS[t.outcome] || t.outcome}, ` +
-      amountOf(t.steps.length, "step") + (isBranch(t) ? `, ${branchOrigin(t)}` : "")))),
+      amountOf(t.steps.length, "step")))),
     ...notes.map((note) => make("p", { class: "note" }, note)),
     visited.length ? make("details", {}, make("summary", {}, "states, most visits first"), make("table", {},
       make("tbody", {}, ...visited.map(([node, i]) => make("tr", { tabindex: 0, onclick: () => showNode(i) },
         make("td", {}, make("b", {}, node.label), ` ${shown.texts[node.o].slice(0, 120)}`), make("td", {}, `V ${node.v.toFixed(2)}`),
         make("td", {}, `${node.visits}×`)))))) : null);
-}
-
-function wonByBranches() {
-  const branches = group.trajectories.filter(isBranch);
-  if (!branches.length) return "";
-  return `, and ${branches.filter((t) => t.outcome === "success").length} of ${amountOf(branches.length, "branch")}`;
 }
 
 function showNode(node) {
@@ -114,7 +104,7 @@ function showTrajectory(t, at) {
   const trajectory = group.trajectories[t];
   const names = heads();
   const cards = trajectory.steps.map((step, s) => make("div", { class: s === at ? "step here" : "step" },
-    make("div", { class: "adv" }, `${turnOf(t, s)}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`,
+    make("div", { class: "adv" }, `${s + 1}. V ${step.node >= 0 ? group.nodes[step.node].v.toFixed(2) : "–"}`,
       ...faults(step)),
     ...asked(step, shown.texts), answered(step, shown.texts),
     hasAdvantages() ? make("div", { class: "adv" },
@@ -127,9 +117,6 @@ function showTrajectory(t, at) {
     make("div", {}, make("button", { type: "button", onclick: move(-1) }, "‹ previous"), " ",
       make("button", { type: "button", onclick: move(1) }, "next ›"), " ",
       make("button", { type: "button", onclick: showOverview }, "group"), " ", linkTo(place)),
-    isBranch(trajectory) ? make("p", { class: "note" }, "This is a ",
-      make("button", { type: "button", onclick: () => showTrajectory(trajectory.parent, trajectory.start) }, branchOrigin(trajectory)),
-      ". The steps before were played again as they were, and are no visits of its own. It is compared with no whole episode: it has no A_EP.") : null,
     ...troubles(trajectory, shown.texts), ...cards,
     trajectory.final === null ? null : observed(shown.texts[trajectory.final]));
   const here = trajectory.steps[at];

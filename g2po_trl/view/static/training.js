@@ -18,7 +18,7 @@ async function choose(number, wanted = null) {
   $("groups").replaceChildren(...shown.groups.map((one, g) => make("button", {
     type: "button", role: "option", title: `${taskName(one)} (${one.id})`, class: one.success ? "" : "lost",
     onclick: () => showGroup(g) },
-    `${g + 1}: ${one.success}/${one.whole} `, one.task ? make("span", { class: "of" }, alike ? one.id : one.task) : null)));
+    `${g + 1}: ${one.success}/${one.trajectories.length} `, one.task ? make("span", { class: "of" }, alike ? one.id : one.task) : null)));
   $("cases").hidden = shown.value_lambda === null;
   $("case-list").replaceChildren(...shown.disagreements.map((one) => {
     const step = shown.groups[one.group].trajectories[one.trajectory].steps[one.step];
@@ -27,7 +27,7 @@ async function choose(number, wanted = null) {
       ` in group ${one.group + 1}: A_NC ${signed(local)}, A_EC ${signed(gain)}`);
   }));
   if (!shown.disagreements.length) $("case-list").append(make("li", {}, run.log ? "none in this log" : "none in this iteration"));
-  const chosen = wanted ?? Math.max(0, shown.groups.findIndex((one) => one.success && one.success < one.whole));
+  const chosen = wanted ?? Math.max(0, shown.groups.findIndex((one) => one.success && one.success < one.trajectories.length));
   if (shown.groups.length) return showGroup(Math.max(0, Math.min(chosen, shown.groups.length - 1)));
   group = null;
   if (network) network.destroy();
@@ -74,16 +74,15 @@ function drawGroup(number) {
   const at = places(group, edges);
   const [low, high] = valueScale(shown);
   const won = wonThrough(group);
-  const begun = branchPoints(group);
   const stateColour = (node, i) => valueColour(high > low ? (node.v - low) / (high - low) : 0, won.has(i));
   const nodes = group.nodes.map((node, i) => ({
     id: i, ...at.get(i), label: [...(gridOf(shown.texts[node.o]) ? [] : wrapped(node.label)), node.v.toFixed(1)].join("\n"),
     shape: "dot", size: 8 + 4 * Math.sqrt(node.visits), ...boardNode(shown.texts[node.o], 8 + 4 * Math.sqrt(node.visits)),
-    title: `V ${node.v.toFixed(2)}, ${node.visits} visits` + (begun.has(i) ? `, ${amountOf(begun.get(i), "branch")} from here` : "") +
-      `\n${shown.texts[node.o].slice(0, 500)}`,
-    color: { background: stateColour(node, i), border: begun.has(i) ? css("--accent") : css("--soft"),
+    title: `V ${node.v.toFixed(2)}, ${node.visits} visits\n` +
+      `${shown.texts[node.o].slice(0, 500)}`,
+    color: { background: stateColour(node, i), border: css("--soft"),
       highlight: { background: stateColour(node, i), border: css("--accent") } },
-    font: { color: css("--text"), size: 13, strokeWidth: 4, strokeColor: css("--card") }, borderWidth: begun.has(i) ? 3 : 1, borderWidthSelected: 4,
+    font: { color: css("--text"), size: 13, strokeWidth: 4, strokeColor: css("--card") }, borderWidth: 1, borderWidthSelected: 4,
   })).filter((node) => at.has(node.id));
   for (const [id, place] of at) {
     if (typeof id !== "string") continue;
@@ -100,7 +99,7 @@ function drawGroup(number) {
     title: `${ofEdge(edge)}\n` +
       [...edge.actions].map(([action, { count, fault }]) => `${count}× ${action}${fault ? ` (${fault})` : ""}`).join("\n"),
     ...(edge.faults ? { label: "✗", font: { color: css("--bad"), size: 15, strokeWidth: 3, strokeColor: css("--card") } } : {}),
-    dashes: edge.whole ? false : [6, 5], smooth: { type: "curvedCW", roundness: 0.12 }, selfReference: { size: 14, angle: 0.8 },
+    smooth: { type: "curvedCW", roundness: 0.12 }, selfReference: { size: 14, angle: 0.8 },
   }));
   if (network) network.destroy();
   network = new vis.Network($("graph"), { nodes, edges: lines }, {
@@ -119,6 +118,5 @@ function drawGroup(number) {
     hasAdvantages() ? make("span", {}, "advantage of an edge: below", make("i", { style:
       `background:linear-gradient(90deg,${advantageColour(-2)},${advantageColour(0)},${advantageColour(2)})` }), "above") : "",
     edges.some((edge) => edge.faults) ? make("span", {}, make("b", { class: "minus-mark" }, "✗"), " with actions that are not admissible") : "",
-    begun.size ? make("span", {}, "blue border: branches begin here; dashed: taken by branches alone") : "",
     make("span", {}, "size: visits; left to right: steps from the start"));
 }

@@ -1,1 +1,0 @@
-"""Branching: episodes that continue others from chosen states."""

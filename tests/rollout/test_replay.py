@@ -1,0 +1,35 @@
+"""Replaying an episode's actions: what is compared, and how a difference is named."""
+
+from dataclasses import replace
+
+import pytest
+from returning import difference, played
+from toy_environments import Countdown, Dying, Forgetful, Uneven
+
+
+@pytest.mark.parametrize(
+    ("factory", "task", "found"),
+    [
+        (Countdown, {"turns": 4}, None),
+        (Forgetful, {"turns": 4}, "before step 4, the observation is 'left 1 at "),
+        (Uneven, {"turns": 3, "random_rewards": True}, "'go' paid 0."),
+    ],
+)
+def test_the_first_difference(factory, task, found):
+    (episode,) = played(factory, task, ["go"] * 4, max_turns=6)
+    different = difference(factory, task, episode)
+    assert different is None if found is None else different.startswith(found)
+
+
+def test_lists_keys_ends_and_failures_are_compared():
+    (episode,) = played(Countdown, {"turns": 3}, ["go"] * 3)
+
+    def after(**fields):
+        return difference(Countdown, {"turns": 3}, replace(episode, steps=[replace(episode.steps[0], **fields)]))
+
+    assert after() is None
+    assert after(admissible_actions=["stay"]).endswith("other actions are listed than before")
+    assert after(state_key="another").endswith("state key is another")
+    longer = replace(episode, steps=episode.steps + episode.steps[:1])
+    assert difference(Countdown, {"turns": 3}, longer) == "the episode ended after 'go', and went on before"
+    assert difference(Dying, {"turns": 3, "reward": 13.0}, episode).startswith("crash: ")
