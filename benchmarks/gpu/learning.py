@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "recipes")]
 
 from transformers import TrainerCallback  # noqa: E402
 
+from benchmarks.gpu.digests import Digests  # noqa: E402
 from benchmarks.learning.comparison_statistics import first_at  # noqa: E402
 from g2po_trl import G2POTrainer  # noqa: E402
 from g2po_trl.utils.json import to_json  # noqa: E402
@@ -41,9 +42,13 @@ class Curve(TrainerCallback):
         seconds: from the start of the program to its end.
         reach: mean training success of three iterations that ends training. None: nothing does.
         every: optimizer steps after which that is looked at.
+        panels_take: seconds that are kept for the panels until one was played.
     """
 
-    def __init__(self, path: Path, seconds: float, reach: float | None = None, every: int = 1):
+    def __init__(
+        self, path: Path, seconds: float, reach: float | None = None, every: int = 1, panels_take: float = 0.0
+    ):
+        self.panels_take = panels_take
         self.path, self.deadline, self.reach, self.every = path, STARTED + seconds, reach, every
         self.longest_iteration = 0.0
         self.panel_seconds: dict[str, float] = {}  # by name of the panel
@@ -81,7 +86,8 @@ class Curve(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         now = time.perf_counter()
         self.longest_iteration = max(self.longest_iteration, now - self.began)
-        if now + 1.2 * self.longest_iteration + 1.3 * sum(self.panel_seconds.values()) + 5 > self.deadline:
+        panels = 1.3 * sum(self.panel_seconds.values()) or self.panels_take
+        if now + 1.2 * self.longest_iteration + panels + 5 > self.deadline:
             control.should_training_stop = True
         if self.reach is not None and state.global_step % self.every == 0:
             control.should_training_stop |= first_at(self.success, self.reach) is not None
@@ -111,6 +117,9 @@ def main() -> None:
     parser.add_argument("--recipe", choices=RECIPES, default=RECIPES[0])
     parser.add_argument("--reach", type=float, help="mean training success of three iterations that ends training")
     parser.add_argument("--every", type=int, default=1, help="optimizer steps after which that is looked at")
+    parser.add_argument("--panels_take", type=float, default=0.0, help="seconds of the panels, until one was played")
+    parser.add_argument("--digests", type=Path, help="file of a line of hashes for each iteration, see digests.py")
+    parser.add_argument("--deterministic", action="store_true", help="the trainer's kernels are deterministic")
     parser.add_argument("--vllm_options", type=json.loads, help="JSON, further arguments of vllm.LLM")
     args, flags = parser.parse_known_args()
     recipe = importlib.import_module(args.recipe)
@@ -119,7 +128,9 @@ def main() -> None:
 
     def trainer_class(**options: Any) -> G2POTrainer:
         trainer = G2POTrainer(**options)
-        trainer.add_callback(Curve(args.findings, args.seconds, args.reach, args.every))
+        trainer.add_callback(Curve(args.findings, args.seconds, args.reach, args.every, args.panels_take))
+        if args.digests:
+            trainer.add_callback(Digests(args.digests, trainer, args.deterministic))
         return trainer
 
     sys.argv = [recipe.__file__, *flags]

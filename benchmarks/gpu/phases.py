@@ -27,9 +27,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 
-from benchmarks.gpu.work import RECIPES, RecordedTrainer, flash_attentions, recipe_trainer, synthetic_trajectories
-from benchmarks.speed.phases import count, random_model, trl_micro_batches
-from g2po_trl import StateGraph, g2po
+from benchmarks import common
+from benchmarks.gpu import trie
+from benchmarks.gpu.run import commit, machine
+from benchmarks.gpu.work import (
+    RECIPES,
+    RecordedTrainer,
+    as_one_row,
+    conversation_tokens,
+    flash_attentions,
+    recipe_trainer,
+    synthetic_conversations,
+    synthetic_trajectories,
+)
+from benchmarks.speed.phases import by_kind, count, random_model, trl_micro_batches
+from g2po_trl import StateGraph, Trajectory, g2po
 from g2po_trl.engines.sampling import Sampling
 from g2po_trl.update.batch import StepBatch
 
@@ -51,7 +63,9 @@ def combinations() -> list[tuple[str, str, bool]]:
 
 
 def tokens_of(micro_batch: dict[str, Any]) -> int:
-    """Of its step samples."""
+    """Of its step samples, or of its conversations."""
+    if "conversation_tokens" in micro_batch:
+        return micro_batch["conversation_tokens"]
     return int(micro_batch["prompt_mask"].sum() + micro_batch["completion_mask"].sum())
 
 
@@ -70,8 +84,14 @@ def waiting(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def timed(run: Callable[[dict[str, Any]], None], micro_batches: list, seconds: float, device) -> dict[str, Any]:
-    """Tokens a second over as many micro-batches as there is time for, and at least one."""
+def timed(
+    run: Callable[[dict[str, Any]], None], micro_batches: list, seconds: float, device, factor: float = 1.0
+) -> dict[str, Any]:
+    """Tokens a second over as many micro-batches as there is time for, and at least one.
+
+    Args:
+        factor: tokens of step samples for each token of the micro-batches.
+    """
     started, tokens, done = time.perf_counter(), 0, []
     for place in spread(len(micro_batches)):
         run(micro_batches[place])
@@ -84,12 +104,17 @@ def timed(run: Callable[[dict[str, Any]], None], micro_batches: list, seconds: f
     return {
         "seconds": round(took, 3),
         "micro_batches": len(done),
-        "tokens_per_second": round(tokens / took),
+        "tokens_per_second": round(factor * tokens / took),
         "places": done,
     }
 
 
-def cut(trainer: RecordedTrainer, batch: StepBatch, layout: str) -> list[dict[str, Any]]:
+def cut(trainer: RecordedTrainer, batch: StepBatch, layout: str, made: list[Trajectory]) -> list[dict[str, Any]]:
+    if layout == "trie":
+        return trie.micro_batches(made, trainer.args.max_tokens_per_micro_batch)
+    if layout == "rows":
+        rows = StepBatch.from_trajectories([as_one_row(one) for one in made], [one.reward / 10 - 0.5 for one in made])
+        return trl_micro_batches(trainer, rows, trainer.args.max_tokens_per_micro_batch)
     if layout == "trl":
         return trl_micro_batches(trainer, batch, trainer.args.max_tokens_per_micro_batch)
     trainer.update.layout.kind = layout
@@ -97,17 +122,38 @@ def cut(trainer: RecordedTrainer, batch: StepBatch, layout: str) -> list[dict[st
     return [micro_batch for part in mini_batches for micro_batch in part]
 
 
-def measure(trainer: RecordedTrainer, batch: StepBatch, attention: str, layout: str, seconds: float) -> dict[str, Any]:
+def measure(
+    trainer: RecordedTrainer,
+    batch: StepBatch,
+    attention: str,
+    layout: str,
+    seconds: float,
+    made: list[Trajectory],
+) -> dict[str, Any]:
     """One combination: the first pass (with what it compiles), log-probabilities, update, memory."""
     device, model = trainer.accelerator.device, trainer.accelerator.unwrap_model(trainer.model)
-    model.set_attn_implementation(attention)
-    micro_batches = cut(trainer, batch, layout)
+    model.set_attn_implementation(trie.register() if layout == "trie" else attention)
+    micro_batches, factor = cut(trainer, batch, layout, made), 1.0
+    if layout in ("trie", "rows"):
+        of_steps = sum(map(sum, batch.lengths(range(len(batch)))))
+        factor = of_steps / sum(len(conversation_tokens(one)[0]) for one in made)
     trainer.model.train()
 
+    def of_trie(micro_batch: dict[str, Any]) -> torch.Tensor:
+        with trainer.accelerator.autocast():
+            return trie.log_probs(model, micro_batch, device)
+
     def score(micro_batch: dict[str, Any]) -> None:
+        if layout == "trie":
+            with torch.no_grad():
+                of_trie(micro_batch)
+            return
         trainer._add_log_probs([[micro_batch]])
 
     def update(micro_batch: dict[str, Any]) -> None:
+        if layout == "trie":
+            trie.loss(of_trie(micro_batch), micro_batch).backward()
+            return
         if "old_per_token_logps" not in micro_batch:  # there was no time for it: about what random weights say
             shape, chance = micro_batch["completion_ids"].shape, -math.log(model.config.vocab_size)
             micro_batch["old_per_token_logps"] = torch.full(shape, chance, device=device)
@@ -122,19 +168,23 @@ def measure(trainer: RecordedTrainer, batch: StepBatch, attention: str, layout: 
     left = max(0.0, seconds - first)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    found = {"logps": timed(score, micro_batches, left / 4, device)}
-    found["update"] = timed(update, micro_batches, left * 3 / 4, device)
+    found = {"logps": timed(score, micro_batches, left / 4, device, factor)}
+    found["update"] = timed(update, micro_batches, left * 3 / 4, device, factor)
     if device.type == "cuda":
         found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
     repeated = 4 if trainer.args.gradient_checkpointing else 3
     for name, passes in (("logps", 1), ("update", repeated)):
         of_these = [micro_batches[place] for place in found[name].pop("places")]
+        if layout == "trie":
+            continue
         tflop = passes * count(of_these, model)["forward_gflop"] / 1e3
         found[name]["tflop_per_second"] = round(tflop / max(found[name]["seconds"], 1e-3), 3)
     return found | {
         "first_seconds": round(first, 2),
-        "positions": count(micro_batches, model)["positions"],
-        "tokens": sum(map(tokens_of, micro_batches)),
+        "positions": sum(len(row["input_ids"]) for row in micro_batches)
+        if layout == "trie"
+        else count(micro_batches, model)["positions"],
+        "tokens": round(factor * sum(map(tokens_of, micro_batches))),
         "of_micro_batches": len(micro_batches),
     }
 
@@ -173,7 +223,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--findings", type=Path, required=True, help="file to which a line of JSON is added for each")
     parser.add_argument("--seconds", type=float, default=150.0)
-    parser.add_argument("--turns", type=int, default=6, help="of each episode; the paper's have up to 50")
+    parser.add_argument("--turns", type=int, help="of each episode; the paper's have up to 50; default: 6 or 12")
+    parser.add_argument("--conversations", action="store_true", help="prompts hold all that went before")
+    parser.add_argument("--combinations", nargs="+", metavar="ATTENTION:LAYOUT", help="default: see `combinations`")
     parser.add_argument("--shrink", action="store_true", help="a tiny model, short prompts, two groups")
     args = parser.parse_args()
     deadline, on_gpu = time.perf_counter() + args.seconds, torch.cuda.is_available()
@@ -184,12 +236,14 @@ def main() -> None:
         print(json.dumps(finding), flush=True)
 
     groups, shape, options = 16, "1.5b", {}
-    RecordedTrainer.turns = args.turns
+    RecordedTrainer.turns = args.turns or (12 if args.conversations else 6)
+    lengths = (700, 60, 0, 150) if args.conversations else RecordedTrainer.lengths
     if args.shrink:
         groups, shape, options = 2, TINY, {"max_tokens_per_micro_batch": 512}
-        RecordedTrainer.turns, RecordedTrainer.vocabulary = min(args.turns, 3), 2000
-        RecordedTrainer.lengths = (40, 4, 40, 12)
-    made = synthetic_trajectories(groups, RecordedTrainer.turns, RecordedTrainer.vocabulary, RecordedTrainer.lengths)
+        RecordedTrainer.turns, RecordedTrainer.vocabulary = min(RecordedTrainer.turns, 3), 2000
+        lengths = RecordedTrainer.lengths = (40, 4, 40, 12)
+    make = synthetic_conversations if args.conversations else synthetic_trajectories
+    made = make(groups, RecordedTrainer.turns, RecordedTrainer.vocabulary, lengths)
     advantages = g2po(StateGraph.from_groups([made[i : i + 8] for i in range(0, len(made), 8)]))
     batch = StepBatch.from_trajectories(made, advantages)
     with tempfile.TemporaryDirectory() as folder:
@@ -199,19 +253,24 @@ def main() -> None:
             RECIPES / "qwen2.5-1.5b.yaml", Path(folder), random_model(shape), beta=0.0, use_cpu=not on_gpu, **options
         )
         trainer.current_gradient_accumulation_steps = 1  # what `train` would set, as gradient checkpointing
+        say(about="machine", command=common.command(), commit=commit(), **machine({}))
         say(
             about="batch",
             parameters=sum(p.numel() for p in trainer.model.parameters()),
             episodes=len(made),
             turns=RecordedTrainer.turns,
             step_samples=len(batch),
+            conversations=args.conversations,
             tokens=int(sum(map(sum, batch.lengths(range(len(batch)))))),
+            unique_tokens=by_kind(batch, 0, 0)["different"],
             mean_prompt=round(float(np.mean([len(ids) for ids in batch.prompt_ids])), 1),
             mean_completion=round(float(np.mean([len(ids) for ids in batch.completion_ids])), 1),
             max_tokens_per_micro_batch=trainer.args.max_tokens_per_micro_batch,
             seconds_to_load=round(time.perf_counter() - started, 1),
         )
         todo = combinations()
+        if args.combinations:
+            todo = [(*name.split(":"), True) for name in args.combinations]
         for number, (attention, layout, checkpointing) in enumerate(todo):
             row = {"attention": attention, "layout": layout, "gradient_checkpointing": checkpointing}
             left = deadline - time.perf_counter()
@@ -220,7 +279,7 @@ def main() -> None:
                 continue
             try:
                 set_checkpointing(trainer, checkpointing)
-                row |= measure(trainer, batch, attention, layout, min(25.0, left / (len(todo) + 2 - number)))
+                row |= measure(trainer, batch, attention, layout, min(25.0, left / (len(todo) + 2 - number)), made)
             except Exception as error:  # out of memory, or an attention that is not there: the others go on
                 traceback.print_exc()
                 row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
@@ -228,10 +287,15 @@ def main() -> None:
             if on_gpu:
                 torch.cuda.empty_cache()
             say(**row)
-        for name, run in (
-            ("generate", lambda: generation(trainer, batch, 16 if args.shrink else 64)),
-            ("optimizer step", lambda: optimizer_step(trainer)),
-        ):
+        last = (
+            ()
+            if args.combinations
+            else (
+                ("generate", lambda: generation(trainer, batch, 16 if args.shrink else 64)),
+                ("optimizer step", lambda: optimizer_step(trainer)),
+            )
+        )
+        for name, run in last:
             try:
                 trainer.accelerator.unwrap_model(trainer.model).set_attn_implementation("sdpa")
                 say(about=name, **run())

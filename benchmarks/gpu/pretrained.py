@@ -2,10 +2,13 @@
 
     python -m benchmarks.gpu.pretrained --output OUTPUT --start TAUGHT --stages treasure smollm2-pilot --seconds 300
     python -m benchmarks.gpu.pretrained --output OUTPUT --start TAUGHT --stages smollm2 --winner LoRA --seconds 400
+    python -m benchmarks.gpu.pretrained --output OUTPUT --start TAUGHT --stages smollm2-methods --seconds 450 -- \
+        --eval_before false --eval_steps 30
 
 The runs are those of `benchmarks/learning/comparison_stages.py`, with these differences: bfloat16 arithmetic, larger
 micro-batches, rollouts by vLLM (unless `--generate`), panels of 96 games played twice, also at 0.4, by the run
 itself instead of by `g2po evaluate` afterwards, no checkpoints, and an end when time is up, but none at 20 points.
+`smollm2-methods` is played on a GPU alone: `smollm2` with all weights trained, by four methods with four other seeds.
 OUTPUT/results.json is written again whenever a run has come on. Wheels and paths are given as to `run.py`. With
 NVIDIA's Multi-Process Service (`nvidia-cuda-mps-control -d`), the runs' kernels share the GPU instead of taking turns.
 """
@@ -19,6 +22,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +43,25 @@ from benchmarks.gpu.run import (
 )
 from benchmarks.learning import comparison_stages as stages
 
-STAGES = ("treasure", "smollm2-pilot", *stages.AFTER_PILOT)
+METHODS = "smollm2-methods"
+STAGES = ("treasure", "smollm2-pilot", *stages.AFTER_PILOT, METHODS)
+SEEDS = range(200, 204)
 GAMES = 96
 LEFT_OUT = ("--bf16", "--num_eval_games", "--eval_before", "--num_environment_workers", "--save_total_limit")
+
+
+def methods() -> list[stages.Job]:
+    """Return the runs of `smollm2-methods`: seeds outside, so that those of one seed are balanced."""
+    arms = {arm: (*stages.PILOT["full weights"], *stages.ARMS[arm]) for arm in stages.TREASURE_ARMS}
+    jobs = stages.smollm2("smollm2", arms, (15, 30, 45))[1:]
+    ones = [replace(job, stage=METHODS) for job in jobs if job.seed == jobs[0].seed]
+    return [replace(job, seed=seed) for seed in SEEDS for job in ones]
+
+
+def jobs_of(names: list[str], winner: str | None) -> list[stages.Job]:
+    """Return the runs of the stages; the start is played by the runs themselves."""
+    planned = stages.jobs_of([name for name in names if name != METHODS], winner)
+    return [job for job in planned if job.arm != stages.START] + (methods() if METHODS in names else [])
 
 
 def flags_of(job: stages.Job, args: argparse.Namespace, workers: int) -> list[str]:
@@ -65,19 +85,20 @@ def flags_of(job: stages.Job, args: argparse.Namespace, workers: int) -> list[st
     return words
 
 
-def command_of(job: stages.Job, args: argparse.Namespace, workers: int) -> list[str]:
-    """Return the program that plays a run."""
-    name = f"{job.stage}-{job.name}"
+def command_of(job: stages.Job, args: argparse.Namespace, workers: int, name: str | None = None) -> list[str]:
+    """Return the program that plays a run; `name`: of its files."""
+    name = name or f"{job.stage}-{job.name}"
     words = [sys.executable, "-m", "benchmarks.gpu.learning", "--recipe", Path(job.words[0]).stem]
     words += ["--findings", str(args.output / f".{name}.jsonl"), "--seconds", f"{args.seconds - ENDING:.0f}"]
     if job.reach is not None:
         words += ["--reach", str(job.reach), "--every", str(job.until[0])]
     if not args.generate:
         words += ["--vllm_options", json.dumps(VLLM_OPTIONS)]
+    words += ["--panels_take", str(args.panels_take)]
     return [*words, *flags_of(job, args, workers), "--output_dir", str(args.work / name)]
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=absolute_path, required=True, help="results.json and a log of each run")
     parser.add_argument("--start", type=absolute_path, required=True, help="SmolLM2 as `g2po teach alfworld` made it")
@@ -88,13 +109,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", help="default: all of the stages")
     parser.add_argument("--generate", action="store_true", help="rollouts by transformers' generate")
     parser.add_argument("--tokens", type=int, default=3072, help="of a micro-batch")
+    parser.add_argument("--panels_take", type=float, default=0.0, help="seconds of the panels, until one was played")
     parser.add_argument("--max_steps", type=int, help="optimizer steps of each run; default: the stage's")
     parser.add_argument("--wheels", type=absolute_path, help="folder of wheels that are not installed here")
     parser.add_argument("--work", type=absolute_path, required=True, help="folder of the runs")
     parser.add_argument("--cache_dir", type=absolute_path, required=True, help="folder of generated games")
     parser.add_argument("--port", type=int, default=29500, help="the first of as many ports as there are runs")
     parser.add_argument("extra", nargs="*", help="after --: further flags of every recipe")
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     if not (args.start / "config.json").is_file():
         parser.error(f"--start is {str(args.start)!r}, which holds no model: name a folder with its config.json")
     if set(args.stages) & set(stages.AFTER_PILOT) and args.winner is None:
@@ -111,19 +133,18 @@ def main() -> None:
     (args.work / "treasure.py").write_text(script)
     jobs = [
         job
-        for job in stages.jobs_of(args.stages, args.winner)
-        if job.arm != stages.START
-        and (args.arms is None or job.arm in args.arms)
-        and (args.seeds is None or job.seed in args.seeds)
+        for job in jobs_of(args.stages, args.winner)
+        if (args.arms is None or job.arm in args.arms) and (args.seeds is None or job.seed in args.seeds)
     ]
     if not jobs:
-        every = stages.jobs_of(args.stages, args.winner)
-        known = sorted({job.arm for job in every} - {stages.START}), sorted({job.seed for job in every})
+        every = jobs_of(args.stages, args.winner)
+        known = sorted({job.arm for job in every}), sorted({job.seed for job in every})
         sys.exit(
             f"--arms {args.arms} --seeds {args.seeds}: no such run. There are the arms {known[0]} and seeds {known[1]}"
         )
-    environment = lay_paths(args.work, args.wheels)
-    workers = max(1, (os.cpu_count() or 1) // max(1, len(jobs)) - 1)
+    cores = max(1, (os.cpu_count() or 1) // max(1, len(jobs)))
+    environment = {"OMP_NUM_THREADS": str(cores), **lay_paths(args.work, args.wheels)}
+    workers = max(1, cores - 1)
     content: dict[str, Any] = {
         "command": common.command(),
         "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),

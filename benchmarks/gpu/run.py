@@ -59,7 +59,9 @@ LAST_LINES = 30
 TINY = str(ROOT / "envs/alfworld/tiny_model")
 
 # For several vLLM on one GPU. One that measures how much is free counts what others take meanwhile as its own.
-VLLM_OPTIONS = {"kv_cache_memory_bytes": 1_500_000_000, "max_num_seqs": 192}
+VLLM_OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 1_500_000_000, "max_num_seqs": 192}
+# Few CUDA graphs: capturing those of all sizes takes longer, and many processes do it at once.
+VLLM_OPTIONS["compilation_config"] = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 64, 96, 128, 192]}
 USE_VLLM = ("--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_gpu_memory_utilization", "0.05")
 
 FACTS = """
@@ -244,6 +246,10 @@ def machine(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def commit() -> str | None:
+    """Return the commit, or what GPU_COMMIT says of a copy without a history."""
+    if told := os.environ.get("GPU_COMMIT"):
+        return told
+
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
 

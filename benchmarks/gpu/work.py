@@ -68,6 +68,60 @@ def synthetic_trajectories(
     return found
 
 
+def synthetic_conversations(
+    groups: int = 16,
+    turns: int = 12,
+    vocabulary: int = 50_000,
+    lengths: tuple[int, int, int, int] = (700, 60, 0, 150),
+    seed: int = 0,
+) -> list[Trajectory]:
+    """Episodes of random tokens in groups of 8, each a conversation that grows: a turn's prompt holds all before it.
+
+    Args:
+        lengths: tokens of what a group begins with, of an observation, unused, and of a completion; the first is the
+            same for all, the others in the mean.
+    """
+    rng = np.random.default_rng(seed)
+    start, observation, _, completion = lengths
+
+    def tokens(mean: int) -> list[int]:
+        return rng.integers(3, vocabulary, max(2, int(rng.lognormal(np.log(mean) - 0.045, 0.3)))).tolist()
+
+    found = []
+    for group in range(groups):
+        first = rng.integers(3, vocabulary, start).tolist()
+        for member in range(GROUP):
+            prompt, steps = first, []
+            for turn in range(turns):
+                steps.append(Step(f"{group}.{turn}", "go", prompt_ids=prompt, completion_ids=tokens(completion)))
+                prompt = [*prompt, *steps[-1].completion_ids, *tokens(observation)]
+            won = bool(rng.integers(2)) if member > 1 else bool(member)
+            outcome = "success" if won else "failure"
+            found.append(Trajectory(f"task {group}", steps, 10.0 * won, outcome, group=group))
+    return found
+
+
+def conversation_tokens(conversation: Trajectory) -> tuple[list[int], list[int]]:
+    """Return the tokens of a conversation that grows, and 1 for each that the model wrote."""
+    last = conversation.steps[-1]
+    ids = [*last.prompt_ids, *last.completion_ids]
+    written = [0] * len(ids)
+    for step in conversation.steps:
+        start = len(step.prompt_ids)
+        written[start : start + len(step.completion_ids)] = [1] * len(step.completion_ids)
+    return ids, written
+
+
+def as_one_row(conversation: Trajectory) -> Trajectory:
+    """Return a conversation as a single step, of all after its first prompt: one row, as in TRL's trainer."""
+    ids, _ = conversation_tokens(conversation)
+    start = len(conversation.steps[0].prompt_ids)
+    step = Step("all", "go", prompt_ids=ids[:start], completion_ids=ids[start:])
+    return Trajectory(
+        conversation.task_id, [step], conversation.reward, conversation.outcome, group=conversation.group
+    )
+
+
 class NeverPlayed(TextEnvironment):
     """Lets a trainer be made: its episodes are recorded ones."""
 

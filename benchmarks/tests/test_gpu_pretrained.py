@@ -48,6 +48,17 @@ def test_runs_are_those_of_the_comparison_on_a_gpu(args):
     assert "--reach" not in pilot
 
 
+def test_methods_are_compared_on_equal_terms(args):
+    given = args("--stages", pretrained.METHODS, "--panels_take", "40")
+    jobs = pretrained.jobs_of(given.stages, None)
+    assert len({(job.arm, job.seed) for job in jobs}) == len(jobs) == 16
+    found = [options(pretrained.command_of(job, given, workers=1)) for job in jobs]
+    own = {"--advantage_estimator", "--value_lambda", "--seed", "--output_dir", "--findings"}
+    shared = [{name: value for name, value in one.items() if name not in own} for one in found]
+    assert all(one == shared[0] for one in shared) and shared[0]["--panels_take"] == "40.0"
+    assert sorted({one["--seed"] for one in found}) == ["200", "201", "202", "203"]
+
+
 def test_the_main_runs_need_the_pilots_winner(args, capsys):
     with pytest.raises(SystemExit):
         args("--stages", "smollm2")
@@ -106,6 +117,7 @@ def test_a_run_that_has_come_far_enough_ends_when_it_is_looked_at(run):
 
 def test_a_run_ends_while_its_panels_can_be_played(run):
     assert not run(seconds=1e6).iteration(0.5)
+    assert run(seconds=1e4, panels_take=1e4).iteration(0.5), "no panel was played, and one takes so long"
     late = run(seconds=1.0)
     late.panel("eval", 0.2)
     assert late.iteration(0.5)
